@@ -73,7 +73,7 @@ TIMEOUT_SECONDS: Final = 70
 in a namespace that is deleted, again after half of their longest grace, and deletes the rest when
 there are none. A pod's end takes 31 to 33 s (`STOPPING`), and that second look comes 36 s after the
 first: with 110 s it came after 56, with 600 s after five minutes. A drain's request stays 45 s
-below it, which a pod's start may take (`holds.REQUEST_BUDGET`)."""
+below it, which a pod's start may take (`holds.FIRST_BUDGET`)."""
 MAX_TIMEOUT_SECONDS: Final = 600
 """Knative's default maximum."""
 

@@ -39,7 +39,7 @@ from knafka_operator.decide.scaling import (
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.scale.ending_holds import EndingHolds
 from knafka_operator.scale.following import Following
-from knafka_operator.scale.holds import REQUEST_BUDGET, Holds, cancel, explain
+from knafka_operator.scale.holds import REQUEST_BUDGETS, Holds, cancel, explain
 from knafka_operator.scale.scaled_shard import ScaledShard
 from knafka_operator.scale.scaled_trigger import ScaledTrigger
 
@@ -92,9 +92,9 @@ class Scaler:
         drains: Drains,
         *,
         budget: float = BUDGET,
-        request_budget: float = REQUEST_BUDGET,
+        request_budgets: tuple[float, float] = REQUEST_BUDGETS,
     ) -> None:
-        self._request_budget = request_budget
+        self._request_budgets = request_budgets
         self._lags = lags
         self._drains = drains
         self._budget = budget
@@ -263,7 +263,7 @@ class Scaler:
             self._budget,
             # What arrived since the drain last read, and had nobody to wake it, is looked for now.
             lambda: self._soon(trigger.egress.topic),
-            request_budget=self._request_budget,
+            request_budgets=self._request_budgets,
         )
         trigger.joined()  # nobody knows when; most Triggers have events before this is due
         return trigger
@@ -275,7 +275,7 @@ class Scaler:
             lambda request, stop: self._drains.hold_shard(shard.shard, request, stop),
             self._budget,
             lambda: self._is_over_for(shard),
-            request_budget=self._request_budget,
+            request_budgets=self._request_budgets,
         )
         return shard
 

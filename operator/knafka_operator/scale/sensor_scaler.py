@@ -29,7 +29,7 @@ from knafka_operator.decide.scaling import Cause, TriggerStatus, decide, due_now
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.scale.ending_holds import EndingHolds
 from knafka_operator.scale.following import Following
-from knafka_operator.scale.holds import REQUEST_BUDGET, Holds, cancel, explain
+from knafka_operator.scale.holds import REQUEST_BUDGETS, Holds, cancel, explain
 from knafka_operator.scale.scaled_sensor import ScaledSensor
 from knafka_operator.scale.scaler import BUDGET, LAG_TIMEOUT, WAKE_SPACING
 
@@ -53,11 +53,11 @@ class SensorScaler:
         drains: SensorDrains,
         *,
         budget: float = BUDGET,
-        request_budget: float = REQUEST_BUDGET,
+        request_budgets: tuple[float, float] = REQUEST_BUDGETS,
         now: Callable[[], float] = time.time,
     ) -> None:
         """`now`: seconds since the Unix epoch, by which what is due comes."""
-        self._request_budget = request_budget
+        self._request_budgets = request_budgets
         self._groups = groups
         self._drains = drains
         self._budget = budget
@@ -142,7 +142,7 @@ class SensorScaler:
             self._budget,
             lambda: self._is_over_for(scaled),
             scaled.slots,
-            self._request_budget,
+            self._request_budgets,
         )
         scaled.joined()  # nobody knows when; most have events before this is due
         return scaled
