@@ -35,7 +35,8 @@ LONGEST_PAUSE: Final = 10.0
 SETTLED: Final = 120.0
 AT_A_TIME: Final = 2
 """KNAFKA_MAX_ROLLS where nothing is said."""
-ALWAYS: Final = {"autoscaling.eventing.knative.dev/min-scale": "1"}
+ALWAYS: Final = {f"autoscaling.eventing.knative.dev/{bound}-scale": "1" for bound in ("min", "max")}
+"""One pod each, whatever waits: two cores have no room for more of 17."""
 DEPLOYMENT: Final = ("-n", OPERATOR_NAMESPACE, "deploy/knafka-operator")
 
 
