@@ -255,11 +255,11 @@ def drains() -> FakeDrains:
 
 @asynccontextmanager
 async def running(
-    lags: FakeLags, drains: FakeDrains, request_budget: float = BUDGET
+    lags: FakeLags, drains: FakeDrains, request_budgets: tuple[float, float] = (BUDGET, BUDGET)
 ) -> AsyncIterator[Scaler]:
     """Unless it is said how long a request is, a drain has a single one: these drains are told what
     they tell, and don't know how long they may."""
-    scaler = Scaler(lags, drains, request_budget=request_budget)
+    scaler = Scaler(lags, drains, request_budgets=request_budgets)
     run = asyncio.create_task(scaler.run())
     try:
         yield scaler

@@ -26,9 +26,16 @@ from knafka.core.drain import DrainProgress, DrainRequest, Ended, ShardProgress
 from knafka_operator.decide.scaling import Cause
 from knafka_operator.scale.http_sessions import shown
 
+FIRST_BUDGET: Final = 25.0
+"""Seconds of a drain's first request, at most: so far below a Service's timeoutSeconds, which is
+also its pods' grace (`services.TIMEOUT_SECONDS`), that a pod may start meanwhile."""
 REQUEST_BUDGET: Final = 60.0
-"""Seconds of one request, at most: so far below a Service's timeoutSeconds, which is also its pods'
-grace (`services.TIMEOUT_SECONDS`), that a pod may start meanwhile. The next one continues."""
+"""Seconds of each that continues it, which a pod takes at once."""
+REQUEST_BUDGETS: Final = (FIRST_BUDGET, REQUEST_BUDGET)
+REQUEST_PAUSE: Final = 0.5
+"""Seconds between two of them, of all drains of a unit together. Knative counts requests under way
+by time, and rounds up: where one is counted a moment longer than it lasts, as on a busy node, and
+the next has begun, one pod more is started, for nothing. A dispatcher waits 3 s for the next."""
 LAST_SECONDS: Final = 5.0
 """Seconds before a budget's end at which it is decided whether the drain is still wanted."""
 STOP_TIMEOUT: Final = 15.0
@@ -133,10 +140,10 @@ class Holds(Generic[Line]):
         budget: float,
         on_over: Callable[[], None],
         slots: Slots | None = None,
-        request_budget: float = REQUEST_BUDGET,
+        request_budgets: tuple[float, float] = REQUEST_BUDGETS,
     ) -> None:
         """`on_over` is called when one is held no more. `slots`: each drain has one of these."""
-        self._request_budget = request_budget
+        self._first_budget, self._request_budget = request_budgets
         self._unit: Unit[Line] = unit
         self._ask: Ask[Line] = ask
         self._budget = budget
@@ -198,9 +205,7 @@ class Holds(Generic[Line]):
                 else:
                     failures = failures + 1 if lasted < MAX_BACKOFF else 1
                     pause = min(MIN_BACKOFF * 2.0 ** min(failures - 1, 16), MAX_BACKOFF)
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(pause):
-                        await stop.wait()
+                await _stopped_within(pause, stop)
                 wanted = self._unit.floor if ended is Ended.IDLE else self._unit.wanted
                 if stop.is_set() or len(self._open) > wanted:
                     return
@@ -222,15 +227,20 @@ class Holds(Generic[Line]):
                 stop.set()
 
         deciding = loop.call_at(over_at - LAST_SECONDS, stop_if_needless)
+        longest = self._first_budget
         try:
             while True:
                 began = loop.time()
-                budget = min(self._request_budget, over_at - began)
+                budget = min(longest, over_at - began)
                 ended = await self._request(hold, stop, budget)
                 went_on_for = loop.time() - began
                 # One that ends sooner than it was to isn't asked again in a hot loop.
                 spent = ended is not Ended.BUDGET or went_on_for < budget / 2
                 if spent or stop.is_set() or over_at - loop.time() < LAST_SECONDS:
+                    return ended
+                longest = self._request_budget
+                await _stopped_within(REQUEST_PAUSE / max(1, len(self._open)), stop)
+                if stop.is_set():
                     return ended
         finally:
             deciding.cancel()
@@ -253,6 +263,8 @@ class Holds(Generic[Line]):
                     last = line
                     self._unit.on_line(hold, line)
         except Exception as error:  # Whatever it is, the status says so and it is tried again.
+            if stop.is_set() and isinstance(error, TimeoutError):
+                return Ended.STOPPED  # no dispatcher had taken it
             self._unit.on_end(Ended.FAILED, last, f"the drain failed: {explain(error)}")
             return Ended.FAILED
         finally:
@@ -304,6 +316,13 @@ class EndingHolds:
         if not holds:
             del self._holds[id_]
             self._on_over(id_)
+
+
+async def _stopped_within(seconds: float, stop: asyncio.Event) -> None:
+    """Wait so long, or until the stop."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await stop.wait()
 
 
 async def cancel(holds: Collection[Hold]) -> None:

@@ -35,7 +35,7 @@ from knafka_operator.decide.scaling import (
     expected,
 )
 from knafka_operator.model.autoscaling import Autoscaling
-from knafka_operator.scale.holds import REQUEST_BUDGET, EndingHolds, Holds, cancel
+from knafka_operator.scale.holds import REQUEST_BUDGETS, EndingHolds, Holds, cancel
 from knafka_operator.scale.looks import Looks, SensorLook, TopicLook
 from knafka_operator.scale.scaled_groups import ScaledSensor, ScaledTrigger
 from knafka_operator.scale.scaled_shard import ScaledShard
@@ -81,11 +81,11 @@ class Scaler:
         drains: Drains,
         *,
         budget: float = BUDGET,
-        request_budget: float = REQUEST_BUDGET,
+        request_budgets: tuple[float, float] = REQUEST_BUDGETS,
         now: Callable[[], float] = time.time,
     ) -> None:
         """`now`: seconds since the Unix epoch, by which what is due comes."""
-        self._request_budget = request_budget
+        self._request_budgets = request_budgets
         self._kafka = kafka
         self._drains = drains
         self._budget = budget
@@ -299,7 +299,7 @@ class Scaler:
             self._budget,
             # What arrived since the drain last read, and had nobody to wake it, is looked for now.
             lambda: self._soon(trigger.egress.topic),
-            request_budget=self._request_budget,
+            request_budgets=self._request_budgets,
         )
         trigger.joined()  # nobody knows when; most Triggers have events before this is due
         return trigger
@@ -313,7 +313,7 @@ class Scaler:
             self._budget,
             look.on_over,
             scaled.slots,
-            self._request_budget,
+            self._request_budgets,
         )
         scaled.joined()  # nobody knows when; most have events before this is due
         return look
@@ -325,7 +325,7 @@ class Scaler:
             lambda request, stop: self._drains.hold_shard(shard.shard, request, stop),
             self._budget,
             lambda: self._is_over_for(shard),
-            request_budget=self._request_budget,
+            request_budgets=self._request_budgets,
         )
         return shard
 
