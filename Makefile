@@ -97,7 +97,7 @@ bench-replay: $(VENV)/.dev ## Replay a million events on the default heap, kille
 chaos: $(VENV)/.dev ## Disturb bursts; take Kafka and the operator away under load (90 minutes; root, Linux)
 	$(CLUSTER) eventing
 	KNAFKA_BURST=40000 KNAFKA_AWAY=5,30,60 KNAFKA_OUTAGES=20 KNAFKA_ABSENT=600 KNAFKA_KILLS=10 \
-		KNAFKA_UPDATES=20 KNAFKA_SENSOR_MATRIX=full KNAFKA_RATE=100 KNAFKA_ROLLED=20 \
+		KNAFKA_UPDATES=20 KNAFKA_SENSOR_MATRIX=full KNAFKA_RATE=100 KNAFKA_ROLLED=10 \
 		$(BIN)/python -m pytest \
 		tests/chaos tests/integration/test_knative_eventing.py \
 		tests/cluster/test_outages.py tests/cluster/test_operator_absent.py \

@@ -1,8 +1,8 @@
 """A new image, or a setting of all functions, rolls a few of them at a time (issue 30).
 
-    KNAFKA_ROLLED=20 KNAFKA_RATE=100 pytest tests/cluster/test_rolls.py -s
+    KNAFKA_ROLLED=10 KNAFKA_RATE=100 pytest tests/cluster/test_rolls.py -s
 
-rolls 20 functions: the receivers of three Brokers, and 17 Triggers, each with events of its own;
+rolls ten functions: the receivers of two Brokers, and eight Triggers, each with events of its own;
 without that three of one Broker. It disturbs every namespace of the cluster, so nothing else may
 run beside it.
 """
@@ -36,7 +36,7 @@ SETTLED: Final = 120.0
 AT_A_TIME: Final = 2
 """KNAFKA_MAX_ROLLS where nothing is said."""
 ALWAYS: Final = {f"autoscaling.eventing.knative.dev/{bound}-scale": "1" for bound in ("min", "max")}
-"""One pod each, whatever waits: two cores have no room for more of 17."""
+"""One pod each, whatever waits: two cores have no room for more of each."""
 DEPLOYMENT: Final = ("-n", OPERATOR_NAMESPACE, "deploy/knafka-operator")
 
 
