@@ -36,7 +36,6 @@ log = logging.getLogger(__name__)
 SETTLED: Final = LAST_RESTART
 """Seconds that a drain must have run for its failures before to be forgotten."""
 
-LEAST_WAIT: Final = 0.001
 LOOK_INTERVAL: Final = 1.0
 """Seconds between two looks whether all are idle, at most."""
 
@@ -220,9 +219,7 @@ class ShardDrain:
                     self.stop()
                     break
                 # What is known now may be the patience of drains that have no partitions yet.
-                # A clock may not tell a rest of 1e-15 s from none, and would never get there.
-                wait = min(max(until_idle, LEAST_WAIT), LOOK_INTERVAL)
-                timeout = None if until_idle == math.inf else wait
+                timeout = None if until_idle == math.inf else min(until_idle, LOOK_INTERVAL)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(timeout):
                         await self._moved.wait()
