@@ -50,9 +50,8 @@ async def test_a_drain_goes_on_by_one_request_after_another(
 async def test_two_requests_of_a_drain_are_never_under_way_at_a_time_however_late_that_is_counted(
     lags: FakeLags, drains: FakeDrains, count: int
 ) -> None:
-    """Knative's autoscaler rounds up what is under way: on a busy node, where the end of one was
-    counted after the beginning of the next, idle Triggers had two to four pods, each of which made
-    the node busier."""
+    """Knative's autoscaler rounds up what is under way, so two counted for a moment may start a pod
+    more, which makes a busy node busier."""
     async with running(lags, drains, REQUEST_BUDGETS) as scaler:
         lags.by_group["group-mail"] = 100 * count
         await scaler.watch("mail", egress(), SCALING)

@@ -34,8 +34,8 @@ REQUEST_BUDGET: Final = 60.0
 REQUEST_BUDGETS: Final = (FIRST_BUDGET, REQUEST_BUDGET)
 REQUEST_PAUSE: Final = 0.5
 """Seconds between two of them, of all drains of a unit together. Knative counts requests under way
-by time, and rounds up: where one is counted a moment longer than it lasts, as on a busy node, and
-the next has begun, one pod more is started, for nothing. A dispatcher waits 3 s for the next."""
+by time, and rounds up: were one counted a moment longer than it lasts, as on a busy node, and the
+next had begun, one pod more would be started, for nothing. A dispatcher waits 3 s for the next."""
 LAST_SECONDS: Final = 5.0
 """Seconds before a budget's end at which it is decided whether the drain is still wanted."""
 STOP_TIMEOUT: Final = 15.0
