@@ -84,11 +84,11 @@ async def drained(some: Sequence[Trigger]) -> Sequence[DrainProgress]:
     return await asyncio.gather(*(each.begin() for each in some))
 
 
-def letter(offset: int, topic: str = TOPIC, partition: int = 0) -> Draft:
+def letter(offset: int, topic: str = TOPIC, partition: int = 0, value: bytes = b"data") -> Draft:
     """As another dispatcher has written it."""
     failure = Failure("", Reason.UNDECODABLE, 0, 1.0, 1.0)
     origin = Origin("ns", "broker", "", topic, partition, offset)
-    return Draft(None, *dead_letter_of(NO_EVENT, b"data", failure, origin))
+    return Draft(None, *dead_letter_of(NO_EVENT, value, failure, origin))
 
 
 def store_letter(log: MemoryLog, offset: int, timestamp: int | None = None, **of: Any) -> None:
@@ -415,7 +415,10 @@ async def test_what_says_nothing_of_an_origin_is_nobodys_letter(
     assert isinstance(await alone.keep(record), Done)
 
 
-@pytest.mark.parametrize("other", [{"topic": "others"}, {"partition": 1}, {"offset": 1}])
+@pytest.mark.parametrize(
+    "other",
+    [{"topic": "others"}, {"partition": 1}, {"offset": 1}, {"value": b"of one before"}],
+)
 async def test_a_letter_of_another_record_is_not_this_ones(other: dict[str, Any]) -> None:
     alone = Alone()
     record = alone.record()

@@ -56,11 +56,13 @@ LOG_APPEND_TIME: Final = 2
 
 
 class _Place(NamedTuple):
-    """Where a record lies."""
+    """Where a record lies, and what it holds: a topic that was made anew has others there."""
 
     topic: str
     partition: int
     offset: int
+    value_hash: int | None
+    """None of a record without a value, and of a letter that was stored without it."""
 
 
 class BrokerDeadLetters:
@@ -93,12 +95,12 @@ class BrokerDeadLetters:
     ) -> Done | Retry | None:
         """Have a dead letter of a record, which is durable then: `write` has written it; None: it
         was there; `Retry`: neither yet. Raises `LogError` if it can't be looked whether it is."""
-        place = _Place(record.topic(), record.partition(), record.offset())
+        place = _place_of(record.topic(), record.partition(), record.offset(), record.value())
         # In a shared dispatcher many have the same record.
         lock = self._keeping.setdefault(place, asyncio.Lock())
         async with lock:
             if await self._is_there(place, record):
-                if not self._known[place]:
+                if not self._is_ours(place):
                     self._turn, self._sees_others = None, True
                 return None
             now = asyncio.get_running_loop().time()
@@ -121,8 +123,8 @@ class BrokerDeadLetters:
         asked = self._looks
         async with self._looking:
             # A look that began after we asked has answered us, too.
-            if place in self._known or self._complete > asked:
-                return place in self._known
+            if self._knows(place) or self._complete > asked:
+                return self._knows(place)
             kind, at = record.timestamp()
             since = max(0, at - CLOCKS_DIFFER) if kind == LOG_APPEND_TIME else 0
             if self._began is None or since < self._began:
@@ -130,7 +132,7 @@ class BrokerDeadLetters:
                 self._began = since
             self._looks += 1
             try:
-                while place not in self._known:
+                while not self._knows(place):
                     if not (letters := await self._tail.read_on(READ_LIMIT)):
                         self._complete = self._looks
                         break
@@ -147,15 +149,26 @@ class BrokerDeadLetters:
                     "each Trigger: %s",
                     *(self.topic.name, error),
                 )
-            return place in self._known
+            return self._knows(place)
+
+    def _knows(self, place: _Place) -> bool:
+        return place in self._known or place._replace(value_hash=None) in self._known
+
+    def _is_ours(self, place: _Place) -> bool:
+        without_value = place._replace(value_hash=None)
+        return self._known.get(place, False) or self._known.get(without_value, False)
 
     def _note(self, letter: Record) -> None:
-        # Whoever may write the topic may have written anything.
+        # Anybody with the right to write to the topic can forge these headers.
         with suppress(InvalidEvent):
             if (origin := origin_of(headers_of(letter) or [])) is not None:
-                self._remember(_Place(*origin), is_ours=False)
+                self._remember(_place_of(*origin, letter.value()), is_ours=False)
 
     def _remember(self, place: _Place, *, is_ours: bool) -> None:
         self._known.setdefault(place, is_ours)
         while len(self._known) > REMEMBERED:
             del self._known[next(iter(self._known))]
+
+
+def _place_of(topic: str, partition: int, offset: int, value: bytes | None) -> _Place:
+    return _Place(topic, partition, offset, None if value is None else hash(value))
