@@ -201,22 +201,6 @@ async def test_a_drain_that_does_not_end_when_told_is_given_up(
         assert now() - start == pytest.approx(STOP_TIMEOUT)
 
 
-async def test_a_drain_that_no_dispatcher_had_taken_when_it_was_told_to_stop_is_no_failure(
-    lags: FakeLags, drains: FakeDrains
-) -> None:
-    drains.clean_end = 1000.0
-    async with running(lags, drains) as scaler:
-        lags.by_group["group-mail"] = 1
-        await scaler.watch("mail", egress(), SCALING)
-        await asyncio.sleep(1)
-        pausing = asyncio.create_task(scaler.watch("mail", egress(), Autoscaling(paused=True)))
-        await asyncio.sleep(1)
-        drains.open[0].break_off(TimeoutError())
-        await pausing
-        status = scaler.status("mail")
-        assert status is None or status.error is None
-
-
 async def test_a_drain_that_is_not_wanted_any_more_is_ended_before_its_budget_is_spent(
     lags: FakeLags, drains: FakeDrains
 ) -> None:

@@ -263,8 +263,6 @@ class Holds(Generic[Line]):
                     last = line
                     self._unit.on_line(hold, line)
         except Exception as error:  # Whatever it is, the status says so and it is tried again.
-            if stop.is_set() and isinstance(error, TimeoutError):
-                return Ended.STOPPED  # no dispatcher had taken it
             self._unit.on_end(Ended.FAILED, last, f"the drain failed: {explain(error)}")
             return Ended.FAILED
         finally:
