@@ -32,14 +32,14 @@ also its pods' grace (`services.TIMEOUT_SECONDS`), that a pod may start meanwhil
 REQUEST_BUDGET: Final = 60.0
 """Seconds of each that continues it, which a pod takes at once."""
 REQUEST_BUDGETS: Final = (FIRST_BUDGET, REQUEST_BUDGET)
-REQUEST_PAUSE: Final = 0.5
-"""Seconds between two of them, of all drains of a unit together. Knative counts requests under way
-by time, and rounds up: were one counted a moment longer than it lasts, as on a busy node, and the
-next had begun, one pod more would be started, for nothing. A dispatcher waits 3 s for the next."""
 LAST_SECONDS: Final = 5.0
 """Seconds before a budget's end at which it is decided whether the drain is still wanted."""
 STOP_TIMEOUT: Final = 15.0
 """Seconds for a drain that was asked to end; then its request is given up."""
+UNHELD: Final = 8.0
+"""Seconds until a drain is over that nobody holds and whose Service has a newer Revision: 3 until
+its dispatcher asks for itself and is refused, 2 for attempts under way (`draining.lease`), and 3
+more."""
 GRACE: Final = 60.0
 """Seconds past its budget after which a silent drain is given up: a cold start, a slow end."""
 MIN_BACKOFF: Final = 0.5
@@ -136,16 +136,17 @@ class Holds(Generic[Line]):
     def __init__(
         self,
         unit: Unit[Line],
-        ask: Ask[Line],
+        asking: Callable[[], Ask[Line]],
         budget: float,
         on_over: Callable[[], None],
         slots: Slots | None = None,
         request_budgets: tuple[float, float] = REQUEST_BUDGETS,
     ) -> None:
-        """`on_over` is called when one is held no more. `slots`: each drain has one of these."""
+        """`asking` gives how one that is opened now is asked for, until it is over. `on_over` is
+        called when one is held no more. `slots`: each drain has one of these."""
         self._first_budget, self._request_budget = request_budgets
         self._unit: Unit[Line] = unit
-        self._ask: Ask[Line] = ask
+        self._asking: Callable[[], Ask[Line]] = asking
         self._budget = budget
         self._on_over = on_over
         self._slots = slots
@@ -173,7 +174,7 @@ class Holds(Generic[Line]):
         if not self.all:
             self.wakes[cause] += 1
         stop = asyncio.Event()
-        hold = asyncio.create_task(self._hold(stop))
+        hold = asyncio.create_task(self._hold(stop, self._asking()))
         self._open[hold] = stop
         if self._slots is not None:
             self._slots.give(hold, others)
@@ -187,7 +188,7 @@ class Holds(Generic[Line]):
             asyncio.get_running_loop().call_later(STOP_TIMEOUT, hold.cancel)
         return set(stopped)
 
-    async def _hold(self, stop: asyncio.Event) -> None:
+    async def _hold(self, stop: asyncio.Event, ask: Ask[Line]) -> None:
         """One drain after another, as long as that many are wanted."""
         hold = _current()
         loop = asyncio.get_running_loop()
@@ -195,19 +196,22 @@ class Holds(Generic[Line]):
         try:
             while True:
                 began = loop.time()
-                ended = await self._drain(hold, stop)
+                ended = await self._drain(hold, stop, ask)
+                if not stop.is_set():
+                    lasted = loop.time() - began
+                    if ended in (Ended.IDLE, Ended.BUDGET):
+                        failures = 0
+                        pause = max(0.0, MIN_BACKOFF - lasted)
+                    else:
+                        failures = failures + 1 if lasted < MAX_BACKOFF else 1
+                        pause = min(MIN_BACKOFF * 2.0 ** min(failures - 1, 16), MAX_BACKOFF)
+                    await _stopped_within(pause, stop)
                 if stop.is_set():
+                    if ended is Ended.BUDGET:
+                        await self._end_unheld(hold, stop, ask)
                     return
-                lasted = loop.time() - began
-                if ended in (Ended.IDLE, Ended.BUDGET):
-                    failures = 0
-                    pause = max(0.0, MIN_BACKOFF - lasted)
-                else:
-                    failures = failures + 1 if lasted < MAX_BACKOFF else 1
-                    pause = min(MIN_BACKOFF * 2.0 ** min(failures - 1, 16), MAX_BACKOFF)
-                await _stopped_within(pause, stop)
                 wanted = self._unit.floor if ended is Ended.IDLE else self._unit.wanted
-                if stop.is_set() or len(self._open) > wanted:
+                if len(self._open) > wanted:
                     return
         finally:
             self._open.pop(hold, None)
@@ -216,7 +220,7 @@ class Holds(Generic[Line]):
                 self._slots.free(hold)
             self._on_over()
 
-    async def _drain(self, hold: Hold, stop: asyncio.Event) -> Ended:
+    async def _drain(self, hold: Hold, stop: asyncio.Event, ask: Ask[Line]) -> Ended:
         """Hold one drain until it ends or its budget is spent; never raises but if cancelled."""
         loop = asyncio.get_running_loop()
         over_at = loop.time() + self._budget
@@ -232,21 +236,35 @@ class Holds(Generic[Line]):
             while True:
                 began = loop.time()
                 budget = min(longest, over_at - began)
-                ended = await self._request(hold, stop, budget)
+                ended = await self._request(hold, stop, ask, budget)
                 went_on_for = loop.time() - began
                 # One that ends sooner than it was to isn't asked again in a hot loop.
                 spent = ended is not Ended.BUDGET or went_on_for < budget / 2
                 if spent or stop.is_set() or over_at - loop.time() < LAST_SECONDS:
                     return ended
                 longest = self._request_budget
-                await _stopped_within(REQUEST_PAUSE / max(1, len(self._open)), stop)
-                if stop.is_set():
-                    return ended
         finally:
             deciding.cancel()
 
-    async def _request(self, hold: Hold, stop: asyncio.Event, budget: float) -> Ended:
-        """Hold one request until it ends; never raises but if cancelled."""
+    async def _end_unheld(self, hold: Hold, stop: asyncio.Event, ask: Ask[Line]) -> None:
+        """End a drain whose request was over when it was to stop: it goes on, by what was before,
+        and would pass over events that only what comes after it accepts."""
+        ended = await self._request(hold, stop, ask, STOP_TIMEOUT, may_fail=True)
+        if ended is not Ended.STOPPED:
+            # A newer Revision answers by now. The dispatcher asks it, too, and ends then.
+            await asyncio.sleep(UNHELD)
+
+    async def _request(
+        self,
+        hold: Hold,
+        stop: asyncio.Event,
+        ask: Ask[Line],
+        budget: float,
+        *,
+        may_fail: bool = False,
+    ) -> Ended:
+        """Hold one request until it ends; never raises but if cancelled. One that `may_fail` is no
+        error to tell if it does."""
         needless = len(self._open) > self._unit.floor
         request = DrainRequest(
             # One that min-scale wants has no reason to end when idle, only to begin anew.
@@ -256,14 +274,15 @@ class Holds(Generic[Line]):
         )
         last: Line | None = None
         self._unit.on_open(hold)
-        asking = self._ask(request, stop)
+        asking = ask(request, stop)
         try:
             async with asyncio.timeout(budget + GRACE):
                 async for line in asking:
                     last = line
                     self._unit.on_line(hold, line)
         except Exception as error:  # Whatever it is, the status says so and it is tried again.
-            self._unit.on_end(Ended.FAILED, last, f"the drain failed: {explain(error)}")
+            if not may_fail:
+                self._unit.on_end(Ended.FAILED, last, f"the drain failed: {explain(error)}")
             return Ended.FAILED
         finally:
             self._unit.on_close(hold)
@@ -276,7 +295,7 @@ class Holds(Generic[Line]):
             case Ended.FAILED:
                 why = said or "it did not say why"
                 self._unit.on_end(ended, last, f"the drain failed: {why}")
-            case None:
+            case None if not may_fail:
                 self._unit.on_end(Ended.FAILED, last, "the drain failed: it broke off")
         return ended or Ended.FAILED
 

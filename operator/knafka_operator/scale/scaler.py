@@ -21,6 +21,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Protocol
 
 from knafka.core.contract import Egress, Shard
@@ -295,7 +296,7 @@ class Scaler:
         trigger = ScaledTrigger(trigger_id, autoscaling, egress)
         trigger.own = Holds(
             trigger,
-            lambda request, stop: self._drains.hold(trigger_id, trigger.egress, request, stop),
+            lambda: partial(self._drains.hold, trigger_id, trigger.egress),
             self._budget,
             # What arrived since the drain last read, and had nobody to wake it, is looked for now.
             lambda: self._soon(trigger.egress.topic),
@@ -309,7 +310,7 @@ class Scaler:
         look = SensorLook(scaled, self._kafka, self._ending, self._now)
         scaled.holds = Holds(
             scaled,
-            lambda request, stop: self._drains.hold_sensor(sensor_id, scaled.sensor, request, stop),
+            lambda: partial(self._drains.hold_sensor, sensor_id, scaled.sensor),
             self._budget,
             look.on_over,
             scaled.slots,
@@ -322,7 +323,8 @@ class Scaler:
         shard = ScaledShard(declared)
         shard.holds = Holds(
             shard,
-            lambda request, stop: self._drains.hold_shard(shard.shard, request, stop),
+            # Its size may change while it is held.
+            lambda: lambda request, stop: self._drains.hold_shard(shard.shard, request, stop),
             self._budget,
             lambda: self._is_over_for(shard),
             request_budgets=self._request_budgets,
