@@ -296,7 +296,9 @@ async def test_a_dispatcher_that_may_make_no_topics_buries_once_there_is_one(
 def store(bootstrap_servers: str, topic: str) -> None:
     """An event that nobody can deliver."""
     producer = Producer({"bootstrap.servers": bootstrap_servers})
-    producer.produce(topic, b"no event")
+    attributes = {"specversion": "1.0", "id": "1", "source": "/", "type": "t"}
+    headers = [(f"ce_{name}", value.encode()) for name, value in attributes.items()]
+    producer.produce(topic, b"an event", headers=headers)
     assert producer.flush(30) == 0
 
 

@@ -35,6 +35,8 @@ _SIGNAL: Final = signal.SIGVTALRM
 
 _ROOT: Final = f"{Path(__file__).parents[2]}/"
 _OURS: Final = tuple(f"{_ROOT}{source}/" for source in ("functions", "operator"))
+_STARTS_THREAD: Final = threading.Thread.start.__code__
+"""It waits until the thread runs: for a busy machine's scheduler."""
 _CALLBACK: Final = asyncio.Handle._run.__code__
 """What every callback of a loop runs in."""
 
@@ -129,14 +131,14 @@ class LoopWatch:
 
 
 def call_of_ours(frame: FrameType) -> tuple[FrameType | None, FrameType | None]:
-    """The call into our packages that runs, if it is they who run, and no import; and the loop's
-    callback in which it does, if it is one."""
+    """The call into our packages that runs, if it is they who run, and no import or start of a
+    thread; and the loop's callback in which it does, if it is one."""
     call: FrameType | None = None
     is_known = False
     each: FrameType | None = frame
     while each is not None and each.f_code is not _CALLBACK:
         name = each.f_code.co_filename
-        if "importlib" in name:
+        if "importlib" in name or each.f_code is _STARTS_THREAD:
             return None, None
         if name.startswith(_OURS) and not is_known:
             call = each

@@ -79,5 +79,6 @@ def test_a_replay_is_delivered_like_the_triggers_events_but_not_filtered() -> No
     assert replay.reply_topic == EGRESS.topic, "a reply goes to the Broker all the same"
     assert replay.filters == ()
     assert replay.filter == AttributesFilter()
-    differs = {"topic", "group", "reply_topic", "filter", "filters"}
+    assert not replay.shares_topic
+    differs = {"topic", "group", "reply_topic", "filter", "filters", "shares_topic"}
     assert replay.model_dump(exclude=differs) == EGRESS.model_dump(exclude=differs)
