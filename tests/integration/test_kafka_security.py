@@ -297,7 +297,7 @@ def store(bootstrap_servers: str, topic: str) -> None:
     """An event that nobody can deliver."""
     producer = Producer({"bootstrap.servers": bootstrap_servers})
     attributes = {"specversion": "1.0", "id": "1", "source": "/", "type": "t"}
-    headers = [(f"ce_{name}", value.encode()) for name, value in attributes.items()]
+    headers: dict[str, str | bytes | None] = {f"ce_{name}": attributes[name] for name in attributes}
     producer.produce(topic, b"an event", headers=headers)
     assert producer.flush(30) == 0
 
