@@ -357,8 +357,12 @@ class Egress(Model):
         any other."""
         if not self.shares_topic:
             return None
-        broker = names.of_channel(self.broker) if self.kind == "Subscription" else self.broker
-        return names.broker_dead_letter_topic(self.namespace, broker)
+        return names.broker_dead_letter_topic(self.namespace, self.name_of_broker)
+
+    @property
+    def name_of_broker(self) -> str:
+        """Its Broker's name in topics and dead letters; a KafkaChannel's is no Broker's."""
+        return names.of_channel(self.broker) if self.kind == "Subscription" else self.broker
 
 
 class Shard(Model):

@@ -26,7 +26,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from knafka.core import names
 from knafka.core.contract import Egress, Sink
 from knafka.core.dead_letter import Failure, Origin, dead_letter_of, extensions_of, stub_of
 from knafka.core.delivery import (
@@ -323,7 +322,7 @@ class Sender:
         egress = self._egress
         origin = Origin(
             egress.namespace,
-            names.of_channel(egress.broker) if egress.kind == "Subscription" else egress.broker,
+            egress.name_of_broker,
             egress.trigger if is_of_trigger else "",
             record.topic(),
             record.partition(),
