@@ -205,7 +205,9 @@ class Holds(Generic[Line]):
                     else:
                         failures = failures + 1 if lasted < MAX_BACKOFF else 1
                         pause = min(MIN_BACKOFF * 2.0 ** min(failures - 1, 16), MAX_BACKOFF)
-                    await _stopped_within(pause, stop)
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(pause):
+                            await stop.wait()
                 if stop.is_set():
                     if ended is Ended.BUDGET:
                         await self._end_unheld(hold, stop, ask)
@@ -333,13 +335,6 @@ class EndingHolds:
         if not holds:
             del self._holds[id_]
             self._on_over(id_)
-
-
-async def _stopped_within(seconds: float, stop: asyncio.Event) -> None:
-    """Wait so long, or until the stop."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await stop.wait()
 
 
 async def cancel(holds: Collection[Hold]) -> None:

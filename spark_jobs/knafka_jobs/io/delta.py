@@ -252,10 +252,7 @@ class Tables:
         path = self.path(name)
         with explained(f"the table {path} can't be read"):
             if not self.exists(name):
-                # A report may begin with the first compaction: then both make it.
-                made = (
-                    f"CREATE TABLE IF NOT EXISTS delta.`{path}` ({ddl(TABLES[name])}) USING delta"
-                )
+                made = f"CREATE TABLE delta.`{path}` ({ddl(TABLES[name])}) USING delta"
                 if name in BY_DAY:
                     made += " PARTITIONED BY (day)"
                 properties = {_STATISTICS: ",".join(BOUNDED[name])} if name in BOUNDED else {}
@@ -267,6 +264,7 @@ class Tables:
                 try:
                     self.spark.sql(made)
                 except (PySparkException, Py4JError):
+                    # A report may begin with the first compaction: then the other has made it.
                     if not self.exists(name):
                         raise
                 self._there.add(name)
