@@ -1,18 +1,18 @@
-"""Dead letters of a Broker's records that hold no event: one each, whoever reads the record first.
+"""A Broker's own dead letters: one for each record that holds no event.
 
-    a letter of the record is there ----------------------------> settled, nothing written
-    none, and it isn't our turn --------------------------------> look again soon
-    none, and it is our turn ------------> written, durable ----> settled
+    the topic has a letter of the record -----------------------> settled, nothing written
+    it has none, and it isn't this dispatcher's turn -----------> look again soon
+    it has none, and it is its turn -----> written, durable ----> settled
 
-Each Trigger of a Broker reads such a record, and each dispatcher looks into the one topic of these
-letters before it writes into it, on from where it looked last. Nobody is elected, as whoever is may
-be behind, paused or deleted. So that those that read a record at the same moment don't write at
-the same moment, a dispatcher has its turn at random within `TURN`; the others see its letter by
-then. Who has had its turn writes at once from then on, and who has seen a letter of somebody else's
-lets that one go first. Two whose turns are closer than a look and a write take still write two (at
-least once): the tables fold what has one origin (`compact.plan`).
+All Triggers of a Broker read such a record. Each dispatcher reads the topic of these letters up to
+its end before it writes a letter there. No Trigger is elected to write them, as it may be behind,
+paused or deleted. Dispatchers read a record at the same moment, and must not write at the same
+moment: each one's turn begins at random within `TURN`, and the others see its letter by then. A
+dispatcher that has had its turn writes at once from then on. One that has seen the letter of
+another dispatcher waits `AFTER_OTHERS` longer. Two whose turns are closer than a look and a write
+take still write two (at least once): the tables fold what has one origin (`compact.plan`).
 
-What is remembered of the topic is bounded: of a letter that is forgotten a second one is written.
+The letters that are remembered are bounded: of one that is forgotten a second one is written.
 
 Not here: what is no event (`sender`), and making the topic (`appending`).
 """

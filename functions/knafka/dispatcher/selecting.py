@@ -1,6 +1,6 @@
 """Selecting: how a drain and a reader that many drains share agree on what is given.
 
-    Selective: a drain. It says which records it wants, and is told how many were passed over
+    Selective: a drain. It names the records that it wants, and is told how many others were read
     SharedReader: a reader. It gives a drain those records, and counts the others
 
 What isn't for a drain costs it nothing: its offset and its counts move when somebody asks for them

@@ -62,7 +62,7 @@ class Rolls:
     async def ask(self, cluster: Cluster, service: Identity, key: Key) -> bool:
         """Whether this function may roll now; if not, `key` is enqueued when it may.
 
-        Whoever has a turn says when it is `over`. Raises `ClusterError`.
+        The caller that gets a turn calls `over` at its end. Raises `ClusterError`.
         """
         await self._start(cluster)
         if not deciding.has_turn(service, self._rolling, self._stuck, self.at_most):
