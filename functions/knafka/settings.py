@@ -13,6 +13,7 @@
     KNAFKA_STATISTICS_INTERVAL  seconds between two reports of librdkafka's statistics (15), 0: none
     KNAFKA_PROFILING   enabled: profiles at http://127.0.0.1:8008/debug/pprof/ (disabled)
     KNAFKA_LOCAL_ADDRESSES  allowed: destinations may be loopback or link-local (refused)
+    KNAFKA_CALLERS     digests of the tokens that /drain and /contract want (none: everybody may)
     OTEL_*             tracing: see `knafka.tracing.settings`
     HOST, PORT         where to listen; PORT is set by Knative
 
@@ -27,6 +28,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from knafka.core.addresses import LOCAL_ADDRESSES
+from knafka.core.caller_tokens import CALLERS, Callers
 from knafka.core.contract import Egress, Ingress, Receiver, Shard, parse_ingresses
 from knafka.core.documents import parse_json
 from knafka.core.errors import InvalidDocument
@@ -103,6 +105,11 @@ def local_addresses(environment: Environment) -> bool:
         problem = f"invalid value: {wanted:.80}: want allowed or refused"
         raise InvalidDocument(LOCAL_ADDRESSES, problem)
     return wanted == "allowed"
+
+
+def callers(environment: Environment) -> Callers:
+    """Whom `/drain` and `/contract` answer. Raises `InvalidDocument`."""
+    return Callers.parse(environment.get(CALLERS, ""))
 
 
 def statistics_interval(environment: Environment) -> float:

@@ -110,7 +110,7 @@ class Operator:
         rolls = Rolls(settings.max_rolls, self.queue.enqueue)
         self.states: States = States(self.family, rolls if beside is None else beside.states.rolls)
         if beside is None:
-            self._http = HttpDrains(self.states.urls, settings.shard_size)
+            self._http = HttpDrains(self.states.urls, settings.shard_size, settings.tokens)
             self._kafkas = KafkaClusters(
                 connect,
                 drains or self._http,
@@ -130,7 +130,7 @@ class Operator:
         self.brokers: Brokers | Channels
         # Channels' receivers are beside the operator: nothing keeps it from their pods.
         url_of = partial(services.url, settings=settings) if self.entries is None else None
-        positions = positions or PodPositions(cluster, url_of)
+        positions = positions or PodPositions(cluster, url_of, bearers=self._bearers)
         receivers = Receivers(settings, cluster, self.states, positions, enqueue)
         of = settings, cluster, self._kafkas, shards, self.states, receivers, probe, _now
         self.brokers = (
@@ -202,6 +202,10 @@ class Operator:
         )
         resuming = Resuming(self.cluster, self._kafkas, self._shards, self.settings.maxima)
         await resuming.connect([*found[0], *found[1]])
+
+    def _bearers(self, name: str, namespace: str) -> Sequence[str]:
+        """The tokens that this function knows its operator by."""
+        return self.settings.tokens.bearers(services.url(name, namespace, self.settings))
 
     def remember_class(self, broker: Document, *, gone: bool) -> None:
         """Keep in mind whose Broker it is; thread-safe."""

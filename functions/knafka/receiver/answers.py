@@ -49,6 +49,11 @@ UNREAD: Final = Answer(
     headers=((b"retry-after", b"1"),),
 )
 """In place of NOT_FOUND until a receiver knows its contract, and of what it can't read."""
+NOT_THE_OPERATOR: Final = Answer(
+    HTTPStatus.UNAUTHORIZED,
+    "only this function's operator is answered here: want its token in Authorization",
+    headers=((b"www-authenticate", b"Bearer"),),
+)
 NOT_ALLOWED: Final = Answer(
     HTTPStatus.METHOD_NOT_ALLOWED, "send events with POST", headers=(_ALLOW,)
 )

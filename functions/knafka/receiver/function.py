@@ -70,6 +70,7 @@ class Receiver:
         """Connect to Kafka; raises `InvalidDocument` for a contract that can't be used."""
         declared = settings.receiver(environment)
         ingresses = settings.ingresses(environment) if declared is None else ()
+        self._callers = settings.callers(environment)
         self._statistics = ClientStatistics(settings.statistics_interval(environment))
         self._tracing = start_tracing(environment, "knafka-receiver")
         spans = None if self._tracing is None else IngestTracing(self._tracing.tracer)
@@ -88,8 +89,9 @@ class Receiver:
                 self._writers[ingress.kafka] = KafkaWriter(configuration)
         writers = [self._writers[each.kafka] for each in ingresses]
         self.ingest = IngestHandler(
-            ingresses, writers, _limits(), tracing=spans, more_metrics=self._statistics.metrics
-        )
+            ingresses, writers, _limits(), tracing=spans, more_metrics=self._statistics.metrics,
+            callers=self._callers,
+        )  # fmt: skip
 
     def _follow(self, declared: contract.Receiver, spans: IngestTracing | None) -> None:
         """Serve what stands in a topic. Its smallest batch isn't known, as any topic may come: the
@@ -101,7 +103,7 @@ class Receiver:
         follower = self._follower = ContractFollower(entries, open_reader)
         self.ingest = IngestHandler(
             (), (), _limits(), Contract(), tracing=spans, more_metrics=self._statistics.metrics,
-            only_path=declared.path,
+            only_path=declared.path, callers=self._callers,
         )  # fmt: skip
         always = self._writer(declared.kafka)
 

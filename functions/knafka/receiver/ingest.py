@@ -22,6 +22,7 @@ from typing import Final, TypeAlias
 
 from knafka import serving
 from knafka.contract_topic import Contract
+from knafka.core.caller_tokens import EVERYBODY, Callers, bearer_of
 from knafka.core.contract import Ingress
 from knafka.core.errors import (
     BatchedContent,
@@ -129,13 +130,16 @@ class IngestHandler:
         tracing: IngestTracing | None = None,
         more_metrics: Callable[[], Iterable[Metric]] = tuple,
         only_path: str | None = None,
+        callers: Callers = EVERYBODY,
     ) -> None:
         """`clock`: seconds since whenever. `more_metrics`: of the writers' clients. `only_path`: of
-        the one Broker that a contract's receiver is for; it is known where `contract` is None."""
+        the one Broker that a contract's receiver is for; it is known where `contract` is None.
+        `callers`: who is told of the contract."""
         self.limits = limits
         self._clock = clock
         self._tracing = tracing
         self._more_metrics = more_metrics
+        self._callers = callers
         self.waiting: Answer | None = answers.waiting("")
         """What the readiness probe is told until Kafka has answered; None since."""
         self.writers = list(dict.fromkeys(writers))
@@ -194,7 +198,7 @@ class IngestHandler:
         if route is None and address == METRICS and method in (b"GET", b"HEAD"):
             self._write_metrics(respond)
         elif route is None:
-            respond(self._elsewhere(method, address))
+            respond(self._elsewhere(method, address, headers))
         elif method == b"POST":
             self.receive(route, headers, body, respond)
         else:
@@ -302,7 +306,7 @@ class IngestHandler:
             return self.max_event_bytes, self._nowhere(address)
         return route.max_event_bytes, route.too_large
 
-    def _elsewhere(self, method: bytes, path: bytes) -> Answer:
+    def _elsewhere(self, method: bytes, path: bytes, headers: HttpHeaders) -> Answer:
         if method in (b"GET", b"HEAD"):
             if path in LIVENESS:
                 failure = failure_of(self.writers)
@@ -310,6 +314,8 @@ class IngestHandler:
             if path in READINESS:
                 return self.waiting or answers.HEALTHY
             if path == CONTRACT and self._contract is not None:
+                if not self._callers.accept(bearer_of(headers)):
+                    return answers.NOT_THE_OPERATOR
                 return answers.document(self._contract_read(self._contract))
         answer = self._nowhere(path)
         self._unrouted[answer.status] += 1

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from knafka.core import documents, names
 from knafka.core.addresses import LOCAL_ADDRESSES
+from knafka.core.caller_tokens import CALLERS
 from knafka.core.contract import Delivery, Egress, Receiver, Shard
 from knafka.settings import LEAVING, LOG_FORMAT, PROFILING
 from knafka_operator.model.autoscaling import Autoscaling
@@ -370,6 +371,8 @@ def knative_service(
         environment[PROFILING] = "enabled"
     if settings.local_addresses:
         environment[LOCAL_ADDRESSES] = "allowed"
+    if callers := settings.tokens.verifiers(url(name, ownership["namespace"], settings)):
+        environment[CALLERS] = callers
     environment |= tracing
     container: Manifest = {
         "name": "function",

@@ -74,6 +74,7 @@ from knafka.core.errors import InvalidDocument
 from knafka.core.trace_url import trace_url
 from knafka.settings import local_addresses, profiling
 from knafka_operator.model.function_pods import FunctionPods
+from knafka_operator.model.function_tokens import FunctionTokens
 from knafka_operator.model.handler import Handler, parse_handler
 from knafka_operator.model.isolation import Isolation, parse_isolation
 from knafka_operator.model.kafka_trust import AWS_ROLES, AWS_SERVERS, KafkaTrust, parse_patterns
@@ -146,6 +147,8 @@ class Settings:
     installation: str = ""
     """What no other cluster's installation has that uses the same Kafka: the UID of `namespace`.
     Empty: that isn't known."""
+    tokens: FunctionTokens = field(default_factory=FunctionTokens)
+    """By what functions know their operator; the keys change while it runs."""
     tracing: FunctionTracing = field(default_factory=FunctionTracing)
     """More environment variables of functions: from ConfigMaps (`decide.tracing`), whose changes it
     follows."""
