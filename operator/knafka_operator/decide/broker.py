@@ -14,6 +14,12 @@ from knafka.core.contract import Ingress, Receiver, Sink
 from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka.ports.log import TopicDescription
 from knafka_operator.decide import desired, receivers, services
+from knafka_operator.decide.authentication import (
+    NO_AUTHENTICATION,
+    Authentication,
+    address_of,
+    addresses_of,
+)
 from knafka_operator.decide.credentials import Mount
 from knafka_operator.decide.desired import Defaults, Topic
 from knafka_operator.decide.effects import (
@@ -62,6 +68,8 @@ class Connection:
     defaults: Defaults
     mount: Mount | None = None
     """The Secret that its pods mount; None: it needs none."""
+    authentication: Authentication = NO_AUTHENTICATION
+    """Of its senders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +210,7 @@ def decide(seen: ObservedBroker, settings: Settings) -> BrokerDecision:
         return decision()
 
     ingress = desired.ingress(broker, topic.wanted, found.config, connection.defaults)
+    ingress = connection.authentication.demanded(ingress, broker)
     receiver = receiver_contract(broker, connection, settings)
     with conditions.step(CONTRACT_UPDATED):
         recorded = seen.contract or annotations.get(RECEIVER_CONTRACT)
@@ -217,7 +226,11 @@ def decide(seen: ObservedBroker, settings: Settings) -> BrokerDecision:
             check_receiver_scaling(broker.metadata.annotations, settings.maxima)
             secret = None if mount is None else (mount.name, mount.version)
             steps.first(
-                ApplyReceiver(services.receiver_service(broker, receiver, secret, settings))
+                ApplyReceiver(
+                    services.receiver_service(
+                        broker, receiver, secret, settings, oidc=connection.authentication.is_on
+                    )
+                )
             )
     if seen.revision is None:
         return decision(topic)
@@ -227,7 +240,8 @@ def decide(seen: ObservedBroker, settings: Settings) -> BrokerDecision:
             steps.first(AwaitReceivers(name))
         annotations[receivers.ACCEPTED] = receivers.entry_digest(receiver.contract_topic, ingress)
     url = services.url(name, broker.metadata.namespace, settings) + ingress.path
-    status["address"] = {"name": "http", "url": url}
+    status["address"] = address_of(url, ingress.audience)
+    status.update(addresses_of(status["address"], before))
     with conditions.step(PROBE_SUCCEEDED):
         if seen.revision not in (annotations.get(PROBED), seen.probed):
             steps.first(ProbeReceiver(url, seen.revision))

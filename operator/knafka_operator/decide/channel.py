@@ -16,6 +16,12 @@ from knafka.core.contract import Ingress, Receiver, Sink
 from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka.ports.log import TopicDescription
 from knafka_operator.decide import desired, receivers, routes, services
+from knafka_operator.decide.authentication import (
+    NO_AUTHENTICATION,
+    Authentication,
+    address_of,
+    addresses_of,
+)
 from knafka_operator.decide.broker import ObservedTopic
 from knafka_operator.decide.desired import LOG_TIME, MIN_IN_SYNC, Defaults, Topic
 from knafka_operator.decide.effects import (
@@ -68,6 +74,8 @@ class ChannelConnection:
     defaults: Defaults
     secret: tuple[str, str] | None = None
     """Name and version of the Secret; it is in the functions' own namespace."""
+    authentication: Authentication = NO_AUTHENTICATION
+    """Of its senders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,13 +194,16 @@ def decide(seen: ObservedChannel, settings: Settings) -> ChannelDecision:
         if seen.revision is None:
             steps.first(
                 ApplyReceiver(
-                    services.channels_receiver_service(whose, connection.secret, settings)
+                    services.channels_receiver_service(
+                        whose, connection.secret, settings, oidc=connection.authentication.is_on
+                    )
                 )
             )
     if seen.revision is None:
         return decision(topic)
     hosts = routes.hosts(broker, settings)
     ingress = desired.ingress(broker, topic.wanted, found.config, connection.defaults, hosts)
+    ingress = connection.authentication.demanded(ingress, channel)
     recorded = receivers_of(annotations) if seen.receivers is None else seen.receivers
     with conditions.step(CONTRACT_UPDATED):
         if receiver not in recorded:
@@ -218,7 +229,8 @@ def decide(seen: ObservedChannel, settings: Settings) -> ChannelDecision:
         if url not in (annotations.get(PROBED), seen.probed):
             steps.first(ProbeReceiver(url, url))
         annotations[PROBED] = url
-        status["address"] = {"name": "http", "url": url}
+        status["address"] = address_of(url, ingress.audience)
+        status.update(addresses_of(status["address"], before))
     if conditions.holds(PROBE_SUCCEEDED):
         with conditions.step(CONTRACT_UPDATED):
             if others := tuple(each for each in recorded if each != receiver):

@@ -20,6 +20,7 @@ from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka_operator.decide import broker as deciding
 from knafka_operator.decide import credentials, desired, services
 from knafka_operator.decide import status as statuses
+from knafka_operator.decide.authentication import Authentication
 from knafka_operator.decide.broker import (
     RECEIVER_CONTRACT,
     BrokerDecision,
@@ -257,16 +258,22 @@ class Brokers(Reconciler[ObservedBroker, BrokerDecision, BrokerRecord]):
                 raise NotReady("SecretNotFound", f"Secret {configured.secret} does not exist")
         servers = Kafka(bootstrap_servers=configured.config.data[desired.BOOTSTRAP_SERVERS])
         defaults = desired.configured(configured.config, Defaults(kafka=servers))
-        of = defaults.kafka.bootstrap_servers
+        of, authentication = defaults.kafka.bootstrap_servers, await self._authentication()
         if secret is None:
-            return Connection(configured.config, defaults), self.kafkas.at(of, None)
+            connection = Connection(configured.config, defaults, None, authentication)
+            return connection, self.kafkas.at(of, None)
         is_own = configured.is_installations or Identity.of(secret)[0] == self.settings.namespace
         if not is_own:
             await check_endpoint(decoded(secret), self.settings)
         kafka = self.kafkas.at(of, decoded(secret), is_own=is_own)
         mount = credentials.mount(broker, secret)
         mounted = defaults.kafka.model_copy(update={"secret_path": services.SECRET_PATH})
-        return Connection(configured.config, replace(defaults, kafka=mounted), mount), kafka
+        defaults = replace(defaults, kafka=mounted)
+        return Connection(configured.config, defaults, mount, authentication), kafka
+
+    async def _authentication(self) -> Authentication:
+        """Of senders; raises `InvalidDocument`."""
+        return Authentication.of(await self._config_map(*self.settings.features_config))
 
     async def _with_defaults(self, broker: Broker) -> Broker:
         """With the delivery of `config-br-defaults` where it declares none."""
