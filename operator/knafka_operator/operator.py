@@ -125,6 +125,7 @@ class Operator:
             beside._beside.append(self)
             self._http, self._kafkas = beside._http, beside._kafkas
             self.states.urls = beside.states.urls
+            self.states.policies = beside.states.policies
         enqueue = self.queue.enqueue
         shards = self._shards = Shards(settings, cluster, self.states, enqueue)
         self.brokers: Brokers | Channels
@@ -414,6 +415,22 @@ class Operator:
             self.queue.enqueue((owner["kind"], namespace, owner["name"]))
         for trigger in self.states.subscribers.get(Identity(namespace, name), ()):
             self.queue.enqueue((self.family.trigger, *trigger))
+
+    def on_policies(self, changed: Sequence[Document], gone: Sequence[Document]) -> None:
+        """EventPolicies have changed: so may have who may send in their namespaces."""
+        namespaces = self.states.policies.heard(changed, gone)
+        self._look_at_senders(lambda broker: broker.namespace in namespaces)
+
+    def on_policies_known(self, known: bool) -> None:
+        """Whether all EventPolicies have been heard of."""
+        if self.states.policies.is_known != known:
+            self.states.policies.is_known = known
+            self._look_at_senders(lambda broker: known)
+
+    def _look_at_senders(self, of: Callable[[Identity], bool]) -> None:
+        for each in self.all:
+            for identity in filter(of, list(each.states.brokers)):
+                self.queue.enqueue((each.family.broker, *identity))
 
     def on_receiver(self, pod: Document, *, new: bool = True, gone: bool = False) -> None:
         """A pod of a receiver; where a `new` one is made and there was none, an event made it."""

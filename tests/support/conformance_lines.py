@@ -60,8 +60,8 @@ LINES: Final = (
         "KN-BRK-17",
         _U,
         "its conditions are upstream's",
-        note="`ContractUpdated` for `ConfigMapUpdated`, as the contract is a topic; without "
-        "`EventPoliciesReady`, as there are no event policies",
+        note="`ContractUpdated` for `ConfigMapUpdated`, as the contract is a topic; "
+        "`EventPoliciesReady` only where `authentication-oidc` is enabled",
     ),
     Line("KN-BRK-18", _U, "reasons and messages say what to do", note="reasons are single words"),
     Line("KN-BRK-19", _U, "`status.annotations` tell topic, partitions, replicas, servers, group"),

@@ -14,6 +14,13 @@ from typing import Any, Final, cast, get_args
 
 from knafka.core.contract import AuthorizationMode, Ingress
 from knafka.core.errors import InvalidDocument
+from knafka_operator.decide.event_policies import (
+    AppliedPolicy,
+    applied_policies,
+    policies_in_status,
+    policies_ready,
+)
+from knafka_operator.model.conditions import Condition
 from knafka_operator.model.resources import ConfigMap, Resource
 
 OIDC: Final = "authentication-oidc"
@@ -28,6 +35,8 @@ class Authentication:
     is_on: bool = False
     mode: AuthorizationMode = "allow-same-namespace"
     """Upstream's default."""
+    policies: tuple[Mapping[str, Any], ...] = ()
+    """EventPolicies of the namespace, whatever they are about."""
 
     @classmethod
     def of(cls, features: ConfigMap | None) -> Authentication:
@@ -43,12 +52,31 @@ class Authentication:
             raise InvalidDocument("", problem)
         return cls(True, cast(AuthorizationMode, mode))
 
+    def applied_to(self, resource: Resource) -> tuple[AppliedPolicy, ...]:
+        """The policies that apply to it."""
+        return applied_policies(self.policies, resource) if self.is_on else ()
+
     def demanded(self, ingress: Ingress, resource: Resource) -> Ingress:
         """The contract's entry of a Broker or KafkaChannel with what its senders must show."""
         if not self.is_on:
             return ingress
-        asked = {"audience": audience_of(resource), "default_authorization": self.mode}
-        return ingress.model_copy(update=asked)
+        return ingress.model_copy(
+            update={
+                "audience": audience_of(resource),
+                "policies": tuple(each.policy for each in self.applied_to(resource)),
+                "default_authorization": self.mode,
+            }
+        )
+
+    def status_of(self, resource: Resource, before: Mapping[str, Any]) -> dict[str, Any]:
+        """`status.policies`; null takes it away from a status that had it."""
+        if self.is_on:
+            return {"policies": policies_in_status(self.applied_to(resource))}
+        return {"policies": None} if "policies" in before else {}
+
+    def condition_of(self, resource: Resource) -> Condition | None:
+        """Whether the policies hold; None: nobody is asked who they are."""
+        return policies_ready(self.applied_to(resource), self.mode) if self.is_on else None
 
 
 NO_AUTHENTICATION: Final = Authentication()
@@ -68,7 +96,7 @@ def address_of(url: str, audience: str | None) -> Mapping[str, Any]:
     return {"name": "http", "url": url, **({} if audience is None else {"audience": audience})}
 
 
-def addresses_of(address: Mapping[str, Any], before: Mapping[str, Any]) -> Mapping[str, Any]:
+def addresses_of(address: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
     """`status.addresses`, where there is more to say than in `status.address`; null takes it away
     from a status that had it."""
     if "audience" in address:

@@ -68,8 +68,6 @@ class Connection:
     defaults: Defaults
     mount: Mount | None = None
     """The Secret that its pods mount; None: it needs none."""
-    authentication: Authentication = NO_AUTHENTICATION
-    """Of its senders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +108,8 @@ class ObservedBroker:
     """Whether it had to stop using an external topic."""
     topic: ObservedTopic | KnafkaError | None = None
     """None: there is no connection, or it is refused."""
+    authentication: Authentication | KnafkaError = NO_AUTHENTICATION
+    """Of its senders."""
     recorded: str | None = None
     """The topic that the status says is about to be made."""
     made: str | None = None
@@ -169,9 +169,11 @@ def decide(seen: ObservedBroker, settings: Settings) -> BrokerDecision:
 
     broker: Broker | None = None
     connection: Connection | None = None
+    senders: Authentication | None = None
     with conditions.step(CONFIG_PARSED):
         broker = value(seen.broker)
         connection = value(seen.connection)
+        senders = value(seen.authentication)
     if broker is not None:
         with conditions.step(DEAD_LETTER_SINK_RESOLVED):
             if broker.spec.delivery.dead_letter_sink is None:
@@ -181,7 +183,7 @@ def decide(seen: ObservedBroker, settings: Settings) -> BrokerDecision:
     if seen.refused is not None:
         with conditions.step(TOPIC_READY):
             raise TopicRefused("ExternalTopicNotAllowed", seen.refused)
-    if broker is None or connection is None:
+    if broker is None or connection is None or senders is None:
         return decision()
     mount = connection.mount
     if mount is not None and mount.projected is not None and not seen.projected:
@@ -210,7 +212,7 @@ def decide(seen: ObservedBroker, settings: Settings) -> BrokerDecision:
         return decision()
 
     ingress = desired.ingress(broker, topic.wanted, found.config, connection.defaults)
-    ingress = connection.authentication.demanded(ingress, broker)
+    ingress = senders.demanded(ingress, broker)
     receiver = receiver_contract(broker, connection, settings)
     with conditions.step(CONTRACT_UPDATED):
         recorded = seen.contract or annotations.get(RECEIVER_CONTRACT)
@@ -228,7 +230,7 @@ def decide(seen: ObservedBroker, settings: Settings) -> BrokerDecision:
             steps.first(
                 ApplyReceiver(
                     services.receiver_service(
-                        broker, receiver, secret, settings, oidc=connection.authentication.is_on
+                        broker, receiver, secret, settings, oidc=senders.is_on
                     )
                 )
             )
@@ -241,7 +243,9 @@ def decide(seen: ObservedBroker, settings: Settings) -> BrokerDecision:
         annotations[receivers.ACCEPTED] = receivers.entry_digest(receiver.contract_topic, ingress)
     url = services.url(name, broker.metadata.namespace, settings) + ingress.path
     status["address"] = address_of(url, ingress.audience)
-    status.update(addresses_of(status["address"], before))
+    status.update(addresses_of(status["address"], before) | senders.status_of(broker, before))
+    if (policies := senders.condition_of(broker)) is not None:
+        conditions.set(policies)
     with conditions.step(PROBE_SUCCEEDED):
         if seen.revision not in (annotations.get(PROBED), seen.probed):
             steps.first(ProbeReceiver(url, seen.revision))

@@ -74,8 +74,6 @@ class ChannelConnection:
     defaults: Defaults
     secret: tuple[str, str] | None = None
     """Name and version of the Secret; it is in the functions' own namespace."""
-    authentication: Authentication = NO_AUTHENTICATION
-    """Of its senders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +90,8 @@ class ObservedChannel:
     dead_letter_sink: Sink | KnafkaError | None = None
     """None: it declares none."""
     topic: ObservedTopic | KnafkaError | None = None
+    authentication: Authentication | KnafkaError = NO_AUTHENTICATION
+    """Of its senders."""
     recorded: str | None = None
     """The topic that the status says is about to be made."""
     made: str | None = None
@@ -154,12 +154,14 @@ def decide(seen: ObservedChannel, settings: Settings) -> ChannelDecision:
 
     channel: KafkaChannel | None = None
     connection: ChannelConnection | None = None
+    senders: Authentication | None = None
     with conditions.step(CONFIG_PARSED):
         channel = value(seen.channel)
         if seen.rival is not None:
             connection = None
             raise NotReady("OtherImplementation", _rival(seen.rival))
         connection = value(seen.connection)
+        senders = value(seen.authentication)
     if channel is not None:
         with conditions.step(DEAD_LETTER_SINK_RESOLVED):
             if channel.spec.delivery.dead_letter_sink is None:
@@ -167,7 +169,7 @@ def decide(seen: ObservedChannel, settings: Settings) -> ChannelDecision:
             elif (sink := value(seen.dead_letter_sink)) is not None:
                 status["deadLetterSinkUri"] = sink.url  # KN-CHN-04
     broker = seen.broker
-    if channel is None or broker is None or connection is None:
+    if channel is None or broker is None or connection is None or senders is None:
         return decision()
 
     topic: ObservedTopic | None = None
@@ -195,7 +197,7 @@ def decide(seen: ObservedChannel, settings: Settings) -> ChannelDecision:
             steps.first(
                 ApplyReceiver(
                     services.channels_receiver_service(
-                        whose, connection.secret, settings, oidc=connection.authentication.is_on
+                        whose, connection.secret, settings, oidc=senders.is_on
                     )
                 )
             )
@@ -203,7 +205,7 @@ def decide(seen: ObservedChannel, settings: Settings) -> ChannelDecision:
         return decision(topic)
     hosts = routes.hosts(broker, settings)
     ingress = desired.ingress(broker, topic.wanted, found.config, connection.defaults, hosts)
-    ingress = connection.authentication.demanded(ingress, channel)
+    ingress = senders.demanded(ingress, channel)
     recorded = receivers_of(annotations) if seen.receivers is None else seen.receivers
     with conditions.step(CONTRACT_UPDATED):
         if receiver not in recorded:
@@ -231,6 +233,9 @@ def decide(seen: ObservedChannel, settings: Settings) -> ChannelDecision:
         annotations[PROBED] = url
         status["address"] = address_of(url, ingress.audience)
         status.update(addresses_of(status["address"], before))
+        status.update(senders.status_of(channel, before))
+        if (policies := senders.condition_of(channel)) is not None:
+            conditions.set(policies)
     if conditions.holds(PROBE_SUCCEEDED):
         with conditions.step(CONTRACT_UPDATED):
             if others := tuple(each for each in recorded if each != receiver):

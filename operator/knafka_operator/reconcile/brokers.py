@@ -20,7 +20,6 @@ from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka_operator.decide import broker as deciding
 from knafka_operator.decide import credentials, desired, services
 from knafka_operator.decide import status as statuses
-from knafka_operator.decide.authentication import Authentication
 from knafka_operator.decide.broker import (
     RECEIVER_CONTRACT,
     BrokerDecision,
@@ -57,6 +56,7 @@ from knafka_operator.model.resources import (
     Resource,
 )
 from knafka_operator.model.settings import Settings
+from knafka_operator.reconcile.authentication import observe_authentication
 from knafka_operator.reconcile.broker_receivers import BrokerReceivers
 from knafka_operator.reconcile.destinations import observe_sink
 from knafka_operator.reconcile.endpoints import check_endpoint
@@ -241,7 +241,10 @@ class Brokers(Reconciler[ObservedBroker, BrokerDecision, BrokerRecord]):
         if declared is not None:
             namespace = broker.metadata.namespace
             sink = await observe_sink(self.cluster, declared, namespace, self.settings)
-        return ObservedBroker(document, broker, connection, sink)
+        senders = await observe_authentication(
+            self.cluster, self.states.policies, self.settings, broker.metadata.namespace
+        )
+        return ObservedBroker(document, broker, connection, sink, authentication=senders)
 
     async def _connect(self, broker: Broker) -> tuple[Connection, KafkaCluster]:
         """The Broker's Kafka, by its ConfigMap over the installation's; raises `EXPECTED`."""
@@ -258,22 +261,16 @@ class Brokers(Reconciler[ObservedBroker, BrokerDecision, BrokerRecord]):
                 raise NotReady("SecretNotFound", f"Secret {configured.secret} does not exist")
         servers = Kafka(bootstrap_servers=configured.config.data[desired.BOOTSTRAP_SERVERS])
         defaults = desired.configured(configured.config, Defaults(kafka=servers))
-        of, authentication = defaults.kafka.bootstrap_servers, await self._authentication()
+        of = defaults.kafka.bootstrap_servers
         if secret is None:
-            connection = Connection(configured.config, defaults, None, authentication)
-            return connection, self.kafkas.at(of, None)
+            return Connection(configured.config, defaults), self.kafkas.at(of, None)
         is_own = configured.is_installations or Identity.of(secret)[0] == self.settings.namespace
         if not is_own:
             await check_endpoint(decoded(secret), self.settings)
         kafka = self.kafkas.at(of, decoded(secret), is_own=is_own)
         mount = credentials.mount(broker, secret)
         mounted = defaults.kafka.model_copy(update={"secret_path": services.SECRET_PATH})
-        defaults = replace(defaults, kafka=mounted)
-        return Connection(configured.config, defaults, mount, authentication), kafka
-
-    async def _authentication(self) -> Authentication:
-        """Of senders; raises `InvalidDocument`."""
-        return Authentication.of(await self._config_map(*self.settings.features_config))
+        return Connection(configured.config, replace(defaults, kafka=mounted), mount), kafka
 
     async def _with_defaults(self, broker: Broker) -> Broker:
         """With the delivery of `config-br-defaults` where it declares none."""

@@ -13,7 +13,6 @@ from knafka.core.contract import Kafka
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka_operator.decide import credentials, desired, kafka_settings, services
-from knafka_operator.decide.authentication import Authentication
 from knafka_operator.decide.channel import ChannelConnection, receivers_of
 from knafka_operator.decide.credentials import KAFKA_SECRET
 from knafka_operator.decide.desired import Defaults
@@ -60,16 +59,13 @@ class ChannelKafkas:
         )
         # Its Secret is one of the operator's namespace, so an administrator's.
         kafka = self.kafkas.at(defaults.kafka.bootstrap_servers, values, is_own=True)
-        features = await self.cluster.get(CORE, "ConfigMap", *self.settings.features_config)
-        authentication = Authentication.of(None if features is None else parse(ConfigMap, features))
         if secret is None:
-            return ChannelConnection(defaults, None, authentication), kafka
+            return ChannelConnection(defaults), kafka
         mounted = defaults.kafka.model_copy(update={"secret_path": services.SECRET_PATH})
         metadata = secret["metadata"]
         version = str(metadata.get("resourceVersion", ""))
         mount = str(metadata["name"]), version
-        defaults = replace(defaults, kafka=mounted)
-        return ChannelConnection(defaults, mount, authentication), kafka
+        return ChannelConnection(replace(defaults, kafka=mounted), mount), kafka
 
     async def of(self, document: Document, before: KafkaCluster | None) -> KafkaCluster:
         """Where a channel's topic is, also when its ConfigMap or Secret is gone or is another one.

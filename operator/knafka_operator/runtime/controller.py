@@ -20,6 +20,7 @@ from knafka_operator.decide import services
 from knafka_operator.engine.controller import Controller
 from knafka_operator.model.archives import ARCHIVE
 from knafka_operator.model.cluster import Document
+from knafka_operator.model.event_policies import POLICY_DEFINITION
 from knafka_operator.model.resources import SERVING
 from knafka_operator.operator import Operator
 from knafka_operator.reconcile.archives import Archives
@@ -37,6 +38,7 @@ from knafka_operator.runtime.selections import (
     DEFINITIONS,
     JOBS,
     PODS,
+    POLICIES,
     SECRETS,
     UNWATCHED,
 )
@@ -109,6 +111,7 @@ class ClusterController(Controller):
         self._synced: set[Selection] = set()
         self._all_synced = asyncio.Event()
         self._definitions = Definitions(api.kinds, operator.all)
+        operator.on_policies_known(False)
         self._pods: set[str] = set()
         """UIDs of the functions' pods."""
 
@@ -167,12 +170,19 @@ class ClusterController(Controller):
                 self._keys.on_secret(document)
         elif of is DEFINITIONS:
             self._definitions.heard(changed, gone)
+            self._follow_policies()
+        elif of is POLICIES:
+            self._operator.on_policies(changed, gone)
 
     def is_synced(self, of: Selection, synced: bool) -> None:
         """See `watches.Listener`."""
         self._cluster.is_synced(of, synced)
         if of is DEFINITIONS:
             self._definitions.is_synced(synced)
+            self._follow_policies()
+        if of is POLICIES and synced:
+            # While nobody follows them for a moment, what was heard of them holds.
+            self._operator.on_policies_known(True)
         if of is PODS:
             self._operator.states.receivers_known = synced
         elif of is CONFIG_MAPS and synced:
@@ -203,6 +213,15 @@ class ClusterController(Controller):
         metadata = pod["metadata"]
         if service := (metadata.get("labels") or {}).get("serving.knative.dev/service"):
             self._cluster.tell((SERVING, "Service", metadata["namespace"], service))
+
+    def _follow_policies(self) -> None:
+        """Follow EventPolicies where there is such a kind."""
+        match self._definitions.has(POLICY_DEFINITION):
+            case True if POLICIES not in self._watches:
+                self._operator.on_policies_known(False)
+                self._watch(POLICIES)
+            case False:
+                self._operator.on_policies_known(True)
 
     def _watch_kind(self, api_version: str, kind: str) -> None:
         """What a reconciliation looks at is of this kind: hear of its changes."""
