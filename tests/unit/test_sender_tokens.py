@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
+from jwt.algorithms import RSAAlgorithm
 from support.memory.log import MemoryLog, MemoryWriter
 from support.requests import MINIMAL, PATH, ingress
 from support.senders import (
@@ -135,6 +136,12 @@ def by_public_key() -> bytes:
     return signed + b"." + encoded(hmac.new(public_key(), signed, hashlib.sha256).digest())
 
 
+def well_signed(algorithm: str) -> bytes:
+    """By the issuer's own key, of a head that names another algorithm."""
+    signed = unsigned({"alg": algorithm, "kid": KEY_ID}).rpartition(b".")[0]
+    return signed + b"." + encoded(RSAAlgorithm(RSAAlgorithm.SHA256).sign(signed, RSA_KEY))
+
+
 def hostile() -> dict[str, bytes]:
     good = token()
     head, body, signature = good.split(b".")
@@ -144,6 +151,9 @@ def hostile() -> dict[str, bytes]:
         "none with a signature": unsigned({"alg": "none", "kid": KEY_ID}),
         "None": unsigned({"alg": "None", "kid": KEY_ID}),
         "HS256 with the public key": by_public_key(),
+        "none, well signed": well_signed("none"),
+        "HS256, well signed": well_signed("HS256"),
+        "RS512, well signed as RS256": well_signed("RS512"),
         "another's key": token(rsa.generate_private_key(public_exponent=65537, key_size=2048)),
         "the other key's id": token(EC_KEY, KEY_ID),
         "ES256 of an RSA key": unsigned({"alg": "ES256", "kid": KEY_ID}),
