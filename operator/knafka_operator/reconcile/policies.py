@@ -23,6 +23,10 @@ class Policies:
         """Whether those are all; whoever follows them says so."""
         self._found: dict[Identity, Document] = {}
 
+    def __len__(self) -> int:
+        """Policies that are kept."""
+        return len(self._found)
+
     def heard(self, changed: Sequence[Document], gone: Sequence[Document]) -> set[str]:
         """These are there, or not any more; gives the namespaces that they are in."""
         for document in changed:
