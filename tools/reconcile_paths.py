@@ -37,11 +37,13 @@ PARTS: Final = {
         *("runtime/deletions.py", "../../local/knafka_local/controller.py"),
     ),
     "reconcilers and their effects": (
-        *("reconcile/kind.py", "reconcile/acting.py", "reconcile/brokers.py"),
-        *("reconcile/channels.py", "reconcile/triggers.py", "reconcile/sensors.py"),
-        *("reconcile/archives.py", "reconcile/operations.py", "reconcile/broker_receivers.py"),
-        *("decide/effects.py", "decide/steps.py"),
+        *("reconcile/kind.py", "reconcile/acting.py", "reconcile/effects.py"),
+        *("reconcile/brokers.py", "reconcile/broker_receivers.py", "reconcile/channels.py"),
+        *("reconcile/triggers.py", "reconcile/sensors.py"),
+        *("reconcile/archives.py", "reconcile/operations.py", "reconcile/jobs.py"),
+        *("decide/effects.py", "decide/steps.py", "decide/observed.py"),
     ),
+    "scaling": ("scale/*.py",),
     "the whole operator": ("**/*.py",),
 }
 
@@ -86,6 +88,7 @@ async def main() -> None:
     world = OperatorWorld()
     world.declare_broker("shop")
     controller: Any = controller_of(world)
+    await asyncio.sleep(0.1)  # what runs besides has begun
     with watched() as entered:
         await controller.reconcile(("Broker", "shop", "default"))
     say("Broker", entered)

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 INTEGERS: Final = ("code",)
 """Options that a selection has as a number."""
 OPTIONS_BY_NAME: Final = {"json_file": "json", "open_page": "open"}
+WHOSE: Final = "whose dead letters? Name a Trigger, or a Broker with --broker NAMESPACE/NAME"
 WHY: Final = "where tables are and how long they keep, its DeadLetterArchive says"
 
 ArchiveOption = Annotated[
@@ -133,24 +134,38 @@ def list_letters(where: TopicsTarget, trigger: str | None = None, **given: Any) 
     _refuse_given(given)
     view = where.view(trigger)
     with usage():
-        chosen = view.egresses if trigger is None else [view.egress(trigger)]
-    found = [_asked(view, each, dead_letters.overview) for each in chosen]
-    print_table(dead_letters.COLUMNS, [each.row for each in found], "there is no Trigger")
+        chosen = list(view.egresses) if trigger is None else [view.egress(trigger)]
+    if trigger is None:
+        chosen += map(dead_letters.of_broker, view.ingresses)
+    found = [(each, _asked(view, each, dead_letters.overview)) for each in chosen]
+    rows = [each.row for of, each in found if of.trigger or each.count or each.replayed]
+    print_table(dead_letters.COLUMNS, rows, "there is no Trigger")
 
 
 def show_letters(
-    where: TopicsTarget, trigger: str, limit: int = 20, as_json: bool = False, **given: Any
+    where: TopicsTarget,
+    trigger: str | None = None,
+    broker: str | None = None,
+    limit: int = 20,
+    as_json: bool = False,
+    **given: Any,
 ) -> None:
     _refuse_given(given)
-    view = where.view(trigger)
+    if (trigger is None) is (broker is None):
+        raise refuse(WHOSE)
+    view = where.view(trigger or broker)
     with usage():
-        egress = view.egress(trigger)
+        if trigger is not None:
+            egress = view.egress(trigger)
+        else:
+            egress = dead_letters.of_broker(view.ingress(broker))
 
     found = _asked(view, egress, lambda admin, of: dead_letters.letters(admin, of, limit))
     for each in found:
         typer.echo(each.json() if as_json else each.text())
     if not found and not as_json:
-        typer.echo(f"the topic of {egress.namespace}/{egress.trigger} has no dead letters")
+        whose = dead_letters.owner(*dead_letters.name_of(egress))
+        typer.echo(f"the topic of {whose} has no dead letters")
 
 
 def compact(where: WaitingTarget, asked: Asked, **given: Any) -> None:

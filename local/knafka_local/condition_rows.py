@@ -8,8 +8,8 @@ from typing import Any
 
 from knafka_local.snapshot import BrokerRow, ConditionRow, TriggerRow
 from knafka_operator.decide import sensor_waiting
-from knafka_operator.decide.delivery_status import LAG, PAUSED, REPLICAS
 from knafka_operator.decide.status import DELIVERING
+from knafka_operator.decide.trigger_conditions import LAG, PAUSED, REPLICAS
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.conditions import READY, Severity
 from knafka_operator.model.family import family_of

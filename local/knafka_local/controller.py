@@ -39,7 +39,6 @@ from knafka_local.serving import Served
 from knafka_operator.decide.scaling import TriggerStatus
 from knafka_operator.engine.controller import Controller, Pace
 from knafka_operator.engine.deletions import LEFT_IN_KAFKA, EventType
-from knafka_operator.engine.kinds import BrokerKind
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.family import BROKERS, CHANNELS, Family, family_of
 from knafka_operator.model.identity import Identity
@@ -47,9 +46,9 @@ from knafka_operator.model.resources import EXTERNAL_TOPIC, SERVING
 from knafka_operator.model.sensors import SENSOR, bus_of
 from knafka_operator.operator import Operator
 from knafka_operator.reconcile.contracts import Contract
-from knafka_operator.reconcile.kind import key_of
+from knafka_operator.reconcile.kind import Sources, key_of
 from knafka_operator.reconcile.work_queue import Key
-from knafka_operator.scale.kafka_clusters import AllDrains
+from knafka_operator.scale.scaler import Drains
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +93,7 @@ class LocalController(Controller):
     def __init__(
         self,
         cluster: LocalCluster,
-        drains: AllDrains,
+        drains: Drains,
         served: Mapping[Family, Served],
         say: Say,
         connect: Callable[[Mapping[str, Any]], LogAdmin] = KafkaAdmin,
@@ -130,7 +129,7 @@ class LocalController(Controller):
         """Of a change of anything."""
         super().__init__(operator, _Store(cluster), self._post, PACE)
         for kind in self.kinds.values():
-            if isinstance(kind, BrokerKind):
+            if isinstance(kind, Sources):
                 kind.on_deleted = self._on_deleted
 
     async def run(self) -> None:

@@ -16,7 +16,10 @@ import typer
 
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.clients.kafka_writer import KafkaWriter
+from knafka.core import names
+from knafka.core.contract import Egress
 from knafka_jobs.options import SELECTION, Selection, parser
+from knafka_jobs.schema import TRIGGER
 from knafka_jobs.selecting import Condition, TriggerName, conditions
 from knafka_local import (
     archive_commands,
@@ -26,8 +29,8 @@ from knafka_local import (
     replaying,
     triggers,
 )
-from knafka_local.archive_commands import TopicsTarget, WaitingTarget, on_cluster
-from knafka_local.installation import DEFAULT_DATA, Installation, NotRunning, State
+from knafka_local.archive_commands import WHOSE, TopicsTarget, WaitingTarget, on_cluster
+from knafka_local.installation import CHANNEL, DEFAULT_DATA, Installation, NotRunning, State
 from knafka_local.job_options import Asked, run_job, taking
 from knafka_local.options import (
     FAILED,
@@ -35,12 +38,12 @@ from knafka_local.options import (
     add,
     arguments_of,
     egress_of,
+    ingress_of,
     kafka_of,
     print_table,
     refuse,
     with_kafka,
 )
-from knafka_local.options import TriggerName as TriggerArgument
 
 if TYPE_CHECKING:
     from knafka_jobs.lookup.run import TableFiles
@@ -53,6 +56,17 @@ CLOSE_TIMEOUT: Final = 5.0
 Tables = Annotated[
     str | None,
     typer.Option(help="The tables' folder or URI, if not dead-letters in the data folder."),
+]
+OneTrigger = Annotated[
+    str | None, typer.Argument(metavar="TRIGGER", help="NAMESPACE/NAME, or NAME in default.")
+]
+OneBroker = Annotated[
+    str | None,
+    typer.Option(
+        "--broker",
+        help="In place of a Trigger: what no Trigger has, as it holds no event. NAMESPACE/NAME, or "
+        "channel/NAMESPACE/NAME of a KafkaChannel.",
+    ),
 ]
 NO_TABLES: Final = "there are no tables to read at "
 FIELDS: Final = ("destination", "reason", "code", "type", "source")
@@ -81,29 +95,36 @@ def list_letters(
 
     Those that were sent again, and have not failed since, are counted by themselves. What was
     compacted is counted by its tables, once for each event; the rest as it lies in the topics. With
-    --tables these alone are asked.
+    --tables these alone are asked. Records that hold no event are no Trigger's: they stand under
+    broker/NAMESPACE/NAME.
     """
     running, files = _sources(tables, data_dir)
     found: dict[TriggerName, dead_letters.Overview] = {}
     if files is not None:
-        found = dead_letter_tables.overviews(files, _of_trigger(running, trigger))
+        found = dead_letter_tables.overviews(files, _of(running, trigger))
     if running is not None:
-        chosen = running.egresses if trigger is None else [egress_of(running, trigger)]
+        chosen = list(running.egresses) if trigger is None else [egress_of(running, trigger)]
+        if trigger is None:
+            chosen += map(dead_letters.of_broker, running.ingresses)
         tabled = _tabled(files)
 
         async def look(admin: KafkaAdmin) -> list[dead_letters.Overview]:
             return [await dead_letters.overview(admin, egress, tabled) for egress in chosen]
 
         for egress, each in zip(chosen, with_kafka(running, look), strict=True):
-            name = (egress.namespace, egress.broker, egress.trigger)
-            found[name] = each + found[name] if name in found else each
+            name = dead_letters.name_of(egress)
+            if name in found:
+                found[name] = each + found[name]
+            elif egress.trigger or each.count or each.replayed:
+                found[name] = each
     rows = [each.row for each in found.values()]
     print_table(dead_letters.COLUMNS, rows, "no Trigger runs" if running else "no dead letters")
 
 
 @on_cluster(TopicsTarget, archive_commands.show_letters)
 def show_letters(
-    trigger: TriggerArgument,
+    trigger: OneTrigger = None,
+    broker: OneBroker = None,
     limit: Annotated[int, typer.Option(min=1, help="The last so many.")] = 20,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
     tables: Tables = None,
@@ -111,22 +132,25 @@ def show_letters(
 ) -> None:
     """The last dead letters of a Trigger: what, why, how often tried, and what was answered.
 
-    First those that were compacted, of each event the last, then those in the topic.
+    First those that were compacted, of each event the last, then those in the topic. Those of a
+    Broker are of records that hold no event, and so no Trigger's.
     """
+    if (trigger is None) is (broker is None):
+        raise refuse(WHOSE)
     running, files = _sources(tables, data_dir)
     found: list[dead_letters.DeadLetter] = []
     if files is not None:
-        found += dead_letter_tables.latest(files, _of_trigger(running, trigger), limit)
+        found += dead_letter_tables.latest(files, _of(running, trigger, broker), limit)
     if running is not None:
-        egress, tabled = egress_of(running, trigger), _tabled(files)
+        egress, tabled = _egress(running, trigger, broker), _tabled(files)
         found += with_kafka(
             running, lambda admin: dead_letters.letters(admin, egress, limit, tabled)
         )
     for each in found[-limit:]:
         typer.echo(each.json() if as_json else each.text())
     if not found and not as_json:
-        named = triggers.named(trigger, "Trigger")
-        typer.echo(f"{named.namespace}/{named.name} has no dead letters")
+        whose = triggers.named(trigger or broker or "", "Trigger")
+        typer.echo(f"{whose.namespace}/{whose.name} has no dead letters")
 
 
 def _sources(tables: str | None, data_dir: Path) -> tuple[State | None, TableFiles | None]:
@@ -144,17 +168,29 @@ def _sources(tables: str | None, data_dir: Path) -> tuple[State | None, TableFil
         return None, files
 
 
-def _of_trigger(running: State | None, trigger: str | None) -> Sequence[Condition]:
-    if trigger is None:
+def _egress(running: State, trigger: str | None, broker: str | None) -> Egress:
+    """What has the dead letters of a Trigger, or of a Broker."""
+    if trigger is not None:
+        return egress_of(running, trigger)
+    return dead_letters.of_broker(ingress_of(running, broker))
+
+
+def _of(
+    running: State | None, trigger: str | None, broker: str | None = None
+) -> Sequence[Condition]:
+    if trigger is None and broker is None:
         return ()
     if running is not None:
-        egress = egress_of(running, trigger)
-        named = {
-            "namespace": egress.namespace, "broker": egress.broker, "trigger": egress.trigger
-        }  # fmt: skip
-    else:
+        parts = dead_letters.name_of(_egress(running, trigger, broker))
+        named = dict(zip(TRIGGER, parts, strict=True))
+    elif trigger is not None:
         identity = triggers.named(trigger, "Trigger")
         named = {"namespace": identity.namespace, "trigger": identity.name}
+    else:
+        assert broker is not None
+        identity = triggers.named(broker.removeprefix(CHANNEL), "Broker")
+        of = names.of_channel(identity.name) if broker.startswith(CHANNEL) else identity.name
+        named = {"namespace": identity.namespace, "broker": of, "trigger": ""}
     return [Condition(name, "=", value) for name, value in named.items()]
 
 

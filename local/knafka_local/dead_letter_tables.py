@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from knafka.core.dead_letter import timestamp
 from knafka_jobs.errors import NeedsSpark
 from knafka_jobs.selecting import Condition, TriggerName
-from knafka_local.dead_letters import DeadLetter, Overview, letter
+from knafka_local.dead_letters import DeadLetter, Overview, letter, owner
 
 if TYPE_CHECKING:
     from knafka_jobs.lookup.run import TableFiles
@@ -47,13 +47,12 @@ def overviews(files: TableFiles, conditions: Sequence[Condition]) -> dict[Trigge
     sent = lookup.on_their_way(files, conditions)
     found: dict[TriggerName, Overview] = {}
     for each in lookup.unresolved(files, conditions):
-        namespace, _, name = each.trigger
         how = f"{each.reason} {'' if each.code is None else each.code}".strip()
         times = (_text(each.oldest), _text(each.newest))
-        one = Overview(f"{namespace}/{name}", each.number, *times, Counter({how: each.number}))
+        one = Overview(owner(*each.trigger), each.number, *times, Counter({how: each.number}))
         found[each.trigger] = found[each.trigger] + one if each.trigger in found else one
     for trigger, count in sent.items():
-        one = Overview(f"{trigger[0]}/{trigger[2]}", 0, "", "", Counter(), count)
+        one = Overview(owner(*trigger), 0, "", "", Counter(), count)
         found[trigger] = found[trigger] + one if trigger in found else one
     return found
 

@@ -17,7 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, TypeAlias
 
-from knafka.core.contract import Egress
+from knafka.core import names
+from knafka.core.contract import Egress, Ingress, Sink
 from knafka.core.dead_letter import (
     ATTEMPT_LOG,
     ATTRIBUTE_PREFIX,
@@ -28,6 +29,7 @@ from knafka.core.dead_letter import (
 from knafka.core.errors import LogError
 from knafka.ports.log import LogAdmin, Record
 from knafka_operator.decide.desired import replay_topic
+from knafka_operator.model.family import family_of
 
 READ_AT_MOST: Final = 10_000
 """Of one topic: enough to see what goes wrong; the reports are for all of it."""
@@ -61,6 +63,8 @@ class DeadLetter:
     """When it was sent again, if it was."""
     attempt_log: Sequence[tuple[str, str]] = ()
     """Time and result of each of the last attempts, as far as they are known one by one."""
+    of_broker: bool = False
+    """Whether it is no Trigger's, but its Broker's: the record holds no event."""
 
     def json(self) -> str:
         return json.dumps(asdict(self), ensure_ascii=False)
@@ -73,6 +77,8 @@ class DeadLetter:
             f"  {how} after {self.attempts} attempts at {self.destination}",
             f"  first {self.first_time}, last {self.last_time}, was {self.position}",
         ]
+        if self.of_broker:  # nobody has tried to deliver it
+            lines[:2] = [f"a record that holds no event: {self.position}", f"  {how}"]
         lines += [f"  attempt {at}: {result}" for at, result in self.attempt_log]
         if self.error:
             lines.append(f"  {'answer' if self.code else 'error'}: {self.error}")
@@ -87,7 +93,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """What lies in one Trigger's dead-letter topic."""
+    """What lies in the dead-letter topic of one Trigger, or of a Broker."""
 
     trigger: str
     count: int
@@ -138,6 +144,38 @@ def preview_lines(would: Mapping[str, Any]) -> Iterator[str]:
         yield f"{would['left_out']} left out: resolved, on their way, or no events"
 
 
+def of_broker(of: Ingress | Egress) -> Egress:
+    """What has the dead letters of a Broker or KafkaChannel itself, where a Trigger's Egress is
+    asked for: no Trigger's name, and its topic for records that hold no event."""
+    is_channel = of.kind in ("KafkaChannel", "Subscription")
+    name = names.of_channel(of.broker) if is_channel else of.broker
+    return Egress(
+        namespace=of.namespace,
+        broker=of.broker,
+        trigger="",
+        kind="Subscription" if is_channel else "Trigger",
+        topic=of.topic,
+        group="",
+        dead_letter_topic=names.broker_dead_letter_topic(of.namespace, name),
+        kafka=of.kafka,
+        subscriber=Sink(url="http://nobody.invalid/"),
+    )
+
+
+def owner(namespace: str, broker: str, trigger: str) -> str:
+    """Whose dead letters they are, for people; `broker` as the dead letters have it."""
+    if trigger:
+        return f"{namespace}/{trigger}"
+    channel = broker.removeprefix(names.of_channel(""))
+    kind = "broker" if channel == broker else "channel"
+    return f"{kind}/{namespace}/{channel}"
+
+
+def name_of(egress: Egress) -> tuple[str, str, str]:
+    """Namespace, Broker and Trigger, as the dead letters have them."""
+    return egress.namespace, family_of(egress.kind).own_name(egress.broker), egress.trigger
+
+
 Tabled: TypeAlias = Mapping[tuple[str, int], int]
 """The first offset of each partition, by topic id, that the tables don't have."""
 
@@ -166,7 +204,7 @@ async def overview(admin: LogAdmin, egress: Egress, tabled: Tabled | None = None
     open_ = [each for each in found if not each.replayed]
     times = sorted(each.last_time for each in open_)
     return Overview(
-        f"{egress.namespace}/{egress.trigger}",
+        owner(*name_of(egress)),
         len(open_),
         times[0] if times else "",
         times[-1] if times else "",
@@ -244,6 +282,7 @@ def letter(record: Record, replayed: int | None = None) -> DeadLetter:
             (shown(at), shown(result)) for at, result in logged_attempts(found.get(ATTEMPT_LOG, ""))
         ],
         replayed="" if replayed is None else timestamp(replayed / 1000),
+        of_broker=f"{ATTRIBUTE_PREFIX}broker" in found and not text(f"{ATTRIBUTE_PREFIX}trigger"),
     )
 
 

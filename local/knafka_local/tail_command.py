@@ -11,6 +11,7 @@ import typer
 
 from knafka.core.contract import Egress, Ingress
 from knafka.core.filters import Predicate, compile_trigger
+from knafka_local import dead_letters as letters_of
 from knafka_local import event_filters, rewinding, tailing
 from knafka_local.declared_source import SYSTEM_NAMESPACE, DeclaredView, broker_of, trigger_of
 from knafka_local.event_filters import all_of
@@ -60,14 +61,18 @@ def tail(
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option(help="First those since: how long ago (90s, 15m, 2h, 1d), a time, or start."),
+        typer.Option(
+            help="Begin with events since then: how long ago (90s, 15m, 2h, 1d), a time, or start."
+        ),
     ] = None,
     last: Annotated[
         int | None,
-        typer.Option(min=0, help="First the last so many that there are, before any filter."),
+        typer.Option(
+            min=0, help="Begin with this many of the latest events, counted before any filter."
+        ),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", "--count", min=1, help="End after so many events.")
+        int | None, typer.Option("--limit", "--count", min=1, help="End after this many events.")
     ] = None,
     output: Annotated[
         Format | None,
@@ -139,7 +144,8 @@ def _topics(
     """Whose Kafka is asked, for which topics, and what the Trigger wants. Raises `Unknown`."""
     if trigger is None:
         ingress = view.ingress(broker)
-        letters = [each.dead_letter_topic for each in view.of_broker(ingress)]
+        owners = [*view.of_broker(ingress), letters_of.of_broker(ingress)]
+        letters = [each.dead_letter_topic for each in owners]
         return ingress, letters if dead_letters else [ingress.topic], None
     egress = view.egress(trigger)
     if broker is not None and broker_of(view.ingress(broker)) != broker_of(egress):

@@ -46,8 +46,6 @@ class NoTopic(errors.KnafkaError):
         super().__init__(
             f"there is no topic {', '.join(topics)} (a dead-letter topic is made with the first "
             "dead letter)"
-            if topics
-            else "there is no Trigger, so no dead letter"
         )
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final, Literal
 
@@ -22,8 +21,8 @@ from knafka_operator.decide import entries, services
 from knafka_operator.decide import status as statuses
 from knafka_operator.decide.activity import USUAL, Limits
 from knafka_operator.model.cluster import Cluster, Document
-from knafka_operator.model.family import BROKERS, CHANNELS, is_of_kafka_channel
-from knafka_operator.model.handler import Handler, Handling
+from knafka_operator.model.family import BROKERS, CHANNELS
+from knafka_operator.model.handler import Handling
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import SERVING
 from knafka_operator.model.sensors import SENSOR, Bus
@@ -31,7 +30,10 @@ from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.brokers import Brokers
 from knafka_operator.reconcile.channels import Channels
 from knafka_operator.reconcile.dead_letters import DeadLetters
+from knafka_operator.reconcile.effects import Effects
 from knafka_operator.reconcile.entries import Entries
+from knafka_operator.reconcile.functions import LOOK_INTERVAL, Rolls
+from knafka_operator.reconcile.kind import rfc3339_now as _now
 from knafka_operator.reconcile.moves import Moves
 from knafka_operator.reconcile.observing import TriggerObserver
 from knafka_operator.reconcile.probe import probe, wake
@@ -39,16 +41,16 @@ from knafka_operator.reconcile.publishing import Publishing
 from knafka_operator.reconcile.receivers import PodPositions, Positions, Receivers
 from knafka_operator.reconcile.replays import Replays
 from knafka_operator.reconcile.resuming import Resuming
-from knafka_operator.reconcile.rolls import LOOK_INTERVAL, Rolls
 from knafka_operator.reconcile.sensors import Sensors
 from knafka_operator.reconcile.shards import Shards
 from knafka_operator.reconcile.state import States, broker_of, declared_of, has_contract
-from knafka_operator.reconcile.subscribers import explain
+from knafka_operator.reconcile.subscriptions import Subscriptions
 from knafka_operator.reconcile.triggers import Triggers
 from knafka_operator.reconcile.work_queue import BACK_OFF, GONE, Verdict, WorkQueue
 from knafka_operator.scale.drains import HttpDrains
-from knafka_operator.scale.kafka_clusters import AllDrains, KafkaCluster, KafkaClusters
+from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
 from knafka_operator.scale.repeat import repeat
+from knafka_operator.scale.scaler import Drains
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +81,7 @@ class Operator:
         connect: Callable[[Mapping[str, Any]], LogAdmin],
         *,
         open_writer: Callable[[Mapping[str, Any]], LogWriter],
-        drains: AllDrains | None = None,
+        drains: Drains | None = None,
         probe: Callable[[str], Awaitable[None]] = probe,
         wake: Callable[[str], Awaitable[None]] = wake,
         activity: Limits = USUAL,
@@ -133,7 +135,8 @@ class Operator:
         url_of = partial(services.url, settings=settings) if self.entries is None else None
         positions = positions or PodPositions(cluster, url_of, bearers=self._bearers)
         receivers = Receivers(settings, cluster, self.states, positions, enqueue)
-        of = settings, cluster, self._kafkas, shards, self.states, receivers, probe, _now
+        self.effects = Effects(cluster, self.states, shards, receivers, probe, wake)
+        of = settings, cluster, self._kafkas, shards, self.states, receivers, self.effects, _now
         self.brokers = (
             Brokers(*of) if self.entries is None else Channels(*of, self.entries.handling)
         )
@@ -142,13 +145,17 @@ class Operator:
         if beside is not None:
             self.sensors = beside.sensors
         elif settings.sensors:
-            self.sensors = Sensors(settings, cluster, self._kafkas, self.states, _now)
+            self.sensors = Sensors(settings, cluster, self._kafkas, self.states, self.effects, _now)
         if self.sensors is not None:
             self.sensors.buses[self.family] = self.brokers
-        observer = TriggerObserver(settings, cluster, self.brokers, shards, self.states)
+        observer = TriggerObserver(settings, cluster, self.brokers.is_ours, shards, self.states)
         self.dead_letters = DeadLetters(self.states, enqueue)
-        of_triggers = self.states, observer, self.dead_letters, wake, _now, enqueue
-        self.triggers = Triggers(settings, cluster, self.brokers, shards, *of_triggers)
+        of_triggers = self.states, observer, self.dead_letters, self.effects, _now, enqueue
+        parts = settings, cluster, self.brokers, shards, *of_triggers
+        self.triggers = (
+            Triggers(*parts) if self.entries is None else Subscriptions(*parts, self.entries)
+        )
+        self.brokers.neighbours = self.triggers.neighbours = self
         self.publishing = Publishing(cluster, self.states, self.triggers, self.queue, _now)
         publishing = repeat("publishing lags", self.publishing.look, PUBLISH_INTERVAL)
         self.moves = Moves(self.states, self.queue.enqueue, activity)
@@ -238,22 +245,7 @@ class Operator:
     def may_be_ours(self, trigger: Mapping[str, Any]) -> bool:
         """Whether a Trigger's Broker isn't known to be another implementation's; of a Subscription,
         whether it names a KafkaChannel."""
-        if self.family is CHANNELS:
-            return is_of_kafka_channel(trigger)
-        return broker_of(trigger) not in self.states.foreign_brokers
-
-    async def reconcile_broker(self, document: Document) -> Mapping[str, Any]:
-        """Reconcile one Broker, and its Triggers if what they go by has changed."""
-        identity, record = Identity.of(document), self.states.broker(document)
-        before = record.known()
-        try:
-            status = await self.brokers.reconcile(document)
-            assert status is not None, "every Broker that is asked for is ours"
-            return status
-        finally:
-            record.reconciled = True
-            if before != record.known():
-                self._wake_triggers(identity)
+        return self.triggers.is_ours(trigger)
 
     async def delete_broker(self, document: Document) -> None:
         identity = Identity.of(document)
@@ -276,12 +268,12 @@ class Operator:
         groups |= {entries.group(identity, uid) for uid in entries.promises(document)}
         if self.sensors is not None:
             groups |= await self.sensors.stop(Bus(self.family, identity))
-        await self.brokers.delete(document, groups)
+        await self.brokers.delete_topic(document, groups)
 
     def forget(self, document: Document) -> None:
         """It is gone, whatever is left of it in Kafka."""
         is_broker = document["kind"] == self.family.broker
-        (self.brokers if is_broker else self.triggers).forget(document)
+        (self.brokers if is_broker else self.triggers).drop(document)
         if not is_broker:
             self._has_rested(Identity.of(document))
             self._list_anew(broker_of(document))
@@ -307,17 +299,6 @@ class Operator:
         """One of its Subscriptions is no more: neither is its entry, in spec and status."""
         if self.entries is not None and channel in self.states.brokers:
             self.queue.enqueue((self.family.broker, *channel))
-
-    async def leave(self, trigger: Document) -> None:
-        """A Trigger or Subscription is another implementation's. Raises `ClusterError`."""
-        await self.triggers.leave(trigger)
-        if self.entries is not None:
-            await explain(self.cluster, trigger, self.entries.handling, _now())
-
-    @property
-    def handles_entries(self) -> bool:
-        """Whether Subscriptions are Knative Eventing's to handle, ours to deliver."""
-        return self.entries is not None and self.entries.handling.handler is Handler.EVENTING
 
     def on_eventing(self, seen: bool | None) -> None:
         """Whether Knative Eventing is here; None: that isn't known."""
@@ -376,12 +357,12 @@ class Operator:
         identity, ours = Identity.of(document), self.brokers.is_ours(document)
         self.remember_class(document, gone=gone)
         if gone:
-            self.brokers.forget(document)
+            self.brokers.drop(document)
         elif ours:
             self.brokers.remember_topic(document)
         # Triggers that came before one that isn't ours were taken for ours.
         if self._is_news(document, gone=gone) and (gone or not ours):
-            self._wake_triggers(identity)
+            self.wake_triggers(identity)
 
     def on_trigger(self, document: Document, *, gone: bool) -> None:
         identity = Identity.of(document)
@@ -441,7 +422,8 @@ class Operator:
     def _used_kafkas(self) -> set[KafkaCluster]:
         return set[KafkaCluster]().union(*(each.states.kafkas() for each in self.all))
 
-    def _wake_triggers(self, broker: Identity) -> None:
+    def wake_triggers(self, broker: Identity) -> None:
+        """Have the Triggers and Sensors that read a Broker reconciled."""
         for identity in self.states.triggers_of(broker):
             self.queue.enqueue((self.family.trigger, *identity))
         self._wake_sensors(broker)
@@ -450,7 +432,3 @@ class Operator:
         if self.sensors is not None:
             for identity in self.sensors.states.sensors_on(Bus(self.family, broker)):
                 self.queue.enqueue((SENSOR, *identity))
-
-
-def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -49,6 +49,7 @@ def conditions(selection: Selection) -> list[Condition]:
 
 REPLAYABLE: Final = (
     f"reason <> '{Reason.UNDECODABLE.value}' AND resolved IS NULL AND namespace <> ''"
+    " AND trigger <> ''"
     f" AND trigger NOT LIKE '{names.SENSORS}%'"
 )
 """Which of `failures` can be sent again: unresolved events of a known Trigger, and of no Sensor,

@@ -29,7 +29,9 @@ AFTERWARDS: Final = 6.0 if FULL else 3.0
 """Seconds of load after a change is Ready: what follows late is seen, too."""
 SETTLED: Final = 90.0
 GONE: Final = 75.0
-"""Seconds: 56 until Kubernetes looks at a namespace again in which pods have a grace of 110 s."""
+"""Seconds. 60 are wanted, and 70 were measured at a load of 20 to 25. 5 until Kubernetes begins, 36
+until it looks again (half of the pods' grace), 5 until the third time, and what it takes itself to
+go through some 90 kinds each time: docs/performance.md."""
 DISPATCHER: Final = "all-kn-dispatcher"
 
 ISOLATION: Final = "knafka.dev/isolation"
@@ -155,5 +157,6 @@ def test_a_namespace_with_ten_functions_that_run_is_gone_in_about_a_minute(
     cluster.kubectl("delete", "namespace", namespace, "--wait=false")
     cluster.wait_for(lambda: cluster.get("namespace", namespace) is None, 120, "it is gone")
     took = time.monotonic() - began
-    print(f"a namespace with ten functions is gone after {took:.0f} s")
+    busy = os.getloadavg()[0]
+    print(f"a namespace with ten functions is gone after {took:.0f} s, load average {busy:.0f}")
     assert took < GONE

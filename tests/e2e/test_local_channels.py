@@ -20,7 +20,7 @@ from support.up import Up
 from knafka_local import status
 from knafka_local.children import free_port
 from knafka_local.installation import Installation
-from knafka_operator.scale.scaled_trigger import LAG_INTERVAL
+from knafka_operator.scale.scaled_groups import LAG_INTERVAL
 
 pytestmark = [
     pytest.mark.kafka,

@@ -18,7 +18,6 @@ from knafka_operator.model.identity import Identity
 from knafka_operator.reconcile.contracts import ContractLog
 from knafka_operator.scale.kafka_clusters import KafkaCluster
 from knafka_operator.scale.scaler import Scaler
-from knafka_operator.scale.sensor_scaler import SensorScaler
 
 COMPACTED = {"cleanup.policy": "compact"}
 
@@ -38,7 +37,6 @@ class World:
         cluster = KafkaCluster(
             self.admin,
             Scaler(self.admin, drains),
-            SensorScaler(self.admin, drains),
             self.connection["bootstrap.servers"],
             lambda: KafkaWriter(self.connection),
         )

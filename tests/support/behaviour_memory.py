@@ -21,6 +21,7 @@ from support.logs import shared_memory
 from support.memory.admin import MemoryAdmin
 from support.memory.log import MemoryLog, MemoryReader, MemoryWriter
 from support.memory.shared import MemoryPositionedReader
+from support.memory.tail import memory_dead_letters
 from support.operator_world import OperatorWorld
 from support.scaling import NoSensors
 
@@ -29,6 +30,7 @@ from knafka.core.drain import DrainProgress, DrainRequest, ShardProgress
 from knafka.core.errors import InvalidDocument, LogError
 from knafka.core.event import Event
 from knafka.core.kafka_binding import to_record
+from knafka.dispatcher.broker_letters import BrokerDeadLetters
 from knafka.dispatcher.connecting import Clients
 from knafka.dispatcher.drain import Drain
 from knafka.dispatcher.shared.record import SharedParser
@@ -73,13 +75,15 @@ class MemoryDrains(NoSensors):
     async def hold(
         self, trigger_id: str, egress: Egress, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[DrainProgress]:
+        writer, topics = MemoryWriter(self._log), MemoryAdmin(self._log)
         drain = Drain(
             egress,
             lambda assignment: MemoryReader(self._log, egress.group, egress.topic, assignment),
-            MemoryWriter(self._log),
+            writer,
             self._subscriber,
             asyncio.get_running_loop().time,
-            MemoryAdmin(self._log),
+            topics,
+            broker_dead_letters=memory_dead_letters(egress, self._log, writer, topics),
         )
         drain.idle = request.idle
         stopping = asyncio.create_task(stop.wait())
@@ -123,6 +127,7 @@ class MemoryShard:
         self._log = log
         self._shard = shard
         self._topics: dict[str, SharedTopic] = {}
+        self._dead_letters: dict[str | None, BrokerDeadLetters | None] = {}
 
     def of(self, egress: Egress, among: Callable[[], int]) -> Clients:
         def open_reader(assignment: Assignment) -> LogReader:
@@ -132,7 +137,11 @@ class MemoryShard:
             return self._topics[egress.topic].reader(egress.group, assignment)
 
         topics = MemoryAdmin(self._log)
-        return Clients(open_reader, self.writer, self.subscriber, topics, SharedParser())
+        name = egress.broker_dead_letter_topic
+        if name not in self._dead_letters:
+            self._dead_letters[name] = memory_dead_letters(egress, self._log, self.writer, topics)
+        letters = self._dead_letters[name]
+        return Clients(open_reader, self.writer, self.subscriber, topics, letters, SharedParser())
 
     def open_contract(self) -> PositionedReader:
         return MemoryPositionedReader(self._log, self._shard.contract_topic)

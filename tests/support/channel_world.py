@@ -103,7 +103,7 @@ class ChannelWorld(OperatorWorld):
     async def reconcile_channel(self, namespace: str, name: str) -> Mapping[str, Any]:
         document = self.stored("KafkaChannel", namespace, name)
         self.channels.on_change(document, gone=False)
-        await self.channels.reconcile_broker(document)
+        await self.channels.brokers.reconcile(document)
         status: Mapping[str, Any] = self.stored("KafkaChannel", namespace, name)["status"]
         return status
 
@@ -150,13 +150,13 @@ class ChannelWorld(OperatorWorld):
         for _ in range(2):
             self.hear()
             for each in list(self.cluster.of("KafkaChannel")):
-                await operator.reconcile_broker(each)
+                await operator.brokers.reconcile(each)
             self.hear()
             for kind, *who in list(operator.queue._items):
                 if kind == "Subscription":
                     await self._look(Identity(*who))
             for each in list(self.cluster.of("KafkaChannel")):
-                await operator.reconcile_broker(each)
+                await operator.brokers.reconcile(each)
 
     async def _look(self, who: Identity) -> None:
         operator = self.channels

@@ -10,7 +10,9 @@ from typing import Any, TypeAlias
 from support.memory.admin import MemoryAdmin
 from support.memory.log import MemoryLog, MemoryReader, MemoryWriter
 from support.memory.records import MemoryRecord
+from support.memory.tail import memory_dead_letters
 
+from knafka.core import names
 from knafka.core.contract import Delivery, Egress, Kafka, Sink
 from knafka.core.drain import DrainProgress
 from knafka.core.errors import DeliveryError, LogError
@@ -25,6 +27,7 @@ from knafka.ports.subscriber import Response, Target
 from knafka.tracing.spans import Tracer
 
 TOPIC, DEAD, GROUP = "events", "dead-letters", "group"
+BROKER_DEAD = names.broker_dead_letter_topic("ns", "broker")
 SUBSCRIBER, SINK = "http://subscriber.test/", "http://sink.test/"
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -166,6 +169,7 @@ class World:
         partitions: int = 1,
         delivery: Delivery | None = None,
         sink: bool = False,
+        shares_topic: bool = False,
         **egress: Any,
     ) -> None:
         self.log = MemoryLog()
@@ -179,6 +183,7 @@ class World:
             subscriber=Sink(url=SUBSCRIBER),
             dead_letter_sink=Sink(url=SINK) if sink else None,
             delivery=delivery or Delivery(),
+            shares_topic=shares_topic,
             **egress,
         )  # fmt: skip
         self.killing = False
@@ -234,15 +239,17 @@ class World:
         as one that has neighbours."""
         loop = asyncio.get_running_loop()
         make: Callable[..., Drain] = AtMostOnceDrain if self.egress.at_most_once else Drain
+        writer = MemoryWriter(self.log)
         return make(
             self.egress,
             self.open_reader,
-            MemoryWriter(self.log),
+            writer,
             subscriber or self.subscriber,
             loop.time,
             self.topics,
             pace=pace,
             tracing=None if self.tracer is None else EgressTracing(self.tracer, self.egress),
+            broker_dead_letters=memory_dead_letters(self.egress, self.log, writer, self.topics),
         )
 
     async def run(self, *, idle: float = 2.0, stop_after: float = FAR) -> DrainProgress:

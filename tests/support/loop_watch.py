@@ -4,15 +4,17 @@ What counts is what one call into our packages did by itself within one callback
 the loop's thread without that of Python's garbage collector, or that it slept. Wall time doesn't
 count: a busy machine fails no test. Why this and not blockbuster: docs/decisions/0002.
 
-A second thread looks every 25 ms at where the loop is. So `LIMIT` is never told as too long, 50 ms
-more always are. A test may take its own time, and an import happens once.
+A second thread has the loop's thread look every 25 ms at where it is, by a signal: what it runs
+can't be read from another thread, which ended CPython 3.11 by a segmentation fault. So `LIMIT` is
+never told as too long, 50 ms more always are. A test may take its own time, and an import happens
+once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import sys
+import signal
 import threading
 import time
 import traceback
@@ -27,7 +29,9 @@ LIMIT: Final = 0.25
 """Seconds that a callback may take: 100 ms, times what coverage's tracer and a busy second core
 make of them."""
 LOOK_INTERVAL: Final = 0.025
-"""Seconds between two looks of the second thread."""
+"""Seconds between two looks."""
+_SIGNAL: Final = signal.SIGVTALRM
+"""One that nobody else uses: pytest-timeout has SIGALRM."""
 
 _ROOT: Final = f"{Path(__file__).parents[2]}/"
 _OURS: Final = tuple(f"{_ROOT}{source}/" for source in ("functions", "operator"))
@@ -61,11 +65,15 @@ class LoopWatch:
         """Seconds of CPU time that the garbage collector has taken."""
         self._collecting_from = 0.0
         self._ended = threading.Event()
+        self._was_asleep = False
+        self._seen: _Seen | None = None
+        self._told: FrameType | None = None
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch for as long as the context is open."""
-        looking = threading.Thread(target=self._look, name="loop-watch", daemon=True)
+        """Watch for as long as the context is open; in the process's main thread."""
+        looking = threading.Thread(target=self._have_it_look, name="loop-watch", daemon=True)
+        before = signal.signal(_SIGNAL, self._look)
         looking.start()
         gc.callbacks.append(self._on_collection)
         try:
@@ -74,27 +82,31 @@ class LoopWatch:
             gc.callbacks.remove(self._on_collection)
             self._ended.set()
             looking.join()
+            signal.signal(_SIGNAL, before)
+            self._seen = self._told = None
 
-    def _look(self) -> None:
-        seen: _Seen | None = None
-        told: FrameType | None = None
+    def _have_it_look(self) -> None:
         while not self._ended.wait(LOOK_INTERVAL):
-            frame = sys._current_frames()[self._thread]
-            call, callback = call_of_ours(frame)
-            if call is None or callback is None or callback is told:
-                seen = None
-                continue
-            cpu = time.clock_gettime(self._clock) - self._collected
-            if seen is None or seen.callback is not callback or seen.call is not call:
-                seen = _Seen(call, callback, cpu)
-            if problem := self._problem(seen, frame, cpu):
-                told = callback
-                stack = "".join(traceback.format_stack(frame)[-8:])
-                self.blocked.append(f"{problem} in one callback\n{stack}")
+            self._was_asleep = self._is_asleep()
+            signal.pthread_kill(self._thread, _SIGNAL)
+
+    def _look(self, _: int, frame: FrameType | None) -> None:
+        call, callback = (None, None) if frame is None else call_of_ours(frame)
+        if frame is None or call is None or callback is None or callback is self._told:
+            self._seen = None
+            return
+        cpu = time.clock_gettime(self._clock) - self._collected
+        seen = self._seen
+        if seen is None or seen.callback is not callback or seen.call is not call:
+            seen = self._seen = _Seen(call, callback, cpu)
+        if problem := self._problem(seen, frame, cpu):
+            self._told = callback
+            stack = "".join(traceback.format_stack(frame)[-8:])
+            self.blocked.append(f"{problem} in one callback\n{stack}")
 
     def _problem(self, seen: _Seen, frame: FrameType, cpu: float) -> str:
         # Who waits for Python's lock sleeps as well, but not for long at one place.
-        place = (frame, frame.f_lasti) if self._is_asleep() else None
+        place = (frame, frame.f_lasti) if self._was_asleep else None
         if place is None or place != seen.place:
             seen.place, seen.asleep_since = place, time.monotonic()
         elif time.monotonic() - seen.asleep_since > LIMIT:
@@ -122,9 +134,8 @@ def call_of_ours(frame: FrameType) -> tuple[FrameType | None, FrameType | None]:
     call: FrameType | None = None
     is_known = False
     each: FrameType | None = frame
-    # Of a thread that runs meanwhile CPython 3.11 may give something else than a frame or its code.
-    while isinstance(each, FrameType) and each.f_code is not _CALLBACK:
-        name = getattr(each.f_code, "co_filename", "")
+    while each is not None and each.f_code is not _CALLBACK:
+        name = each.f_code.co_filename
         if "importlib" in name:
             return None, None
         if name.startswith(_OURS) and not is_known:
@@ -132,4 +143,4 @@ def call_of_ours(frame: FrameType) -> tuple[FrameType | None, FrameType | None]:
         elif name.startswith(_ROOT):
             is_known = True  # a test called them; or they called what is a test's
         each = each.f_back
-    return call, each if isinstance(each, FrameType) else None
+    return call, each

@@ -243,7 +243,9 @@ class OperatorWorld:
         """Its status after that."""
         document = self.document("Broker", namespace, name)
         self.operator.on_broker(document, gone=False)
-        return await self.operator.reconcile_broker(document)
+        status = await self.operator.brokers.reconcile(document)
+        assert status is not None
+        return status
 
     async def reconcile_trigger(self, namespace: str, name: str) -> Mapping[str, Any]:
         document = self.document("Trigger", namespace, name)

@@ -76,6 +76,12 @@ class FakeLags:
     ) -> None:
         self.noted.append((list(groups), topic, positions, round(since, 2)))
 
+    async def members(self, group: str) -> Collection[str]:
+        raise NotImplementedError
+
+    def forget_group(self, group: str) -> None:
+        raise NotImplementedError
+
     def times(self) -> list[float]:
         return [time for time, _, _ in self.asked]
 
@@ -153,7 +159,7 @@ class NoSensors:
         raise NotImplementedError
 
 
-class FakeDrains:
+class FakeDrains(NoSensors):
     """Each drain tells what the test has it tell; one that is told to stop takes `clean_end`
     seconds."""
 
@@ -249,11 +255,11 @@ def drains() -> FakeDrains:
 
 @asynccontextmanager
 async def running(
-    lags: FakeLags, drains: FakeDrains, request_budget: float = BUDGET
+    lags: FakeLags, drains: FakeDrains, request_budgets: tuple[float, float] = (BUDGET, BUDGET)
 ) -> AsyncIterator[Scaler]:
     """Unless it is said how long a request is, a drain has a single one: these drains are told what
     they tell, and don't know how long they may."""
-    scaler = Scaler(lags, drains, request_budget=request_budget)
+    scaler = Scaler(lags, drains, request_budgets=request_budgets)
     run = asyncio.create_task(scaler.run())
     try:
         yield scaler

@@ -15,11 +15,13 @@ from support.logs import shared_memory
 from support.memory.admin import MemoryAdmin
 from support.memory.log import MemoryLog, MemoryWriter
 from support.memory.shared import MemoryMember, MemoryOffsets, MemoryPositionedReader
+from support.memory.tail import memory_dead_letters
 
 from knafka.core.contract import Egress, Kafka
 from knafka.core.contract import Shard as Contract
 from knafka.core.documents import dump
 from knafka.core.drain import ShardProgress
+from knafka.dispatcher.broker_letters import BrokerDeadLetters
 from knafka.dispatcher.connecting import Clients
 from knafka.dispatcher.function import Dispatcher
 from knafka.dispatcher.shared.record import SharedParser
@@ -61,6 +63,7 @@ class Shard:
 
     def again(self) -> None:
         """Another process, which isn't started."""
+        self.broker_dead_letters: BrokerDeadLetters | None = None
         self.shared = shared_memory(self.world.log, self.name, TOPIC)
         self.dispatcher = Dispatcher(connect_shard=lambda shard: self)
 
@@ -87,7 +90,18 @@ class Shard:
         subscriber = self.subscribers[groups.index(egress.group)]
         self.among.append(among)
         topics = MemoryAdmin(self.world.log)
-        return Clients(self._opener(egress), self.writer, subscriber, topics, SharedParser())
+        if self.broker_dead_letters is None:
+            self.broker_dead_letters = memory_dead_letters(
+                egress, self.world.log, self.writer, topics
+            )
+        return Clients(
+            self._opener(egress),
+            self.writer,
+            subscriber,
+            topics,
+            self.broker_dead_letters,
+            SharedParser(),
+        )
 
     def _opener(self, egress: Egress) -> Any:
         def open_reader(assignment: Assignment) -> LogReader:

@@ -22,8 +22,18 @@ TIMEOUT: Final = 30.0
 class Load:
     """Sends so many events a second from a thread of its own, until it is left."""
 
-    def __init__(self, address: str, rate: float = RATE) -> None:
+    def __init__(
+        self,
+        address: str,
+        rate: float = RATE,
+        *,
+        source: str = "/load",
+        types: Sequence[str] = ("made",),
+    ) -> None:
+        """Event number N, whose id is N, has the type `types[N % len(types)]`."""
         self._rate = rate
+        self._source = source
+        self._types = types
         self._url = urlsplit(address)
         self._over = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
@@ -47,17 +57,18 @@ class Load:
         ) as client, asyncio.TaskGroup() as sending:  # fmt: skip
             began, number = loop.time(), 0
             while not self._over.is_set():
-                sending.create_task(self._send(client, str(number)))
+                sending.create_task(self._send(client, number))
                 number += 1
                 await asyncio.sleep(max(0.0, began + number / self._rate - loop.time()))
 
-    async def _send(self, client: httpx.AsyncClient, event: str) -> None:
+    async def _send(self, client: httpx.AsyncClient, number: int) -> None:
+        event = str(number)
         headers = {
             "host": self._url.netloc,
             "ce-specversion": "1.0",
             "ce-id": event,
-            "ce-source": "/load",
-            "ce-type": "made",
+            "ce-source": self._source,
+            "ce-type": self._type_of(event),
         }
         try:
             answer = await client.post(self._url.path, headers=headers, content=event.encode())
@@ -74,6 +85,13 @@ class Load:
     @property
     def accepted(self) -> set[str]:
         return {event for event, status in self.statuses.copy().items() if status == 202}
+
+    def accepted_of(self, type_: str) -> set[str]:
+        """Ids of the accepted events that have this type."""
+        return {event for event in self.accepted if self._type_of(event) == type_}
+
+    def _type_of(self, event: str) -> str:
+        return self._types[int(event) % len(self._types)]
 
 
 def longest_pause(seen: Sequence[Mapping[str, Any]], began: float, ended: float) -> float:

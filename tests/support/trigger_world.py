@@ -52,7 +52,7 @@ class TriggerWorld:
             topic=self.topic, group=self.topic, dead_letter_topic=self.dead,
             kafka=contract.Kafka(bootstrap_servers=self.kafka.bootstrap_servers),
             subscriber=Sink(url=url),
-            **more,
+            **{"shares_topic": False, **more},
         )  # fmt: skip
 
     def dispatcher(self, url: str, **more: Any) -> FunctionProcess:

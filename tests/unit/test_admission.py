@@ -22,14 +22,12 @@ from support.admitted import (
 
 from knafka.core.errors import InvalidDocument
 from knafka_operator.decide.admission import (
-    DEPENDENCY,
     INJECTION,
-    Dependency,
     check_trigger,
     class_warnings,
-    dependency,
     trigger_warnings,
 )
+from knafka_operator.decide.trigger_conditions import DEPENDENCY, Dependency, dependency
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.maxima import UNLIMITED, Maxima
 from knafka_operator.model.resources import (

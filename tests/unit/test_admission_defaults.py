@@ -24,6 +24,7 @@ from knafka_operator.decide.admission import (
     defaulted_trigger,
 )
 from knafka_operator.model.cluster import ClusterError
+from knafka_operator.model.family import BROKERS
 from knafka_operator.model.resources import (
     BROKER_CLASS,
 )
@@ -171,7 +172,8 @@ async def filled_in_by_webhook(
     """A Broker of the namespace `shop` as it is stored; how often the cluster was asked."""
     missing: Any = None
     settings = Settings(namespace="knafka", image="knafka", default_class=default_class)
-    brokers = Brokers(settings, *[missing] * 7)
+    states: Any = SimpleNamespace(family=BROKERS)
+    brokers = Brokers(settings, missing, missing, missing, states, *[missing] * 3)
     cluster = MemoryCluster()
     if defaults is not None:
         cluster.put(defaults)

@@ -16,7 +16,12 @@ from knafka.core.dead_letter import Failure, Origin, dead_letter_of
 from knafka.core.delivery import Reason
 from knafka.core.errors import LogError
 from knafka.core.kafka_binding import to_record
-from knafka.core.names import dead_letter_topic, of_channel, replay_topic
+from knafka.core.names import (
+    broker_dead_letter_topic,
+    dead_letter_topic,
+    of_channel,
+    replay_topic,
+)
 from knafka_local.console import figures
 from knafka_local.console.cluster import ClusterConsole
 from knafka_local.console.cluster_kafka import ClusterKafka
@@ -156,6 +161,23 @@ async def test_dead_letters_are_shown_and_sent_again(
     wanted = [EventName(id="1", source="/shop")]
     assert (await console.replay(trigger, wanted, dry_run=False)).replay
     assert sum(map(len, memory.topics[replay_topic("shop", broker, "mail")])) == 1
+
+
+async def test_what_holds_no_event_is_shown_of_its_broker_with_each_of_its_triggers(
+    console: ClusterConsole, memory: MemoryLog
+) -> None:
+    """Decision 0031: it is no Trigger's, and there is nothing that could be sent again."""
+    fail(memory, "main")
+    topic = broker_dead_letter_topic("shop", "main")
+    memory.create(topic)
+    failure = Failure("", Reason.UNDECODABLE, 0, 0.0, 0.0)
+    headers, value = dead_letter_of([], b"raw", failure, Origin("shop", "main", "", "t", 0, 7))
+    memory.store(topic, None, value, headers)
+    found = await console.failures(MAIL)
+    assert sorted((each.of_broker, each.reason) for each in found.last) == [
+        (False, "status"),
+        (True, "undecodable-record"),
+    ]
 
 
 def only(namespace: str, *allowed: tuple[str, str]) -> Rights:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from knafka.core import names
+from knafka.core import documents, names
 from knafka.core.contract import (
     MAX_RECORD_BYTES,
     AttributesFilter,
@@ -402,6 +402,33 @@ def test_dead_letters_are_kept_as_long_as_the_nearest_says(
         desired.configured(declared, DEFAULTS),
     )
     assert egress.dead_letter_settings.config["retention.ms"] == str(kept)
+
+
+def test_a_brokers_own_dead_letters_are_kept_as_long_as_it_says_whatever_its_triggers_do() -> None:
+    """Decision 0031: of records that hold no event."""
+    egress = desired.egress(
+        trigger(annotations={RETENTION_ANNOTATION: "P1D"}),
+        broker(annotations={RETENTION_ANNOTATION: "P2D"}),
+        Topic("t", 6, 3),
+        MAIL,
+        None,
+        DEFAULTS,
+    )
+    name, settings = egress.broker_dead_letter_topic, egress.broker_dead_letter_settings
+    assert settings is not None
+    assert name == names.dead_letter_topic("shop", "orders", "")
+    assert names.is_dead_letter_topic(name, "shop", "orders")
+    assert (settings.replication, settings.config["retention.ms"]) == (3, str(2 * 86_400_000))
+
+
+def test_a_contract_says_nothing_of_them_where_its_trigger_says_nothing_of_its_own() -> None:
+    """Dispatchers of an earlier release read it, too, and refuse what they don't know."""
+    said = documents.dump(egress_of(trigger()))
+    assert not {"sharesTopic", "brokerDeadLetterSettings"} & said.keys()
+
+
+def test_what_one_trigger_alone_reads_has_no_dead_letters_of_its_broker() -> None:
+    assert desired.replay_egress(egress_of(trigger())).broker_dead_letter_topic is None
 
 
 @pytest.mark.parametrize("text", ["", "30", "PT59S", "P36501D", "-1", "never", "P30"])

@@ -82,7 +82,7 @@ async def test_a_topic_that_is_deleted_under_way_is_made_anew_by_the_next_burial
 
 async def test_where_no_topic_may_be_made_the_error_says_what_to_do() -> None:
     world = World()
-    topic = DeadLetterTopic(world.egress, MemoryWriter(world.log), NoTopics())
+    topic = DeadLetterTopic(DEAD, SETTINGS, MemoryWriter(world.log), NoTopics())
     error = await topic.append(Draft(None, [], b"x"))
     assert str(error) == (
         f"the topic {DEAD} does not exist, and it could not be made (Broker: Topic authorization "

@@ -20,11 +20,12 @@ from knafka.core.drain import STOP, DrainProgress, DrainRequest, Ended, ShardPro
 from knafka.core.errors import InvalidDocument
 from knafka_operator.decide.status import NotReady
 from knafka_operator.reconcile.probe import probe
+from knafka_operator.scale import drains
 from knafka_operator.scale.answers import Pace
 from knafka_operator.scale.drains import DrainRefused, HttpDrains
 from knafka_operator.scale.holds import Hold, explain
 from knafka_operator.scale.progress_bounds import MAX_PARTITIONS, MAX_REASONS, MAX_TEXT, OTHER
-from knafka_operator.scale.scaled_group import sum_progress
+from knafka_operator.scale.scaled_groups import sum_progress
 from knafka_operator.scale.scaled_shard import MAX_STRANGERS, ScaledShard
 
 REQUEST = DrainRequest(idle=5, budget=60)
@@ -41,12 +42,16 @@ class Dispatcher:
         """Lines of the request's body; an empty one is its end."""
         self.lines: asyncio.Queue[bytes | None] = asyncio.Queue()
         self.hung_up = asyncio.Event()
+        self.asked, self.answers = asyncio.Event(), asyncio.Event()
+        self.answers.set()
 
     def tell(self, **line: Any) -> None:
         self.lines.put_nowait(json.dumps(line).encode() + b"\n")
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.heads.append(await reader.readuntil(b"\r\n\r\n"))
+        self.asked.set()
+        await self.answers.wait()
         writer.write(f"HTTP/1.1 {self.status}\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
         reading = asyncio.create_task(self._read(reader))
         try:
@@ -135,6 +140,38 @@ async def test_a_drain_that_is_to_end_is_told_so_and_says_that_it_has(
     dispatcher.lines.put_nowait(None)
     assert [line async for line in held] == []
     assert not dispatcher.hung_up.is_set()
+
+
+async def test_a_request_that_no_pod_takes_is_over_soon_after_its_stop(
+    asking: Asking, dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Issue 30: it waits in Knative's activator for a pod, which in a namespace that is deleted
+    never comes: each Trigger waited 15 s for it."""
+    monkeypatch.setattr(drains, "UNANSWERED", 0.1)
+    dispatcher.answers.clear()
+    first = asyncio.create_task(anext(asking()))
+    await dispatcher.asked.wait()
+    assert not first.done()
+    asking.stop.set()
+    with pytest.raises(TimeoutError):
+        await first
+    dispatcher.answers.set()
+    dispatcher.lines.put_nowait(None)
+
+
+async def test_one_that_is_answered_has_its_time_to_stop(
+    asking: Asking, dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is under way is finished first."""
+    monkeypatch.setattr(drains, "UNANSWERED", 0.0)
+    asking.tell()
+    held = asking()
+    await anext(held)
+    last = asyncio.create_task(anext(held))
+    asking.stop.set()
+    assert (await dispatcher.told.get(), await dispatcher.told.get())[1] == STOP
+    asking.tell(ended="stopped")
+    assert (await last).ended is Ended.STOPPED
 
 
 async def test_leaving_hangs_up_and_ends_no_drain(asking: Asking, dispatcher: Dispatcher) -> None:

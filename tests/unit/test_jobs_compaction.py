@@ -27,6 +27,7 @@ from knafka_jobs.compact.plan import (
 from knafka_jobs.compact.reading import LOGS
 from knafka_jobs.io.delta import Tables, in_days
 from knafka_jobs.schema import FAILURES, RECORDS, ddl
+from knafka_jobs.selecting import REPLAYABLE
 from knafka_jobs.topics import NOTHING, Mark, Reached
 
 if TYPE_CHECKING:
@@ -269,6 +270,29 @@ def test_repeated_failures_fold_into_counts_times_and_history(spark: SparkSessio
         ("status", 503, 2),
         ("timeout", None, 1),
     ]
+
+
+def test_dead_letters_of_one_record_that_holds_no_event_are_one_failure_of_its_broker(
+    spark: SparkSession,
+) -> None:
+    """Decision 0031: two dispatchers that look at the same moment write two, a second apart; one
+    of another record is another failure, and none is any Trigger's."""
+
+    def undecodable(offset: int, second: float = 0.0) -> Any:
+        when = NOON.timestamp() + second
+        failure = Failure("", Reason.UNDECODABLE, 0, when, when, body=b"no event")
+        origin = Origin("shop", "main", "", "broker-topic", 4, offset)
+        return dead_letter_of([("x", b"y")], b"data", failure, origin)
+
+    written = [undecodable(7), undecodable(8), undecodable(7, 1)]
+    rows = kafka(spark, *((*each, offset) for offset, each in enumerate(written)))
+    folded = failures_of(rows.transform(records_of, topics(spark)).select(*FOLDED))
+    found = folded.select("namespace", "broker", "trigger", "origin_offset", "failures")
+    assert sorted(map(tuple, found.collect())) == [
+        ("shop", "main", "", 7, 2),
+        ("shop", "main", "", 8, 1),
+    ]
+    assert folded.where(REPLAYABLE).count() == 0
 
 
 def test_failures_of_one_record_are_folded_as_all_are(spark: SparkSession) -> None:

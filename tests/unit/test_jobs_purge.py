@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -140,3 +141,13 @@ def test_rows_are_read_by_position_from_the_files_that_may_have_them(
     chosen = every.where(within(others))
     assert (len(chosen.inputFiles()), chosen.count()) == (1, 10), "coarser, and never too little"
     assert every.where(within([])).count() == 0
+
+
+def test_a_table_that_two_jobs_make_at_once_is_there_for_both(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """A report that began with the first compaction failed: the table "already exists"."""
+    tables = [Tables(spark, str(tmp_path)) for _ in range(4)]
+    with ThreadPoolExecutor(len(tables)) as jobs:
+        ids = set(jobs.map(lambda each: each.id("purged"), tables))
+    assert len(ids) == 1

@@ -15,6 +15,8 @@ from knafka_operator.runtime.leadership import LOST, Leadership, LeaseThread
 from knafka_operator.runtime.lease import Election, Lease
 
 PATIENCE = 30.0
+ANEW = 5
+"""With which these programs end when they are begun a second time."""
 
 
 class MemoryLeases:
@@ -58,7 +60,12 @@ def test_a_busy_event_loop_does_not_lose_the_lease(monkeypatch: pytest.MonkeyPat
 
 
 PREAMBLE = """
-import asyncio, ctypes, threading, time
+import asyncio, ctypes, os, sys, threading, time
+if os.environ.get("BEGUN"):
+    inherited = [int(each) for each in os.listdir("/proc/self/fd") if int(each) > 2]
+    sys.exit(5 if len(inherited) == 1 and threading.active_count() == 1 else 6)
+os.environ["BEGUN"] = "1"
+os.set_inheritable(os.pipe()[0], True)
 from knafka_operator.runtime import lease, leadership
 from knafka_operator.runtime.lease import Election, Lease
 
@@ -83,16 +90,20 @@ assert acquired.wait(30)
 @pytest.mark.parametrize(
     ("act", "status"),
     [
-        ("async def act(): time.sleep(60)\nwith watchdog: asyncio.run(act())", LOST),
+        ("async def act(): time.sleep(60)\nwith watchdog: asyncio.run(act())", ANEW),
         # Python's lock is held: no thread of ours could say so.
         ("with watchdog: ctypes.PyDLL(None).sleep(60)", 1),
         # Whoever reads the log has stopped, and the logger's lock is held.
-        ("with leadership.logging._lock, watchdog: time.sleep(60)", LOST),
+        ("with leadership.logging._lock, watchdog: time.sleep(60)", ANEW),
+        ("sys.executable = '/nowhere'\nwith watchdog: time.sleep(60)", LOST),
     ],
-    ids=["a blocked loop", "a call in C", "a blocked log"],
+    ids=["a blocked loop", "a call in C", "a blocked log", "no program to begin anew"],
 )
 @pytest.mark.timeout(60)
-def test_a_leader_whose_renewals_fail_ends_whatever_holds_it_up(act: str, status: int) -> None:
+def test_a_leader_whose_renewals_fail_begins_anew_whatever_holds_it_up(
+    act: str, status: int
+) -> None:
+    """Without what it had open; its container doesn't restart."""
     program = f"{PREAMBLE}\nwatchdog = leadership.Watchdog(leading)\n{act}"
     ended = subprocess.run([sys.executable, "-c", program], timeout=50, check=False)
     assert ended.returncode == status

@@ -19,7 +19,7 @@ from knafka.core import names
 from knafka.core.contract import Egress, Ingress, Kafka, Sink
 from knafka.core.dead_letter import Failure, Origin, dead_letter_of
 from knafka.core.delivery import Reason
-from knafka_local import archive_commands
+from knafka_local import archive_commands, dead_letter_commands
 from knafka_local.cli import app
 from knafka_local.declared_source import DeclaredView
 from knafka_operator.model.operations import operation_of
@@ -258,3 +258,38 @@ def test_a_clusters_dead_letters_are_listed_and_shown_as_they_lie(
     shown = cluster.run("show", "shop/mail")
     assert shown.stdout.startswith("1.0 1.0 from 1.0\n  status 503 after 1 attempts")
     assert cluster.run("show", "shop/none").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("broker", "named"),
+    [("main", ("default", "main")), ("shop/main", ("shop", "main")),
+     ("channel/shop/main", ("shop", "KafkaChannel-main"))],
+)  # fmt: skip
+def test_those_of_a_broker_are_found_in_tables_without_an_installation(
+    broker: str, named: tuple[str, str]
+) -> None:
+    conditions = dead_letter_commands._of(None, None, broker)
+    assert {each.column: each.value for each in conditions} == dict(
+        zip(("namespace", "broker", "trigger"), (*named, ""), strict=True)
+    )
+
+
+def test_dead_letters_of_a_broker_itself_stand_under_it(cluster: Cluster, view: MemoryLog) -> None:
+    """Records that hold no event are no Trigger's (decision 0031)."""
+    assert "broker/" not in cluster.run("list").stdout
+    topic = names.broker_dead_letter_topic("shop", "main")
+    view.create(topic)
+    failure = Failure("", Reason.UNDECODABLE, 0, 0.0, 0.0, body=b"no attributes")
+    stored, value = dead_letter_of([], b"data", failure, Origin("shop", "main", "", "main", 0, 7))
+    view.store(topic, None, value, stored)
+    last = cluster.run("list").stdout.splitlines()[-1]
+    assert last.startswith("broker/shop/main  1  ")
+    assert last.endswith("undecodable-record × 1")
+    shown = cluster.run("show", "--broker", "shop/main").stdout
+    assert shown.startswith("a record that holds no event: main/0/7\n  undecodable-record\n")
+    assert "no attributes" in shown
+    assert "holds no event" not in cluster.run("show", "shop/mail").stdout
+    for whose in ((), ("shop/mail", "--broker", "shop/main")):
+        refused = cluster.run("show", *whose)
+        assert refused.exit_code == 2
+        assert "Name a Trigger, or a Broker" in refused.stderr

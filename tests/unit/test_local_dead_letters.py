@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import pytest
 from support.memory.admin import MemoryAdmin
@@ -16,8 +17,18 @@ from knafka.core.delivery import Reason
 from knafka.core.errors import LogError
 from knafka.core.event import Event
 from knafka.core.kafka_binding import Draft, RecordHeaders, to_record
-from knafka.core.names import replay_topic
-from knafka_local.dead_letters import PREVIEW, Overview, letter, letters, overview, shown
+from knafka.core.names import broker_dead_letter_topic, replay_topic
+from knafka_local.dead_letters import (
+    PREVIEW,
+    Overview,
+    letter,
+    letters,
+    name_of,
+    of_broker,
+    overview,
+    owner,
+    shown,
+)
 from knafka_local.replaying import NotSent, choose, send
 
 ORIGIN = Origin("default", "shop", "orders", "topic", 2, 42)
@@ -83,6 +94,41 @@ def test_what_is_no_event_at_all_is_shown_too() -> None:
 def test_nothing_that_is_shown_is_long_or_moves_the_cursor() -> None:
     assert shown("a\r\nb\x07") == "a  b"
     assert len(shown("x" * 10_000)) == PREVIEW
+
+
+@pytest.mark.parametrize(
+    ("of", "whose"),
+    [
+        (("shop", "main", "mail"), "shop/mail"),
+        (("shop", "main", ""), "broker/shop/main"),
+        (("shop", "KafkaChannel-main", ""), "channel/shop/main"),
+        (("shop", "KafkaChannel-main", "mail"), "shop/mail"),
+    ],
+)
+def test_whose_dead_letters_they_are_is_said_also_where_they_are_no_triggers(
+    of: tuple[str, str, str], whose: str
+) -> None:
+    assert owner(*of) == whose
+
+
+@pytest.mark.parametrize(
+    ("kind", "own"), [("Trigger", "main"), ("Subscription", "KafkaChannel-main")]
+)
+async def test_those_of_a_broker_are_read_from_its_topic_and_know_no_trigger(
+    kind: Literal["Trigger", "Subscription"], own: str
+) -> None:
+    log = MemoryLog()
+    egress = EGRESS.model_copy(update={"kind": kind})
+    topic = broker_dead_letter_topic("shop", own)
+    log.create(topic)
+    failure, origin = replace(FAILURE, reason=Reason.UNDECODABLE), replace(ORIGIN, trigger="")
+    headers, value = dead_letter_of([("x", b"y")], b"raw", failure, origin)
+    log.store(topic, None, value, headers)
+    (found,) = await letters(MemoryAdmin(log), of_broker(egress), 10)
+    assert (found.of_broker, found.reason, found.position) == (
+        True, "undecodable-record", "topic/2/42",
+    )  # fmt: skip
+    assert name_of(of_broker(egress)) == ("shop", own, "")
 
 
 async def test_a_trigger_without_a_dead_letter_topic_has_no_dead_letters() -> None:

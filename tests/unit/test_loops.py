@@ -18,9 +18,8 @@ from knafka.core.hops import FIRST_TTL, MAX_HOPS, hops_of, ttl_of
 from knafka.core.http_binding import record_of
 from knafka.core.kafka_binding import Draft
 from knafka.ports.subscriber import Response
-from knafka_operator.decide.delivery_status import delivering
-from knafka_operator.decide.loops import loop
 from knafka_operator.decide.scaling import Scale, TriggerStatus
+from knafka_operator.decide.trigger_conditions import delivering, loop
 from knafka_operator.model.family import CHANNELS
 
 pytestmark = [pytest.mark.looptime, pytest.mark.conformance("KN-BRK-13")]

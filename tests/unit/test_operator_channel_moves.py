@@ -11,20 +11,11 @@ from support.operator_world import condition
 
 from knafka_operator.decide.channel import RECEIVERS
 from knafka_operator.decide.credentials import KAFKA_SECRET
-from knafka_operator.decide.effects import (
-    CHANNEL_ORDER,
-    CreateTopic,
-    Effect,
-    LeaveReceivers,
-    ProbeReceiver,
-    PublishStatus,
-    RecordReceivers,
-    RecordTopic,
-)
+from knafka_operator.decide.effects import Effect
+from knafka_operator.decide.steps import CHANNEL_ORDER, Step
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE, SERVING
 from knafka_operator.reconcile import receivers
-from knafka_operator.reconcile.channels import Channels
 
 SHOP = "shop"
 
@@ -199,19 +190,18 @@ async def test_a_service_of_somebody_elses_is_left_alone(world: ChannelWorld) ->
 
 async def test_effects_are_in_their_order(world: ChannelWorld) -> None:
     """Also those of a channel that moves: topic, receiver, entry, address; then the one before."""
-    channels, ran = world.channels.brokers, list[type[Any]]()
-    assert isinstance(channels, Channels)
-    run = channels.run
+    effects, ran = world.channels.effects, list[Step]()
+    run = effects.run
 
     async def seen(effect: Effect, *others: Any) -> Any:
-        ran.append(type(effect))
+        ran.append(effect.step)
         return await run(effect, *others)
 
-    channels.run = seen  # type: ignore[method-assign, assignment]
+    effects.run = seen  # type: ignore[method-assign, assignment]
     world.add_gateway()
     await ready(world)
-    own = [each for each in CHANNEL_ORDER if each is not PublishStatus]
-    moving = {RecordReceivers, LeaveReceivers}
+    own = [each for each in CHANNEL_ORDER if each is not Step.PUBLISH_STATUS]
+    moving = {Step.RECORD_RECEIVERS, Step.LEAVE_RECEIVERS}
     assert ran[: len(own) - 2] == [each for each in own if each not in moving]
     ran.clear()
     declare_kafka_secret(world, "second", "second:9092")
@@ -219,4 +209,8 @@ async def test_effects_are_in_their_order(world: ChannelWorld) -> None:
     world.declare_channel(SHOP, "orders", {KAFKA_SECRET: "second"})
     await world.reconcile_channel(SHOP, "orders")
     # There is one Kafka in memory, and its host answers as before.
-    assert ran == [each for each in own if each not in (RecordTopic, CreateTopic, ProbeReceiver)]
+    assert ran == [
+        each
+        for each in own
+        if each not in (Step.RECORD_TOPIC, Step.CREATE_TOPIC, Step.PROBE_RECEIVER)
+    ]

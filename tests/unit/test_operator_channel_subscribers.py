@@ -56,7 +56,7 @@ async def converge(world: ChannelWorld) -> None:
         assert document is not None
         broker = key[0] == "KafkaChannel"
         operator = world.channels
-        act = operator.reconcile_broker if broker else operator.triggers.reconcile
+        act = operator.brokers.reconcile if broker else operator.triggers.reconcile
         status = await act(document)
         assert status is not None
         return 1000.0 if condition(status, "Ready")["status"] == "True" else BACK_OFF

@@ -18,30 +18,9 @@ from knafka_operator.decide import trigger as triggers
 from knafka_operator.decide.broker import Connection, ObservedBroker, ObservedTopic
 from knafka_operator.decide.credentials import Mount
 from knafka_operator.decide.desired import Defaults, Topic
-from knafka_operator.decide.effects import (
-    BROKER_ORDER,
-    TRIGGER_ORDER,
-    ApplyDispatcher,
-    ApplyReceiver,
-    AwaitReceivers,
-    AwaitReplacement,
-    ClaimGroup,
-    CommitOffsets,
-    CreateTopic,
-    DeleteFunctions,
-    DeleteGroup,
-    ProbeReceiver,
-    ProjectSecret,
-    PromiseGroup,
-    PublishStatus,
-    RecordContract,
-    RecordTopic,
-    StartDelivery,
-    StopDelivery,
-    StopReceiver,
-    WriteIngress,
-)
+from knafka_operator.decide.effects import CommitOffsets, CreateTopic, Effect, WriteIngress
 from knafka_operator.decide.resolving import Unresolved
+from knafka_operator.decide.steps import BROKER_ORDER, TRIGGER_ORDER, Step
 from knafka_operator.decide.trigger import BrokerState, ObservedTrigger, Watched
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.identity import Identity
@@ -61,11 +40,11 @@ FOUND = TopicDescription("id", 4, 1, {})
 SINK = Sink(url="http://there/")
 
 
-def _kinds(effects: Sequence[object]) -> list[type]:
-    return [type(each) for each in effects]
+def _kinds(effects: Sequence[Effect]) -> list[Step]:
+    return [each.step for each in effects]
 
 
-def _is_in(order: Sequence[type], effects: Sequence[object]) -> bool:
+def _is_in(order: Sequence[Step], effects: Sequence[Effect]) -> bool:
     places = [order.index(each) for each in _kinds(effects)]
     return places == sorted(places)
 
@@ -84,6 +63,7 @@ def _broker(status: dict[str, Any] | None = None, **seen: Any) -> brokers.Broker
 
 THERE = ObservedTopic(TOPIC, FOUND)
 EMPTY = ObservedTopic(TOPIC, FOUND, disputed=False)
+NAMED_TOPIC = {"default.topic": "orders", "knafka.dev/topic-id": ""}
 MADE = {"annotations": {"default.topic": "orders", "knafka.dev/topic-id": "id"}}
 SECRET = Identity("knafka", "kafka")
 COPIED = Connection(CONFIG, DEFAULTS, Mount("copy", "1", SECRET, {"kind": "Secret"}))
@@ -98,27 +78,27 @@ READ = {**WRITTEN, "revision": "r1", "accepted": True}
 @pytest.mark.parametrize(
     ("status", "seen", "next_"),
     [
-        ({}, {}, [RecordTopic, CreateTopic]),
-        ({}, {"connection": COPIED}, [ProjectSecret]),
-        ({}, {"connection": COPIED, "projected": True}, [RecordTopic, CreateTopic]),
-        ({}, {"recorded": "orders"}, [CreateTopic]),
-        ({}, {"recorded": "orders", "topic": THERE, "made": "id"}, [RecordContract]),
-        ({}, {"recorded": "orders", "topic": EMPTY}, [CreateTopic]),
-        ({}, {"recorded": "orders", "topic": THERE}, []),  # it may be somebody else's
-        (MADE, {"topic": THERE}, [RecordContract]),
-        (MADE, {"topic": THERE, "contract": FOLLOWED}, [WriteIngress]),
-        (RECORDED, {"topic": THERE}, [WriteIngress]),
-        (RECORDED, {**WRITTEN, "ingress": STALE}, [WriteIngress]),
-        (RECORDED, WRITTEN, [ApplyReceiver]),
-        (RECORDED, {**WRITTEN, "revision": "r1"}, [AwaitReceivers, ProbeReceiver]),
-        (RECORDED, READ, [ProbeReceiver]),
+        ({}, {}, [Step.RECORD_TOPIC, Step.CREATE_TOPIC]),
+        ({}, {"connection": COPIED}, [Step.PROJECT_SECRET]),
+        ({}, {"connection": COPIED, "projected": True}, [Step.RECORD_TOPIC, Step.CREATE_TOPIC]),
+        ({}, {"written": NAMED_TOPIC}, [Step.CREATE_TOPIC]),
+        ({}, {"written": MADE["annotations"], "topic": THERE}, [Step.RECORD_CONTRACT]),
+        ({}, {"written": NAMED_TOPIC, "topic": EMPTY}, [Step.CREATE_TOPIC]),
+        ({}, {"written": NAMED_TOPIC, "topic": THERE}, []),  # it may be somebody else's
+        (MADE, {"topic": THERE}, [Step.RECORD_CONTRACT]),
+        (MADE, {"topic": THERE, "written": RECORDED["annotations"]}, [Step.WRITE_INGRESS]),
+        (RECORDED, {"topic": THERE}, [Step.WRITE_INGRESS]),
+        (RECORDED, {**WRITTEN, "ingress": STALE}, [Step.WRITE_INGRESS]),
+        (RECORDED, WRITTEN, [Step.APPLY_RECEIVER]),
+        (RECORDED, {**WRITTEN, "revision": "r1"}, [Step.AWAIT_RECEIVERS, Step.PROBE_RECEIVER]),
+        (RECORDED, READ, [Step.PROBE_RECEIVER]),
         (RECORDED, {**READ, "probed": "r1"}, []),
         (MADE, {"topic": THERE, "refused": "not allowed"}, []),
         ({}, {"topic": THERE}, []),  # it is somebody else's
     ],
 )
 def test_a_brokers_next_effects(
-    status: dict[str, Any], seen: dict[str, Any], next_: list[type]
+    status: dict[str, Any], seen: dict[str, Any], next_: list[Step]
 ) -> None:
     assert _kinds(_broker(status, **seen).effects) == next_
 
@@ -189,56 +169,101 @@ def _watched(**changed: Any) -> Watched[None]:
 
 
 PAUSE = {"knafka.dev/paused": "true"}
-STAYS_PAUSED = [DeleteFunctions, ClaimGroup, PromiseGroup, AwaitReplacement]
-PAUSING = [DeleteFunctions, ClaimGroup, PromiseGroup, StartDelivery, AwaitReplacement]
-NEW = [ClaimGroup, DeleteGroup, CommitOffsets, PromiseGroup, ApplyDispatcher, StartDelivery]
+STAYS_PAUSED = [Step.DELETE_FUNCTIONS, Step.CLAIM_GROUP, Step.PROMISE_GROUP, Step.AWAIT_REPLACEMENT]
+PAUSING = [
+    Step.DELETE_FUNCTIONS,
+    Step.CLAIM_GROUP,
+    Step.PROMISE_GROUP,
+    Step.START_DELIVERY,
+    Step.AWAIT_REPLACEMENT,
+]
+NEW = [
+    Step.CLAIM_GROUP,
+    Step.DELETE_GROUP,
+    Step.COMMIT_OFFSETS,
+    Step.PROMISE_GROUP,
+    Step.APPLY_DISPATCHER,
+    Step.START_DELIVERY,
+]
 
 
 @pytest.mark.parametrize(
     ("status", "annotations", "seen", "effects"),
     [
         ({}, {}, {}, NEW),
-        ({}, MIN_SCALE, {}, [*NEW, AwaitReplacement]),
+        ({}, MIN_SCALE, {}, [*NEW, Step.AWAIT_REPLACEMENT]),
         # Promised: what Kafka has of it is never written over, nor deleted.
-        (PROMISED, {}, {}, [ClaimGroup, PromiseGroup, ApplyDispatcher, StartDelivery]),
-        (PROMISED, {}, {"watched": _watched()}, [ClaimGroup, PromiseGroup, ApplyDispatcher]),
+        (
+            PROMISED,
+            {},
+            {},
+            [Step.CLAIM_GROUP, Step.PROMISE_GROUP, Step.APPLY_DISPATCHER, Step.START_DELIVERY],
+        ),
+        (
+            PROMISED,
+            {},
+            {"watched": _watched()},
+            [Step.CLAIM_GROUP, Step.PROMISE_GROUP, Step.APPLY_DISPATCHER],
+        ),
         (
             PROMISED,
             {},
             {"watched": _watched(max_in_flight=3)},
-            [ClaimGroup, PromiseGroup, ApplyDispatcher, StartDelivery],
+            [Step.CLAIM_GROUP, Step.PROMISE_GROUP, Step.APPLY_DISPATCHER, Step.START_DELIVERY],
         ),
         (
             PROMISED,
             {},
             {"watched": _watched(min_scale=2)},
-            [ClaimGroup, PromiseGroup, ApplyDispatcher, StartDelivery, AwaitReplacement],
+            [
+                Step.CLAIM_GROUP,
+                Step.PROMISE_GROUP,
+                Step.APPLY_DISPATCHER,
+                Step.START_DELIVERY,
+                Step.AWAIT_REPLACEMENT,
+            ],
         ),
         (
             PROMISED,
             {},
             {"watched": _watched(topic="another")},
-            [StopDelivery, ClaimGroup, PromiseGroup, ApplyDispatcher, StartDelivery],
+            [
+                Step.STOP_DELIVERY,
+                Step.CLAIM_GROUP,
+                Step.PROMISE_GROUP,
+                Step.APPLY_DISPATCHER,
+                Step.START_DELIVERY,
+            ],
         ),
         # By other servers: the Revision before delivers until the new one is Ready.
         (
             PROMISED,
             {},
             {"watched": _watched(kafka=Kafka(bootstrap_servers="another:9092"))},
-            [ClaimGroup, PromiseGroup, ApplyDispatcher, StartDelivery],
+            [Step.CLAIM_GROUP, Step.PROMISE_GROUP, Step.APPLY_DISPATCHER, Step.START_DELIVERY],
         ),
         # Paused: what is in flight is settled first, then no function is left.
-        ({}, PAUSE, {}, [DeleteFunctions, *NEW[:4], StartDelivery, AwaitReplacement]),
-        (PROMISED, PAUSE, {"watched": _watched(min_scale=2)}, [StopDelivery, *PAUSING]),
+        (
+            {},
+            PAUSE,
+            {},
+            [Step.DELETE_FUNCTIONS, *NEW[:4], Step.START_DELIVERY, Step.AWAIT_REPLACEMENT],
+        ),
+        (PROMISED, PAUSE, {"watched": _watched(min_scale=2)}, [Step.STOP_DELIVERY, *PAUSING]),
         (PROMISED, PAUSE, {"watched": _watched(paused=True)}, STAYS_PAUSED),
-        (PROMISED, PAUSE, {"subscriber": None, "broker": None}, [StopDelivery, DeleteFunctions]),
+        (
+            PROMISED,
+            PAUSE,
+            {"subscriber": None, "broker": None},
+            [Step.STOP_DELIVERY, Step.DELETE_FUNCTIONS],
+        ),
         (
             PROMISED,
             {},
             {"watched": _watched(paused=True)},
-            [ClaimGroup, PromiseGroup, ApplyDispatcher, StartDelivery],
+            [Step.CLAIM_GROUP, Step.PROMISE_GROUP, Step.APPLY_DISPATCHER, Step.START_DELIVERY],
         ),
-        (PROMISED, {}, {"subscriber": None, "broker": None}, [StopDelivery]),
+        (PROMISED, {}, {"subscriber": None, "broker": None}, [Step.STOP_DELIVERY]),
         (PROMISED, {}, {"broker": None, "stored_broker": BROKER_DOCUMENT}, []),
     ],
 )
@@ -246,7 +271,7 @@ def test_a_triggers_effects_in_their_order(
     status: dict[str, Any],
     annotations: dict[str, str],
     seen: dict[str, Any],
-    effects: list[type],
+    effects: list[Step],
 ) -> None:
     if seen.get("broker", STATE) is None:
         seen = {"watched": _watched(), **seen, "subscriber": SINK}
@@ -279,32 +304,32 @@ def test_a_paused_trigger_says_so_whatever_else_is_wrong(seen: dict[str, Any]) -
     found = decision.conditions.conditions((), "2026-11-23T01:00:00Z")
     (delivering,) = (each for each in found if each["type"] == "Delivering")
     assert (delivering["reason"], delivering["severity"]) == ("Paused", "Info")
-    assert DeleteFunctions() in decision.effects
+    assert Step.DELETE_FUNCTIONS in _kinds(decision.effects)
 
 
-BROKER_WINDOWS: list[tuple[type, type]] = [
-    (StopReceiver, CreateTopic),
-    (RecordTopic, CreateTopic),
-    (CreateTopic, ApplyReceiver),
-    (ApplyReceiver, ProbeReceiver),
-    (ProbeReceiver, PublishStatus),
+BROKER_WINDOWS: list[tuple[Step, Step]] = [
+    (Step.STOP_RECEIVER, Step.CREATE_TOPIC),
+    (Step.RECORD_TOPIC, Step.CREATE_TOPIC),
+    (Step.CREATE_TOPIC, Step.APPLY_RECEIVER),
+    (Step.APPLY_RECEIVER, Step.PROBE_RECEIVER),
+    (Step.PROBE_RECEIVER, Step.PUBLISH_STATUS),
 ]
-TRIGGER_WINDOWS: list[tuple[type, type]] = [
-    (StopDelivery, DeleteFunctions),
-    (StopDelivery, CommitOffsets),
-    (ClaimGroup, DeleteGroup),
-    (DeleteGroup, CommitOffsets),
-    (CommitOffsets, PromiseGroup),
-    (PromiseGroup, ApplyDispatcher),
-    (ApplyDispatcher, StartDelivery),
-    (StartDelivery, PublishStatus),
+TRIGGER_WINDOWS: list[tuple[Step, Step]] = [
+    (Step.STOP_DELIVERY, Step.DELETE_FUNCTIONS),
+    (Step.STOP_DELIVERY, Step.COMMIT_OFFSETS),
+    (Step.CLAIM_GROUP, Step.DELETE_GROUP),
+    (Step.DELETE_GROUP, Step.COMMIT_OFFSETS),
+    (Step.COMMIT_OFFSETS, Step.PROMISE_GROUP),
+    (Step.PROMISE_GROUP, Step.APPLY_DISPATCHER),
+    (Step.APPLY_DISPATCHER, Step.START_DELIVERY),
+    (Step.START_DELIVERY, Step.PUBLISH_STATUS),
 ]
 
 
 def test_in_no_window_between_two_effects_an_event_is_missed() -> None:
     """Or accepted in vain: the first of each pair is done before the second."""
-    broker: tuple[type, ...] = BROKER_ORDER
-    trigger: tuple[type, ...] = TRIGGER_ORDER
+    broker: tuple[Step, ...] = BROKER_ORDER
+    trigger: tuple[Step, ...] = TRIGGER_ORDER
     assert all(broker.index(first) < broker.index(then) for first, then in BROKER_WINDOWS)
     assert all(trigger.index(first) < trigger.index(then) for first, then in TRIGGER_WINDOWS)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,30 +16,12 @@ from knafka.core.errors import InvalidDocument, LogError
 from knafka_operator.decide import shards
 from knafka_operator.decide import trigger as triggers
 from knafka_operator.decide.desired import Defaults, Topic
-from knafka_operator.decide.effects import (
-    TRIGGER_ORDER,
-    ApplyDispatcher,
-    ApplyShard,
-    AwaitReplacement,
-    AwaitShard,
-    ClaimGroup,
-    CommitOffsets,
-    CreateContract,
-    DeleteDispatcher,
-    DeleteFunctions,
-    DeleteGroup,
-    HandOver,
-    PromiseGroup,
-    PublishStatus,
-    StartDelivery,
-    StopDelivery,
-    WakeDispatcher,
-    WriteContract,
-)
+from knafka_operator.decide.effects import Annotate, Delete, Effect, ObjectName
 from knafka_operator.decide.shards import Contract
+from knafka_operator.decide.steps import TRIGGER_ORDER, Step
 from knafka_operator.decide.trigger import BrokerState, ObservedTrigger, Watched
 from knafka_operator.model.isolation import Isolation, declared_isolation
-from knafka_operator.model.resources import ISOLATION, Broker, Trigger
+from knafka_operator.model.resources import ISOLATION, SERVING, Broker, Trigger
 from knafka_operator.model.settings import Settings
 
 SETTINGS = Settings(namespace="knafka", image="knafka:latest", shard_size=2)
@@ -96,8 +78,8 @@ def decide(
     return decision
 
 
-def kinds(effects: Sequence[object]) -> list[Any]:
-    return [type(each) for each in effects]
+def kinds(effects: Sequence[Effect]) -> list[Step]:
+    return [each.step for each in effects]
 
 
 def watched(annotations: dict[str, str]) -> Watched[None]:
@@ -120,8 +102,8 @@ ELSEWHERE = replace(
     egress=OTHERS.model_copy(update={"kafka": Kafka(bootstrap_servers="another:9092")}),
 )
 LEAVING = Contract(exists=True, leaving={GROUP: 1})
-OFFSETS = [ClaimGroup, DeleteGroup, CommitOffsets]
-RECORD = [WriteContract, StartDelivery]
+OFFSETS = [Step.CLAIM_GROUP, Step.DELETE_GROUP, Step.COMMIT_OFFSETS]
+RECORD = [Step.WRITE_CONTRACT, Step.START_DELIVERY]
 
 
 @pytest.mark.parametrize(
@@ -131,31 +113,34 @@ RECORD = [WriteContract, StartDelivery]
             SHARED,
             {},
             {"contract": Contract()},
-            [*OFFSETS, PromiseGroup, CreateContract, ApplyShard, *RECORD, AwaitShard],
+            [*OFFSETS, Step.PROMISE_GROUP, Step.CREATE_CONTRACT, Step.APPLY_SHARD, *RECORD,
+             Step.AWAIT_SHARD],
             id="new, the first of its Broker",
         ),
         pytest.param(
-            SHARED, {}, {}, [*OFFSETS, PromiseGroup, ApplyShard, *RECORD, AwaitShard], id="new"
+            SHARED, {}, {}, [*OFFSETS, Step.PROMISE_GROUP, Step.APPLY_SHARD, *RECORD,
+             Step.AWAIT_SHARD], id="new"
         ),
         pytest.param(
             SHARED,
             IN_SHARD,
             {"watched": watched(SHARED), "contract": has()},
-            [ClaimGroup, PromiseGroup, ApplyShard],
+            [Step.CLAIM_GROUP, Step.PROMISE_GROUP, Step.APPLY_SHARD],
             id="as it was",
         ),
         pytest.param(
             SHARED,
             IN_SHARD,
             {"contract": has()},
-            [ClaimGroup, PromiseGroup, ApplyShard, StartDelivery],
+            [Step.CLAIM_GROUP, Step.PROMISE_GROUP, Step.APPLY_SHARD, Step.START_DELIVERY],
             id="after a start",
         ),
         pytest.param(
             SHARED,
             IN_SHARD,
             {"watched": watched(SHARED), "contract": has(OTHERS)},
-            [ClaimGroup, PromiseGroup, ApplyShard, WriteContract, AwaitShard],
+            [Step.CLAIM_GROUP, Step.PROMISE_GROUP, Step.APPLY_SHARD, Step.WRITE_CONTRACT,
+             Step.AWAIT_SHARD],
             id="changed",
         ),
         pytest.param(
@@ -163,8 +148,8 @@ RECORD = [WriteContract, StartDelivery]
             IN_SHARD,
             {"contract": has(MOVED)},
             [
-                *(StopDelivery, ClaimGroup, PromiseGroup, ApplyShard),
-                *(*RECORD, AwaitShard),
+                *(Step.STOP_DELIVERY, Step.CLAIM_GROUP, Step.PROMISE_GROUP, Step.APPLY_SHARD),
+                *(*RECORD, Step.AWAIT_SHARD),
             ],
             id="of another topic",
         ),
@@ -173,8 +158,8 @@ RECORD = [WriteContract, StartDelivery]
             IN_SHARD,
             {"watched": ELSEWHERE, "contract": has(ELSEWHERE.egress)},
             [
-                *(ClaimGroup, PromiseGroup, ApplyShard, HandOver, *RECORD),
-                AwaitShard,
+                *(Step.CLAIM_GROUP, Step.PROMISE_GROUP, Step.APPLY_SHARD, Step.HAND_OVER, *RECORD),
+                Step.AWAIT_SHARD,
             ],
             id="by other servers",
         ),
@@ -183,8 +168,8 @@ RECORD = [WriteContract, StartDelivery]
             IN_SHARD,
             {"watched": ELSEWHERE},
             [
-                *(ClaimGroup, PromiseGroup, ApplyShard, HandOver, *RECORD),
-                AwaitShard,
+                *(Step.CLAIM_GROUP, Step.PROMISE_GROUP, Step.APPLY_SHARD, Step.HAND_OVER, *RECORD),
+                Step.AWAIT_SHARD,
             ],
             id="in another Kafka",
         ),
@@ -192,7 +177,8 @@ RECORD = [WriteContract, StartDelivery]
             OWN,
             IN_SHARD,
             {"watched": ELSEWHERE},
-            [ClaimGroup, PromiseGroup, ApplyDispatcher, WakeDispatcher, HandOver, StartDelivery],
+            [Step.CLAIM_GROUP, Step.PROMISE_GROUP, Step.APPLY_DISPATCHER,
+             Step.WAKE_DISPATCHER, Step.HAND_OVER, Step.START_DELIVERY],
             id="to its own, in another Kafka",
         ),
         pytest.param(
@@ -200,8 +186,8 @@ RECORD = [WriteContract, StartDelivery]
             BY_ITSELF,
             {"watched": watched(OWN)},
             [
-                *(ClaimGroup, PromiseGroup, ApplyShard, HandOver, *RECORD),
-                *(DeleteDispatcher, AwaitShard),
+                *(Step.CLAIM_GROUP, Step.PROMISE_GROUP, Step.APPLY_SHARD, Step.HAND_OVER, *RECORD),
+                *(Step.DELETE_DISPATCHER, Step.AWAIT_SHARD),
             ],
             id="from its own",
         ),
@@ -210,8 +196,8 @@ RECORD = [WriteContract, StartDelivery]
             BY_ITSELF,
             {"watched": watched({**OWN, **MIN_SCALE})},
             [
-                *(ClaimGroup, PromiseGroup, ApplyShard, HandOver, *RECORD),
-                *(DeleteDispatcher, AwaitShard, AwaitReplacement),
+                *(Step.CLAIM_GROUP, Step.PROMISE_GROUP, Step.APPLY_SHARD, Step.HAND_OVER, *RECORD),
+                *(Step.DELETE_DISPATCHER, Step.AWAIT_SHARD, Step.AWAIT_REPLACEMENT),
             ],
             id="from its own, which drains unasked",
         ),
@@ -220,8 +206,8 @@ RECORD = [WriteContract, StartDelivery]
             BY_ITSELF,
             {"contract": has()},
             [
-                *(ClaimGroup, PromiseGroup, ApplyShard, StartDelivery),
-                *(DeleteDispatcher, AwaitReplacement),
+                *(Step.CLAIM_GROUP, Step.PROMISE_GROUP, Step.APPLY_SHARD, Step.START_DELIVERY),
+                *(Step.DELETE_DISPATCHER, Step.AWAIT_REPLACEMENT),
             ],
             id="from its own, as far as an operator came that died",
         ),
@@ -229,14 +215,16 @@ RECORD = [WriteContract, StartDelivery]
             OWN,
             IN_SHARD,
             {"watched": watched(SHARED), "contract": has()},
-            [ClaimGroup, PromiseGroup, ApplyDispatcher, WakeDispatcher, HandOver, StartDelivery],
+            [Step.CLAIM_GROUP, Step.PROMISE_GROUP, Step.APPLY_DISPATCHER,
+             Step.WAKE_DISPATCHER, Step.HAND_OVER, Step.START_DELIVERY],
             id="to its own",
         ),
         pytest.param(
             OWN,
             IN_SHARD,
             {"contract": LEAVING},
-            [ClaimGroup, PromiseGroup, ApplyDispatcher, WakeDispatcher, HandOver, StartDelivery],
+            [Step.CLAIM_GROUP, Step.PROMISE_GROUP, Step.APPLY_DISPATCHER,
+             Step.WAKE_DISPATCHER, Step.HAND_OVER, Step.START_DELIVERY],
             id="to its own, while the shard may not have let go",
         ),
         pytest.param(
@@ -244,8 +232,9 @@ RECORD = [WriteContract, StartDelivery]
             IN_SHARD,
             {"watched": watched(SHARED), "contract": has()},
             [
-                *(StopDelivery, ClaimGroup, PromiseGroup, ApplyDispatcher, StartDelivery),
-                AwaitReplacement,
+                *(Step.STOP_DELIVERY, Step.CLAIM_GROUP, Step.PROMISE_GROUP,
+                 Step.APPLY_DISPATCHER, Step.START_DELIVERY),
+                Step.AWAIT_REPLACEMENT,
             ],
             id="to its own, which drains unasked",
         ),
@@ -254,14 +243,15 @@ RECORD = [WriteContract, StartDelivery]
             IN_SHARD,
             {"watched": watched(SHARED), "contract": has()},
             [
-                *(StopDelivery, DeleteFunctions, ClaimGroup, PromiseGroup, StartDelivery),
-                AwaitReplacement,
+                *(Step.STOP_DELIVERY, Step.DELETE_FUNCTIONS, Step.CLAIM_GROUP,
+                 Step.PROMISE_GROUP, Step.START_DELIVERY),
+                Step.AWAIT_REPLACEMENT,
             ],
             id="paused",
         ),
         pytest.param(
             SHARED, {}, {"contract": None},
-            [*OFFSETS, PromiseGroup, ApplyDispatcher, StartDelivery],
+            [*OFFSETS, Step.PROMISE_GROUP, Step.APPLY_DISPATCHER, Step.START_DELIVERY],
             id="where nothing is shared",
         ),
         pytest.param(
@@ -270,49 +260,54 @@ RECORD = [WriteContract, StartDelivery]
     ],
 )  # fmt: skip
 def test_a_shared_triggers_effects_in_their_order(
-    annotations: dict[str, str], status: dict[str, str], seen: dict[str, Any], effects: list[type]
+    annotations: dict[str, str], status: dict[str, str], seen: dict[str, Any], effects: list[Step]
 ) -> None:
     assert kinds(decide(annotations, status, **seen).effects) == effects
 
 
-WINDOWS: list[tuple[type, type]] = [
-    (StopDelivery, CommitOffsets),
-    (CommitOffsets, WriteContract),
-    (PromiseGroup, WriteContract),
-    (PromiseGroup, ApplyDispatcher),  # the Service is written down before it is there
-    (CreateContract, ApplyShard),  # what follows a topic finds it
-    (ApplyShard, HandOver),
-    (ApplyShard, WriteContract),
-    (ApplyDispatcher, WakeDispatcher),
-    (WakeDispatcher, HandOver),
-    (HandOver, WriteContract),
-    (HandOver, StartDelivery),
-    (WriteContract, DeleteDispatcher),
-    (WriteContract, AwaitShard),
-    (StartDelivery, AwaitShard),  # which is asked of those that are asked to drain
-    (AwaitShard, PublishStatus),
-    (DeleteDispatcher, AwaitReplacement),
+WINDOWS: list[tuple[Step, Step]] = [
+    (Step.STOP_DELIVERY, Step.COMMIT_OFFSETS),
+    (Step.COMMIT_OFFSETS, Step.WRITE_CONTRACT),
+    (Step.PROMISE_GROUP, Step.WRITE_CONTRACT),
+    (Step.PROMISE_GROUP, Step.APPLY_DISPATCHER),  # the Service is written down before it is there
+    (Step.CREATE_CONTRACT, Step.APPLY_SHARD),  # what follows a topic finds it
+    (Step.APPLY_SHARD, Step.HAND_OVER),
+    (Step.APPLY_SHARD, Step.WRITE_CONTRACT),
+    (Step.APPLY_DISPATCHER, Step.WAKE_DISPATCHER),
+    (Step.WAKE_DISPATCHER, Step.HAND_OVER),
+    (Step.HAND_OVER, Step.WRITE_CONTRACT),
+    (Step.HAND_OVER, Step.START_DELIVERY),
+    (Step.WRITE_CONTRACT, Step.DELETE_DISPATCHER),
+    (Step.WRITE_CONTRACT, Step.AWAIT_SHARD),
+    (Step.START_DELIVERY, Step.AWAIT_SHARD),  # which is asked of those that are asked to drain
+    (Step.AWAIT_SHARD, Step.PUBLISH_STATUS),
+    (Step.DELETE_DISPATCHER, Step.AWAIT_REPLACEMENT),
 ]
 
 
-@pytest.mark.parametrize(("first", "then"), WINDOWS, ids=lambda each: each.__name__)
-def test_a_move_has_an_order(first: type, then: type) -> None:
-    order: tuple[type, ...] = TRIGGER_ORDER
+@pytest.mark.parametrize(("first", "then"), WINDOWS, ids=lambda each: each.name)
+def test_a_move_has_an_order(first: Step, then: Step) -> None:
+    order: tuple[Step, ...] = TRIGGER_ORDER
     assert order.index(first) < order.index(then)
 
 
 def test_a_service_of_its_own_is_written_down_before_it_is_made() -> None:
-    (promise,) = (
-        each for each in decide(OWN, IN_SHARD, contract=has()).effects
-        if isinstance(each, PromiseGroup)
-    )  # fmt: skip
-    assert promise.dispatcher == "orders-kn-dispatcher"
+    (promise,) = promises(decide(OWN, IN_SHARD, contract=has()).effects)
+    assert promise[shards.DISPATCHER] == "orders-kn-dispatcher"
 
 
 def test_a_service_of_its_own_stays_written_down_until_it_is_deleted() -> None:
     moving = decide(SHARED, BY_ITSELF, watched=watched(OWN)).effects
-    assert [each.dispatcher for each in moving if isinstance(each, PromiseGroup)] == [None]
-    assert DeleteDispatcher("orders-kn-dispatcher", "default-kn-shard-0") in moving
+    (promise,) = promises(moving)
+    assert shards.DISPATCHER not in promise
+    dispatcher = ObjectName(SERVING, "Service", "shop", "orders-kn-dispatcher")
+    written = {shards.DISPATCHER: "default-kn-shard-0"}
+    assert Delete(Step.DELETE_DISPATCHER, (dispatcher,), owned=True, annotations=written) in moving
+
+
+def promises(effects: Sequence[Effect]) -> list[Mapping[str, str]]:
+    """What is written down of the group, and of the Service that will deliver."""
+    return [each.annotations for each in effects if isinstance(each, Annotate)]
 
 
 @pytest.mark.parametrize(

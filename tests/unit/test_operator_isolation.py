@@ -15,8 +15,8 @@ from support.operator_world import OperatorWorld, condition, running_operator
 
 from knafka.core import names
 from knafka_operator.decide import status
-from knafka_operator.decide.delivery_status import LAG
 from knafka_operator.decide.status import is_ready
+from knafka_operator.decide.trigger_conditions import LAG
 from knafka_operator.model.cluster import ClusterError, NotAllowed
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import EVENTING, GROUP_STATUS

@@ -14,6 +14,7 @@ from knafka_operator.model.resources import FINALIZER
 from knafka_operator.model.settings import Settings
 from knafka_operator.runtime import handlers, leadership, webhooks
 from knafka_operator.runtime.memory_cluster import MemoryCluster
+from knafka_operator.runtime.selections import UNWATCHED
 
 DEPLOY = Path(__file__).resolve().parents[2] / "operator" / "deploy"
 
@@ -56,6 +57,23 @@ def test_the_lease_is_the_only_one_that_may_be_changed(
         (None, ["create"]),
         ([leadership.NAME], ["get", "update"]),
     ]
+
+
+def test_what_is_read_but_may_not_be_watched_is_not_watched(
+    manifests: dict[tuple[str, str], Any],
+) -> None:
+    """Each look at a Revision began a watch that was refused again every two minutes."""
+    rules = manifests["ClusterRole", "knafka-operator"]["rules"]
+    unheard = {
+        (group, resource)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        if "get" in rule["verbs"] and "watch" not in rule["verbs"]
+    }
+    unwatched = {(version.rpartition("/")[0], f"{kind.lower()}s") for version, kind in UNWATCHED}
+    assert unheard == {("serving.knative.dev", "revisions")}
+    assert unheard <= unwatched
 
 
 def test_a_pod_is_the_same_after_its_container_was_started_anew_and_nobody_else_is() -> None:

@@ -23,7 +23,7 @@ from knafka_operator.model.resources import SERVING
 from knafka_operator.reconcile import publishing
 from knafka_operator.reconcile.work_queue import Key
 from knafka_operator.runtime.metrics import metrics
-from knafka_operator.scale import scaled_trigger as scaled_trigger_module
+from knafka_operator.scale import scaled_groups
 
 BROKERS = 10
 TRIGGERS = 100
@@ -48,7 +48,7 @@ class Statuses:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.built = 0
-        monkeypatch.setattr(scaled_trigger_module, "TriggerStatus", self._build)
+        monkeypatch.setattr(scaled_groups, "TriggerStatus", self._build)
 
     def _build(self, **fields: Any) -> TriggerStatus:
         self.built += 1

@@ -21,7 +21,7 @@ from knafka_operator.decide.sensor_limits import (
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import AUTOSCALING, PAUSED
 from knafka_operator.reconcile.sensor_publishing import SensorPublishing
-from knafka_operator.scale.scaled_group import sum_progress
+from knafka_operator.scale.scaled_groups import sum_progress
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ async def test_its_status_says_what_it_could_not_handle(
     kafka, _ = record.scaled
 
     def reported() -> bool:
-        status = kafka.sensors.status(ID)
+        status = kafka.scaler.status(ID)
         return status is not None and status.counts.dead_letters == reasons
 
     await until(reported)
@@ -137,7 +137,7 @@ async def test_its_status_says_what_its_triggers_wait_for(world: SensorsWorld) -
     record = operator.states.sensors[Identity("shop", "paid")]
     assert record.scaled is not None
     kafka, _ = record.scaled
-    await until(lambda: kafka.sensors.holding(ID) is not None)
+    await until(lambda: kafka.scaler.holding(ID) is not None)
     await publishing.look()
     (shown,) = world.status()["waiting"]
     at = "1970-01-01T00:01:00Z"

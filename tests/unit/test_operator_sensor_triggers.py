@@ -33,6 +33,7 @@ async def test_an_event_of_the_bus_becomes_an_action_that_its_trigger_delivers(
     event = fired(world.contract(), log, "order", "pay", "other")
     egress = world.egress()
     assert (egress.topic, egress.reply_topic) == (OWN[2], BUS)
+    assert egress.broker_dead_letter_topic is None, "that topic is the Sensor's"
     assert replay_egress(egress).reply_topic == BUS, "what a replay is answered goes to the Broker"
     assert [each["type"] for each in json.loads(event.data or b"")] == ["order", "pay"]
     passes = compile_trigger(egress.filter, egress.filters)

@@ -9,11 +9,11 @@ import pytest
 from knafka.core.drain import DrainProgress
 from knafka.core.errors import InvalidDocument, LogError
 from knafka_operator.decide import status
-from knafka_operator.decide.delivery_status import delivering
 from knafka_operator.decide.resolving import Unresolved
 from knafka_operator.decide.scaling import Scale, TriggerStatus
 from knafka_operator.decide.status import ConditionSet, NotReady
 from knafka_operator.decide.topics import TopicRefused
+from knafka_operator.decide.trigger_conditions import delivering
 from knafka_operator.model.conditions import Condition, Status
 
 AT = "2026-11-21T12:00:00Z"

@@ -124,6 +124,10 @@ def test_a_replay_command_is_quoted_for_the_shell(broker: str, trigger: str) -> 
     assert "--summary" not in replay_command("ns", broker, trigger, "status", 503, OTHERS)
 
 
+def test_what_holds_no_event_is_no_triggers_and_has_no_command_that_replays_it() -> None:
+    assert replay_command("ns", "main", "", "undecodable-record", None, "no event") == ""
+
+
 def test_groups_that_differ_in_any_part_have_different_ids() -> None:
     statuses = (None, 0, 500, 503)
     ids = {group_id("a-b", "c", "t", "http://s/", "status", status, "") for status in statuses}

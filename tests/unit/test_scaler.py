@@ -14,7 +14,7 @@ from knafka.core.errors import LogError
 from knafka_operator.decide.scaling import Cause, Scale
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.scale.holds import GRACE
-from knafka_operator.scale.scaled_group import KEPT_WITHOUT_DRAIN
+from knafka_operator.scale.scaled_groups import KEPT_WITHOUT_DRAIN
 from knafka_operator.scale.scaler import BUDGET, Scaler
 
 pytestmark = pytest.mark.looptime

@@ -12,8 +12,9 @@ from support.scaling import SCALING, FakeDrains, FakeLags, egress, now, running,
 from knafka.core.drain import DrainProgress
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.scale.holds import STOP_TIMEOUT
-from knafka_operator.scale.scaled_group import KEPT_WITHOUT_DRAIN
-from knafka_operator.scale.scaler import BUDGET, LAG_TIMEOUT
+from knafka_operator.scale.looks import LAG_TIMEOUT
+from knafka_operator.scale.scaled_groups import KEPT_WITHOUT_DRAIN
+from knafka_operator.scale.scaler import BUDGET
 
 pytestmark = pytest.mark.looptime
 
@@ -86,10 +87,10 @@ async def test_nothing_is_kept_of_a_topic_whose_triggers_are_gone(
             await scaler.watch("mail", egress(), SCALING)
             await scaler.watch("bill", egress("bill"), SCALING)
             await asyncio.sleep(1)
-            assert scaler.has_triggers("orders")
+            assert scaler.reads("orders")
             await scaler.forget("mail")
             await scaler.forget("bill")
-            assert not scaler.has_triggers("orders")
+            assert not scaler.reads("orders")
         await asyncio.sleep(1)
         assert len(asyncio.all_tasks()) == before
 
@@ -198,6 +199,22 @@ async def test_a_drain_that_does_not_end_when_told_is_given_up(
         start = now()
         await scaler.forget("mail")
         assert now() - start == pytest.approx(STOP_TIMEOUT)
+
+
+async def test_a_drain_that_no_dispatcher_had_taken_when_it_was_told_to_stop_is_no_failure(
+    lags: FakeLags, drains: FakeDrains
+) -> None:
+    drains.clean_end = 1000.0
+    async with running(lags, drains) as scaler:
+        lags.by_group["group-mail"] = 1
+        await scaler.watch("mail", egress(), SCALING)
+        await asyncio.sleep(1)
+        pausing = asyncio.create_task(scaler.watch("mail", egress(), Autoscaling(paused=True)))
+        await asyncio.sleep(1)
+        drains.open[0].break_off(TimeoutError())
+        await pausing
+        status = scaler.status("mail")
+        assert status is None or status.error is None
 
 
 async def test_a_drain_that_is_not_wanted_any_more_is_ended_before_its_budget_is_spent(

@@ -22,8 +22,8 @@ from support.scaling import (
 from knafka.core.drain import DrainProgress, DrainRequest, Ended
 from knafka_operator.decide.scaling import Scale
 from knafka_operator.model.autoscaling import Autoscaling
-from knafka_operator.scale import scaled_group
-from knafka_operator.scale.scaled_group import KEPT_WITHOUT_DRAIN
+from knafka_operator.scale import scaled_groups
+from knafka_operator.scale.scaled_groups import KEPT_WITHOUT_DRAIN
 from knafka_operator.scale.scaler import BUDGET
 
 pytestmark = pytest.mark.looptime
@@ -256,7 +256,7 @@ async def test_a_group_that_its_shard_could_not_join_is_joined_again_soon(
     lags: FakeLags, drains: FakeDrains, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Requests end at once here, two a second: half a day of them takes a minute of CPU.
-    monkeypatch.setattr(scaled_group, "KEPT_WITHOUT_DRAIN", 1000.0)
+    monkeypatch.setattr(scaled_groups, "KEPT_WITHOUT_DRAIN", 1000.0)
     drains.shard_script = {"mail": DrainProgress(error="no such group"), "bill": DrainProgress()}
     async with running(lags, drains) as scaler:
         await share(scaler, "mail", "bill", autoscaling=Autoscaling(polling_interval=600))

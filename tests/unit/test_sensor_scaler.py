@@ -12,12 +12,20 @@ import pytest
 from support.memory_sensors import BUS, GROUP, TRIGGER
 from support.memory_sensors import sensor as sensor_at
 
-from knafka.core.drain import DrainProgress, DrainRequest, Ended, Holding, Waiting
+from knafka.core.contract import Egress, Shard
+from knafka.core.drain import (
+    DrainProgress,
+    DrainRequest,
+    Ended,
+    Holding,
+    ShardProgress,
+    Waiting,
+)
 from knafka.core.errors import LogError
 from knafka.core.sensor.contract import Sensor
 from knafka.ports.log import Lag, Positions
 from knafka_operator.model.autoscaling import Autoscaling
-from knafka_operator.scale.sensor_scaler import SensorScaler
+from knafka_operator.scale.scaler import Scaler
 
 pytestmark = pytest.mark.looptime
 
@@ -67,6 +75,20 @@ class Group:
         raise NotImplementedError
 
 
+class NoTriggers:
+    """What no test here asks for."""
+
+    def hold(
+        self, trigger_id: str, egress: Egress, request: DrainRequest, stop: asyncio.Event
+    ) -> AsyncIterator[DrainProgress]:
+        raise NotImplementedError
+
+    def hold_shard(
+        self, shard: Shard, request: DrainRequest, stop: asyncio.Event
+    ) -> AsyncIterator[ShardProgress]:
+        raise NotImplementedError
+
+
 @dataclass
 class Drain:
     sensor: Sensor
@@ -82,7 +104,7 @@ class Drain:
         self.lines.put_nowait(ConnectionResetError("connection reset"))
 
 
-class Drains:
+class Drains(NoTriggers):
     def __init__(self) -> None:
         self.all: list[Drain] = []
         self.find_nothing = False
@@ -133,10 +155,10 @@ def drains() -> Drains:
 
 
 @asynccontextmanager
-async def running(group: Group, drains: Drains) -> AsyncIterator[SensorScaler]:
+async def running(group: Group, drains: Drains) -> AsyncIterator[Scaler]:
     began = now()
     clock: Callable[[], float] = lambda: START + now() - began  # noqa: E731
-    scaler = SensorScaler(group, drains, now=clock)
+    scaler = Scaler(group, drains, now=clock)
     run = asyncio.create_task(scaler.run())
     try:
         yield scaler
@@ -146,8 +168,8 @@ async def running(group: Group, drains: Drains) -> AsyncIterator[SensorScaler]:
             await run
 
 
-async def watched(scaler: SensorScaler, autoscaling: Autoscaling = SCALING) -> None:
-    await scaler.watch("paid", SENSOR, autoscaling)
+async def watched(scaler: Scaler, autoscaling: Autoscaling = SCALING) -> None:
+    await scaler.watch_sensor("paid", SENSOR, autoscaling)
     await asyncio.sleep(0.1)
 
 
@@ -287,7 +309,7 @@ async def test_an_edit_ends_the_drains_of_what_it_was(group: Group, drains: Drai
     async with running(group, drains) as scaler:
         await watched(scaler, SLOW)
         edited = sensor_at(2)
-        await scaler.watch("paid", edited, SLOW)
+        await scaler.watch_sensor("paid", edited, SLOW)
         assert drains.open == []
         await asyncio.sleep(1)
         assert [each.sensor for each in drains.open] == [edited]

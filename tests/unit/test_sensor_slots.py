@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from knafka_operator.scale.slots import Slots
+from knafka_operator.scale.holds import Slots
 
 
 def test_a_slot_is_the_lowest_that_nobody_has() -> None:

@@ -196,7 +196,7 @@ def test_a_function_is_restarted_when_it_says_that_only_this_helps(
     [
         pytest.param(600.0, False, services.TIMEOUT_SECONDS, id="what nobody has declared"),
         pytest.param(5.0, False, services.TIMEOUT_SECONDS, id="short"),
-        pytest.param(120.5, False, 188, id="declared: two minutes"),
+        pytest.param(120.5, False, 168, id="declared: two minutes"),
         pytest.param(590.0, False, 600, id="never more than Knative's maximum"),
         pytest.param(600.0, True, 600, id="nothing is repeated"),
         pytest.param(5.0, True, services.TIMEOUT_SECONDS, id="nothing is repeated, short"),

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from support.dispatchers import started
 from support.drains import (
+    BROKER_DEAD,
     DEAD,
     FAR,
     SUBSCRIBER,
@@ -57,7 +58,7 @@ class Running(Shard):
 
 @pytest.fixture
 async def three() -> AsyncIterator[Running]:
-    running = Running(accept, accept, accept)
+    running = Running(accept, accept, accept, shares_topic=True)
     await running.start()
     yield running
     await running.dispatcher.stop()
@@ -252,15 +253,12 @@ async def test_one_that_hangs_and_one_that_fails_keep_no_other_from_its_events()
 
 async def test_38_triggers_that_share_a_dispatcher_have_one_dead_letter_of_a_record() -> None:
     """Decision 0031; each of them had one, in a topic of its own."""
-    running = Running(*[accept] * 38)
-    for number, egress in enumerate(running.egresses):
-        topic = {"dead_letter_topic": f"{DEAD}-{number}"}
-        running.egresses[number] = egress.model_copy(update=topic)
+    running = Running(*[accept] * 38, shares_topic=True)
     await running.start()
     running.world.log.store(TOPIC, b"k", b"data", [("ce_specversion", b"1.0")])
     await running.drain(idle="PT2S").task
-    letters = [running.world.records_of(f"{DEAD}-{number}") for number in range(38)]
-    assert sum(map(len, letters)) == 1
+    assert len(running.world.records_of(BROKER_DEAD)) == 1
+    assert DEAD not in running.world.log.topics
     assert [running.committed(number) for number in range(38)] == [1] * 38
     await running.dispatcher.stop()
 
@@ -276,7 +274,7 @@ async def test_a_record_that_is_no_event_is_settled_by_nobody_before_its_dead_le
     assert [three.committed(number) for number in range(3)] == [0, 0, 0]
     three.world.log.fail(None)
     await exchange.task
-    assert len(three.world.records_of(DEAD)) == 1
+    assert len(three.world.records_of(BROKER_DEAD)) == 1
     assert [three.committed(number) for number in range(3)] == [1, 1, 1]
 
 
@@ -290,7 +288,7 @@ async def test_a_record_that_is_no_event_is_one_dead_letter_for_all(three: Runni
     assert sorted(each.filtered for each in lines) == [0, 1, 1]
     letters = [each.dead_letters for each in lines if each.dead_letters]
     assert letters == [{"undecodable-record": 1}]
-    assert len(three.world.records_of(DEAD)) == 1
+    assert len(three.world.records_of(BROKER_DEAD)) == 1
     assert [three.committed(number) for number in range(3)] == [1, 1, 1]
     three.world.send("1")
     exchange = three.drain(idle="PT2S")

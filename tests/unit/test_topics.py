@@ -10,11 +10,14 @@ from support.memory.log import MemoryLog
 
 from knafka.ports.log import TopicDescription
 from knafka_operator.decide.desired import Topic
-from knafka_operator.decide.effects import CreateTopic, RecordTopic
+from knafka_operator.decide.effects import Annotate, CreateTopic
+from knafka_operator.decide.steps import Step
 from knafka_operator.decide.topics import TOPIC_ID, TopicRefused, drift, may_delete, topic_effects
 from knafka_operator.model.resources import TOPIC_STATUS
 
 WANTED = Topic("orders", 4, 1, {"retention.ms": "1000"})
+RECORDING = Annotate(Step.RECORD_TOPIC, {TOPIC_STATUS: "orders", TOPIC_ID: ""})
+MAKING = CreateTopic(WANTED, TOPIC_STATUS, TOPIC_ID)
 
 
 @pytest.fixture
@@ -34,11 +37,11 @@ async def _found(admin: MemoryAdmin) -> TopicDescription:
 
 
 def test_a_topic_is_made_after_its_name_was_written_down() -> None:
-    assert topic_effects(WANTED, None, {}) == (RecordTopic("orders"), CreateTopic(WANTED))
+    assert topic_effects(WANTED, None, {}) == (RECORDING, MAKING)
 
 
 def test_an_operator_that_died_before_it_made_the_topic_makes_it() -> None:
-    assert topic_effects(WANTED, None, _status(id_="")) == (CreateTopic(WANTED),)
+    assert topic_effects(WANTED, None, _status(id_="")) == (MAKING,)
 
 
 async def test_an_operator_that_died_after_it_made_the_topic_knows_it_again(
@@ -46,7 +49,7 @@ async def test_an_operator_that_died_after_it_made_the_topic_knows_it_again(
 ) -> None:
     await admin.ensure_topic("orders", 4, 1, {})
     made = topic_effects(WANTED, await _found(admin), _status(id_=""), disputed=False)
-    assert made == (CreateTopic(WANTED),), "which writes its id down"
+    assert made == (MAKING,), "which writes its id down"
 
 
 async def test_a_topic_that_has_records_is_not_taken_for_one_that_was_just_made(
@@ -94,7 +97,7 @@ async def test_a_topic_that_somebody_made_anew_is_not_ours(admin: MemoryAdmin) -
 
 
 def test_a_topic_that_somebody_deleted_is_made_again() -> None:
-    assert topic_effects(WANTED, None, _status(id_="before")) == (CreateTopic(WANTED),)
+    assert topic_effects(WANTED, None, _status(id_="before")) == (MAKING,)
 
 
 async def test_after_another_topic_only_the_id_says_that_this_is_its_own(
@@ -107,7 +110,7 @@ async def test_after_another_topic_only_the_id_says_that_this_is_its_own(
     for id_ in ("", "another"):
         with pytest.raises(TopicRefused):
             topic_effects(WANTED, found, _status("legacy", id_))
-    expected = (RecordTopic("orders"), CreateTopic(WANTED))
+    expected = (RECORDING, MAKING)
     assert topic_effects(WANTED, None, _status("legacy", "another")) == expected
 
 

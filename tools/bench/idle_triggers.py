@@ -45,8 +45,8 @@ from knafka.core.contract import Kafka
 from knafka.observability import prometheus_text
 from knafka_local.kafka_distribution import obtain
 from knafka_local.kafka_server import KafkaServer
-from knafka_operator.decide.delivery_status import LAG
 from knafka_operator.decide.status import is_ready, why_not_ready
+from knafka_operator.decide.trigger_conditions import LAG
 from knafka_operator.engine.controller import RESYNC, Controller
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.isolation import Isolation

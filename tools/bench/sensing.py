@@ -38,10 +38,12 @@ DATA: Final = b'{"text":"' + b"x" * 190 + b'"}'
 LOG_TIME: Final = {"message.timestamp.type": "LogAppendTime"}
 """As a Broker's topic has it."""
 PLAIN: Final = "a plain Trigger"
+SAME_ORDER: Final = "a && b with the same order"
+MILLION: Final = f"{SAME_ORDER}, 1,000,000 over 10 partitions"
 TRIGGERS: Final[Mapping[str, Mapping[str, str]]] = {
     "a simple condition": {"conditions": "a || b"},
     "a && b": {"conditions": "a && b"},
-    "a && b with the same order": {"conditions": "a && b", "correlation": "order"},
+    SAME_ORDER: {"conditions": "a && b", "correlation": "order"},
 }
 LOOK: Final = 0.1
 PATIENCE: Final = 300.0
@@ -53,7 +55,7 @@ COMMITTED: Final = "knafka_sensor_transactions_total{outcome=committed}"
 
 
 async def sensors_case(world: World, results: Results, externals: Sequence[External]) -> None:
-    """A backlog through each kind of condition, and restored keys by their number."""
+    """A backlog through each kind of condition, a large one, and restored keys by their number."""
     count = int(world.sized(100_000, 30_000))
     async with world.topic(PARTITIONS, LOG_TIME) as bus:
         await asyncio.to_thread(_fill, world, bus, count)
@@ -63,6 +65,10 @@ async def sensors_case(world: World, results: Results, externals: Sequence[Exter
             results.add(PLAIN, OURS, **{k: v for k, v in plain.items() if k not in FAULTS})
             for what, trigger in TRIGGERS.items():
                 results.add(what, OURS, **await _fire(world, bus, trigger, count))
+    if (count := int(world.sized(1_000_000, 0))) > 0:
+        async with world.topic(10, LOG_TIME) as bus:
+            await asyncio.to_thread(_fill, world, bus, count)
+            results.add(MILLION, OURS, **await _fire(world, bus, TRIGGERS[SAME_ORDER], count))
     for keys in (10_000, 100_000, 1_000_000):
         if keys <= world.sized(1_000_000, 10_000):
             start, after_kill = await _restore(world, keys)
@@ -103,7 +109,7 @@ async def _restore(
 ) -> tuple[dict[str, float | None], dict[str, float | None]]:
     """Until a new process holds what the changelog says; and from the kill of that one until its
     successor does, which has the partitions once the group has noticed."""
-    trigger = TRIGGERS["a && b with the same order"]
+    trigger = TRIGGERS[SAME_ORDER]
     async with (
         world.topic(PARTITIONS, LOG_TIME) as bus,
         _declared(world, bus, trigger, keys) as sensor,

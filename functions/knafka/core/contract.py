@@ -18,7 +18,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
-from knafka.core import cesql
+from knafka.core import cesql, names
 from knafka.core.documents import AbsoluteUrl, Duration, Model, parse_json_array, problem
 from knafka.core.errors import InvalidExpression
 
@@ -339,6 +339,11 @@ class Egress(Model):
     dead_letter_topic: str
     dead_letter_settings: TopicSettings = TopicSettings(config=dict(KEPT_FOR_EVER))
     """How the dispatcher makes the dead-letter topic when it first needs it."""
+    shares_topic: bool = True
+    """Whether its Broker's or KafkaChannel's other Triggers read `topic`, too: then a record there
+    that holds no event has one dead letter for all, in `broker_dead_letter_topic`."""
+    broker_dead_letter_settings: TopicSettings | None = None
+    """As `dead_letter_settings`, of that topic; None: the same."""
     kafka: Kafka
     subscriber: Sink
     reply_topic: str | None = None
@@ -364,6 +369,15 @@ class Egress(Model):
     at_most_once: bool = False
     """Whether an event's offset is committed before its first attempt begins (BUS-5, BUS-S7): then
     a crash loses it, and repeats nothing."""
+
+    @property
+    def broker_dead_letter_topic(self) -> str | None:
+        """Its Broker's own, for records that hold no event; None: such a record is dead-lettered as
+        any other."""
+        if not self.shares_topic:
+            return None
+        broker = names.of_channel(self.broker) if self.kind == "Subscription" else self.broker
+        return names.broker_dead_letter_topic(self.namespace, broker)
 
 
 class Shard(Model):

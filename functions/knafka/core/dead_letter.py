@@ -83,6 +83,7 @@ class Origin:
     namespace: str
     broker: str
     trigger: str
+    """Empty: no Trigger's in particular, as the record holds no event."""
     topic: str
     partition: int
     offset: int
@@ -190,6 +191,19 @@ def dead_letter_of(
     return kept + [(f"ce_{name}", text.encode()) for name, text in told.items() if text], value
 
 
+def origin_of(headers: RecordHeaders) -> tuple[str, int, int] | None:
+    """Topic, partition and offset of the record that a dead letter is of, by its own headers; None:
+    they don't say."""
+    told = dict(headers)
+    topic, partition, offset = (
+        told.get(f"ce_{ATTRIBUTE_PREFIX}{part}") or b"" for part in ("topic", "partition", "offset")
+    )
+    # No longer than a number of 64 bits, which Kafka's are.
+    if not topic or not all(each.isdigit() and len(each) < 20 for each in (partition, offset)):
+        return None
+    return topic.decode(errors="replace"), int(partition), int(offset)
+
+
 def stub_of(letter: Draft) -> Draft:
     """What is kept of a dead letter that is too large for its topic: no data, but how it failed.
 
@@ -219,7 +233,7 @@ def restored(headers: Iterable[tuple[str, bytes]], replay: str) -> RecordHeaders
     added = FAILURE_HEADERS | {REPLAY}
     for name, raw in found:
         if name == f"ce_{EXTENSIONS}":
-            # Whoever may write the topic may have written anything.
+            # Anybody with the right to write to the topic can forge this header.
             added |= {f"ce_{each}" for each in (raw or b"").decode(errors="replace").split(",")}
     return [(name, raw) for name, raw in found if name not in added] + [(REPLAY, replay.encode())]
 

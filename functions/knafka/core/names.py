@@ -131,6 +131,11 @@ def dead_letter_topic(namespace: str, broker: str, trigger: str) -> str:
     return _distinct(DEAD_LETTERS, namespace, broker, trigger)
 
 
+def broker_dead_letter_topic(namespace: str, broker: str) -> str:
+    """The dead-letter topic of a Broker itself, for records that hold no event: no Trigger's."""
+    return dead_letter_topic(namespace, broker, "")
+
+
 def replay_topic(namespace: str, broker: str, trigger: str) -> str:
     """Where a Trigger's dead letters are sent again; its consumer group has the same name."""
     return _distinct(REPLAYS, namespace, broker, trigger)

@@ -1,6 +1,6 @@
 """Appending one record and waiting for its report: for replies and for dead letters.
 
-A Trigger's dead-letter topic is made here, for the first dead letter: most Triggers never need one.
+A dead-letter topic is made here, for the first dead letter: most Triggers never need one.
 Each process makes sure of it once, and again whenever a dead letter was not stored, as somebody may
 have deleted the topic meanwhile.
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 
-from knafka.core.contract import Egress
+from knafka.core.contract import TopicSettings
 from knafka.core.errors import LogError
 from knafka.core.kafka_binding import Draft
 from knafka.ports.log import LogWriter, TopicMaker
@@ -33,11 +33,13 @@ async def append(writer: LogWriter, topic: str, draft: Draft) -> LogError | None
 
 
 class DeadLetterTopic:
-    """The topic that keeps a Trigger's dead letters."""
+    """A topic that keeps dead letters: a Trigger's, or its Broker's."""
 
-    def __init__(self, egress: Egress, writer: LogWriter, topics: TopicMaker) -> None:
-        self.name = egress.dead_letter_topic
-        self._settings = egress.dead_letter_settings
+    def __init__(
+        self, name: str, settings: TopicSettings, writer: LogWriter, topics: TopicMaker
+    ) -> None:
+        self.name = name
+        self._settings = settings
         self._writer = writer
         self._topics = topics
         self._exists = False
@@ -45,7 +47,7 @@ class DeadLetterTopic:
 
     async def append(self, draft: Draft) -> LogError | None:
         """Append a dead letter, and make the topic first if need be; None once it is durable."""
-        refused = None if self._exists else await self._ensure()
+        refused = await self.ensure()
         # Also if it could not be made: who may not make topics may find it there all the same.
         error = await append(self._writer, self.name, draft)
         if error is None or error.too_large:
@@ -59,8 +61,11 @@ class DeadLetterTopic:
             "the Kafka user of this Broker to create topics whose names begin with knafka-"
         )
 
-    async def _ensure(self) -> LogError | None:
-        """All that wait for the topic share one request."""
+    async def ensure(self) -> LogError | None:
+        """Make it unless it is there, as far as is known; why it could not be made. All that wait
+        for the topic share one request."""
+        if self._exists:
+            return None
         if self._making is None:
             self._making = asyncio.create_task(self._make())
         # Shielded: the one who is cancelled is not the only one who waits.

@@ -16,15 +16,18 @@ from knafka.clients.kafka_member import KafkaMember
 from knafka.clients.kafka_offsets import KafkaOffsets
 from knafka.clients.kafka_positioned import KafkaPositionedReader
 from knafka.clients.kafka_reader import KafkaReader
+from knafka.clients.kafka_tail import KafkaTail
 from knafka.clients.kafka_topics import KafkaTopics
 from knafka.clients.kafka_writer import KafkaWriter
 from knafka.core import names
 from knafka.core.contract import Egress, Shard
+from knafka.dispatcher.appending import DeadLetterTopic
+from knafka.dispatcher.broker_letters import BrokerDeadLetters
 from knafka.dispatcher.drain import OpenReader
 from knafka.dispatcher.parsing import Parser
 from knafka.dispatcher.shared.record import SharedParser
 from knafka.dispatcher.shared.topic import SharedTopic
-from knafka.ports.log import Assignment, LogReader, LogWriter, TopicMaker
+from knafka.ports.log import Assignment, LogReader, LogWriter, TopicMaker, TopicTail
 from knafka.ports.shared_log import PositionedReader
 from knafka.ports.subscriber import Subscriber
 
@@ -38,6 +41,8 @@ OTHER_FILES: Final = 512
 """Open files beside the connections to subscribers: Kafka's, the log's, code that is loaded."""
 MOST_FILES: Final = 65_536
 LEAST_IN_FLIGHT: Final = 4
+CLOSE_TIMEOUT: Final = 1.0
+"""Seconds for a consumer of dead letters, which has nothing to finish."""
 ATTEMPTS_A_TURN: Final = 8
 """Of each Egress of a shard: with one that has a backlog among 17 others, their p99 was 29 ms with
 as many as come, and 17 ms so (docs/decisions/0018-shared-dispatchers.md)."""
@@ -52,6 +57,8 @@ class Clients:
     writer: LogWriter
     subscriber: Subscriber
     topics: TopicMaker
+    broker_dead_letters: BrokerDeadLetters | None = None
+    """None: the Egress names no topic for them."""
     parser: Parser | None = None
     held_bytes: Callable[[], int] | None = None
     """Bytes of requests that it may hold; None: as many as one Egress may that is alone."""
@@ -65,12 +72,26 @@ def connect(egress: Egress, reporting: Connection, refusal: Refusal | None) -> C
     """Kafka and HTTP; raises `InvalidDocument` for a Secret that can't work. `reporting` is of
     `ClientStatistics`, `refusal` judges the addresses of destinations."""
     kafka = egress.kafka
+    reached, writer = connection(kafka), KafkaWriter({**writing(kafka), **reporting})
+    topics = KafkaTopics(reached)
     return Clients(
         partial(KafkaReader, {**reading(kafka), **reporting}, egress.group, egress.topic),
-        KafkaWriter({**writing(kafka), **reporting}),
+        writer,
         HttpSubscriber(limit=egress.max_in_flight, refusal=refusal),
-        KafkaTopics(connection(egress.kafka)),
+        topics,
+        broker_dead_letters(egress, writer, topics, partial(KafkaTail, reached)),
     )
+
+
+def broker_dead_letters(
+    egress: Egress, writer: LogWriter, topics: TopicMaker, open_tail: Callable[[str], TopicTail]
+) -> BrokerDeadLetters | None:
+    """Those of an Egress's Broker; None: it names no topic for them."""
+    if (name := egress.broker_dead_letter_topic) is None:
+        return None
+    settings = egress.broker_dead_letter_settings or egress.dead_letter_settings
+    topic = DeadLetterTopic(name, settings, writer, topics)
+    return BrokerDeadLetters(topic, open_tail(name))
 
 
 class ShardClients(Protocol):
@@ -116,6 +137,8 @@ class KafkaShard:
         self._maker = KafkaTopics(kafka)
         self._offsets = KafkaOffsets(kafka)
         self._topics: dict[str, SharedTopic] = {}
+        self._dead_letters: dict[str, BrokerDeadLetters] = {}
+        """By topic: one for all Egresses of a Broker or KafkaChannel."""
         self._files = open_files() - OTHER_FILES
 
     def of(self, egress: Egress, among: Callable[[], int]) -> Clients:
@@ -124,11 +147,23 @@ class KafkaShard:
             self.writer,
             HttpSubscriber(limit=egress.max_in_flight, refusal=self._refusal),
             self._maker,
+            self._dead_letters_of_broker(egress),
             SharedParser(),
             lambda: max(LEAST_BYTES, SHARD_BYTES // max(1, among())),
             lambda: max(LEAST_IN_FLIGHT, self._files // max(1, among())),
             ATTEMPTS_A_TURN,
         )
+
+    def _dead_letters_of_broker(self, egress: Egress) -> BrokerDeadLetters | None:
+        if (name := egress.broker_dead_letter_topic) is None:
+            return None
+        if name not in self._dead_letters:
+            made = broker_dead_letters(
+                egress, self.writer, self._maker, partial(KafkaTail, self._kafka)
+            )
+            assert made is not None
+            self._dead_letters[name] = made
+        return self._dead_letters[name]
 
     def open_contract(self) -> PositionedReader:
         return KafkaPositionedReader(self._kafka, self._shard.contract_topic)
@@ -153,6 +188,8 @@ class KafkaShard:
     async def close(self) -> None:
         for topic in self._topics.values():
             await topic.close()
+        for letters in self._dead_letters.values():
+            await letters.close(CLOSE_TIMEOUT)
         await self._offsets.close()
         await self.subscriber.close()
 

@@ -26,11 +26,12 @@ from zlib import crc32
 
 from knafka.core.contract import Egress, Order
 from knafka.core.drain import DrainProgress, Ended
-from knafka.core.errors import LogError
+from knafka.core.errors import InvalidEvent, LogError
 from knafka.core.filter_index import Selection, select
 from knafka.core.filters import compile_trigger
 from knafka.core.kafka_binding import Envelope, RecordHeaders
 from knafka.core.progress import decode, policy_of
+from knafka.dispatcher.broker_letters import BrokerDeadLetters
 from knafka.dispatcher.congestion import CongestionControl
 from knafka.dispatcher.counts import DrainCounts, Reported
 from knafka.dispatcher.lanes import lane_of
@@ -104,6 +105,7 @@ class Drain:
         held_bytes: Callable[[], int] = lambda: MAX_UNSETTLED_BYTES,
         pace: Pace | None = None,
         tracing: EgressTracing | None = None,
+        broker_dead_letters: BrokerDeadLetters | None = None,
     ) -> None:
         self.counts = DrainCounts()
         self.congestion = CongestionControl(egress.max_in_flight, egress.rate_limit)
@@ -129,8 +131,9 @@ class Drain:
         self._lane_of = lane_of(egress.order)
         self._parser, self._tracing = parser or OwnParser(), tracing
         self._sender = Sender(
-            egress, subscriber, writer, self.counts, self.congestion, now, topics, self._parser
-        )
+            egress, subscriber, writer, self.counts, self.congestion, now, topics, self._parser,
+            broker_dead_letters,
+        )  # fmt: skip
         self._workers = Workers(
             self._sender, self._settle, self.congestion, egress.max_in_flight, now, pace,
             Reserve(self.counts.attempts),
@@ -350,7 +353,9 @@ class Drain:
                     if event is not None:
                         event.trace = trace
             except Exception as error:  # it concerns this record, and the others go on
-                event = PendingEvent(record, headers, partition, self._lane_of(record.key()))
+                # What holds no event has no order: nothing waits behind it.
+                lane = None if isinstance(error, InvalidEvent) else self._lane_of(record.key())
+                event = PendingEvent(record, headers, partition, lane)
                 event.size = len(record.value() or b"")
                 self._sender.give_up(event, error)
             if event is None:

@@ -9,7 +9,7 @@ from knafka.core.contract import Egress
 from knafka.core.documents import digest
 from knafka.core.drain import DrainRequest
 from knafka.core.errors import LogError
-from knafka.dispatcher.connecting import Clients
+from knafka.dispatcher.connecting import CLOSE_TIMEOUT, Clients
 from knafka.dispatcher.served import STOP_TIMEOUT, Served, metrics_of
 from knafka.draining.lease import Lease
 from knafka.draining.renewal import OwnService
@@ -53,4 +53,6 @@ class OwnEgress(LeasedSide):
     async def close(self) -> None:
         await self.drained()
         await self._clients.subscriber.close()
+        if self._clients.broker_dead_letters is not None:
+            await self._clients.broker_dead_letters.close(CLOSE_TIMEOUT)
         await self._writer.close(STOP_TIMEOUT)

@@ -5,10 +5,8 @@ Where many drains get the same record, `shared.record` does it once for all.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Literal, Protocol, TypeAlias
 
-from knafka.core.delivery import Done, Retry
 from knafka.core.http_binding import located_request_of, request_of
 from knafka.core.kafka_binding import Envelope, RecordHeaders, read
 from knafka.ports.log import Record
@@ -30,13 +28,6 @@ class Parser(Protocol):
         that say where the record lies."""
         ...
 
-    async def keep_once(
-        self, record: Record, write: Callable[[], Awaitable[Done | Retry]]
-    ) -> Done | Retry | None:
-        """Write the dead letter of a record that holds no event; None: another drain that has the
-        same record has written one, which is durable."""
-        ...
-
 
 class OwnParser:
     """Keeps nothing."""
@@ -49,11 +40,6 @@ class OwnParser:
     ) -> tuple[bytes, bytes]:
         head, body = request_for(record, envelope, form, located)
         return prefix + head, body
-
-    async def keep_once(
-        self, record: Record, write: Callable[[], Awaitable[Done | Retry]]
-    ) -> Done | Retry | None:
-        return await write()
 
 
 def request_for(

@@ -1,7 +1,7 @@
 """Selecting: how a drain and a reader that many drains share agree on what is given.
 
-    Selective: a drain, which says what is for it, and is told what was passed over
-    SharedReader: a reader that gives only that, and tells of the rest in bulk
+    Selective: a drain. It says which records it wants, and is told how many were passed over
+    SharedReader: a reader. It gives a drain those records, and counts the others
 
 What isn't for a drain costs it nothing: its offset and its counts move when somebody asks for them
 (`SharedReader.catch_up`), by a number of records and not by each of them.

@@ -4,6 +4,9 @@
     SINK       --delivered--> settled          --failed for good--> TOPIC, or come back too often
     TOPIC      --stored-----> settled          --not stored-------> TOPIC again, later
 
+A record that holds no event goes to its Broker's dead-letter topic instead, once for all Triggers
+(`broker_letters`), and never to the SINK, which takes events.
+
 A reply is stored or sent before its event is settled (`replying`; KN-BRK-11, KN-SUB-07); one that
 fails is tried again by itself, as often as the event, without another attempt at the SUBSCRIBER. It
 is kept in memory only: who takes over its partition asks the SUBSCRIBER again. An event that even
@@ -37,12 +40,13 @@ from knafka.core.delivery import (
     is_delivered,
     retry_after_seconds,
 )
-from knafka.core.errors import DeliveryError, InvalidEvent
+from knafka.core.errors import DeliveryError, InvalidEvent, LogError
 from knafka.core.hops import HOPS, MAX_HOPS
 from knafka.core.http_binding import request_of
 from knafka.core.kafka_binding import Draft, Envelope, RecordHeaders, read
 from knafka.core.progress import SUBSCRIBER, DeliveryStage, DeliveryState
 from knafka.dispatcher.appending import DeadLetterTopic
+from knafka.dispatcher.broker_letters import BrokerDeadLetters
 from knafka.dispatcher.congestion import CongestionControl
 from knafka.dispatcher.counts import DrainCounts
 from knafka.dispatcher.parsing import Format, Parser
@@ -73,6 +77,7 @@ class Sender:
         now: Callable[[], float],
         topics: TopicMaker,
         parser: Parser,
+        broker_dead_letters: BrokerDeadLetters | None = None,
     ) -> None:
         self._parser = parser
         self._egress = egress
@@ -86,7 +91,10 @@ class Sender:
         self._loop = asyncio.get_running_loop()
         self._now = now
         self._replies = replies_of(egress, counts, writer, subscriber, now)
-        self._dead_letters = DeadLetterTopic(egress, writer, topics)
+        self._dead_letters = DeadLetterTopic(
+            egress.dead_letter_topic, egress.dead_letter_settings, writer, topics
+        )
+        self._broker_dead_letters = broker_dead_letters
         self._target = _target(egress.subscriber)
         self._sink = _target(egress.dead_letter_sink) if egress.dead_letter_sink else None
         self._next_failure_line = self._next_dead_letter_line = 0.0
@@ -223,42 +231,47 @@ class Sender:
         return Retry(0.0)
 
     async def _dead_letter(self, event: PendingEvent) -> Done | Retry:
-        failed = event.failed
-        if failed is None or failed.failure is not Reason.UNDECODABLE:
-            return await self._keep(event)
-        # It is no Trigger's in particular, so one dead letter is enough for all that share it.
-        decision = await self._parser.keep_once(event.record, partial(self._keep, event))
+        broker = self._broker_dead_letters
+        if broker is None or not _holds_no_event(event):
+            return await self._keep(event, self._dead_letters)
+        try:
+            decision = await broker.keep(event.record, partial(self._keep, event, broker.topic))
+        except LogError as error:
+            return self._keep_later(event, broker.topic, error)
         if decision is None:
-            self._events.filtered += 1
+            self._events.filtered += 1  # it was no event of this Trigger's
         return decision or Done()
 
-    async def _keep(self, event: PendingEvent) -> Done | Retry:
-        """Write its dead letter into the topic."""
+    async def _keep(self, event: PendingEvent, topic: DeadLetterTopic) -> Done | Retry:
+        """Write its dead letter into a topic."""
         record = event.record
-        headers, value = self._dead_letter_of(event)
+        headers, value = self._dead_letter_of(event, is_of_trigger=topic is self._dead_letters)
         draft = Draft(record.key(), headers, value)
-        write = self._dead_letters.append
+        write = topic.append
         if event.trace is not None:
-            write = partial(event.trace.append, "dead-letter", self._dead_letters.name, write)
+            write = partial(event.trace.append, "dead-letter", topic.name, write)
         error = await write(draft)
         if error is not None and error.too_large:
             log.warning(
                 "%s takes no dead letter as large as that of partition %d, offset %d: it is stored "
                 "without its data",
-                self._dead_letters.name,
+                topic.name,
                 event.partition.number,
                 event.offset,
             )
             error = await write(stub_of(draft))
-        if error is None:
-            self._dead_lettered(event)
-            self._log_dead_letter(event, self._dead_letters.name)
-            return Done()
+        if error is not None:
+            return self._keep_later(event, topic, error)
+        self._dead_lettered(event)
+        self._log_dead_letter(event, topic.name)
+        return Done()
+
+    def _keep_later(self, event: PendingEvent, topic: DeadLetterTopic, error: LogError) -> Retry:
         event.tries += 1
         wait = _dead_letter_wait(event)
         log.error(
             "%s is not written, so offset %d of partition %d stays uncommitted; again in %g s: %s",
-            self._egress.dead_letter_topic,
+            topic.name,
             event.offset,
             event.partition.number,
             wait,
@@ -286,15 +299,17 @@ class Sender:
         head, event.body = request_of(envelope, self._delivery.format)
         event.head = self._head + head
 
-    def _dead_letter_of(self, event: PendingEvent) -> tuple[RecordHeaders, bytes | None]:
+    def _dead_letter_of(
+        self, event: PendingEvent, *, is_of_trigger: bool = True
+    ) -> tuple[RecordHeaders, bytes | None]:
         failed = event.failed
         assert failed is not None
         record = event.record
-        reply = self._egress.reply
+        reply, destination = self._egress.reply, self._target.url
+        if reply and failed.failure is Reason.REPLY_NOT_DELIVERED:
+            destination = reply.url
         failure = Failure(
-            destination=reply.url
-            if reply and failed.failure is Reason.REPLY_NOT_DELIVERED
-            else self._target.url,
+            destination=destination if is_of_trigger else "",
             reason=failed.failure or Reason.STATUS,
             attempts=event.attempts,
             first_attempt=event.first_attempt,
@@ -309,7 +324,7 @@ class Sender:
         origin = Origin(
             egress.namespace,
             names.of_channel(egress.broker) if egress.kind == "Subscription" else egress.broker,
-            egress.trigger,
+            egress.trigger if is_of_trigger else "",
             record.topic(),
             record.partition(),
             record.offset(),
@@ -386,6 +401,10 @@ class Sender:
         assert event.failed is not None
         self._events.dead_lettered += 1
         self._counts.dead_letters[_why(event.failed)] += 1
+
+
+def _holds_no_event(event: PendingEvent) -> bool:
+    return event.failed is not None and event.failed.failure is Reason.UNDECODABLE
 
 
 def _why(failed: Outcome) -> str:

@@ -47,6 +47,7 @@ class Served:
             clients.held_bytes or (lambda: MAX_UNSETTLED_BYTES),
             None if clients.attempts_a_turn is None else Pace(clients.attempts_a_turn),
             None if self._tracer is None else EgressTracing(self._tracer, egress),
+            clients.broker_dead_letters,
         )
         return self._drain
 

@@ -266,6 +266,23 @@ class TopicMaker(Protocol):
         ...
 
 
+class TopicTail(Protocol):
+    """Reads a topic on from where it was, whenever it is asked; a member of no group, and idle in
+    between. No two calls at once."""
+
+    def begin(self, since: int) -> None:
+        """Go on at the first record that the topic has since a time (milliseconds since the Unix
+        epoch), wherever it was."""
+        ...
+
+    async def read_on(self, limit: int) -> Sequence[Record]:
+        """The next records, `limit` at most; none: what the topic had when it was asked was read.
+        So it is of a topic that doesn't exist. Raises `LogError`."""
+        ...
+
+    async def close(self, timeout: float) -> None: ...
+
+
 class LagSource(Protocol):
     """Source of consumer lag; every `LogAdmin` is one."""
 

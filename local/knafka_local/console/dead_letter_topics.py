@@ -29,10 +29,13 @@ class DeadLetterTopics:
     open_writer: Callable[[Connection], LogWriter] = KafkaWriter
 
     async def last(self, egress: Egress, kafka: dict[str, Any]) -> Sequence[DeadLetter]:
-        """`LAST` of them, the oldest first. Raises `LogError`."""
+        """`LAST` of them, the oldest first, with its Broker's of records that hold no event: each
+        of its Triggers would have them. Raises `LogError`."""
         admin = self.connect(kafka)
         try:
-            return await dead_letters.letters(admin, egress, LAST)
+            own = await dead_letters.letters(admin, egress, LAST)
+            shared = await dead_letters.letters(admin, dead_letters.of_broker(egress), LAST)
+            return sorted([*own, *shared], key=lambda each: each.last_time)[-LAST:]
         finally:
             await admin.close()
 

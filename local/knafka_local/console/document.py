@@ -151,6 +151,8 @@ class Failure(Model):
     omitted: str
     position: str
     replayed: str = ""
+    of_broker: bool = False
+    """Whether it is its Broker's: of a record that holds no event, and so no Trigger's."""
 
 
 class ReasonCount(Model):

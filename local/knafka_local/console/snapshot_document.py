@@ -34,7 +34,7 @@ from knafka_operator.model.resources import (
 )
 
 UNAVAILABLE: Final = "SubscriberUnavailable"
-"""Reason of a Trigger whose circuit is open (`decide.delivery_status`, KN-DP-05)."""
+"""Reason of a Trigger whose circuit is open (`decide.trigger_conditions`, KN-DP-05)."""
 DELIVERING: Final = "Delivering"
 
 

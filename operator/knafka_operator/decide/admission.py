@@ -15,13 +15,10 @@ Pure. Not here: looking anything up, and judging Brokers of other classes: the c
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Set
 from difflib import get_close_matches
-from typing import Annotated, Any, Final
-
-from pydantic import BeforeValidator
+from typing import Any, Final
 
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument
@@ -43,11 +40,11 @@ from knafka_operator.decide.field_errors import (
     misfits,
     namespace_of,
     quoted,
-    raise_all,
     refuse,
     resolvable,
 )
 from knafka_operator.decide.receiver_scaling import check_receiver_scaling
+from knafka_operator.decide.trigger_conditions import DEPENDENCY, wrong_with_dependency
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.isolation import declared_isolation
@@ -58,17 +55,11 @@ from knafka_operator.model.resources import (
     EXTERNAL_TOPIC,
     MAX_IN_FLIGHT,
     Broker,
-    Given,
-    Metadata,
-    Namespace,
-    Observed,
     Trigger,
     annotation_path,
     whole_number,
 )
 
-DEPENDENCY: Final = "knative.dev/dependency"
-"""On a Trigger: an ObjectReference as JSON; the Trigger isn't Ready before that object is."""
 INJECTION: Final = "eventing.knative.dev/injection"
 """On a Trigger: what made Knative make the Broker `default`; only its form is checked."""
 BROKER_LABEL: Final = "eventing.knative.dev/broker"
@@ -78,24 +69,6 @@ NEAR: Final = 0.75
 
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9](?:[-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?").fullmatch
 _IMMUTABLE_ANNOTATIONS: Final = "Immutable annotations changed (-old +new)"
-
-
-class Dependency(Observed):
-    """The object that a Trigger waits for (KN-TRG-13); it is in the Trigger's namespace."""
-
-    api_version: Given
-    kind: Given
-    name: Given
-    namespace: Annotated[Namespace | None, BeforeValidator(lambda value: value or None)] = None
-
-
-def dependency(metadata: Metadata) -> Dependency | None:
-    """What the Trigger's annotation says it depends on. Raises `InvalidDocument`."""
-    text = metadata.annotations.get(DEPENDENCY)
-    if text is None:
-        return None
-    raise_all(set(_wrong_with_dependency(text, metadata.namespace)))
-    return parse(Dependency, json.loads(text))
 
 
 def defaulted_broker(
@@ -226,7 +199,7 @@ def _wrong_with_trigger(
     annotations = annotations_of(document)
     yield from wrong_with_delivery(annotations, autoscaling, maxima)
     if (reference := annotations.get(DEPENDENCY)) is not None:
-        yield from _wrong_with_dependency(reference, namespace_of(document))
+        yield from wrong_with_dependency(reference, namespace_of(document))
     if (injection := annotations.get(INJECTION)) is not None:
         yield from _wrong_with_injection(injection, _broker_name(mapping(document, "spec")))
 
@@ -263,22 +236,6 @@ def _wrong_with_injection(injection: str, broker: str) -> Iterator[Problem]:
             f"broker specified here: {quoted(broker)}"
         )
         yield Problem(message, "", annotation_key(INJECTION))
-
-
-def _wrong_with_dependency(text: str, namespace: str) -> Iterator[Problem]:
-    path = annotation_key(DEPENDENCY)
-    try:
-        reference, broken = json.loads(text), "want an object"
-    except (ValueError, RecursionError) as error:
-        reference, broken = None, str(error)
-    if not isinstance(reference, Mapping):
-        message = "The provided annotation was not a corev1.ObjectReference"
-        yield Problem(f"{message}: {quoted(text[:300])}", broken, path)
-        return
-    yield from misfits(Dependency, reference, path)
-    if reference.get("namespace") not in (None, "", namespace):
-        message = f'Namespace must be empty or equal to the trigger namespace "{namespace}"'
-        yield Problem(message, "", f"{path}.namespace")
 
 
 def _broker_changes(old: Document, new: Document) -> Iterator[Problem]:

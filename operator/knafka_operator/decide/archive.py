@@ -37,7 +37,16 @@ from knafka_operator.decide.archive_runs import (
     waits_for,
     written,
 )
-from knafka_operator.decide.effects import Manifest
+from knafka_operator.decide.effects import (
+    Apply,
+    Create,
+    Delete,
+    Effect,
+    ObjectName,
+    Refusal,
+    WriteStatus,
+)
+from knafka_operator.decide.observed import Observed
 from knafka_operator.decide.status import (
     BROKER_READY,
     STORAGE_READY,
@@ -45,9 +54,10 @@ from knafka_operator.decide.status import (
     ConditionSet,
     NotReady,
 )
+from knafka_operator.decide.steps import Step
 from knafka_operator.decide.trigger import BrokerState
-from knafka_operator.decide.trigger_checks import check_broker
-from knafka_operator.model.archives import RUN, DeadLetterArchive
+from knafka_operator.decide.trigger_conditions import check_broker
+from knafka_operator.model.archives import OF_ARCHIVE, RUN, DeadLetterArchive
 from knafka_operator.model.conditions import SUCCEEDED
 from knafka_operator.model.family import BROKERS
 from knafka_operator.model.operations import Operation
@@ -63,74 +73,16 @@ FIRST_RETRY: Final = 60.0
 MAX_RETRY: Final = 21_600.0
 """Seconds after a Job that failed until the next: the first, doubled each time, up to the last."""
 
+ACCOUNT_REFUSAL: Final = Refusal("this archive", "AccountNotOurs", "JobRejected")
+JOB_REFUSAL: Final = Refusal("this archive", "JobNotOurs", "JobRejected")
+
 K = TypeVar("K")
 
 
-@dataclass(frozen=True, slots=True)
-class TakeLease:
-    """Have the tables to ourselves, if nobody has them."""
-
-    manifest: Manifest
-
-
-@dataclass(frozen=True, slots=True)
-class ReplaceLease:
-    """The same, of a holder that is no more; only as long as the Lease is as it was seen."""
-
-    manifest: Manifest
-
-
-@dataclass(frozen=True, slots=True)
-class ApplyAccount:
-    """What a Job needs to make executors."""
-
-    manifests: tuple[Manifest, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class CreateJob:
-    manifest: Manifest
-
-
-@dataclass(frozen=True, slots=True)
-class RecordRun:
-    """Write how a Job ended into the status, before it is deleted: so it counts exactly once."""
-
-    job: str
-    status: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class DeleteJob:
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class ReleaseLease:
-    """After its Job is gone with all of its pods."""
-
-    name: str
-
-
-ArchiveEffect = (
-    TakeLease | ReplaceLease | ApplyAccount | CreateJob | RecordRun | DeleteJob | ReleaseLease
-)
-ARCHIVE_ORDER: Final = (
-    RecordRun,  # before its Job is gone: nothing else knows how it ended
-    DeleteJob,
-    ReleaseLease,  # after the Job is gone: no two are at the same tables
-    TakeLease,  # before the Job
-    ReplaceLease,
-    ApplyAccount,
-    CreateJob,
-)
-
-
 @dataclass(frozen=True)
-class ObservedArchive(Generic[K]):
+class ObservedArchive(Observed, Generic[K]):
     """What reading gave; where it failed, the error that says why stands in place of the value."""
 
-    document: Mapping[str, Any]
     archive: DeadLetterArchive | InvalidDocument
     status: Mapping[str, Any]
     """As it stands by now."""
@@ -161,16 +113,25 @@ class ObservedArchive(Generic[K]):
     """The Broker's; empty: it has none."""
     account: bool = False
     """Whether that has been applied."""
-    failure: KnafkaError | None = None
-    """What an effect failed with: no more are tried now."""
 
-    def with_failure(self, effect: ArchiveEffect, error: KnafkaError) -> ObservedArchive[K]:
-        return replace(self, failure=error)
+    @property
+    def failure(self) -> KnafkaError | None:
+        """What an effect failed with: no more are tried now."""
+        return next(iter(self.failed.values()), None)
+
+    def after(self, effect: Effect, result: Any) -> ObservedArchive[K]:
+        seen = super().after(effect, result)
+        match effect:
+            case WriteStatus(patch=news):
+                return replace(seen, status={**seen.status, **news})
+            case Apply(Step.APPLY_ACCOUNT):
+                return replace(seen, account=True)
+        return seen
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveDecision:
-    effects: tuple[ArchiveEffect, ...]
+    effects: tuple[Effect, ...]
     conditions: ConditionSet
     status: Mapping[str, Any]
     """All but the conditions."""
@@ -187,7 +148,7 @@ def decide(seen: ObservedArchive[K], settings: Settings, now: datetime) -> Archi
         "failures": before.get("failures", 0),
     }
 
-    def decided(*effects: ArchiveEffect, phase: str, again: float = LOOK) -> ArchiveDecision:
+    def decided(*effects: Effect, phase: str, again: float = LOOK) -> ArchiveDecision:
         running = next((name_of(each) for each in seen.jobs if not outcome(each)), "")
         status.update(phase=phase, job=running)
         some = () if seen.failure is not None else effects
@@ -218,19 +179,19 @@ def decide(seen: ObservedArchive[K], settings: Settings, now: datetime) -> Archi
     for each in seen.jobs:
         name, going = name_of(each), "deletionTimestamp" in each["metadata"]
         if not (ended := outcome(each)):
-            ending = (DeleteJob(name),) if name in seen.unwanted and not going else ()
+            ending = (_deleting(each),) if name in seen.unwanted and not going else ()
             return decided(*ending, phase="Running", again=LOOK_AT_JOB)
         if not is_recorded(each, before):
             generation = seen.document["metadata"].get("generation", 0)
             news = recorded(each, ended, seen.pods.get(name), before, generation, now)
-            return decided(RecordRun(name, news), phase="Ending", again=LOOK_AT_JOB)
-        effects = () if going or name in seen.unrecorded else (DeleteJob(name),)
+            return decided(WriteStatus(Step.RECORD_RUN, news), phase="Ending", again=LOOK_AT_JOB)
+        effects = () if going or name in seen.unrecorded else (_deleting(each),)
         return decided(*effects, phase="Ending", again=LOOK_AT_JOB)
 
     idle = "Failing" if status["failures"] else "Idle"
     mine = holder(seen.document)
     held = seen.lease is not None and seen.lease["spec"].get("holderIdentity") == mine
-    releasing = (ReleaseLease(seen.lease["metadata"]["name"]),) if held and seen.lease else ()
+    releasing = (_releasing(seen.lease, settings),) if held and seen.lease else ()
     if isinstance(archive, InvalidDocument) or not conditions.holds(
         BROKER_READY, STORAGE_READY, TOPICS_READ
     ):
@@ -246,15 +207,16 @@ def decide(seen: ObservedArchive[K], settings: Settings, now: datetime) -> Archi
     of = manifests.root(archive.metadata.namespace, archive.spec.storage)
     taking = manifests.lease(of, mine, now, settings)
     if seen.lease is None:
-        return decided(TakeLease(taking), phase="Queued", again=LOOK_AT_JOB)
+        return decided(Create(Step.TAKE_LEASE, taking), phase="Queued", again=LOOK_AT_JOB)
     if not held:
         if not seen.holder_is_gone:
             return decided(phase="Queued", again=LOOK_AT_JOB)
         version = seen.lease["metadata"].get("resourceVersion")
         taking = {**taking, "metadata": {**taking["metadata"], "resourceVersion": version}}
-        return decided(ReplaceLease(taking), phase="Queued", again=LOOK_AT_JOB)
+        return decided(Apply(Step.REPLACE_LEASE, (taking,)), phase="Queued", again=LOOK_AT_JOB)
     if archive.spec.executors and not seen.account:
-        return decided(ApplyAccount(manifests.account(archive)), phase="Queued", again=LOOK_AT_JOB)
+        applying = Apply(Step.APPLY_ACCOUNT, manifests.account(archive), ACCOUNT_REFUSAL)
+        return decided(applying, phase="Queued", again=LOOK_AT_JOB)
     servers = seen.broker.defaults.kafka.bootstrap_servers
     secret, run = seen.broker.secret, status["run"] + 1
     job = manifests.job(
@@ -268,7 +230,18 @@ def decide(seen: ObservedArchive[K], settings: Settings, now: datetime) -> Archi
         address=seen.address,
         operation=operation,
     )
-    return decided(CreateJob(job), phase="Queued", again=LOOK_AT_JOB)
+    creating = Create(Step.CREATE_JOB, job, JOB_REFUSAL, OF_ARCHIVE)
+    return decided(creating, phase="Queued", again=LOOK_AT_JOB)
+
+
+def _deleting(job: Mapping[str, Any]) -> Delete:
+    name = ObjectName(manifests.BATCH, "Job", job["metadata"]["namespace"], name_of(job))
+    return Delete(Step.DELETE_JOB, (name,))
+
+
+def _releasing(lease: Mapping[str, Any], settings: Settings) -> Delete:
+    kind = manifests.COORDINATION, "Lease", settings.namespace
+    return Delete(Step.RELEASE_LEASE, (ObjectName(*kind, lease["metadata"]["name"]),))
 
 
 # When.

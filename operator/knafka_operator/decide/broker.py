@@ -7,7 +7,7 @@ What an effect brings about is observed, so `decide` is asked again until it has
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from knafka.core.contract import Ingress, Receiver, Sink
@@ -23,16 +23,16 @@ from knafka_operator.decide.authentication import (
 from knafka_operator.decide.credentials import Mount
 from knafka_operator.decide.desired import Defaults, Topic
 from knafka_operator.decide.effects import (
-    ApplyReceiver,
+    Annotate,
+    Apply,
+    ApplyService,
     AwaitReceivers,
     CreateTopic,
     Effect,
-    ProbeReceiver,
-    ProjectSecret,
-    RecordContract,
-    RecordTopic,
+    Probe,
     WriteIngress,
 )
+from knafka_operator.decide.observed import Needed, Observed
 from knafka_operator.decide.receiver_scaling import check_receiver_scaling
 from knafka_operator.decide.status import (
     ADDRESSABLE,
@@ -48,9 +48,11 @@ from knafka_operator.decide.status import (
     no_dead_letter_sink,
     value,
 )
-from knafka_operator.decide.steps import Steps
-from knafka_operator.decide.topics import TOPIC_ID, TopicRefused, as_declared, kept, topic_effects
-from knafka_operator.model.resources import TOPIC_STATUS, Broker, ConfigMap
+from knafka_operator.decide.steps import Step
+from knafka_operator.decide.topics import TopicRefused, as_declared, kept, topic_effects
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.maxima import Maxima
+from knafka_operator.model.resources import Broker, ConfigMap
 from knafka_operator.model.settings import Settings
 
 PROBED: Final = "knafka.dev/probed"
@@ -83,20 +85,30 @@ class ObservedTopic:
     """See `topic_effects`."""
 
     def effects(
-        self, annotations: Mapping[str, str], settings: Settings
-    ) -> tuple[RecordTopic | CreateTopic, ...]:
-        """What is to be done first; raises `TopicRefused`."""
-        maxima, disputed = settings.maxima, self.disputed
+        self,
+        annotations: Mapping[str, str],
+        maxima: Maxima,
+        recorded: Mapping[str, str],
+        *,
+        may_be_used: bool = False,
+    ) -> tuple[Annotate | CreateTopic, ...]:
+        """What is to be done first, see `topic_effects`; raises `TopicRefused`."""
         return topic_effects(
-            self.wanted, self.found, annotations, maxima, self.others, disputed=disputed
+            self.wanted,
+            self.found,
+            annotations,
+            maxima,
+            self.others,
+            disputed=self.disputed,
+            recorded=recorded,
+            may_be_used=may_be_used,
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ObservedBroker:
+@dataclass(frozen=True)
+class ObservedBroker(Observed):
     """What reading gave; where it failed, the error that says why stands in place of the value."""
 
-    document: Mapping[str, Any]
     broker: Broker | InvalidDocument
     connection: Connection | KnafkaError | None = None
     """None: the Broker can't be read."""
@@ -110,27 +122,29 @@ class ObservedBroker:
     """None: there is no connection, or it is refused."""
     authentication: Authentication | KnafkaError = NO_AUTHENTICATION
     """Of its senders."""
-    recorded: str | None = None
-    """The topic that the status says is about to be made."""
-    made: str | None = None
-    """Kafka's id of the topic that was made now, which the status says, too."""
     projected: bool = False
     """Whether the Secret was copied."""
-    contract: str | None = None
-    """The topic for its entry that the status names by now; None: as it stands there."""
     ingress: Ingress | None = None
     """Its entry in the contract that its receiver follows."""
     accepted: bool = False
     """Whether all replicas of the receiver have read that."""
-    revision: str | None = None
-    """The receiver's that serves, once its Service was applied and is Ready."""
     probed: str | None = None
     """The Revision that has answered now."""
-    failed: Mapping[type[Any], KnafkaError] = field(default_factory=dict)
-    """Effects that failed, and why."""
 
-    def with_failure(self, effect: Effect, error: KnafkaError) -> ObservedBroker:
-        return replace(self, failed={**self.failed, type(effect): error})
+    def after(self, effect: Effect, result: Any) -> ObservedBroker:
+        seen = super().after(effect, result)
+        match effect:
+            case Apply(Step.PROJECT_SECRET):
+                return replace(seen, projected=True)
+            case CreateTopic() if isinstance(seen.topic, ObservedTopic):
+                return replace(seen, topic=replace(seen.topic, found=result))
+            case WriteIngress(ingress=ingress):
+                return replace(seen, ingress=ingress, accepted=False)
+            case AwaitReceivers():
+                return replace(seen, accepted=True)
+            case Probe(answers_for=revision):
+                return replace(seen, probed=revision)
+        return seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +162,8 @@ class BrokerDecision:
 def decide(seen: ObservedBroker, settings: Settings) -> BrokerDecision:
     """Judge a Broker; the effects are in the order of `BROKER_ORDER`."""
     before = seen.document.get("status") or {}
-    conditions, steps = ConditionSet(BROKER_CONDITIONS), Steps(seen.failed)
-    annotations = dict(before.get("annotations") or {})
+    conditions, needed = ConditionSet(BROKER_CONDITIONS), Needed(seen.failed)
+    annotations = seen.annotations
     status: dict[str, Any] = {
         "observedGeneration": seen.document["metadata"].get("generation", 0),
         "annotations": annotations,
@@ -165,7 +179,7 @@ def decide(seen: ObservedBroker, settings: Settings) -> BrokerDecision:
         with conditions.step(ADDRESSABLE):
             if status["address"] is None:
                 raise NotReady("NoReceiver", "no receiver has been Ready yet", transient=True)
-        return BrokerDecision(tuple(steps.effects), conditions, status, topic)
+        return BrokerDecision(tuple(needed.effects), conditions, status, topic)
 
     broker: Broker | None = None
     connection: Connection | None = None
@@ -188,22 +202,21 @@ def decide(seen: ObservedBroker, settings: Settings) -> BrokerDecision:
     mount = connection.mount
     if mount is not None and mount.projected is not None and not seen.projected:
         with conditions.step(CONFIG_PARSED):
-            steps.first(ProjectSecret(mount.projected))
+            needed.first(Apply(Step.PROJECT_SECRET, (mount.projected,)))
         return decision()
     if seen.refused is not None:
         return decision()
 
+    receiver = receiver_contract(broker, connection, settings)
+    recorded = {RECEIVER_CONTRACT: receiver.contract_topic}
     topic: ObservedTopic | None = None
     found: TopicDescription | None = None
     with conditions.step(TOPIC_READY):
         topic = value(seen.topic)
         assert topic is not None
-        if seen.recorded is not None:
-            annotations.update({TOPIC_STATUS: seen.recorded, TOPIC_ID: ""})
-        if seen.made is not None:
-            annotations.update({TOPIC_STATUS: topic.wanted.name, TOPIC_ID: seen.made})
-        if needed := topic.effects(annotations, settings):
-            steps.first(*needed)
+        trusts = settings.trusts_statuses
+        if making := topic.effects(annotations, settings.maxima, recorded, may_be_used=trusts):
+            needed.first(*making)
         found = topic.found
         assert found is not None
         annotations.update(kept(topic.wanted, found, connection.defaults))
@@ -213,42 +226,37 @@ def decide(seen: ObservedBroker, settings: Settings) -> BrokerDecision:
 
     ingress = desired.ingress(broker, topic.wanted, found.config, connection.defaults)
     ingress = senders.demanded(ingress, broker)
-    receiver = receiver_contract(broker, connection, settings)
+    service = Identity(broker.metadata.namespace, services.receiver_name(broker))
     with conditions.step(CONTRACT_UPDATED):
-        recorded = seen.contract or annotations.get(RECEIVER_CONTRACT)
-        if recorded != receiver.contract_topic:
-            steps.first(RecordContract(receiver.contract_topic))
-        annotations[RECEIVER_CONTRACT] = receiver.contract_topic
+        if annotations.get(RECEIVER_CONTRACT) != receiver.contract_topic:
+            needed.first(Annotate(Step.RECORD_CONTRACT, recorded))
         if seen.ingress != ingress:
-            steps.first(WriteIngress(ingress.path, ingress))
+            contract = receivers.contract_topic(receiver, connection.defaults)
+            needed.first(WriteIngress(service, contract, ingress.path, ingress))
     if not conditions.holds(CONTRACT_UPDATED):
         return decision(topic)
     with conditions.step(DATA_PLANE_AVAILABLE):
         if seen.revision is None:
             check_receiver_scaling(broker.metadata.annotations, settings.maxima)
             secret = None if mount is None else (mount.name, mount.version)
-            steps.first(
-                ApplyReceiver(
-                    services.receiver_service(
-                        broker, receiver, secret, settings, oidc=senders.is_on
-                    )
-                )
+            manifest = services.receiver_service(
+                broker, receiver, secret, settings, oidc=senders.is_on
             )
+            needed.first(ApplyService(Step.APPLY_RECEIVER, manifest))
     if seen.revision is None:
         return decision(topic)
-    name = services.receiver_name(broker)
     with conditions.step(CONTRACT_UPDATED):
         if not seen.accepted:
-            steps.first(AwaitReceivers(name))
+            needed.first(AwaitReceivers(service, receiver.contract_topic, ingress.path))
         annotations[receivers.ACCEPTED] = receivers.entry_digest(receiver.contract_topic, ingress)
-    url = services.url(name, broker.metadata.namespace, settings) + ingress.path
+    url = services.url(service.name, service.namespace, settings) + ingress.path
     status["address"] = address_of(url, ingress.audience)
     status.update(addresses_of(status["address"], before) | senders.status_of(broker, before))
     if (policies := senders.condition_of(broker)) is not None:
         conditions.set(policies)
     with conditions.step(PROBE_SUCCEEDED):
         if seen.revision not in (annotations.get(PROBED), seen.probed):
-            steps.first(ProbeReceiver(url, seen.revision))
+            needed.first(Probe(url, seen.revision))
         annotations[PROBED] = seen.revision
     return decision(topic)
 

@@ -25,15 +25,18 @@ from knafka_operator.decide.authentication import (
 from knafka_operator.decide.broker import ObservedTopic
 from knafka_operator.decide.desired import LOG_TIME, MIN_IN_SYNC, Defaults, Topic
 from knafka_operator.decide.effects import (
+    Annotate,
+    Apply,
     ApplyReceiver,
-    ApplyRoute,
     AwaitReceivers,
+    CreateTopic,
     Effect,
     LeaveReceivers,
-    ProbeReceiver,
-    RecordReceivers,
+    Probe,
+    Refusal,
     WriteIngress,
 )
+from knafka_operator.decide.observed import Needed, Observed
 from knafka_operator.decide.routes import Gateway
 from knafka_operator.decide.status import (
     ADDRESSABLE,
@@ -51,13 +54,13 @@ from knafka_operator.decide.status import (
     no_dead_letter_sink,
     value,
 )
-from knafka_operator.decide.steps import Steps
-from knafka_operator.decide.topics import TOPIC_ID, as_declared, kept
+from knafka_operator.decide.steps import Step
+from knafka_operator.decide.topics import as_declared, kept
 from knafka_operator.model.channels import KafkaChannel
 from knafka_operator.model.conditions import READY, Condition, Severity, Status, merged
 from knafka_operator.model.handler import Handler, Handling
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.resources import TOPIC_STATUS, Broker
+from knafka_operator.model.resources import Broker
 from knafka_operator.model.settings import Settings
 
 PROBED: Final = "knafka.dev/probed"
@@ -65,6 +68,10 @@ PROBED: Final = "knafka.dev/probed"
 RECEIVERS: Final = "knafka.dev/receivers"
 """Key of `status.annotations`: names of the receivers that may have an entry of the channel. More
 than one while it moves to that of another Secret."""
+
+ROUTE_REFUSAL: Final = Refusal("this KafkaChannel", "ServiceNotOurs", "RouteRejected", "Service")
+"""One that goes with the channel before this one is somebody else's, too. The Ingress is in the
+operator's namespace, where nobody else makes one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +83,10 @@ class ChannelConnection:
     """Name and version of the Secret; it is in the functions' own namespace."""
 
 
-@dataclass(frozen=True, slots=True)
-class ObservedChannel:
+@dataclass(frozen=True)
+class ObservedChannel(Observed):
     """What reading gave; where it failed, the error that says why stands in place of the value."""
 
-    document: Mapping[str, Any]
     channel: KafkaChannel | InvalidDocument
     broker: Broker | None = None
     """As which it is delivered."""
@@ -92,14 +98,6 @@ class ObservedChannel:
     topic: ObservedTopic | KnafkaError | None = None
     authentication: Authentication | KnafkaError = NO_AUTHENTICATION
     """Of its senders."""
-    recorded: str | None = None
-    """The topic that the status says is about to be made."""
-    made: str | None = None
-    """Kafka's id of the topic that was made now, which the status says, too."""
-    receivers: tuple[str, ...] | None = None
-    """Those that may have its entry; None: as its status says."""
-    revision: str | None = None
-    """The receiver's, once it is Ready."""
     ingress: Ingress | None = None
     """Its entry in the receiver's contract."""
     accepted: bool = False
@@ -114,10 +112,23 @@ class ObservedChannel:
     """`status.subscribers` (DSP-10)."""
     handling: Handling = field(default_factory=Handling)
     """Who reconciles Subscriptions."""
-    failed: Mapping[type[Any], KnafkaError] = field(default_factory=dict)
 
-    def with_failure(self, effect: Effect, error: KnafkaError) -> ObservedChannel:
-        return replace(self, failed={**self.failed, type(effect): error})
+    def after(self, effect: Effect, result: Any) -> ObservedChannel:
+        seen = super().after(effect, result)
+        match effect:
+            case CreateTopic() if isinstance(seen.topic, ObservedTopic):
+                return replace(seen, topic=replace(seen.topic, found=result))
+            case WriteIngress(ingress=ingress):
+                return replace(seen, ingress=ingress, accepted=False)
+            case AwaitReceivers():
+                return replace(seen, accepted=True)
+            case Apply(Step.APPLY_ROUTE):
+                return replace(seen, routed=True)
+            case Probe(answers_for=url):
+                return replace(seen, probed=url)
+            case LeaveReceivers(stays=stays):
+                return seen.with_annotations({RECEIVERS: stays})
+        return seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +145,10 @@ class ChannelDecision:
 def decide(seen: ObservedChannel, settings: Settings) -> ChannelDecision:
     """Judge a KafkaChannel; the effects are in the order of `CHANNEL_ORDER`."""
     before = seen.document.get("status") or {}
-    conditions, steps = ConditionSet(CHANNEL_CONDITIONS), Steps(seen.failed)
+    conditions, needed = ConditionSet(CHANNEL_CONDITIONS), Needed(seen.failed)
     if (handled := _handled(seen.handling)) is not None:
         conditions.set(handled)
-    annotations = dict(before.get("annotations") or {})
+    annotations = seen.annotations
     status: dict[str, Any] = {
         "observedGeneration": seen.document["metadata"].get("generation", 0),
         "annotations": annotations,
@@ -150,7 +161,7 @@ def decide(seen: ObservedChannel, settings: Settings) -> ChannelDecision:
         with conditions.step(ADDRESSABLE):
             if status["address"] is None:
                 raise NotReady("NoAddress", "it has no address yet", transient=True)
-        return ChannelDecision(tuple(steps.effects), conditions, status, topic)
+        return ChannelDecision(tuple(needed.effects), conditions, status, topic)
 
     channel: KafkaChannel | None = None
     connection: ChannelConnection | None = None
@@ -177,12 +188,9 @@ def decide(seen: ObservedChannel, settings: Settings) -> ChannelDecision:
     with conditions.step(TOPIC_READY):
         topic = value(seen.topic)
         assert topic is not None
-        if seen.recorded is not None:
-            annotations.update({TOPIC_STATUS: seen.recorded, TOPIC_ID: ""})
-        if seen.made is not None:
-            annotations.update({TOPIC_STATUS: topic.wanted.name, TOPIC_ID: seen.made})
-        if needed := topic.effects(annotations, settings):
-            steps.first(*needed)
+        recorded = {RECEIVERS: " ".join(_with_receiver(annotations, connection))}
+        if making := topic.effects(annotations, settings.maxima, recorded):
+            needed.first(*making)
         found = topic.found
         assert found is not None
         annotations.update(kept(topic.wanted, found, connection.defaults))
@@ -191,30 +199,28 @@ def decide(seen: ObservedChannel, settings: Settings) -> ChannelDecision:
         return decision()
 
     receiver = services.channels_receiver_name(_secret_name(connection))
-    whose = receiver_contract(connection, settings)
+    service, whose = Identity(settings.namespace, receiver), receiver_contract(connection, settings)
+    contract = receivers.contract_topic(whose, connection.defaults)
     with conditions.step(DATA_PLANE_AVAILABLE):
         if seen.revision is None:
-            steps.first(
-                ApplyReceiver(
-                    services.channels_receiver_service(
-                        whose, connection.secret, settings, oidc=senders.is_on
-                    )
-                )
+            manifest = services.channels_receiver_service(
+                whose, connection.secret, settings, oidc=senders.is_on
             )
+            needed.first(ApplyReceiver(service, contract, manifest))
     if seen.revision is None:
         return decision(topic)
     hosts = routes.hosts(broker, settings)
     ingress = desired.ingress(broker, topic.wanted, found.config, connection.defaults, hosts)
     ingress = senders.demanded(ingress, channel)
-    recorded = receivers_of(annotations) if seen.receivers is None else seen.receivers
+    awaiting = AwaitReceivers(service, contract.name, ingress.path)
     with conditions.step(CONTRACT_UPDATED):
-        if receiver not in recorded:
-            steps.first(RecordReceivers((*recorded, receiver)))
-        annotations[RECEIVERS] = " ".join(recorded)
+        if receiver not in receivers_of(annotations):
+            more = " ".join(_with_receiver(annotations, connection))
+            needed.first(Annotate(Step.RECORD_RECEIVERS, {RECEIVERS: more}))
         if seen.ingress != ingress:
-            steps.first(WriteIngress(ingress.path, ingress), AwaitReceivers(receiver))
+            needed.first(WriteIngress(service, contract, ingress.path, ingress), awaiting)
         if not seen.accepted:
-            steps.first(AwaitReceivers(receiver))
+            needed.first(awaiting)
         annotations[receivers.ACCEPTED] = receivers.entry_digest(whose.contract_topic, ingress)
     if not conditions.holds(CONTRACT_UPDATED):
         return decision(topic)
@@ -227,9 +233,9 @@ def decide(seen: ObservedChannel, settings: Settings) -> ChannelDecision:
                     routes.route(broker, receiver, gateway, settings),
                     routes.service(broker, gateway),
                 )
-                steps.first(ApplyRoute(manifests))
+                needed.first(Apply(Step.APPLY_ROUTE, manifests, ROUTE_REFUSAL))
         if url not in (annotations.get(PROBED), seen.probed):
-            steps.first(ProbeReceiver(url, url))
+            needed.first(Probe(url, url))
         annotations[PROBED] = url
         status["address"] = address_of(url, ingress.audience)
         status.update(addresses_of(status["address"], before))
@@ -238,8 +244,8 @@ def decide(seen: ObservedChannel, settings: Settings) -> ChannelDecision:
             conditions.set(policies)
     if conditions.holds(PROBE_SUCCEEDED):
         with conditions.step(CONTRACT_UPDATED):
-            if others := tuple(each for each in recorded if each != receiver):
-                steps.first(LeaveReceivers(others))
+            if others := tuple(each for each in receivers_of(annotations) if each != receiver):
+                needed.first(LeaveReceivers(others, receiver))
     return decision(topic)
 
 
@@ -248,7 +254,9 @@ def receivers_of(annotations: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(annotations.get(RECEIVERS, "").split())
 
 
-def with_receiver(annotations: Mapping[str, str], connection: ChannelConnection) -> tuple[str, ...]:
+def _with_receiver(
+    annotations: Mapping[str, str], connection: ChannelConnection
+) -> tuple[str, ...]:
     """The same with the one that serves it now."""
     name = services.channels_receiver_name(_secret_name(connection))
     return tuple(dict.fromkeys((*receivers_of(annotations), name)))

@@ -26,6 +26,7 @@ from knafka.core.contract import (
     Kafka,
     Order,
     Sink,
+    TopicSettings,
     event_limit,
 )
 from knafka.core.errors import InvalidDocument
@@ -277,6 +278,21 @@ def egress(
     namespace, name = trigger.metadata.namespace, trigger.metadata.name
     spec, family = _delivery_spec(trigger, broker), family_of(trigger.kind)
     of_broker = namespace, family.own_name(broker.metadata.name)
+
+    def dead_letter_settings(*declared: Mapping[str, str]) -> TopicSettings:
+        return dead_letter_topics.settings(
+            topic.config,
+            # How many replicas an external topic has isn't known here.
+            -1 if topic.external else topic.replication,
+            record_limit(topic),
+            dead_letter_topics.retention(defaults.dead_letter_retention, *declared),
+        )
+
+    of_trigger, of_its_broker = trigger.metadata.annotations, broker.metadata.annotations
+    own, brokers = (
+        dead_letter_settings(of_trigger, of_its_broker),
+        dead_letter_settings(of_its_broker),
+    )
     return Egress(
         namespace=namespace,
         broker=broker.metadata.name,
@@ -286,18 +302,10 @@ def egress(
         group=_group(trigger, broker, taken),
         reply=reply,
         dead_letter_topic=names.dead_letter_topic(*of_broker, name),
-        dead_letter_settings=dead_letter_topics.settings(
-            topic.config,
-            # How many replicas an external topic has isn't known here.
-            -1 if topic.external else topic.replication,
-            record_limit(topic),
-            dead_letter_topics.retention(
-                defaults.dead_letter_retention,
-                trigger.metadata.annotations,
-                broker.metadata.annotations,
-            ),
-        ),
-        kafka=kafka_settings.of_annotations(defaults.kafka, trigger.metadata.annotations),
+        dead_letter_settings=own,
+        # Dispatchers of an earlier release, which read the same contract, know no such field.
+        broker_dead_letter_settings=None if brokers == own else brokers,
+        kafka=kafka_settings.of_annotations(defaults.kafka, of_trigger),
         subscriber=subscriber,
         dead_letter_sink=dead_letter_sink,
         delivery=defaults.delivery if spec is None else _delivery(spec),
@@ -342,6 +350,7 @@ def replay_egress(egress: Egress) -> Egress:
             "topic": replays,
             "group": replays,
             "reply_topic": egress.reply_topic or egress.topic,
+            "shares_topic": False,
             "filter": AttributesFilter(),
             "filters": (),
         }

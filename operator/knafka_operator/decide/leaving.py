@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from knafka_operator.decide.dead_letters import DEAD_LETTERS
-from knafka_operator.decide.effects import Effect, PublishStatus, StopDelivery
-from knafka_operator.decide.loops import LOOP_FREE
+from knafka_operator.decide.effects import Effect, StopDelivery, WriteStatus
 from knafka_operator.decide.status import DELIVERING, ROLLED_OUT, TRIGGER_CONDITIONS
+from knafka_operator.decide.steps import Step
+from knafka_operator.decide.trigger_conditions import LOOP_FREE
 from knafka_operator.model.conditions import READY
 from knafka_operator.model.resources import GROUP_STATUS
 
@@ -34,4 +35,4 @@ def leave(document: Mapping[str, Any]) -> tuple[Effect, ...]:
     if types - {DELIVERING, DEAD_LETTERS, LOOP_FREE, ROLLED_OUT} == {READY, *TRIGGER_CONDITIONS}:
         written = ("conditions", "observedGeneration", "subscriberUri", "deadLetterSinkUri")
         patch.update({each: None for each in written if each in status})
-    return StopDelivery(), PublishStatus(patch)
+    return StopDelivery(), WriteStatus(Step.PUBLISH_STATUS, patch)

@@ -29,6 +29,8 @@ from knafka_operator.decide.archive_runs import (
     why,
     written,
 )
+from knafka_operator.decide.effects import Delete, Effect, ObjectName
+from knafka_operator.decide.observed import Observed
 from knafka_operator.decide.status import (
     ARCHIVE_READY,
     BROKER_READY,
@@ -41,10 +43,12 @@ from knafka_operator.decide.status import (
     holds,
     why_not_ready,
 )
+from knafka_operator.decide.steps import Step
 from knafka_operator.model.archives import ARCHIVE
 from knafka_operator.model.conditions import SUCCEEDED
 from knafka_operator.model.operations import Operation, Replay
 from knafka_operator.model.resources import FINALIZER
+from knafka_operator.model.sensors import KNAFKA
 
 MAX_ATTEMPTS: Final = 4
 FIRST_RETRY: Final = 60.0
@@ -62,14 +66,8 @@ PURGE_COUNTS: Final = {"would_purge": "selected", "purged": "purged"}
 """What a Job counts, and the field of the status that has it."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteOperation:
-    """It has ended longer ago than it is to be kept."""
-
-
 @dataclass(frozen=True)
-class ObservedOperation:
-    document: Mapping[str, Any]
+class ObservedOperation(Observed):
     operation: Operation | InvalidDocument
     archive: Mapping[str, Any] | None = None
     """As it is stored; None: there is none."""
@@ -77,14 +75,16 @@ class ObservedOperation:
     """Its own."""
     pods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The last pod of each of these Jobs, by the Job's name."""
-
     deleted: bool = False
 
     @property
     def status(self) -> Mapping[str, Any]:
         return self.document.get("status") or {}
 
-    def with_failure(self, effect: DeleteOperation, error: KnafkaError) -> ObservedOperation:
+    def after(self, effect: Effect, result: Any) -> ObservedOperation:
+        return replace(self, deleted=True)
+
+    def with_failure(self, effect: Effect, error: KnafkaError) -> ObservedOperation:
         return replace(self, deleted=True)  # it is tried again later
 
 
@@ -94,13 +94,13 @@ class OperationDecision:
     """All of it; empty: as it stands."""
     again: float
     """Seconds until it is looked at again, should nothing change."""
-    effects: tuple[DeleteOperation, ...] = ()
+    effects: tuple[Effect, ...] = ()
 
 
 def decide(seen: ObservedOperation, now: datetime) -> OperationDecision:
     if is_finished(seen.status):
         ended = seen.status.get("completionTime") or written(now)
-        kept = _kept(seen.operation, ended, now)
+        kept = _kept(seen, ended, now)
         return replace(kept, effects=()) if seen.deleted else kept
     conditions = ConditionSet(OPERATION_CONDITIONS, of=SUCCEEDED)
     status: dict[str, Any] = {
@@ -118,7 +118,7 @@ def decide(seen: ObservedOperation, now: datetime) -> OperationDecision:
         if phase not in FINISHED:
             return OperationDecision(status, LOOK)
         status["completionTime"] = written(now)
-        return OperationDecision(status, _kept(seen.operation, written(now), now).again)
+        return OperationDecision(status, _kept(seen, written(now), now).again)
 
     def waits(reason: str, message: str) -> None:
         conditions.fail(JOB_SUCCEEDED, NotReady(reason, message, transient=True))
@@ -239,12 +239,15 @@ def _counted(operation: Operation, found: Mapping[str, Any]) -> Mapping[str, Any
     return counts
 
 
-def _kept(operation: Operation | InvalidDocument, ended: str, now: datetime) -> OperationDecision:
+def _kept(seen: ObservedOperation, ended: str, now: datetime) -> OperationDecision:
     """What becomes of one that has ended then: it stays, unless it says for how long."""
+    operation, metadata = seen.operation, seen.document["metadata"]
     if isinstance(operation, InvalidDocument):
         return OperationDecision({}, SELDOM)
     seconds = operation.spec.ttl_seconds_after_finished
     if seconds is None:
         return OperationDecision({}, SELDOM)
     left = (moment(ended) + timedelta(seconds=seconds) - now).total_seconds()
-    return OperationDecision({}, max(1.0, left), () if left > 0 else (DeleteOperation(),))
+    of = ObjectName(KNAFKA, seen.document["kind"], metadata["namespace"], metadata["name"])
+    deleting = (Delete(Step.DELETE_OPERATION, (of,)),)
+    return OperationDecision({}, max(1.0, left), () if left > 0 else deleting)

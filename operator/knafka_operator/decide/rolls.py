@@ -9,7 +9,7 @@ their environment) reaches a bounded number of them at a time. Pure.
 All at once they start on nodes that are busy with the requests of all of them, and get more of
 those the slower they are.
 
-Not here: applying a Service (`reconcile.functions`), and who waits (`reconcile.rolls`).
+Not here: applying a Service, and who waits (`reconcile.functions`).
 """
 
 from __future__ import annotations

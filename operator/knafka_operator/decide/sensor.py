@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from knafka.core import names
 from knafka.core.contract import Kafka
@@ -26,16 +26,19 @@ from knafka_operator.decide import (
     sensor_topics,
 )
 from knafka_operator.decide.effects import (
-    ApplyFunction,
-    ApplyTriggers,
+    Annotate,
+    Apply,
+    ApplyService,
     CommitOffsets,
-    DeleteFunctions,
-    DeleteTriggers,
+    CreateTopic,
+    Delete,
     Effect,
-    PromiseSensor,
-    RecordTopics,
-    ScaleSensor,
+    ObjectName,
+    Refusal,
+    StartDelivery,
+    StopDelivery,
 )
+from knafka_operator.decide.observed import Needed, Observed
 from knafka_operator.decide.scaling import TriggerStatus
 from knafka_operator.decide.sensor_topics import ACTION, CHANGELOG, TOPICS, TRIGGER
 from knafka_operator.decide.status import (
@@ -50,12 +53,14 @@ from knafka_operator.decide.status import (
     value,
     why_not_ready,
 )
-from knafka_operator.decide.steps import Steps
+from knafka_operator.decide.steps import Step
 from knafka_operator.decide.trigger import BrokerState
-from knafka_operator.decide.trigger_checks import check_broker
+from knafka_operator.decide.trigger_conditions import check_broker
+from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.family import BROKERS
 from knafka_operator.model.handler import Handler
-from knafka_operator.model.resources import GROUP_STATUS
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.resources import GROUP_STATUS, SERVING
 from knafka_operator.model.sensors import Sensor, bus_of
 from knafka_operator.model.settings import Settings
 
@@ -65,14 +70,18 @@ BUS: Final = "knafka.dev/bus"
 K = TypeVar("K")
 
 
+class WatchedSensor(NamedTuple):
+    """A Sensor that is woken by drains."""
+
+    sensor: contract.Sensor
+    autoscaling: Autoscaling
+
+
 @dataclass(frozen=True)
-class ObservedSensor(Generic[K]):
+class ObservedSensor(Observed, Generic[K]):
     """What reading gave; where it failed, the error that says why stands in place of the value."""
 
-    document: Mapping[str, Any]
     sensor: Sensor | InvalidDocument
-    annotations: Mapping[str, str]
-    """Of its status, as they stand by now."""
     broker: BrokerState[K] | None = None
     stored_broker: Mapping[str, Any] | None = None
     """The Broker's document, read where it has no topic; None: there is none."""
@@ -93,8 +102,6 @@ class ObservedSensor(Generic[K]):
     """Whether there is a consumer group of the usual name that isn't known to be its own."""
     stands: bool = False
     """Whether there is a Service of its own."""
-    revision: str | None = None
-    """The function's that serves, once its Service was applied and is Ready."""
     scaling: TriggerStatus | None = None
     """What the scaler knows of it; None: it isn't scaled yet."""
     scaled: bool = False
@@ -103,11 +110,22 @@ class ObservedSensor(Generic[K]):
     """Whether its Triggers are as they are declared."""
     triggers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Those that are its own, by name."""
-    failed: Mapping[type[Any], KnafkaError] = field(default_factory=dict)
-    """Effects that failed, and why."""
 
-    def with_failure(self, effect: Effect, error: KnafkaError) -> ObservedSensor[K]:
-        return replace(self, failed={**self.failed, type(effect): error})
+    def after(self, effect: Effect, result: Any) -> ObservedSensor[K]:
+        seen = super().after(effect, result)
+        match effect:
+            case Delete(Step.DELETE_FUNCTIONS):
+                return replace(seen, stands=False)
+            case CreateTopic(topic) if isinstance(seen.topics, Mapping):
+                return replace(seen, topics={**seen.topics, topic.name: result})
+            case ApplyService():
+                return replace(seen, stands=True)
+            case StartDelivery():
+                return replace(seen, scaled=True, scaling=result)
+            case Apply(Step.APPLY_TRIGGERS):
+                triggers = {each["metadata"]["name"]: each for each in result}
+                return replace(seen, triggers=triggers, applied=True)
+        return seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,15 +146,15 @@ def decide(seen: ObservedSensor[K], taken: Container[str], settings: Settings) -
     family = bus_of(seen.document).family
     of_sensor = SENSOR_CONDITIONS if family is BROKERS else SENSOR_ON_CHANNEL_CONDITIONS
     bus_ready, _, _, triggers_ready = of_sensor
-    conditions, steps = ConditionSet(of_sensor), Steps(seen.failed)
-    annotations = dict(seen.annotations)
+    conditions, needed = ConditionSet(of_sensor), Needed(seen.failed)
+    annotations = seen.annotations
     status = {
         "observedGeneration": seen.document["metadata"].get("generation", 0),
         "annotations": annotations,
     }
 
     def decided() -> SensorDecision:
-        return SensorDecision(tuple(steps.effects), conditions, status)
+        return SensorDecision(tuple(needed.effects), conditions, status)
 
     sensor, broker = seen.sensor, seen.broker
     if isinstance(sensor, InvalidDocument):
@@ -147,7 +165,7 @@ def decide(seen: ObservedSensor[K], taken: Container[str], settings: Settings) -
     if broker is None or seen.stopped is not None:
         with conditions.step(FUNCTION_READY):
             if seen.stands and _may_not_read(seen):
-                steps.first(DeleteFunctions())
+                needed.first(*_ending(seen, settings))
             message = f"it has no {family.broker} whose events it could read"
             raise NotReady("Waiting", message, transient=True)
         return decided()
@@ -157,10 +175,10 @@ def decide(seen: ObservedSensor[K], taken: Container[str], settings: Settings) -
         wanted = sensor_topics.topics(sensor, broker, annotations, found, taken)
         group = _group(sensor, annotations, taken, foreign=seen.group_is_foreign)
         if news := sensor_topics.to_record(wanted, group, broker, annotations, found):
-            steps.first(RecordTopics(news))
+            needed.first(Annotate(Step.RECORD_TOPIC, news))
         maxima, disputed = settings.maxima, seen.disputed
         if missing := sensor_topics.to_make(wanted, annotations, found, maxima, disputed):
-            steps.first(*missing)
+            needed.first(*missing)
         ids = {
             TOPICS[each][1]: sensor_topics.id_of(found[topic.name])
             for each, topic in wanted.items()
@@ -171,12 +189,12 @@ def decide(seen: ObservedSensor[K], taken: Container[str], settings: Settings) -
         if annotations.get(BUS) != bus:
             if seen.stands:
                 # While it reads, its group takes no offsets on another topic.
-                steps.first(DeleteFunctions())
-            steps.first(
+                needed.first(*_ending(seen, settings))
+            needed.first(
                 # Its own topic first: an offset there says whose group it is.
                 CommitOffsets(group, wanted[TRIGGER].name, "earliest"),
                 CommitOffsets(group, bus, "latest"),
-                PromiseSensor({**ids, BUS: bus}),
+                Annotate(Step.PROMISE_SENSOR, {**ids, BUS: bus}),
             )
         annotations.update(ids)
     if not conditions.holds(TOPICS_READY):
@@ -194,25 +212,38 @@ def decide(seen: ObservedSensor[K], taken: Container[str], settings: Settings) -
         if autoscaling.paused:
             if seen.stands:
                 # No pod of min-scale drains, and none goes on by itself.
-                steps.first(DeleteFunctions())
+                needed.first(*_ending(seen, settings))
         elif seen.revision is None:
             partitions = max(broker.partitions, wanted[TRIGGER].partitions)
             manifest = sensor_manifests.function(
                 sensor, function, autoscaling, partitions, broker.secret, settings
             )
-            steps.first(ApplyFunction(manifest))
+            needed.first(ApplyService(Step.APPLY_FUNCTION, manifest))
         if not seen.scaled:
-            steps.first(ScaleSensor(function, autoscaling))
+            needed.first(StartDelivery(WatchedSensor(function, autoscaling)))
     declared = sensor_manifests.triggers(sensor, seen.document)
     with conditions.step(triggers_ready):
         check_handler(seen.handler)
         if not seen.applied:
             left = seen.triggers.keys() - {each["metadata"]["name"] for each in declared}
-            deleting = (DeleteTriggers(tuple(sorted(left))),) if left else ()
-            steps.first(ApplyTriggers(declared), *deleting)
+            kind = family.trigger_version, family.trigger, sensor.metadata.namespace
+            gone = tuple(ObjectName(*kind, name) for name in sorted(left))
+            reasons = f"{family.trigger}NotOurs", f"{family.trigger}Rejected"
+            needed.first(
+                Apply(Step.APPLY_TRIGGERS, tuple(declared), Refusal("this Sensor", *reasons)),
+                *((Delete(Step.DELETE_TRIGGERS, gone),) if gone else ()),
+            )
         for each in declared:
             check_trigger(seen.triggers[each["metadata"]["name"]])
     return decided()
+
+
+def _ending(seen: ObservedSensor[K], settings: Settings) -> tuple[Effect, ...]:
+    """It is woken no more, and has no function; its group and its topics stay."""
+    family = bus_of(seen.document).family
+    function = sensor_manifests.function_identity(family, Identity.of(seen.document), settings)
+    objects = (ObjectName(SERVING, "Service", *function),)
+    return StopDelivery(), Delete(Step.DELETE_FUNCTIONS, objects, owned=True)
 
 
 def check_bus(sensor: Sensor, seen: ObservedSensor[K]) -> None:

@@ -4,7 +4,7 @@
     Sensor               -> a Trigger for each of its own, which delivers what that has fired; on a
                             KafkaChannel a Subscription
 
-How many pods its function has, the scaler says by its drains (`scale.sensor_scaler`).
+How many pods its function has, the scaler says by its drains (`scale.scaler`).
 """
 
 from __future__ import annotations
@@ -44,6 +44,12 @@ ORDERS: Final = {"key": "key", "partition": "ordered", "unordered": "unordered"}
 def function_name(family: Family, sensor: Identity) -> str:
     """Of its Knative Service; the family is its bus's."""
     return names.child(family.parent(sensor), f"-kn{family.infix}-sensor")
+
+
+def function_identity(family: Family, sensor: Identity, settings: Settings) -> Identity:
+    """Where its Knative Service is."""
+    namespace = services.namespace_of(family, sensor, settings)
+    return Identity(namespace, function_name(family, sensor))
 
 
 def function(

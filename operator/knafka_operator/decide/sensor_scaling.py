@@ -1,6 +1,6 @@
 """How a Sensor scales, as it declares that, and what its status says of its drains. Pure.
 
-Not here: how many drains there are to be (`scaling`), and holding them (`scale.sensor_scaler`).
+Not here: how many drains there are to be (`scaling`), and holding them (`scale.scaler`).
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from typing import Final
 
 from knafka.core.delivery import Reason
 from knafka_operator.decide.dead_letters import DEAD_LETTERS
-from knafka_operator.decide.delivery_status import delivering
 from knafka_operator.decide.scaling import TriggerStatus
 from knafka_operator.decide.sensor_limits import (
     MAX_HELD_BYTES_ANNOTATION,
     MAX_HELD_KEYS_ANNOTATION,
 )
 from knafka_operator.decide.status import DELIVERING
+from knafka_operator.decide.trigger_conditions import delivering
 from knafka_operator.model import resources
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.conditions import Condition, Severity, Status

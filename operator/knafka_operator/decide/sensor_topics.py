@@ -17,7 +17,6 @@ from knafka_operator.decide.dead_letter_topics import LIMIT, MAX_INT
 from knafka_operator.decide.desired import Topic
 from knafka_operator.decide.effects import (
     CreateTopic,
-    Effect,
 )
 from knafka_operator.decide.topics import (
     TOPIC_ID,
@@ -151,15 +150,17 @@ def to_make(
     found: Mapping[str, TopicDescription | None],
     maxima: Maxima,
     disputed: Container[str],
-) -> Sequence[Effect]:
+) -> Sequence[CreateTopic]:
     """Raises `TopicRefused` for one that was made anew by somebody else, or is too large;
     `disputed` are topics of which an empty id says nothing (`topic_effects`)."""
-    effects: list[Effect] = []
+    effects: list[CreateTopic] = []
     for what, topic in wanted.items():
-        known = {TOPIC_STATUS: topic.name, TOPIC_ID: annotations.get(TOPICS[what][1], "")}
+        name_key, id_key = TOPICS[what]
+        known = {TOPIC_STATUS: topic.name, TOPIC_ID: annotations.get(id_key, "")}
         is_disputed = topic.name in disputed
         needed = topic_effects(topic, found[topic.name], known, maxima, disputed=is_disputed)
-        effects += [each for each in needed if isinstance(each, CreateTopic)]
+        if any(isinstance(each, CreateTopic) for each in needed):
+            effects.append(CreateTopic(topic, name_key, id_key))
     return effects
 
 

@@ -69,17 +69,19 @@ CHANNELS_OWNER: Final = "kafka-channels"
 SHARD_PODS: Final = 2
 """An old and a new one while a Revision takes over; one request is held, so one pod drains."""
 
-TIMEOUT_SECONDS: Final = 110
-"""Of a function's Service. Knative makes it the pod's grace period, and Kubernetes looks at a
-namespace that is deleted again after half of the longest grace in it: with 600 s a namespace took
-five minutes though its pods were gone after one. A drain's request stays 50 s below it, which a
-pod's start may take (`holds.REQUEST_BUDGET`)."""
+TIMEOUT_SECONDS: Final = 70
+"""Of a function's Service. Knative makes it the pod's grace period. Kubernetes first looks for pods
+in a namespace that is deleted, again after half of their longest grace, and deletes the rest when
+there are none. A pod's end takes 31 to 33 s (`STOPPING`), and that second look comes 36 s after the
+first: with 110 s it came after 56, with 600 s after five minutes. A drain's request stays 45 s
+below it, which a pod's start may take (`holds.FIRST_BUDGET`)."""
 MAX_TIMEOUT_SECONDS: Final = 600
 """Knative's default maximum."""
 
-STOPPING: Final = 60
+STOPPING: Final = 40
 """Seconds of the grace period without the function: Knative has it stopped 30 s after the last
-request. What is left is its own, from SIGTERM to its end."""
+request, which may come while its end is not known everywhere. What is left is its own, from SIGTERM
+to its end."""
 GRACE_PERIOD: Final = TIMEOUT_SECONDS - STOPPING
 
 API_SERVER: Final = "https://kubernetes.default.svc"

@@ -13,7 +13,6 @@ from typing import Any, Final
 from knafka.core.contract import Egress
 from knafka_operator.decide.dead_letters import DEAD_LETTERS
 from knafka_operator.decide.entries import is_entry
-from knafka_operator.decide.loops import LOOP_FREE
 from knafka_operator.decide.status import (
     ADDED_TO_CHANNEL,
     BROKER_READY,
@@ -27,6 +26,7 @@ from knafka_operator.decide.status import (
     SUBSCRIPTION_READY,
     ConditionSet,
 )
+from knafka_operator.decide.trigger_conditions import LOOP_FREE
 from knafka_operator.model.conditions import Status
 from knafka_operator.model.handler import EVENTING_FINALIZER, Handler, Handling
 

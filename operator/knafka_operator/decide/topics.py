@@ -20,7 +20,8 @@ from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka.ports.log import TopicDescription
 from knafka_operator.decide import desired
 from knafka_operator.decide.desired import Defaults, Topic
-from knafka_operator.decide.effects import CreateTopic, RecordTopic
+from knafka_operator.decide.effects import Annotate, CreateTopic
+from knafka_operator.decide.steps import Step
 from knafka_operator.model.conditions import Condition, Severity, Status
 from knafka_operator.model.maxima import UNLIMITED, Maxima
 from knafka_operator.model.resources import EXTERNAL_TOPIC, TOPIC_STATUS
@@ -46,13 +47,16 @@ def topic_effects(
     others: int = 0,
     *,
     disputed: bool = True,
-) -> tuple[RecordTopic | CreateTopic, ...]:
+    recorded: Mapping[str, str] | None = None,
+    may_be_used: bool = False,
+) -> tuple[Annotate | CreateTopic, ...]:
     """What is to be done before the Broker has its topic; raises `TopicRefused`.
 
     `found` is the topic as Kafka has it, and `annotations` are those of the Broker's status. A new
     one is within `maxima`; `others` are the partitions of its namespace's other topics.
     `disputed`: it has records, or another object's status names it, so that an empty id says
-    nothing of whose it is.
+    nothing of whose it is. `recorded` are annotations that are written with the topic's name, and
+    `may_be_used` says whether one that is made by somebody else meanwhile may have records.
     """
     if wanted.external:
         if found is None:
@@ -78,8 +82,11 @@ def topic_effects(
     if found is None:
         _check_new(wanted, maxima, others)
     # Also of one that is there without an id: making it again writes that down.
-    intended = (RecordTopic(wanted.name),) if known_id is None else ()
-    return *intended, CreateTopic(wanted)
+    making = CreateTopic(wanted, TOPIC_STATUS, TOPIC_ID, may_be_used)
+    if known_id is not None:
+        return (making,)
+    news = {TOPIC_STATUS: wanted.name, TOPIC_ID: "", **(recorded or {})}
+    return Annotate(Step.RECORD_TOPIC, news), making
 
 
 def _check_new(topic: Topic, maxima: Maxima, others: int) -> None:

@@ -1,45 +1,45 @@
 """Trigger: what was observed of one -> its status, and what is to be done, in order. Pure.
 
-Read top-down: each condition is one step, and the decision ends with the first that others need.
-That `SubscriptionReady` is True holds if every effect succeeds.
+Read top-down: each condition is one step, and the decision ends with the first that others need;
+then what is to be done. That `SubscriptionReady` is True holds if every effect succeeds. More than
+400 lines, so that nobody has to read a Trigger in two files.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, TypeVar
 
 from knafka.core.contract import Egress, SharedEgress, Sink
 from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka_operator.decide import (
-    delivery_status,
     desired,
     kafka_settings,
-    loops,
     services,
     shards,
+    trigger_conditions,
 )
 from knafka_operator.decide.desired import Actions, Defaults, Topic
 from knafka_operator.decide.effects import (
-    ApplyDispatcher,
+    Annotate,
+    ApplyService,
     ApplyShard,
     AwaitReplacement,
     AwaitShard,
     ClaimGroup,
     CommitOffsets,
     CreateContract,
-    DeleteDispatcher,
-    DeleteFunctions,
+    Delete,
     DeleteGroup,
     Effect,
-    HandOver,
-    PromiseGroup,
+    ObjectName,
     StartDelivery,
     StopDelivery,
-    WakeDispatcher,
+    Wake,
     WriteContract,
 )
+from knafka_operator.decide.observed import Observed
 from knafka_operator.decide.shards import DISPATCHER, Contract, Place
 from knafka_operator.decide.status import (
     BROKER_READY,
@@ -53,12 +53,27 @@ from knafka_operator.decide.status import (
     no_dead_letter_sink,
     value,
 )
-from knafka_operator.decide.trigger_checks import check_broker, check_dependency, check_min_scale
+from knafka_operator.decide.steps import Step
+from knafka_operator.decide.trigger_conditions import (
+    check_broker,
+    check_dependency,
+    check_min_scale,
+)
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.conditions import Condition, Status
 from knafka_operator.model.family import BROKERS, family_of
+from knafka_operator.model.identity import Identity
 from knafka_operator.model.isolation import Isolation
-from knafka_operator.model.resources import BATCH, GROUP_STATUS, PAUSED, PAYLOAD, Broker, Trigger
+from knafka_operator.model.resources import (
+    BATCH,
+    GROUP_STATUS,
+    PAUSED,
+    PAYLOAD,
+    SERVING,
+    START,
+    Broker,
+    Trigger,
+)
 from knafka_operator.model.settings import Settings
 
 DEAD_LETTER_TOPIC: Final = "knafka.dev/dead-letter-topic"
@@ -69,8 +84,8 @@ K = TypeVar("K")
 
 DEFAULT_AUTOSCALING: Final = Autoscaling()
 
-STOP: Final[tuple[Effect, ...]] = (StopDelivery(), DeleteFunctions())
-"""Nothing drains, not even unasked: the Broker may not use its topic, or the Trigger is paused."""
+KEPT: Final = (GROUP_STATUS, DISPATCHER)
+"""Keys of `status.annotations` that are written before what they name is made."""
 
 
 @dataclass(frozen=True)
@@ -119,10 +134,9 @@ class Watched(Generic[K]):
 
 
 @dataclass(frozen=True)
-class ObservedTrigger(Generic[K]):
+class ObservedTrigger(Observed, Generic[K]):
     """What reading gave; where it failed, the error that says why stands in place of the value."""
 
-    document: Mapping[str, Any]
     trigger: Trigger | InvalidDocument
     broker: BrokerState[K] | None = None
     stored_broker: Mapping[str, Any] | None = None
@@ -150,18 +164,20 @@ class ObservedTrigger(Generic[K]):
     """What the others of its kind in its namespace have of it together."""
     acted: bool = False
     """Whether the effects have run, up to the first that failed: then there are no others."""
-    failure: KnafkaError | None = None
-    """What that one failed with."""
-    written: Mapping[str, str | None] = field(default_factory=dict)
-    """What effects have added to the annotations of its status; None: taken away."""
-    revision: str = ""
-    """The dispatcher's that is Ready, once its Service was applied."""
 
-    def with_failure(self, effect: Effect, error: KnafkaError) -> ObservedTrigger[K]:
-        return replace(self, failure=error)
+    @property
+    def failure(self) -> KnafkaError | None:
+        """What that one failed with."""
+        return next(iter(self.failed.values()), None)
 
-    def with_annotations(self, written: Mapping[str, str | None]) -> ObservedTrigger[K]:
-        return replace(self, written={**self.written, **written})
+    def after(self, effect: Effect, result: Any) -> ObservedTrigger[K]:
+        seen = super().after(effect, result)
+        start = (self.document["metadata"].get("annotations") or {}).get(START)
+        status = (self.document.get("status") or {}).get("annotations") or {}
+        match effect:
+            case CommitOffsets(group) if start is not None and status.get(GROUP_STATUS) != group:
+                return seen.with_annotations({START: start})
+        return seen
 
 
 @dataclass(frozen=True)
@@ -210,9 +226,9 @@ def _decide(
         return TriggerDecision((), conditions, status)
     trigger, broker = seen.trigger, seen.broker
     paused = trigger.metadata.annotations.get(PAUSED) == "true"
-    stop = STOP if paused else (StopDelivery(),)
+    stopping = stop(seen.document, settings) if paused else (StopDelivery(),)
     if paused:
-        conditions.set(delivery_status.PAUSED)
+        conditions.set(trigger_conditions.PAUSED)
     with conditions.step(BROKER_READY):
         of = family_of(trigger.kind), trigger.spec.broker
         check_broker(*of, seen.stopped, seen.broker, seen.stored_broker)
@@ -228,11 +244,11 @@ def _decide(
         kind = family_of(trigger.kind).broker
         conditions.set(_waiting(f"it has no {kind} that could send it events"))
         goes_on = not paused and (seen.watched is None or seen.stored_broker is not None)
-        return TriggerDecision(() if goes_on else stop, conditions, status)
+        return TriggerDecision(() if goes_on else stopping, conditions, status)
 
     if isinstance(seen.actions, KnafkaError):
         conditions.fail(SUBSCRIPTION_READY, seen.actions)
-        return TriggerDecision(STOP, conditions, status)
+        return TriggerDecision(stop(seen.document, settings), conditions, status)
     source = broker.topic if seen.actions is None else seen.actions.topic
     sink = desired.dead_letter_destination(trigger, broker.broker)
     with conditions.step(DEAD_LETTER_SINK_RESOLVED):
@@ -240,13 +256,13 @@ def _decide(
             conditions.set(no_dead_letter_sink())
         elif (dead_letter_sink := value(seen.dead_letter_sink)) is not None:
             status["deadLetterSinkUri"] = dead_letter_sink.url  # KN-TRG-04
-    found = loops.loop(trigger, seen.document, sink, subscriber, dead_letter_sink)
+    found = trigger_conditions.loop(trigger, seen.document, sink, subscriber, dead_letter_sink)
     if found is not None and seen.actions is None:  # a Sensor's aren't its Broker's events
         conditions.set(found)
     needed = DEPENDENCY_READY, SUBSCRIBER_RESOLVED, DEAD_LETTER_SINK_RESOLVED
     if subscriber is None or not conditions.holds(*needed):
         conditions.set(_waiting("it has no subscriber to deliver to: its events wait in Kafka"))
-        return TriggerDecision(stop, conditions, status)
+        return TriggerDecision(stopping, conditions, status)
 
     with conditions.step(SUBSCRIPTION_READY):
         autoscaling = Autoscaling.from_annotations(
@@ -267,7 +283,12 @@ def _decide(
         if seen.actions is not None:
             batch = trigger.metadata.annotations.get(PAYLOAD) == BATCH
             # A Sensor's actions lie in a topic of its own, which is nobody's business.
-            more = {"filters": seen.actions.filters, "batch": batch, "record_position": False}
+            more: dict[str, Any] = {
+                "filters": seen.actions.filters,
+                "batch": batch,
+                "record_position": False,
+                "shares_topic": False,
+            }
             if trigger.kind == BROKERS.trigger:
                 more["reply_topic"] = broker.topic.name
             egress = egress.model_copy(update=more)
@@ -295,7 +316,7 @@ def _decide(
         if not seen.acted:
             effects = _effects(trigger, broker, watched, contract or Contract(), seen, settings)
         return TriggerDecision(effects, conditions, status, watched, automatic)
-    return TriggerDecision(STOP if paused else (), conditions, status)
+    return TriggerDecision(stopping if paused else (), conditions, status)
 
 
 def _effects(
@@ -338,7 +359,7 @@ def _effects(
         effects.append(StopDelivery())
         before, record, shared = None, None, False
     if paused:
-        effects.append(DeleteFunctions())
+        effects.append(_deleting(Step.DELETE_FUNCTIONS, functions(seen.document, settings)))
     effects.append(ClaimGroup(egress.group))
     if before is None:
         if promised is None:
@@ -355,23 +376,22 @@ def _effects(
         return tuple(effects)
     family, who = family_of(trigger.kind), services.identity_of(trigger)
     name = services.dispatcher_name(family, who)
-    own = None if paused else name
-    effects.append(PromiseGroup(egress.group, egress.dead_letter_topic, own))
+    namespace = services.namespace_of(family, who, settings)
+    effects.append(_promise(egress, None if paused else name, seen))
     if not paused:
         manifest = services.dispatcher_service(
             trigger, egress, watched.autoscaling, watched.partitions, watched.secret, settings
         )
-        effects.append(ApplyDispatcher(manifest))
+        effects.append(ApplyService(Step.APPLY_DISPATCHER, manifest))
         if shared or (elsewhere and before is not None and before.place is not None):
-            namespace = services.namespace_of(family, who, settings)
             url = services.url(name, namespace, settings)
-            effects += [WakeDispatcher(url), HandOver()]
+            effects += [Wake(url), StopDelivery(Step.HAND_OVER)]
     replaces = seen.replaced
     if before != watched:
         replaces = replaces or (before is not None and before.drains_unasked)
         effects.append(StartDelivery(watched, replaces))
     if watched.autoscaling.min_scale or replaces or paused:
-        effects.append(AwaitReplacement(name))
+        effects.append(AwaitReplacement(namespace, name))
     return tuple(effects)
 
 
@@ -393,7 +413,11 @@ def _in_shard(
     egress, before = watched.egress, seen.watched
     annotations = (seen.document.get("status") or {}).get("annotations") or {}
     family, of_broker = family_of(trigger.kind), services.identity_of(broker.broker)
-    own = services.dispatcher_name(family, services.identity_of(trigger))
+    who = services.identity_of(trigger)
+    own, namespace = (
+        services.dispatcher_name(family, who),
+        services.namespace_of(family, who, settings),
+    )
     name = services.shard_name(family, of_broker, place.number)
     # Whatever was promised before may have a Service; what is written down says which.
     moves = GROUP_STATUS in annotations and annotations.get(DISPATCHER, own) == own
@@ -403,7 +427,7 @@ def _in_shard(
     wanted = SharedEgress(shard=place.shard.group, egress=egress)
     news = hands_over or contract.records.get(egress.group) != wanted
 
-    yield PromiseGroup(egress.group, egress.dead_letter_topic, None if moves else name)
+    yield _promise(egress, None if moves else name, seen)
     if not contract.exists:
         yield CreateContract(shards.contract_topic(broker.broker, broker.topic))
     manifest = services.shard_service(
@@ -411,17 +435,48 @@ def _in_shard(
     )
     yield ApplyShard(place.number, manifest)
     if hands_over:
-        yield HandOver()
+        yield StopDelivery(Step.HAND_OVER)
     if news:
         yield WriteContract(egress.group, wanted)
     if hands_over or before != watched:
         yield StartDelivery(watched, replaces)
     if moves:
-        yield DeleteDispatcher(own, name)
+        dispatcher = ObjectName(SERVING, "Service", namespace, own)
+        yield _deleting(Step.DELETE_DISPATCHER, (dispatcher,), {DISPATCHER: name})
     if news or not is_ready(seen.document):
         yield AwaitShard(place.shard.group)
     if replaces:
-        yield AwaitReplacement(own)
+        yield AwaitReplacement(namespace, own)
+
+
+def stop(document: Mapping[str, Any], settings: Settings) -> tuple[Effect, ...]:
+    """Nothing drains, not even unasked: its Broker may not use its topic, or it is paused."""
+    return StopDelivery(), _deleting(Step.DELETE_FUNCTIONS, functions(document, settings))
+
+
+def functions(document: Mapping[str, Any], settings: Settings) -> tuple[ObjectName, ...]:
+    """The Services that deliver for a Trigger alone: its dispatcher, and that of a replay."""
+    family, who = family_of(document["kind"]), Identity.of(document)
+    namespace = services.namespace_of(family, who, settings)
+    own = services.dispatcher_name(family, who), services.replayer_name(family, who)
+    return tuple(ObjectName(SERVING, "Service", namespace, name) for name in own)
+
+
+def _deleting(
+    step: Step, objects: tuple[ObjectName, ...], annotations: Mapping[str, str] | None = None
+) -> Delete:
+    return Delete(step, objects, owned=True, annotations=annotations or {})
+
+
+def _promise(egress: Egress, dispatcher: str | None, seen: ObservedTrigger[K]) -> Annotate:
+    """`dispatcher` is the Service that will deliver, which is written down before it is made; None:
+    another one is still to be deleted, and stays written down until then."""
+    promise = {GROUP_STATUS: egress.group, DEAD_LETTER_TOPIC: egress.dead_letter_topic}
+    if dispatcher is not None:
+        promise[DISPATCHER] = dispatcher
+    status = (seen.document.get("status") or {}).get("annotations") or {}
+    news = any(key in promise and status.get(key) != promise[key] for key in KEPT)
+    return Annotate(Step.PROMISE_GROUP, promise, at_once=news)
 
 
 def _automatic(

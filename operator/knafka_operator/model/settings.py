@@ -130,7 +130,7 @@ class Settings:
     """Whether what users name may be at an address of the pod or the node (`core.addresses`)."""
     aws_servers: tuple[str, ...] = ()
     aws_roles: tuple[str, ...] = ()
-    """Patterns: see `decide.kafka_trust`."""
+    """Patterns: see `model.kafka_trust`."""
     trusts_statuses: bool = False
     """Whether a status may name a topic with records by an empty id: in the local mode nobody but
     us writes one, and data may be from before ids were kept."""

@@ -20,23 +20,15 @@ from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka_operator.decide import archive as deciding
 from knafka_operator.decide import archive_manifests as manifests
-from knafka_operator.decide import archive_runs, services
+from knafka_operator.decide import archive_runs
 from knafka_operator.decide import status as statuses
-from knafka_operator.decide.archive import (
-    ApplyAccount,
-    ArchiveEffect,
-    CreateJob,
-    DeleteJob,
-    ObservedArchive,
-    RecordRun,
-    ReleaseLease,
-    ReplaceLease,
-    TakeLease,
-)
+from knafka_operator.decide.archive import ObservedArchive
 from knafka_operator.decide.archive_manifests import BATCH, COORDINATION
+from knafka_operator.decide.effects import Create, Effect
 from knafka_operator.decide.status import EXPECTED, NotReady
+from knafka_operator.decide.steps import Step
 from knafka_operator.model.archives import ARCHIVE, OF_ARCHIVE, DeadLetterArchive, Storage
-from knafka_operator.model.cluster import Cluster, Conflict, Document, NotAllowed, Rejected
+from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.family import BROKERS
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.maxima import Maxima
@@ -44,9 +36,9 @@ from knafka_operator.model.operations import OF_OPERATION
 from knafka_operator.model.resources import CORE
 from knafka_operator.model.sensors import KNAFKA
 from knafka_operator.model.settings import Settings
-from knafka_operator.reconcile.jobs import jobs_of, last_pods
+from knafka_operator.reconcile.effects import Effects
 from knafka_operator.reconcile.kind import Kind, Reconciler
-from knafka_operator.reconcile.operations import Operations
+from knafka_operator.reconcile.operations import Operations, jobs_of, last_pods
 from knafka_operator.reconcile.state import States
 from knafka_operator.reconcile.work_queue import Key
 from knafka_operator.scale.dead_letters import DeadLetters, Waiting
@@ -86,6 +78,7 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _Record], Kind):
     settings: Settings
     cluster: Cluster
     states: States
+    effects: Effects
     is_our_broker: Callable[[Document], bool]
     now: Callable[[], datetime] = _now
     _dead_letters: DeadLetters = field(default_factory=DeadLetters)
@@ -95,7 +88,7 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _Record], Kind):
     """What else is asked of their tables."""
 
     def __post_init__(self) -> None:
-        self.operations = Operations(self.cluster, lambda: self.now())
+        self.operations = Operations(self.cluster, self.effects, lambda: self.now())
 
     def remember(self, document: Document) -> object:
         return self.record_of(document)
@@ -298,69 +291,19 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _Record], Kind):
             return False
         return not await self.cluster.list(BATCH, "Job", {OF_ARCHIVE: uid}, namespace)
 
-    # Act.
+    # Effects.
 
-    async def run(self, effect: ArchiveEffect, seen: Observed, record: _Record) -> Observed:
-        """Run one effect; raises `EXPECTED` and `ClusterError`."""
-        document = seen.document
-        namespace = document["metadata"]["namespace"]
-        match effect:
-            case RecordRun(_, news):
-                await self.cluster.write_status(document, news)
+    async def follow_up(self, effect: Effect, seen: Observed, record: _Record) -> Observed:
+        match effect.step:
+            case Step.RECORD_RUN:
                 record.waiting.forget()
-                return await self._counted(replace(seen, status={**seen.status, **news}), record)
-            case DeleteJob(name):
-                await self.cluster.delete(BATCH, "Job", namespace, name)
-            case ReleaseLease(name):
-                of = self.settings.namespace, name
-                await self.cluster.delete(COORDINATION, "Lease", *of)
-            case TakeLease(manifest):
-                await self.cluster.create(manifest)
-            case ReplaceLease(manifest):
-                try:
-                    await self.cluster.apply(manifest)
-                except Conflict as error:
-                    raise NotReady("Waiting", str(error), transient=True) from error
-            case ApplyAccount(some):
-                for each in some:
-                    await self._apply(each, document)
-                return replace(seen, account=True)
-            case CreateJob(manifest):
-                await self._create(manifest)
-                self.operations.on_job(manifest["metadata"]["labels"].get(OF_OPERATION, ""))
-            case _:
-                return await super().run(effect, seen, record)
+                return await self._counted(seen, record)
+            case Step.APPLY_ACCOUNT:
+                return seen
+        if isinstance(effect, Create):
+            labels = effect.manifest["metadata"].get("labels") or {}
+            self.operations.on_job(labels.get(OF_OPERATION, ""))
         return await self._with_jobs(seen, record)
-
-    async def _apply(self, manifest: Mapping[str, Any], document: Document) -> None:
-        """Raises `NotReady`, also for one of that name which somebody else made."""
-        namespace, name = Identity.of(manifest)
-        kind = manifest["kind"]
-        there = await self.cluster.get(manifest["apiVersion"], kind, namespace, name)
-        if there is not None and document["metadata"]["uid"] not in services.owners(there):
-            message = f"{kind} {name} exists and was not made for this archive: delete or rename it"
-            raise NotReady("AccountNotOurs", message)
-        try:
-            await self.cluster.apply(manifest)
-        except (Rejected, NotAllowed) as error:
-            raise NotReady("JobRejected", str(error)) from error
-
-    async def _create(self, manifest: Mapping[str, Any]) -> None:
-        try:
-            created = await self.cluster.create(manifest)
-        except (Rejected, NotAllowed) as error:
-            raise NotReady("JobRejected", str(error)) from error
-        if created:
-            return
-        namespace, name = Identity.of(manifest)
-        there = await self.cluster.get(BATCH, "Job", namespace, name)
-        labels = manifest["metadata"]["labels"]
-        if (
-            there is None
-            or (there["metadata"].get("labels") or {}).get(OF_ARCHIVE) != labels[OF_ARCHIVE]
-        ):
-            message = f"Job {name} exists and was not made for this archive: delete it"
-            raise NotReady("JobNotOurs", message)
 
 
 def _parsed(document: Document, maxima: Maxima) -> DeadLetterArchive | InvalidDocument:

@@ -4,21 +4,22 @@
 
 What a Broker's Triggers are made from stays in its record's `state`.
 
-Not here: hearing of changes (`engine.controller`), and any decision, which is a pure function.
+Not here: hearing of changes (`engine.controller`), what stands in a contract's topic (`receivers`,
+`contracts`), and any decision, which is a pure function.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from knafka.core import names
 from knafka.core.contract import Kafka
 from knafka.core.documents import parse
-from knafka.core.errors import InvalidDocument, KnafkaError
+from knafka.core.errors import InvalidDocument, KnafkaError, LogError
 from knafka_operator.decide import broker as deciding
-from knafka_operator.decide import credentials, desired, services
+from knafka_operator.decide import credentials, desired, receivers, services
 from knafka_operator.decide import status as statuses
 from knafka_operator.decide.broker import (
     RECEIVER_CONTRACT,
@@ -29,18 +30,6 @@ from knafka_operator.decide.broker import (
 )
 from knafka_operator.decide.broker_defaults import with_default_delivery
 from knafka_operator.decide.desired import Defaults
-from knafka_operator.decide.effects import (
-    ApplyReceiver,
-    AwaitReceivers,
-    CreateTopic,
-    Effect,
-    ProbeReceiver,
-    ProjectSecret,
-    RecordContract,
-    RecordTopic,
-    StopReceiver,
-    WriteIngress,
-)
 from knafka_operator.decide.external_topics import EXTERNAL_TOPICS, refusal
 from knafka_operator.decide.status import EXPECTED, NotReady
 from knafka_operator.decide.topics import TOPIC_ID
@@ -57,12 +46,11 @@ from knafka_operator.model.resources import (
 )
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.authentication import observe_authentication
-from knafka_operator.reconcile.broker_receivers import BrokerReceivers
-from knafka_operator.reconcile.destinations import observe_sink
+from knafka_operator.reconcile.effects import Effects, resource_of
 from knafka_operator.reconcile.endpoints import check_endpoint
-from knafka_operator.reconcile.functions import apply_service, delete_service
-from knafka_operator.reconcile.kind import Reconciler
-from knafka_operator.reconcile.namespace_totals import partitions_beside
+from knafka_operator.reconcile.functions import delete_service
+from knafka_operator.reconcile.kind import Sources
+from knafka_operator.reconcile.observing import observe_sink, partitions_beside
 from knafka_operator.reconcile.ownership import TopicOwnership, annotations_of
 from knafka_operator.reconcile.receivers import Receivers
 from knafka_operator.reconcile.shards import Shards
@@ -72,12 +60,12 @@ from knafka_operator.reconcile.state import (
     States,
     topic_in_status,
 )
-from knafka_operator.reconcile.topics import is_used, made_topic, topic_to_delete
+from knafka_operator.reconcile.topics import delete_letters, is_used, topic_to_delete
 from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
 
 
 @dataclass(eq=False)
-class Brokers(Reconciler[ObservedBroker, BrokerDecision, BrokerRecord]):
+class Brokers(Sources[ObservedBroker, BrokerDecision]):
     """All Brokers that are ours."""
 
     settings: Settings
@@ -86,12 +74,12 @@ class Brokers(Reconciler[ObservedBroker, BrokerDecision, BrokerRecord]):
     shards: Shards
     states: States
     receivers: Receivers
-    probe: Callable[[str], Awaitable[None]]
+    effects: Effects
     now: Callable[[], str]
     """The time, RFC 3339."""
 
     def __post_init__(self) -> None:
-        self.entries = BrokerReceivers(self.settings, self.cluster, self.receivers)
+        self.api_version = self.states.family.broker_version
         self._own = TopicOwnership(self.cluster, self.states)
 
     @property
@@ -105,7 +93,7 @@ class Brokers(Reconciler[ObservedBroker, BrokerDecision, BrokerRecord]):
         annotations = document["metadata"].get("annotations") or {}
         return annotations.get(BROKER_CLASS, "") in self.settings.broker_classes
 
-    async def delete(self, document: Document, groups: Collection[str]) -> None:
+    async def delete_topic(self, document: Document, groups: Collection[str]) -> None:
         """Stop its receiver, then delete its topic, which `groups` read.
 
         Raises `LogError`, also while one of them has members, and `ClusterError`.
@@ -117,7 +105,7 @@ class Brokers(Reconciler[ObservedBroker, BrokerDecision, BrokerRecord]):
         record = self.states.broker(document)
         await self.shards.delete(broker)
         if (entry := annotations.get(RECEIVER_CONTRACT)) is not None:
-            await self.entries.withdraw(broker, entry, await self._kafka_of(broker))
+            await self._withdraw(broker, entry, await self._kafka_of(broker))
         topic = annotations.get(TOPIC_STATUS)
         own = names.is_broker_topic(topic, metadata.namespace, metadata.name)
         if topic is not None and own and EXTERNAL_TOPIC not in metadata.annotations:
@@ -130,13 +118,30 @@ class Brokers(Reconciler[ObservedBroker, BrokerDecision, BrokerRecord]):
                     # takes that for a topic made anew under the name: events would be passed over.
                     await topics.delete_group(group)
                 await topics.delete_topic(topic)
+        if topic is not None:  # else no dispatcher was ever started
+            topics = (await self._kafka_of(broker)).topics
+            await delete_letters(topics, metadata.namespace, metadata.name)
         if record.has_contract:
             topics = (await self._kafka_of(broker)).topics
             for number in record.shards:
                 shard = names.shard_group(metadata.namespace, metadata.name, number)
                 await topics.delete_group(names.shard_members(shard, topic or ""))
             await topics.delete_topic(names.contract_topic(metadata.namespace, metadata.name))
-        self.forget(document)
+        self.drop(document)
+
+    async def _withdraw(self, broker: Resource, topic: str, kafka: KafkaCluster) -> None:
+        """Leave no entry in a contract's topic, as the Broker's status names it; its receiver is
+        gone. The topic goes with its last Broker if its Secret is its namespace's, where nobody
+        might follow; the installation's own stays. Raises `LogError`."""
+        namespace = broker.metadata.namespace
+        if not receivers.is_contract_of_brokers(topic, namespace, self.settings):
+            return  # somebody wrote it there: it would be read to its end
+        receiver = await self.receivers.at(_receiver(broker), kafka, topic)
+        path = f"/{services.identity_of(broker)}"
+        if path in receiver.contract.records:
+            await receiver.write(path, None)
+        if receivers.is_of_secret_in(topic, namespace, self.settings):
+            await self.receivers.delete_contract(receiver)
 
     async def find_kafka(self, document: Document) -> None:
         """Keep in mind where a Broker is that wasn't reconciled, if its shards are to let go."""
@@ -144,9 +149,9 @@ class Brokers(Reconciler[ObservedBroker, BrokerDecision, BrokerRecord]):
         if record.has_contract and record.kafka is None:
             record.kafka = await self._kafka_of(parse(Broker, document))
 
-    def forget(self, document: Document) -> None:
+    def drop(self, document: Document) -> None:
         """It is gone, whatever is left of it in Kafka."""
-        self.entries.forget(_resource(document))
+        self.receivers.forget(_receiver(resource_of(document)))
         self.states.drop_broker(Identity.of(document))
 
     def remember_topic(self, document: Document) -> BrokerRecord:
@@ -159,21 +164,18 @@ class Brokers(Reconciler[ObservedBroker, BrokerDecision, BrokerRecord]):
 
     # Reconcile.
 
-    def record_of(self, document: Document) -> BrokerRecord:
-        return self.states.broker(document)
-
     async def observe(self, document: Document, record: BrokerRecord) -> ObservedBroker:
         # Before anything that can fail: what a Broker may not use it doesn't keep by being broken.
         refused, stop = await self._external_topic(document, record)
         if stop is not None:
-            await self._stop_receiver(StopReceiver(stop), document, record)
+            await self._stop_receiver(stop, document, record)
         seen = await self._observe(document, record)
         seen = replace(seen, refused=refused, stopped=stop is not None)
         if refused is None:
             seen = replace(seen, topic=await self._observe_topic(seen, record))
         if isinstance(seen.topic, ObservedTopic):
             assert record.kafka is not None
-            seen = await self.entries.observe(seen, record.kafka)
+            seen = await self._observe_entry(seen, record.kafka)
         return seen
 
     def decide(self, seen: ObservedBroker, record: BrokerRecord) -> BrokerDecision:
@@ -183,7 +185,7 @@ class Brokers(Reconciler[ObservedBroker, BrokerDecision, BrokerRecord]):
         self, seen: ObservedBroker, decision: BrokerDecision, record: BrokerRecord
     ) -> Mapping[str, Any]:
         identity = Identity.of(seen.document)
-        receiver = Identity(identity.namespace, services.receiver_name(_resource(seen.document)))
+        receiver = _receiver(resource_of(seen.document))
         functions = receiver, *self.shards.services_of(identity)
         self.states.rolls.add_to(decision.conditions, *functions)
         status = super().status_of(seen, decision, record)
@@ -306,6 +308,21 @@ class Brokers(Reconciler[ObservedBroker, BrokerDecision, BrokerRecord]):
         others = 0 if found else partitions_beside(self.states, Identity.of(seen.document))
         return ObservedTopic(wanted, found, others, disputed)
 
+    async def _observe_entry(self, seen: ObservedBroker, kafka: KafkaCluster) -> ObservedBroker:
+        """With its entry in the contract that its receiver follows (decision 0024), and whether
+        every replica has read that. Raises `ClusterError`."""
+        assert isinstance(seen.broker, Broker)
+        assert isinstance(seen.connection, Connection)
+        contract = deciding.receiver_contract(seen.broker, seen.connection, self.settings)
+        identity, service = Identity.of(seen.document), _receiver(seen.broker)
+        try:
+            receiver = await self.receivers.at(service, kafka, contract.contract_topic)
+            await self.receivers.check(receiver, identity)
+        except LogError:
+            return seen  # its topic can't be had either, or what writes its entry says why
+        ingress, accepted = receiver.entry(f"/{identity}", seen.document)
+        return replace(seen, ingress=ingress, accepted=accepted)
+
     async def _kafka_of(self, broker: Broker) -> KafkaCluster:
         """Where its topic is, also when its ConfigMap went before it did."""
         try:
@@ -331,53 +348,16 @@ class Brokers(Reconciler[ObservedBroker, BrokerDecision, BrokerRecord]):
         found = await self.cluster.get(CORE, "ConfigMap", namespace, name)
         return None if found is None else parse(ConfigMap, found)
 
-    # Act.
-
-    async def run(
-        self, effect: Effect, seen: ObservedBroker, record: BrokerRecord
-    ) -> ObservedBroker:
-        broker, topic = seen.broker, seen.topic
-        assert isinstance(broker, Broker)
-        match effect:
-            case ProjectSecret(manifest):
-                await self.cluster.apply(manifest)
-                return replace(seen, projected=True)
-            case RecordTopic(name):
-                contract = self.entries.contract_of(seen).contract_topic
-                kept = {TOPIC_STATUS: name, TOPIC_ID: "", RECEIVER_CONTRACT: contract}
-                await self.cluster.write_status(seen.document, {"annotations": kept})
-                return replace(seen, recorded=name, contract=contract)
-            case CreateTopic(wanted):
-                assert isinstance(topic, ObservedTopic)
-                assert record.kafka is not None
-                trusts = self.settings.trusts_statuses
-                found = await made_topic(record.kafka, wanted, may_be_used=trusts)
-                # At once: from here on there may be events, and the name alone proves nothing.
-                kept = {TOPIC_STATUS: wanted.name, TOPIC_ID: found.id}
-                await self.cluster.write_status(seen.document, {"annotations": kept})
-                return replace(seen, topic=replace(topic, found=found), made=found.id)
-            case RecordContract() | WriteIngress() | AwaitReceivers():
-                assert record.kafka is not None
-                return await self.entries.run(effect, seen, record.kafka)
-            case ApplyReceiver(manifest):
-                revision = await apply_service(self.cluster, manifest, broker, self.states.rolls)
-                return replace(seen, revision=revision)
-            case ProbeReceiver(url, revision):
-                await self.probe(url)
-                return replace(seen, probed=revision)
-        return await super().run(effect, seen, record)
-
-    async def _stop_receiver(
-        self, effect: StopReceiver, document: Document, record: BrokerRecord
-    ) -> None:
-        of = _resource(document)
-        record.stopped, record.state = effect.why, None
-        await delete_service(self.cluster, services.receiver_name(of), of)
+    async def _stop_receiver(self, why: str, document: Document, record: BrokerRecord) -> None:
+        """Accept nothing any more; raises `ClusterError`."""
+        broker = resource_of(document)
+        record.stopped, record.state = why, None
+        await delete_service(self.cluster, services.receiver_name(broker), broker)
 
 
-def _resource(document: Document) -> Resource:
-    """Also of one whose spec can't be read any more."""
-    return parse(Resource, {key: document[key] for key in ("apiVersion", "kind", "metadata")})
+def _receiver(broker: Resource) -> Identity:
+    """Where its receiver's Knative Service is."""
+    return Identity(broker.metadata.namespace, services.receiver_name(broker))
 
 
 def _remember(

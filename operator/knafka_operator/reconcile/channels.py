@@ -11,7 +11,7 @@ Not here: hearing of changes, and any decision, which is a pure function.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -27,23 +27,11 @@ from knafka_operator.decide.channel import (
     ChannelDecision,
     ObservedChannel,
 )
-from knafka_operator.decide.effects import (
-    ApplyReceiver,
-    ApplyRoute,
-    AwaitReceivers,
-    CreateTopic,
-    Effect,
-    LeaveReceivers,
-    ProbeReceiver,
-    RecordReceivers,
-    RecordTopic,
-    WriteIngress,
-)
-from knafka_operator.decide.receivers import contract_topic
+from knafka_operator.decide.effects import ApplyReceiver, Effect
 from knafka_operator.decide.status import EXPECTED, NotReady
 from knafka_operator.decide.topics import TOPIC_ID
 from knafka_operator.model.channels import KafkaChannel
-from knafka_operator.model.cluster import Cluster, Document, NotAllowed, Rejected
+from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.family import CHANNELS, without_subscribers
 from knafka_operator.model.handler import Handling
 from knafka_operator.model.identity import Identity
@@ -51,14 +39,14 @@ from knafka_operator.model.resources import CORE, TOPIC_STATUS, Broker
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.authentication import observe_authentication
 from knafka_operator.reconcile.channel_kafkas import ChannelKafkas
-from knafka_operator.reconcile.destinations import observe_sink
-from knafka_operator.reconcile.kind import Reconciler
-from knafka_operator.reconcile.namespace_totals import partitions_beside
+from knafka_operator.reconcile.effects import Effects
+from knafka_operator.reconcile.kind import Sources
+from knafka_operator.reconcile.observing import observe_sink, partitions_beside
 from knafka_operator.reconcile.receivers import ReceiverRecord, Receivers
 from knafka_operator.reconcile.shards import Shards
 from knafka_operator.reconcile.state import BrokerRecord, BrokerState, States, topic_in_status
 from knafka_operator.reconcile.subscribers import Subscribers
-from knafka_operator.reconcile.topics import is_used, made_topic, topic_to_delete
+from knafka_operator.reconcile.topics import delete_letters, is_used, topic_to_delete
 from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
 
 RIVAL: Final = (CORE, "Service", "knative-eventing", "kafka-channel-ingress")
@@ -66,7 +54,7 @@ RIVAL: Final = (CORE, "Service", "knative-eventing", "kafka-channel-ingress")
 
 
 @dataclass(eq=False)
-class Channels(Reconciler[ObservedChannel, ChannelDecision, BrokerRecord]):
+class Channels(Sources[ObservedChannel, ChannelDecision]):
     """All KafkaChannels."""
 
     settings: Settings
@@ -75,13 +63,14 @@ class Channels(Reconciler[ObservedChannel, ChannelDecision, BrokerRecord]):
     shards: Shards
     states: States
     receivers: Receivers
-    probe: Callable[[str], Awaitable[None]]
+    effects: Effects
     now: Callable[[], str]
     """The time, RFC 3339."""
     handling: Handling = field(default_factory=Handling)
     """Who reconciles Subscriptions."""
 
     def __post_init__(self) -> None:
+        self.api_version = self.states.family.broker_version
         self._subscribers = Subscribers(self.cluster, self.states, self.handling)
         self.connections = ChannelKafkas(self.settings, self.cluster, self.kafkas)
 
@@ -95,7 +84,7 @@ class Channels(Reconciler[ObservedChannel, ChannelDecision, BrokerRecord]):
         """Every KafkaChannel is: serving them at all is a setting."""
         return bool(document["kind"] == CHANNELS.broker)
 
-    async def delete(self, document: Document, groups: Collection[str]) -> None:
+    async def delete_topic(self, document: Document, groups: Collection[str]) -> None:
         """Have its receiver accept nothing for it, then delete its topic, which `groups` read.
 
         Raises `LogError`, also while one of them has members, `NotReady` and `ClusterError`.
@@ -105,7 +94,7 @@ class Channels(Reconciler[ObservedChannel, ChannelDecision, BrokerRecord]):
         topic, known = annotations.get(TOPIC_STATUS), annotations.get(TOPIC_ID)
         # No event may be accepted into a topic that is about to go (KN-BRK-22).
         for name in deciding.receivers_of(annotations):
-            await self._leave_receiver(name, identity)
+            await self.leave_receiver(document, name)
         # Also of one whose spec can't be read any more.
         of = {key: document[key] for key in ("apiVersion", "kind", "metadata")}
         channel = parse(Broker, of)
@@ -119,14 +108,17 @@ class Channels(Reconciler[ObservedChannel, ChannelDecision, BrokerRecord]):
                 for group in groups:
                     await kafka.topics.delete_group(group)
                 await kafka.topics.delete_topic(own)
+        parts = identity.namespace, CHANNELS.own_name(identity.name)
+        if topic is not None:  # else no dispatcher was ever started
+            kafka = await self.connections.of(document, record.kafka)
+            await delete_letters(kafka.topics, *parts)
         if record.has_contract:
             kafka = await self.connections.of(document, record.kafka)
-            parts = identity.namespace, CHANNELS.own_name(identity.name)
             for number in record.shards:
                 shard = names.shard_group(*parts, number)
                 await kafka.topics.delete_group(names.shard_members(shard, topic or ""))
             await kafka.topics.delete_topic(names.contract_topic(*parts))
-        self.forget(document)
+        self.drop(document)
 
     async def find_kafka(self, document: Document) -> None:
         """Keep in mind where a channel is that wasn't reconciled, if its shards are to let go."""
@@ -134,7 +126,7 @@ class Channels(Reconciler[ObservedChannel, ChannelDecision, BrokerRecord]):
         if record.has_contract and record.kafka is None:
             record.kafka = await self.connections.of(document, record.kafka)
 
-    def forget(self, document: Document) -> None:
+    def drop(self, document: Document) -> None:
         """It is gone, whatever is left of it in Kafka."""
         self.states.drop_broker(Identity.of(document))
 
@@ -146,9 +138,6 @@ class Channels(Reconciler[ObservedChannel, ChannelDecision, BrokerRecord]):
         return record
 
     # Reconcile.
-
-    def record_of(self, document: Document) -> BrokerRecord:
-        return self.states.broker(document)
 
     async def observe(self, document: Document, record: BrokerRecord) -> ObservedChannel:
         return replace(await self._observe(document, record), handling=self.handling)
@@ -217,15 +206,9 @@ class Channels(Reconciler[ObservedChannel, ChannelDecision, BrokerRecord]):
             await self.receivers.check(receiver, Identity.of(document))
         except LogError:
             return seen  # its topic can't be had either, or what writes its entry says why
-        path = f"/{channel.id}"
-        ingress = receiver.contract.records.get(path)
-        accepted = receiver.has_read(path) or receiver.was_read(path, document)
-        return replace(
-            seen,
-            ingress=ingress,
-            accepted=ingress is not None and accepted,
-            gateway=await self._gateway(receiver.service.name),
-        )
+        ingress, accepted = receiver.entry(f"/{channel.id}", document)
+        gateway = await self._gateway(receiver.service.name)
+        return replace(seen, ingress=ingress, accepted=accepted, gateway=gateway)
 
     async def _gateway(self, receiver: str) -> routes.Gateway | None:
         of = routes.NETWORKING, "Ingress", self.settings.namespace, receiver
@@ -261,15 +244,31 @@ class Channels(Reconciler[ObservedChannel, ChannelDecision, BrokerRecord]):
     def _service(self, receiver: str) -> Identity:
         return Identity(self.settings.namespace, receiver)
 
-    async def _leave_receiver(self, name: str, channel: Identity) -> None:
+    async def _delete_route(self, channel: Broker) -> None:
+        """The Service goes with its channel; the Ingress is in another namespace."""
+        of = routes.NETWORKING, "Ingress", self.settings.namespace, routes.route_name(channel)
+        there = await self.cluster.get(*of)
+        if there is not None and services.is_owned(there, channel):
+            await self.cluster.delete(*of)
+
+    # Effects.
+
+    async def follow_up(
+        self, effect: Effect, seen: ObservedChannel, record: BrokerRecord
+    ) -> ObservedChannel:
+        if not isinstance(effect, ApplyReceiver):
+            return seen
+        return replace(seen, gateway=await self._gateway(effect.receiver.name))
+
+    async def leave_receiver(self, document: Document, receiver: str) -> None:
         """Have a receiver accept nothing for a channel, as every replica of it has read.
 
         Raises `EXPECTED`.
         """
-        service = self._service(name)
+        service = self._service(receiver)
         known = self.receivers.records.get(service)
         try:
-            of = await self.connections.of_receiver(name)
+            of = await self.connections.of_receiver(receiver)
         except (NotReady, InvalidDocument):
             if known is None:
                 raise
@@ -278,94 +277,11 @@ class Channels(Reconciler[ObservedChannel, ChannelDecision, BrokerRecord]):
             of = known.contract.kafka, known.contract.topic
         if of is None:
             return  # nothing serves it there
-        receiver, path = await self.receivers.at(service, *of), f"/{channel}"
-        if path in receiver.contract.records:
-            await receiver.write(path, None)
-        await self.receivers.until_read(receiver, path)
-        receiver.written.pop(path, None)
-
-    async def _apply_route(self, manifest: Mapping[str, Any], seen: ObservedChannel) -> None:
-        """Raises `NotReady` for a Service that is somebody else's, or goes with the channel before
-        this one."""
-        metadata = manifest["metadata"]
-        if manifest["kind"] == "Service":
-            of = metadata["namespace"], metadata["name"]
-            there = await self.cluster.get(CORE, "Service", *of)
-            uid = seen.document["metadata"].get("uid", "")
-            if there is not None and uid not in services.owners(there):
-                message = (
-                    f"Service {'/'.join(of)} exists and was not made for this KafkaChannel: delete "
-                    "or rename it"
-                )
-                raise NotReady("ServiceNotOurs", message)
-        await self.cluster.apply(manifest)
-
-    async def _delete_route(self, channel: Broker) -> None:
-        """The Service goes with its channel; the Ingress is in another namespace."""
-        of = routes.NETWORKING, "Ingress", self.settings.namespace, routes.route_name(channel)
-        there = await self.cluster.get(*of)
-        if there is not None and services.is_owned(there, channel):
-            await self.cluster.delete(*of)
-
-    # Act.
-
-    async def run(
-        self, effect: Effect, seen: ObservedChannel, record: BrokerRecord
-    ) -> ObservedChannel:
-        topic, connection, kafka = seen.topic, seen.connection, record.kafka
-        assert isinstance(connection, ChannelConnection)
-        assert isinstance(topic, ObservedTopic)
-        assert kafka is not None
-        match effect:
-            case RecordTopic(name):
-                before = (seen.document.get("status") or {}).get("annotations") or {}
-                receivers = deciding.with_receiver(before, connection)
-                kept = {TOPIC_STATUS: name, TOPIC_ID: "", deciding.RECEIVERS: " ".join(receivers)}
-                await self.cluster.write_status(seen.document, {"annotations": kept})
-                return replace(seen, recorded=name, receivers=receivers)
-            case CreateTopic(wanted):
-                found = await made_topic(kafka, wanted)
-                # At once: from here on there may be events, and the name alone proves nothing.
-                kept = {TOPIC_STATUS: wanted.name, TOPIC_ID: found.id}
-                await self.cluster.write_status(seen.document, {"annotations": kept})
-                return replace(seen, topic=replace(topic, found=found), made=found.id)
-            case ApplyReceiver(manifest):
-                receiver = await self._receiver(connection, kafka)
-                contract = deciding.receiver_contract(connection, self.settings)
-                of = contract_topic(contract, connection.defaults)
-                revision = await self.receivers.apply(
-                    receiver, of, manifest, Identity.of(seen.document)
-                )
-                gateway = await self._gateway(receiver.service.name)
-                return replace(seen, revision=revision, gateway=gateway)
-            case RecordReceivers(receivers):
-                kept = {deciding.RECEIVERS: " ".join(receivers)}
-                await self.cluster.write_status(seen.document, {"annotations": kept})
-                return replace(seen, receivers=receivers)
-            case LeaveReceivers(receivers):
-                for each in receivers:
-                    await self._leave_receiver(each, Identity.of(seen.document))
-                return replace(seen, receivers=deciding.with_receiver({}, connection))
-            case WriteIngress(path, ingress):
-                receiver = await self._receiver(connection, kafka)
-                await receiver.write(path, ingress)
-                return replace(seen, ingress=ingress, accepted=False)
-            case AwaitReceivers():
-                receiver = await self._receiver(connection, kafka)
-                path = f"/{Identity.of(seen.document)}"
-                await self.receivers.until_read(receiver, path)
-                return replace(seen, accepted=True)
-            case ApplyRoute(manifests):
-                try:
-                    for manifest in manifests:
-                        await self._apply_route(manifest, seen)
-                except (Rejected, NotAllowed) as error:
-                    raise NotReady("RouteRejected", str(error)) from error
-                return replace(seen, routed=True)
-            case ProbeReceiver(url, address):
-                await self.probe(url)
-                return replace(seen, probed=address)
-        return await super().run(effect, seen, record)
+        left, path = await self.receivers.at(service, *of), f"/{Identity.of(document)}"
+        if path in left.contract.records:
+            await left.write(path, None)
+        await self.receivers.until_read(left, path)
+        left.written.pop(path, None)
 
 
 def _receiver_name(connection: ChannelConnection) -> str:

@@ -1,19 +1,160 @@
-"""Functions: Knative Services that belong to a Broker or Trigger, applied and deleted."""
+"""Functions: Knative Services of Brokers, Triggers and Sensors: applied, rolled a few at a time.
+
+    ask --no turn--> waiting --a turn is free: woken, reconciled--> ask --> rolling --Ready--> over
+                                                                    rolling --too long--> stuck
+
+What runs and what is wanted is compared anew by each reconciliation, so an operator that starts
+needs to know only what its predecessor was rolling: what isn't Ready then.
+
+Not here: what a Service is made of (`decide.services`), and what a roll is (`decide.rolls`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from knafka_operator.decide import rolls as deciding
 from knafka_operator.decide import services, status
-from knafka_operator.decide.status import NotReady
+from knafka_operator.decide.rolls import ROLL_TIMEOUT
+from knafka_operator.decide.status import ConditionSet, NotReady
 from knafka_operator.model.cluster import Cluster, ClusterError, NotAllowed, Rejected
 from knafka_operator.model.function_pods import needed_features
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE, SERVING, Resource
-from knafka_operator.reconcile.rolls import Rolls
 from knafka_operator.reconcile.work_queue import Key
+
+log = logging.getLogger(__name__)
+
+LOOK_INTERVAL: Final = 5.0
+"""Seconds between two looks at what rolls: its end is mostly seen before, by its owner."""
+APPLIED_WITHIN: Final = 30.0
+"""Seconds for the request that rolls a function; one that is Ready after that needs no turn."""
+OURS: Final = {"app.kubernetes.io/managed-by": "knafka-operator"}
+"""Labels of all functions' Services."""
+
+
+class Rolls:
+    """Who has a turn to roll, and who waits, of all functions of this installation; belongs to one
+    event loop, for Brokers, channels and Sensors together."""
+
+    def __init__(self, at_most: int, enqueue: Callable[[Key], None]) -> None:
+        self.at_most = at_most
+        self._enqueue = enqueue
+        self._rolling: dict[Identity, float] = {}
+        """Services, and since when by the event loop's clock."""
+        self._stuck: set[Identity] = set()
+        self._inherited: set[Identity] = set()
+        """Of those that roll what was not Ready when this operator began, whatever for. They have
+        their turn, but hold up nobody after it."""
+        self._waiting: dict[Identity, Key] = {}
+        """What is reconciled when it has a turn, first come first."""
+        self._starting = asyncio.Lock()
+        self._started = False
+
+    def __len__(self) -> int:
+        """Functions that are kept."""
+        return len(self._rolling) + len(self._stuck) + len(self._waiting)
+
+    async def ask(self, cluster: Cluster, service: Identity, key: Key) -> bool:
+        """Whether this function may roll now; if not, `key` is enqueued when it may.
+
+        Whoever has a turn says when it is `over`. Raises `ClusterError`.
+        """
+        await self._start(cluster)
+        if not deciding.has_turn(service, self._rolling, self._stuck, self.at_most):
+            self._waiting[service] = key
+            return False
+        self._waiting.pop(service, None)
+        if service not in self._stuck:
+            self._rolling.setdefault(service, _now())
+            self._inherited.discard(service)
+        return True
+
+    def over(self, service: Identity) -> None:
+        """Its newest Revision is Ready, or it is gone, or needs no turn."""
+        self._waiting.pop(service, None)
+        was_stuck = service in self._stuck
+        self._stuck.discard(service)
+        self._inherited.discard(service)
+        if self._rolling.pop(service, None) is not None or was_stuck:
+            self._pass_on()
+
+    def waits(self, service: Identity) -> bool:
+        """Whether it has no turn yet."""
+        return service in self._waiting
+
+    def add_to(self, conditions: ConditionSet, *services: Identity) -> None:
+        """Say so of an object one of whose functions waits."""
+        for service in services:
+            if service in self._waiting:
+                conditions.set(deciding.waiting(service, self._stuck, self.at_most))
+                return
+
+    async def look(self, cluster: Cluster) -> None:
+        """End the turns of those that are Ready, gone or too slow. Raises `ClusterError`."""
+        for service in [*self._rolling, *self._stuck]:
+            stored = await cluster.get(SERVING, "Service", *service)
+            since = self._rolling.get(service)
+            lasted = math.inf if since is None else _now() - since
+            # Before it is applied it is Ready, too.
+            if stored is None or (_is_over(stored) and lasted >= APPLIED_WITHIN):
+                self.over(service)
+            elif since is not None and lasted >= ROLL_TIMEOUT:
+                self._give_up(service)
+        for service in list(self._waiting)[: self.at_most]:
+            if await cluster.get(SERVING, "Service", *service) is None:
+                self._waiting.pop(service, None)
+        self._pass_on()  # whatever was woken may have had no reason to ask
+
+    def _give_up(self, service: Identity) -> None:
+        """Others go on; those of its namespace wait for it, and say so."""
+        del self._rolling[service]
+        if service in self._inherited:
+            self._inherited.discard(service)
+            return
+        log.warning("Knative Service %s is not Ready %g s after its roll", service, ROLL_TIMEOUT)
+        self._stuck.add(service)
+        for waiting, key in self._waiting.items():
+            if waiting.namespace == service.namespace:
+                self._enqueue(key)
+
+    async def _start(self, cluster: Cluster) -> None:
+        async with self._starting:
+            if self._started:
+                return
+            for each in await cluster.list(SERVING, "Service", OURS):
+                # A new one has no turn, and no Revision before.
+                had = (each.get("status") or {}).get("latestReadyRevisionName")
+                if had and not _is_over(each):
+                    self._rolling[Identity.of(each)] = _now()
+                    self._inherited.add(Identity.of(each))
+            self._started = True
+
+    def _pass_on(self) -> None:
+        """Have as many ask again as there are turns."""
+        free = self.at_most - len(self._rolling)
+        for service in list(self._waiting):
+            if free <= 0:
+                return
+            if deciding.has_turn(service, self._rolling, self._stuck, self.at_most):
+                free -= 1
+                self._enqueue(self._waiting[service])
+                # Behind the others, should it not ask any more.
+                self._waiting[service] = self._waiting.pop(service)
+
+
+def _is_over(service: Mapping[str, Any]) -> bool:
+    reported = service.get("status") or {}
+    newest = reported.get("latestCreatedRevisionName")
+    return status.is_ready(service) and newest == reported.get("latestReadyRevisionName")
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 async def apply_service(
@@ -108,7 +249,9 @@ async def delete_service(
         await cluster.delete(SERVING, "Service", namespace, name)
 
 
-async def until_replaced(cluster: Cluster, namespace: str, service: str, revision: str) -> None:
+async def until_replaced(
+    cluster: Cluster, namespace: str, service: str, revision: str | None
+) -> None:
     """Raise `NotReady` while pods of an older Revision, which drain unasked, run.
 
     A pod that is asked to end runs on for half a minute and more: Knative waits for requests that

@@ -3,26 +3,31 @@
     observe --> decide --> effects --run, one after another, until one fails--> decide anew
                        `-> none: conditions, status
 
-A `Reconciler` says how its objects are observed, what is decided of them (a pure function), and
-what each effect does; the rest is here, once. Of effects that a decision asks for, the first that
-fails ends the list; the next decision knows why.
+A `Reconciler` says how its objects are observed and what is decided of them (a pure function); the
+rest is here, once. Of effects that a decision asks for, the first that fails ends the list; the
+next decision knows why.
 
-Not here: when an object is reconciled, its finalizer and its end (`engine.controller`).
+Not here: what each effect does (`effects`); when an object is reconciled, its finalizer and its end
+(`engine.controller`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import cached_property
-from typing import Any, Final, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, Final, Generic, Literal, NamedTuple, Protocol, TypeVar
 
-from knafka.core.errors import KnafkaError
 from knafka_operator.decide import status as statuses
+from knafka_operator.decide.effects import Effect
+from knafka_operator.decide.observed import Observed
 from knafka_operator.decide.status import EXPECTED, ConditionSet
 from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.identity import Identity
-from knafka_operator.reconcile.state import declared_of
+from knafka_operator.reconcile.effects import Effects
+from knafka_operator.reconcile.state import BrokerRecord, States, declared_of
 from knafka_operator.reconcile.work_queue import GONE, Again, Key
+from knafka_operator.scale.kafka_clusters import KafkaCluster
 
 MAX_STEPS: Final = 32
 """Times that one reconciliation decides, should others change what it looks at all the time: the
@@ -141,25 +146,39 @@ class Kind:
         return None
 
 
+class Neighbours(Protocol):
+    """Whom an object of a family concerns besides itself (`operator.Operator`)."""
+
+    def on_change(self, document: Document, *, gone: bool) -> None:
+        """An object as it is now, or was last: what is to be reconciled is enqueued."""
+        ...
+
+    def forget(self, document: Document) -> None:
+        """It is gone, whatever is left of it in Kafka."""
+        ...
+
+    def wake_triggers(self, broker: Identity) -> None:
+        """Have the Triggers and Sensors that read a Broker reconciled."""
+        ...
+
+    async def delete_broker(self, document: Document) -> None:
+        """Delete what was made for a Broker, once nobody reads it any more."""
+        ...
+
+    async def rest(self, identity: Identity) -> Again:
+        """Deliver nothing for a Trigger that there is no more, or not for now; returns when to look
+        again."""
+        ...
+
+
 class Decision(Protocol):
     """What is to be done next; the status counts once that is nothing."""
 
     @property
-    def effects(self) -> Sequence[Any]: ...
+    def effects(self) -> Sequence[Effect]: ...
 
     @property
     def status(self) -> Mapping[str, Any]: ...
-
-
-class Observed(Protocol):
-    """What was observed of an object, and what became of effects since."""
-
-    @property
-    def document(self) -> Document: ...
-
-    def with_failure(self, effect: Any, error: KnafkaError) -> Self:
-        """The same, with an effect that failed."""
-        ...
 
 
 S = TypeVar("S", bound=Observed)
@@ -172,6 +191,7 @@ class Reconciler(Generic[S, D, R]):
     """Observes objects of one kind, decides upon them and acts."""
 
     cluster: Cluster
+    effects: Effects
     now: Callable[[], Any]
 
     def at(self) -> str:
@@ -188,9 +208,22 @@ class Reconciler(Generic[S, D, R]):
     def decide(self, seen: S, record: R) -> D:
         raise NotImplementedError
 
-    async def run(self, effect: Any, seen: S, record: R) -> S:
-        """Run one effect; returns what there is then. Raises `EXPECTED` and `ClusterError`."""
-        raise TypeError(f"no effect of {type(self).__name__}: {effect}")
+    def kafka_of(self, seen: S, record: R) -> KafkaCluster | None:
+        """Where effects in Kafka are run."""
+        return None
+
+    async def follow_up(self, effect: Effect, seen: S, record: R) -> S:
+        """What is observed anew once an effect has run; raises as `Effects.run`."""
+        return seen
+
+    async def start_delivery(self, document: Document, watched: Any, *, replaces: bool) -> Any:
+        raise TypeError(f"nothing of {type(self).__name__} is delivered")
+
+    async def end_delivery(self, document: Document) -> None:
+        raise TypeError(f"nothing of {type(self).__name__} is delivered")
+
+    async def leave_receiver(self, document: Document, receiver: str) -> None:
+        raise TypeError(f"none of {type(self).__name__} shares a receiver")
 
     def stored_status(self, seen: S) -> Mapping[str, Any]:
         """Its status as it is stored by now."""
@@ -230,14 +263,57 @@ class Reconciler(Generic[S, D, R]):
         await self.finish(seen, record)
         return status
 
-    async def act(self, effects: Iterable[Any], seen: S, record: R) -> S:
+    async def act(self, effects: Iterable[Effect], seen: S, record: R) -> S:
         """Run these until one fails."""
         for effect in effects:
             try:
-                seen = await self.run(effect, seen, record)
+                result = await self.effects.run(effect, seen, self.kafka_of(seen, record), self)
+                seen = await self.follow_up(effect, seen.after(effect, result), record)
             except EXPECTED as error:
                 return seen.with_failure(effect, error)
         return seen
+
+
+class Sources(Reconciler[S, D, BrokerRecord], Kind):
+    """Brokers, or KafkaChannels: what Triggers, Subscriptions and Sensors read."""
+
+    states: States
+    neighbours: Neighbours
+    on_deleted: Callable[[Document], None] | None = None
+    """Called with each whose topic has gone with it."""
+
+    def record_of(self, document: Document) -> BrokerRecord:
+        return self.states.broker(document)
+
+    def kafka_of(self, seen: S, record: BrokerRecord) -> KafkaCluster | None:
+        return record.kafka
+
+    def on_change(self, document: Document, *, gone: bool) -> Collection[Key]:
+        self.neighbours.on_change(document, gone=gone)
+        return ()
+
+    async def reconcile(self, document: Document) -> Mapping[str, Any] | None:
+        """Reconcile one, and its Triggers if what they go by has changed."""
+        record = self.record_of(document)
+        before = record.known()
+        try:
+            return await super().reconcile(document)
+        finally:
+            record.reconciled = True
+            if before != record.known():
+                self.neighbours.wake_triggers(Identity.of(document))
+
+    async def delete(self, document: Document) -> None:
+        await self.neighbours.delete_broker(document)
+        if self.on_deleted is not None:
+            self.on_deleted(document)
+
+    async def forget(self, document: Document) -> None:
+        self.neighbours.forget(document)
+
+
+def rfc3339_now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def key_of(document: Document) -> Key:

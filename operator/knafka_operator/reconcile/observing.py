@@ -1,32 +1,33 @@
-"""Observing: everything that is decided upon of one Trigger, read; where reading failed, why.
+"""Observing: what is decided upon, read; where reading failed, why.
 
-Not here: what follows (`decide.trigger`), and doing it (`triggers`).
+    Trigger       everything: its Broker, sinks, dependency, contract
+    any object    where a sink is, what the others of its namespace have together
+
+Not here: what follows (`decide`), and doing it (`effects`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from knafka.core.contract import Sink
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument, KnafkaError, LogError
-from knafka_operator.decide import admission, desired
+from knafka_operator.decide import desired
 from knafka_operator.decide.actions import actions, sensor_of
 from knafka_operator.decide.desired import Actions
-from knafka_operator.decide.resolving import not_allowed
+from knafka_operator.decide.resolving import not_allowed, resolve
 from knafka_operator.decide.shards import Contract
-from knafka_operator.decide.status import NotReady
+from knafka_operator.decide.status import EXPECTED, NotReady
 from knafka_operator.decide.trigger import ObservedTrigger
+from knafka_operator.decide.trigger_conditions import dependency
 from knafka_operator.model.cluster import Cluster, Document, NotAllowed
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import AUTOSCALING, Destination, Trigger
 from knafka_operator.model.sensors import KNAFKA, SENSOR, Sensor
 from knafka_operator.model.settings import Settings
-from knafka_operator.reconcile.brokers import Brokers
-from knafka_operator.reconcile.channels import Channels
-from knafka_operator.reconcile.destinations import observe_sink
-from knafka_operator.reconcile.namespace_totals import min_scale_beside
 from knafka_operator.reconcile.shards import Shards
 from knafka_operator.reconcile.state import BrokerState, States, broker_of
 from knafka_operator.scale.kafka_clusters import KafkaCluster
@@ -42,7 +43,8 @@ class TriggerObserver:
 
     settings: Settings
     cluster: Cluster
-    brokers: Brokers | Channels
+    is_ours: Callable[[Document], bool]
+    """Whether a Broker or channel is."""
     shards: Shards
     states: States
 
@@ -59,7 +61,7 @@ class TriggerObserver:
         family = self.states.family
         kind = family.broker_version, family.broker
         stored = None if state else await self.cluster.get(*kind, *broker)
-        if stored is not None and not self.brokers.is_ours(stored):
+        if stored is not None and not self.is_ours(stored):
             return ObservedTrigger(document, trigger, stored_broker=stored)
         sink = desired.dead_letter_destination(trigger, state.broker) if state else None
         reply = family.reply_of(document)
@@ -128,7 +130,7 @@ class TriggerObserver:
     async def _dependency(self, trigger: Trigger) -> Document | KnafkaError | None:
         """KN-TRG-13: the object that its annotation names."""
         try:
-            reference = admission.dependency(trigger.metadata)
+            reference = dependency(trigger.metadata)
         except InvalidDocument:
             return None  # which is decided upon
         if reference is None:
@@ -140,3 +142,48 @@ class TriggerObserver:
             return await self.cluster.get(*named)
         except NotAllowed:
             return not_allowed(*named)
+
+
+async def observe_sink(
+    cluster: Cluster, destination: Destination, namespace: str, settings: Settings
+) -> Sink | KnafkaError:
+    """The address of a destination declared in `namespace`, or why it has none.
+
+    Raises `ClusterError` if the API server doesn't say.
+    """
+    try:
+        return await resolve(
+            destination,
+            namespace,
+            cluster.get,
+            settings.cluster_domain,
+            local_addresses=settings.local_addresses,
+        )
+    except NotAllowed:
+        assert destination.ref is not None
+        ref = destination.ref
+        return not_allowed(ref.api_version, ref.kind, ref.namespace or namespace, ref.name)
+    except EXPECTED as error:
+        return error
+
+
+# What the others of a namespace have together, as far as is known: of what a former operator left
+# that is what was resumed; the rest counts once it is reconciled.
+
+
+def min_scale_beside(states: States, trigger: Identity) -> int:
+    """What the other Triggers of its namespace have as min-scale."""
+    return sum(
+        record.watched.autoscaling.min_scale
+        for who, record in states.triggers.items()
+        if who.namespace == trigger.namespace and who != trigger and record.watched is not None
+    )
+
+
+def partitions_beside(states: States, broker: Identity) -> int:
+    """Partitions of the topics of its namespace's other Brokers."""
+    return sum(
+        record.state.partitions
+        for who, record in states.brokers.items()
+        if who.namespace == broker.namespace and who != broker and record.state is not None
+    )

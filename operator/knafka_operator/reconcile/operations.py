@@ -18,13 +18,9 @@ from typing import Any, TypeAlias
 
 from knafka.core.errors import InvalidDocument
 from knafka_operator.decide import operation as deciding
-from knafka_operator.decide.archive_manifests import BATCH
-from knafka_operator.decide.archive_runs import name_of, operation_uid, outcome
-from knafka_operator.decide.operation import (
-    DeleteOperation,
-    ObservedOperation,
-    OperationDecision,
-)
+from knafka_operator.decide.archive_manifests import BATCH, JOB_NAME
+from knafka_operator.decide.archive_runs import name_of, operation_uid, outcome, run_of
+from knafka_operator.decide.operation import ObservedOperation, OperationDecision
 from knafka_operator.decide.status import NotReady
 from knafka_operator.model.archives import ARCHIVE
 from knafka_operator.model.cluster import Cluster, Document
@@ -36,8 +32,9 @@ from knafka_operator.model.operations import (
     Operation,
     operation_of,
 )
+from knafka_operator.model.resources import CORE
 from knafka_operator.model.sensors import KNAFKA
-from knafka_operator.reconcile.jobs import jobs_of, last_pods
+from knafka_operator.reconcile.effects import Effects
 from knafka_operator.reconcile.kind import Kind, News, Reconciler, key_of
 from knafka_operator.reconcile.work_queue import Key
 
@@ -74,6 +71,7 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _Record | None
     left = "its Job may be there still"
 
     cluster: Cluster
+    effects: Effects
     now: Callable[[], datetime]
     _records: dict[str, _Record] = field(default_factory=dict)
     """By UID."""
@@ -189,16 +187,6 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _Record | None
         self.remember({**seen.document, "status": status})
         return status
 
-    async def run(
-        self, effect: Any, seen: ObservedOperation, record: _Record | None
-    ) -> ObservedOperation:
-        match effect:
-            case DeleteOperation():
-                document = seen.document
-                await self.cluster.delete(KNAFKA, document["kind"], *Identity.of(document))
-                return replace(seen, deleted=True)
-        return await super().run(effect, seen, record)
-
     async def delete(self, document: Document) -> None:
         """End its Job; one that has ended is its archive's to delete, which records it first.
 
@@ -240,3 +228,19 @@ def _parsed(document: Document) -> Operation | InvalidDocument:
         return operation_of(document)
     except InvalidDocument as error:
         return error
+
+
+async def jobs_of(cluster: Cluster, label: str, uid: str, namespace: str) -> list[Document]:
+    """Jobs on tables with a label, in the order of their runs. Raises `ClusterError`."""
+    found = await cluster.list(BATCH, "Job", {label: uid}, namespace)
+    return sorted(found, key=run_of)
+
+
+async def last_pods(cluster: Cluster, jobs: Sequence[Document]) -> dict[str, Document]:
+    """The last pod of each of these Jobs, by the Job's name. Raises `ClusterError`."""
+    pods = {}
+    for each in jobs:
+        name, namespace = each["metadata"]["name"], each["metadata"]["namespace"]
+        if found := await cluster.list(CORE, "Pod", {JOB_NAME: name}, namespace):
+            pods[name] = max(found, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
+    return pods

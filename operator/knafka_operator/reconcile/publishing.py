@@ -1,6 +1,6 @@
 """Publishing: what the scaler knows of each Trigger, kept in its status; and failures of ours.
 
-Not here: the words (`decide.delivery_status`), and conditions, which are reconciled.
+Not here: the words (`decide.trigger_conditions`), and conditions, which are reconciled.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Final
 
 from knafka.core.errors import KnafkaError
 from knafka_operator.decide import status as statuses
-from knafka_operator.decide.delivery_status import delivering, scaling
 from knafka_operator.decide.entries import is_entry
 from knafka_operator.decide.scaling import TriggerStatus
+from knafka_operator.decide.trigger_conditions import delivering, scaling
 from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.identity import Identity
 from knafka_operator.reconcile.state import States

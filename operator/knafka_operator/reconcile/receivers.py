@@ -108,6 +108,12 @@ class ReceiverRecord:
         digest = deciding.entry_digest(self.contract.topic, entry)
         return bool(annotations.get(deciding.ACCEPTED) == digest)
 
+    def entry(self, path: str, document: Document) -> tuple[Ingress | None, bool]:
+        """The entry of the object that has this path, and whether every replica has read that."""
+        ingress = self.contract.records.get(path)
+        accepted = self.has_read(path) or self.was_read(path, document)
+        return ingress, ingress is not None and accepted
+
     def synchronize(self) -> None:
         """Positions are of no meaning any more once the topic was read again: it may be another."""
         if self.readings != self.contract.readings:

@@ -1,7 +1,7 @@
 """Publishing of Sensors: what the scaler knows of each, and what its triggers wait for, kept in its
 status.
 
-Not here: the words (`decide.delivery_status`, `decide.sensor_waiting`), and conditions.
+Not here: the words (`decide.trigger_conditions`, `decide.sensor_waiting`), and conditions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final
 from knafka.core.errors import KnafkaError
 from knafka_operator.decide import sensor_scaling, sensor_waiting
 from knafka_operator.decide import status as statuses
-from knafka_operator.decide.delivery_status import delivering, scaling
+from knafka_operator.decide.trigger_conditions import delivering, scaling
 from knafka_operator.model.cluster import Cluster
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.sensors import SENSOR
@@ -61,7 +61,7 @@ class SensorPublishing:
         if record.scaled is None:
             return
         kafka, sensor = record.scaled
-        scaled = kafka.sensors.status(record.id)
+        scaled = kafka.scaler.status(record.id)
         if scaled is None:
             return
         there = record.document.get("status") or {}
@@ -76,7 +76,7 @@ class SensorPublishing:
             return
         self._published[record.uid] = state, now
         status: dict[str, Any] = {"annotations": scaling(scaled)}
-        if (held := kafka.sensors.holding(record.id)) is not None:
+        if (held := kafka.scaler.holding(record.id)) is not None:
             status["waiting"] = sensor_waiting.waiting(sensor, held)
         if not _says(there, status):
             await self.cluster.write_status(record.document, status)

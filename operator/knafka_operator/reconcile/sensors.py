@@ -10,33 +10,20 @@ Not here: hearing of changes (`engine.controller`), and any decision, which is a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument, KnafkaError
-from knafka.core.sensor import contract
 from knafka_operator.decide import desired, sensor_manifests, services
 from knafka_operator.decide import sensor as deciding
-from knafka_operator.decide.effects import (
-    ApplyFunction,
-    ApplyTriggers,
-    CommitOffsets,
-    CreateTopic,
-    DeleteFunctions,
-    DeleteTriggers,
-    Effect,
-    PromiseSensor,
-    RecordTopics,
-    ScaleSensor,
-)
+from knafka_operator.decide.effects import Annotate
 from knafka_operator.decide.scaling import Cause, TriggerStatus
-from knafka_operator.decide.sensor import ObservedSensor, SensorDecision
+from knafka_operator.decide.sensor import ObservedSensor, SensorDecision, WatchedSensor
 from knafka_operator.decide.sensor_topics import TOPICS, candidates, recorded
 from knafka_operator.decide.status import EXPECTED, NotReady
-from knafka_operator.model.autoscaling import Autoscaling
-from knafka_operator.model.cluster import Cluster, Document, NotAllowed, Rejected
+from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.family import Family
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import GROUP_STATUS, SERVING, Resource
@@ -44,18 +31,26 @@ from knafka_operator.model.sensors import KNAFKA, OF_SENSOR, Bus, Sensor, bus_of
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.brokers import Brokers
 from knafka_operator.reconcile.channels import Channels
-from knafka_operator.reconcile.functions import apply_service, delete_service
+from knafka_operator.reconcile.effects import Effects, resource_of
+from knafka_operator.reconcile.functions import delete_service
 from knafka_operator.reconcile.kind import Kind, Reconciler
-from knafka_operator.reconcile.ownership import annotations_of
-from knafka_operator.reconcile.sensor_ownership import SensorOwnership, is_group, kept_names
+from knafka_operator.reconcile.ownership import (
+    SensorOwnership,
+    annotations_of,
+    is_group,
+    kept_names,
+)
 from knafka_operator.reconcile.sensor_publishing import SensorPublishing
 from knafka_operator.reconcile.state import BrokerRecord, BrokerState, SensorRecord, States
-from knafka_operator.reconcile.topics import made_topic, topic_to_delete
+from knafka_operator.reconcile.topics import topic_to_delete
 from knafka_operator.reconcile.work_queue import WorkQueue
 from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
 from knafka_operator.scale.parsing import parsed, size_of
 
 Observed = ObservedSensor[KafkaCluster]
+
+NAMES: Final = (GROUP_STATUS, *(name for name, _ in TOPICS.values()))
+"""Keys of `status.annotations` whose values no other Sensor may have."""
 
 
 @dataclass(eq=False)
@@ -69,6 +64,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     kafkas: KafkaClusters
     states: States
     """Those that have the records of Sensors."""
+    effects: Effects
     now: Callable[[], str]
     """The time, RFC 3339."""
     buses: dict[Family, Brokers | Channels] = field(default_factory=dict)
@@ -81,12 +77,12 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         """What the scaler knows of it; None: it isn't scaled."""
         record = self.states.sensors.get(identity)
         scaled = None if record is None else record.scaled
-        return None if record is None or scaled is None else scaled[0].sensors.status(record.id)
+        return None if record is None or scaled is None else scaled[0].scaler.status(record.id)
 
     def scaled(self) -> Mapping[Identity, tuple[TriggerStatus, Mapping[Cause, int]]]:
         """Of those that are scaled, what the scaler knows, and how often each was woken by what."""
         return {
-            who: (status, each.scaled[0].sensors.wakes(each.id))
+            who: (status, each.scaled[0].scaler.wakes(each.id))
             for who, each in self.states.sensors.items()
             if each.scaled is not None and (status := self.status(who)) is not None
         }
@@ -106,15 +102,18 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
 
     def decide(self, seen: Observed, record: SensorRecord) -> SensorDecision:
         taken = desired.OthersNames(self.states.of_sensors, record.uid)
-        return deciding.decide(seen, taken, self.settings)
+        decision = deciding.decide(seen, taken, self.settings)
+        # Before anything is awaited: another Sensor gets none of these names from here on.
+        for effect in decision.effects:
+            if isinstance(effect, Annotate):
+                named = {effect.annotations[key] for key in NAMES if key in effect.annotations}
+                self.states.claim_of_sensor(record, named)
+        return decision
 
     def status_of(
         self, seen: Observed, decision: SensorDecision, record: SensorRecord
     ) -> Mapping[str, Any]:
-        family, identity = record.bus.family, Identity.of(seen.document)
-        namespace = services.namespace_of(family, identity, self.settings)
-        function = sensor_manifests.function_name(family, identity)
-        self.states.rolls.add_to(decision.conditions, Identity(namespace, function))
+        self.states.rolls.add_to(decision.conditions, self._function(record))
         return super().status_of(seen, decision, record)
 
     async def stop(self, bus: Bus) -> set[str]:
@@ -145,7 +144,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         Raises `NotReady` while one of its Triggers is there still, `LogError`, also while its group
         has members, and `ClusterError`.
         """
-        record, of = self.remember(document), _resource(document)
+        record, of = self.remember(document), resource_of(document)
         family = record.bus.family
         triggers = await self._triggers(of, family)
         for name, each in triggers.items():
@@ -179,10 +178,9 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
 
     # The scaler.
 
-    async def _scale(
-        self, sensor: contract.Sensor, autoscaling: Autoscaling, record: SensorRecord
-    ) -> None:
+    async def _scale(self, watched: WatchedSensor, record: SensorRecord) -> None:
         """Have it woken so from now on; returns when drains of what it was before are over."""
+        sensor, autoscaling = watched
         kafka, before = record.kafka, record.scaled
         assert kafka is not None
         if before is not None and before[0] is not kafka:
@@ -191,7 +189,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         function = self._function(record)
         self.states.urls[record.id] = services.url(function.name, function.namespace, self.settings)
         kafka.watched |= {sensor.topic, sensor.trigger_topic}
-        await kafka.sensors.watch(record.id, sensor, autoscaling)
+        await kafka.scaler.watch_sensor(record.id, sensor, autoscaling)
         if before is not None and before[0] is kafka:
             for topic in (before[1].topic, before[1].trigger_topic):
                 kafka.unwatch(topic)
@@ -201,7 +199,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         if record.scaled is None:
             return
         (kafka, sensor), record.scaled = record.scaled, None
-        await kafka.sensors.forget(record.id)
+        await kafka.scaler.forget(record.id)
         for topic in (sensor.topic, sensor.trigger_topic):
             kafka.unwatch(topic)
 
@@ -212,12 +210,11 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         try:
             sensor = await parsed(lambda: parse(Sensor, document), size_of(document))
         except InvalidDocument as error:
-            return ObservedSensor(document, error, annotations)
+            return ObservedSensor(document, error)
         there = await self.cluster.get(SERVING, "Service", *self._function(record))
         seen: Observed = ObservedSensor(
             document,
             sensor,
-            annotations,
             stands=there is not None and services.is_owned(there, sensor),
             triggers=await self._triggers(sensor, record.bus.family),
             scaling=self.status(Identity.of(document)),
@@ -300,94 +297,27 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     def _function(self, record: SensorRecord) -> Identity:
         """Where its Knative Service is."""
         family, sensor = record.bus.family, Identity.of(record.document)
-        namespace = services.namespace_of(family, sensor, self.settings)
-        return Identity(namespace, sensor_manifests.function_name(family, sensor))
+        return sensor_manifests.function_identity(family, sensor, self.settings)
 
-    # Act.
+    # Effects.
+
+    def kafka_of(self, seen: Observed, record: SensorRecord) -> KafkaCluster | None:
+        return record.kafka
+
+    async def start_delivery(
+        self, document: Document, watched: WatchedSensor, *, replaces: bool
+    ) -> TriggerStatus | None:
+        await self._scale(watched, self.states.sensors[Identity.of(document)])
+        return self.status(Identity.of(document))
+
+    async def end_delivery(self, document: Document) -> None:
+        await self._forget_drains(self.states.sensors[Identity.of(document)])
 
     async def _delete_function(self, record: SensorRecord) -> None:
         """It is woken no more, and has no Service; raises `ClusterError`."""
         await self._forget_drains(record)
         namespace, name = self._function(record)
-        await delete_service(self.cluster, name, _resource(record.document), namespace)
-
-    async def run(self, effect: Effect, seen: Observed, record: SensorRecord) -> Observed:
-        sensor, kafka = seen.sensor, record.kafka
-        assert isinstance(sensor, Sensor)
-        match effect:
-            case DeleteFunctions():
-                await self._delete_function(record)
-                return replace(seen, stands=False)
-            case RecordTopics(annotations) | PromiseSensor(annotations):
-                return await self._record(annotations, seen, record)
-            case CreateTopic(wanted) if kafka is not None:
-                found = await made_topic(kafka, wanted)
-                assert isinstance(seen.topics, Mapping)
-                seen = replace(seen, topics={**seen.topics, wanted.name: found})
-                # At once: from here on there may be records, and the name alone proves nothing.
-                ids = {
-                    id_: found.id
-                    for name, id_ in TOPICS.values()
-                    if seen.annotations.get(name) == wanted.name
-                }
-                return await self._record(ids, seen, record)
-            case CommitOffsets(group, topic, start) if kafka is not None:
-                await kafka.topics.ensure_committed(group, topic, start)
-                return seen
-            case ApplyFunction(manifest):
-                rolls = self.states.rolls
-                revision = await apply_service(self.cluster, manifest, sensor, rolls)
-                return replace(seen, revision=revision, stands=True)
-            case ScaleSensor(wanted, autoscaling) if kafka is not None:
-                await self._scale(wanted, autoscaling, record)
-                return replace(seen, scaled=True, scaling=kafka.sensors.status(record.id))
-            case ApplyTriggers(manifests):
-                for each in manifests:
-                    await self._apply_trigger(each, sensor)
-                return replace(seen, triggers=await self._looked_at(manifests), applied=True)
-            case DeleteTriggers(left):
-                for name in left:
-                    await self._delete_trigger(record.bus.family, record.bus.who.namespace, name)
-                return seen
-        return await super().run(effect, seen, record)
-
-    async def _record(
-        self, annotations: Mapping[str, str], seen: Observed, record: SensorRecord
-    ) -> Observed:
-        kept = {**seen.annotations, **annotations}
-        # Before anything is awaited: another Sensor gets none of these names from here on.
-        keys = (GROUP_STATUS, *(name for name, _ in TOPICS.values()))
-        found = {annotations[key] for key in keys if key in annotations}
-        self.states.claim_of_sensor(record, found)
-        await self.cluster.write_status(seen.document, {"annotations": annotations})
-        return replace(seen, annotations=kept)
-
-    async def _apply_trigger(self, manifest: Mapping[str, Any], sensor: Sensor) -> None:
-        """Raises `NotReady`, also for one of that name which somebody else made."""
-        kind, (namespace, name) = manifest["kind"], Identity.of(manifest)
-        there = await self.cluster.get(manifest["apiVersion"], kind, namespace, name)
-        if there is not None and not services.is_owned(there, sensor):
-            message = f"{kind} {name} exists and was not made for this Sensor: delete or rename it"
-            raise NotReady(f"{kind}NotOurs", message)
-        try:
-            await self.cluster.apply(manifest)
-        except (Rejected, NotAllowed) as error:
-            raise NotReady(f"{kind}Rejected", str(error)) from error
+        await delete_service(self.cluster, name, resource_of(record.document), namespace)
 
     async def _delete_trigger(self, family: Family, namespace: str, name: str) -> None:
         await self.cluster.delete(family.trigger_version, family.trigger, namespace, name)
-
-    async def _looked_at(self, manifests: Sequence[Mapping[str, Any]]) -> Mapping[str, Document]:
-        """These Triggers as they are stored, so that a change of theirs leads to the Sensor."""
-        found = {}
-        for each in manifests:
-            namespace, name = Identity.of(each)
-            kind = each["apiVersion"], each["kind"]
-            stored = await self.cluster.get(*kind, namespace, name)
-            found[name] = each if stored is None else stored
-        return found
-
-
-def _resource(document: Document) -> Resource:
-    """Also one whose spec can't be read any more."""
-    return parse(Resource, {key: document[key] for key in ("apiVersion", "kind", "metadata")})

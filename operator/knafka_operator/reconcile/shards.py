@@ -145,13 +145,14 @@ class Shards:
                 record.has_contract = True
             await contract.create(topic)
 
-    async def apply(self, broker: Broker, number: int, manifest: Manifest) -> None:
+    async def apply(self, identity: Identity, number: int, manifest: Manifest) -> None:
         """Have a shard's Service as it should be; raises `NotReady` while it isn't Ready.
 
         However many Triggers are in it, it is applied once, and looked at by its Broker only.
         """
-        identity = Identity(broker.metadata.namespace, broker.metadata.name)
-        shard = self._record(identity).shards.setdefault(number, ShardRecord())
+        record = self._record(identity)
+        assert record.state is not None
+        broker, shard = record.state.broker, record.shards.setdefault(number, ShardRecord())
         async with shard.lock:
             again = shard.problem is not None and _now() - shard.tried >= APPLY_AGAIN
             if shard.manifest != manifest or again:

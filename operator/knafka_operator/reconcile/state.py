@@ -28,8 +28,8 @@ from knafka_operator.model.isolation import Isolation
 from knafka_operator.model.resources import GROUP_STATUS, TOPIC_STATUS
 from knafka_operator.model.sensors import Bus
 from knafka_operator.reconcile.contracts import ContractLog
+from knafka_operator.reconcile.functions import Rolls
 from knafka_operator.reconcile.policies import Policies
-from knafka_operator.reconcile.rolls import Rolls
 from knafka_operator.scale.kafka_clusters import KafkaCluster
 
 Document: TypeAlias = Mapping[str, Any]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 
+from knafka.core import names
 from knafka.core.errors import LogError
 from knafka.ports.log import LogAdmin, TopicDescription
 from knafka_operator.decide.desired import Topic
@@ -70,3 +71,13 @@ async def topic_to_delete(
     if found is not None:
         log.warning("topic %s is left: it isn't known to be that of what is deleted", name)
     return None
+
+
+async def delete_letters(topics: LogAdmin, namespace: str, broker: str) -> None:
+    """Delete the dead letters of a Broker that goes with its records, of those that hold no event
+    (docs/decisions/0031). Raises `LogError`."""
+    # Its name is nobody else's. Most Brokers have none: then no right to delete it is needed.
+    name = names.broker_dead_letter_topic(namespace, broker)
+    if await topics.describe_topic(name) is not None:
+        await topics.delete_topic(name)
+        log.info("topic %s is deleted with its Broker", name)

@@ -15,75 +15,49 @@ drains (`scaler`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka_operator.decide import desired, leaving, services, subscription
 from knafka_operator.decide import trigger as deciding
-from knafka_operator.decide.delivery_status import delivering, scaling
-from knafka_operator.decide.effects import (
-    ApplyDispatcher,
-    ApplyShard,
-    AwaitReplacement,
-    AwaitShard,
-    ClaimGroup,
-    CommitOffsets,
-    CreateContract,
-    DeleteDispatcher,
-    DeleteFunctions,
-    DeleteGroup,
-    Effect,
-    HandOver,
-    PromiseGroup,
-    PublishStatus,
-    StartDelivery,
-    StopDelivery,
-    WakeDispatcher,
-    WriteContract,
-)
+from knafka_operator.decide.effects import AwaitReplacement, Effect
 from knafka_operator.decide.scaling import TriggerStatus
-from knafka_operator.decide.shards import DISPATCHER
-from knafka_operator.decide.status import EXPECTED, ConditionSet, NotReady
-from knafka_operator.decide.trigger import DEAD_LETTER_TOPIC, ObservedTrigger, TriggerDecision
+from knafka_operator.decide.status import ConditionSet, NotReady
+from knafka_operator.decide.trigger import ObservedTrigger, TriggerDecision
+from knafka_operator.decide.trigger_conditions import delivering, scaling
 from knafka_operator.model.cluster import Cluster, Document
-from knafka_operator.model.family import CHANNELS
+from knafka_operator.model.family import CHANNELS, is_of_kafka_channel
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.resources import GROUP_STATUS, START, Resource
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.brokers import Brokers
 from knafka_operator.reconcile.channels import Channels
-from knafka_operator.reconcile.contracts import ContractLog
 from knafka_operator.reconcile.dead_letters import DeadLetters
-from knafka_operator.reconcile.functions import apply_service, delete_service, until_replaced
-from knafka_operator.reconcile.kind import Reconciler
+from knafka_operator.reconcile.effects import Effects, resource_of
+from knafka_operator.reconcile.functions import delete_service
+from knafka_operator.reconcile.kind import Kind, Neighbours, Reconciler
 from knafka_operator.reconcile.observing import TriggerObserver
 from knafka_operator.reconcile.ownership import GroupOwnership
 from knafka_operator.reconcile.shards import Shards
 from knafka_operator.reconcile.state import (
-    BrokerState,
     States,
     TriggerRecord,
     Watched,
     broker_of,
     group_in_status,
 )
-from knafka_operator.reconcile.work_queue import Key
+from knafka_operator.reconcile.work_queue import Again, Key
 from knafka_operator.scale.kafka_clusters import KafkaCluster
 
 log = logging.getLogger(__name__)
-
-KEPT: Final = frozenset({GROUP_STATUS, DISPATCHER})
-"""Keys of `status.annotations` that are written before what they name is made."""
 
 Observed = ObservedTrigger[KafkaCluster]
 Decision = TriggerDecision[KafkaCluster]
 
 
 @dataclass(eq=False)
-class Triggers(Reconciler[Observed, Decision, TriggerRecord]):
+class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
     """All Triggers of Brokers that are ours."""
 
     settings: Settings
@@ -93,12 +67,13 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord]):
     states: States
     observer: TriggerObserver
     dead_letters: DeadLetters
-    wake: Callable[[str], Awaitable[None]]
-    """Has a function's pod run; raises `NotReady`."""
+    effects: Effects
     now: Callable[[], str]  # the time, RFC 3339
     enqueue: Callable[[Key], None]
+    neighbours: Neighbours = field(init=False)
 
     def __post_init__(self) -> None:
+        self.api_version = self.states.family.trigger_version
         self.own = GroupOwnership(self.cluster, self.states)
 
     @property
@@ -106,6 +81,30 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord]):
         """Every Trigger that is delivered to."""
         records = self.states.triggers.items()
         return {who: each.watched for who, each in records if each.watched is not None}
+
+    def on_change(self, document: Document, *, gone: bool) -> Collection[Key]:
+        self.neighbours.on_change(document, gone=gone)
+        return ()
+
+    def is_ours(self, document: Document) -> bool:
+        """Whether a Trigger's Broker isn't known to be another implementation's; of a Subscription,
+        whether it names a KafkaChannel."""
+        if self.states.family is CHANNELS:
+            return is_of_kafka_channel(document)
+        return broker_of(document) not in self.states.foreign_brokers
+
+    async def makes_something(self, document: Document) -> bool:
+        family = self.states.family
+        kind = family.broker_version, family.broker
+        broker = await self.cluster.get(*kind, *broker_of(document))
+        return broker is not None and self.brokers.is_ours(broker)
+
+    async def absent(self, identity: Identity) -> Again:
+        return await self.neighbours.rest(identity)
+
+    async def forget(self, document: Document) -> None:
+        await self.abandon(Identity.of(document))
+        self.neighbours.forget(document)
 
     def record_of(self, document: Document) -> TriggerRecord:
         return self.states.trigger(document)
@@ -175,8 +174,9 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord]):
     async def leave(self, document: Document) -> None:
         """Its Broker is another implementation's: deliver nothing, and take our status back."""
         seen, record = _unread(document), self.states.trigger(document)
-        for effect in leaving.leave(document):
-            await self.run(effect, seen, record)
+        left = await super().act(leaving.leave(document), seen, record)
+        if left.failure is not None:
+            raise left.failure
 
     async def delete(self, document: Document) -> None:
         """Delete its group; its dead letters stay.
@@ -207,9 +207,9 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord]):
             elif stored is not None:
                 message = f"{family.broker} {broker.name} has no topic yet"
                 raise NotReady(f"{family.short}NotConfigured", message)
-        self.forget(document)
+        self.drop(document)
 
-    def forget(self, document: Document) -> None:
+    def drop(self, document: Document) -> None:
         """It is gone, whatever is left of it in Kafka."""
         self.states.drop_trigger(Identity.of(document))
 
@@ -297,109 +297,44 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord]):
         if record.gone and record.watched is None:
             self.states.drop_trigger(identity)
 
-    # Act.
+    # Effects.
 
-    async def run(self, effect: Effect, seen: Observed, record: TriggerRecord) -> Observed:
-        document, state = seen.document, seen.broker
-        identity, family = Identity.of(document), self.states.family
-        match effect:
-            case StopDelivery() | HandOver():
-                await self.stop_delivery(identity)
-                return seen
-            case DeleteFunctions():
-                await self._delete_functions(document)
-                return seen
-            case PublishStatus(patch):
-                if patch:
-                    await self.cluster.write_status(document, patch)
-                return seen
-            case PromiseGroup(group, dead_letter_topic, dispatcher):
-                promise = {GROUP_STATUS: group, DEAD_LETTER_TOPIC: dead_letter_topic}
-                if dispatcher is not None:
-                    promise[DISPATCHER] = dispatcher
-                there = (document.get("status") or {}).get("annotations") or {}
-                if any(there.get(key) != promise[key] for key in KEPT & promise.keys()):
-                    await self.cluster.write_status(document, {"annotations": promise})
-                return seen.with_annotations(promise)
-            case ApplyDispatcher(manifest):
-                owner = _resource(document)
-                of = self.cluster, manifest, owner, self.states.rolls
-                return replace(seen, revision=await apply_service(*of))
-            case WakeDispatcher(url):
-                await self.wake(url)
-                return seen
-            case DeleteDispatcher(service, instead):
-                namespace = services.namespace_of(family, identity, self.settings)
-                await delete_service(self.cluster, service, _resource(document), namespace)
-                return seen.with_annotations({DISPATCHER: instead})
-            case StartDelivery(watched, replaces):
-                await self._start(watched, document, record, replaces=replaces)
-                return seen
-            case AwaitReplacement(service):
-                namespace = services.namespace_of(family, identity, self.settings)
-                await until_replaced(self.cluster, namespace, service, seen.revision)
-                record.replaced = False
-                return seen
-        if state is None:
-            raise TypeError(f"an effect of a {family.trigger} without {family.broker}: {effect}")
-        match effect:
-            case ClaimGroup(group):
-                self.states.claim_group(record, group)
-                record.kafka = state.kafka
-            case DeleteGroup(group):
-                await state.kafka.topics.delete_group(group)
-            case CommitOffsets(group, topic, start):
-                await state.kafka.topics.ensure_committed(group, topic, start)
-                declared = (document["metadata"].get("annotations") or {}).get(START)
-                if declared is not None and group_in_status(document) != group:
-                    return seen.with_annotations({START: declared})
-            case CreateContract(topic):
-                await self.shards.create(broker_of(document), topic)
-            case ApplyShard(number, manifest):
-                await self.shards.apply(state.broker, number, manifest)
-            case WriteContract(group, shared):
-                await self._contract_of(document, state).write(group, shared)
-            case AwaitShard(shard):
-                await self._contract_of(document, state).applied(shard)
-            case _:
-                return await super().run(effect, seen, record)
+    def kafka_of(self, seen: Observed, record: TriggerRecord) -> KafkaCluster | None:
+        return None if seen.broker is None else seen.broker.kafka
+
+    async def follow_up(self, effect: Effect, seen: Observed, record: TriggerRecord) -> Observed:
+        if isinstance(effect, AwaitReplacement):
+            record.replaced = False
         return seen
 
-    def _contract_of(self, document: Document, broker: BrokerState) -> ContractLog:
-        return self.shards.loaded(broker_of(document), broker.kafka)
-
-    async def _stop(self, seen: Observed, record: TriggerRecord) -> None:
-        """Its Broker may not use its topic; what stands in the way is tried again."""
-        try:
-            for effect in deciding.STOP:
-                await self.run(effect, seen, record)
-        except EXPECTED as error:
-            identity = Identity.of(seen.document)
-            log.warning("%s %s is to stop: %s", self.states.family.trigger, identity, error)
-
-    async def _start(
-        self, watched: Watched, document: Document, record: TriggerRecord, *, replaces: bool
-    ) -> None:
-        broker = broker_of(document)
+    async def start_delivery(
+        self, document: Document, watched: Watched, *, replaces: bool
+    ) -> TriggerStatus | None:
+        identity, broker = Identity.of(document), broker_of(document)
         if self.states.broker_state(broker) is None:
             family = self.states.family
             message = f'{family.broker} "{broker.name}" is being deleted'
             raise NotReady(f"{family.short}DoesNotExist", message)
-        record.replaced = replaces
-        await self.deliver(Identity.of(document), watched)
+        self.states.trigger(document).replaced = replaces
+        await self.deliver(identity, watched)
+        return self.status(identity)
+
+    async def end_delivery(self, document: Document) -> None:
+        await self.stop_delivery(Identity.of(document))
+
+    async def _stop(self, seen: Observed, record: TriggerRecord) -> None:
+        """Its Broker may not use its topic; what stands in the way is tried again."""
+        stopped = await super().act(deciding.stop(seen.document, self.settings), seen, record)
+        if stopped.failure is not None:
+            kind, identity = self.states.family.trigger, Identity.of(seen.document)
+            log.warning("%s %s is to stop: %s", kind, identity, stopped.failure)
 
     async def _delete_functions(self, document: Document) -> None:
-        of, family, who = _resource(document), self.states.family, Identity.of(document)
-        namespace = services.namespace_of(family, who, self.settings)
-        for name in (services.dispatcher_name(family, who), services.replayer_name(family, who)):
-            await delete_service(self.cluster, name, of, namespace)
+        owner = resource_of(document)
+        for each in deciding.functions(document, self.settings):
+            await delete_service(self.cluster, each.name, owner, each.namespace)
 
 
 def _unread(document: Document) -> Observed:
     """What is known of one of which nothing needs to be: it stops, or is left."""
     return Observed(document, InvalidDocument("", "it was not read"))
-
-
-def _resource(document: Document) -> Resource:
-    """Also one whose spec can't be read."""
-    return parse(Resource, {key: document[key] for key in ("apiVersion", "kind", "metadata")})

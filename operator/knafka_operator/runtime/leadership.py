@@ -1,11 +1,11 @@
 """Leadership: the Lease of coordination.k8s.io, held by one replica; `lease` says who may.
 
-    acquire -> act -> release        lost -> the process ends at once
+    acquire -> act -> release        lost -> the program begins anew at once
 
 The Lease is renewed by a thread with an event loop of its own (`LeaseThread`), so that what keeps
 the operator's loop busy doesn't lose it. A replica that can't renew in time doesn't wind up: its
-process ends, so that nothing of it acts when another begins. Another thread sees to that
-(`Watchdog`), and where no Python runs any more, C does.
+program is replaced by itself (`exec`), so that nothing of it acts when another begins. Another
+thread sees to that (`Watchdog`), and where no Python runs any more, C ends the process.
 
 Not here: what is done by who leads.
 """
@@ -17,10 +17,12 @@ import faulthandler
 import json
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final, NoReturn, Protocol
 
@@ -43,8 +45,9 @@ STUCK_TIMEOUT: Final = 2.0
 """Seconds past the loss of the Lease at which C ends a process in which no Python runs."""
 LAST_WORDS: Final = 0.5
 """Seconds for the log to take the reason: whoever reads it may have stopped."""
+STDERR: Final = 2
 LOST: Final = 3
-"""Exit status of a replica that lost the Lease."""
+"""Exit status of a replica that lost the Lease and can't begin anew."""
 
 
 class Leases(Protocol):
@@ -163,7 +166,7 @@ class LeaseThread:
 
 
 class Watchdog:
-    """Ends the process as soon as it doesn't lead any more, unless the watchdog is left first."""
+    """Has the program begin anew as soon as it doesn't lead any more, unless it is left first."""
 
     def __init__(self, leadership: Leadership) -> None:
         self._leadership = leadership
@@ -184,7 +187,7 @@ class Watchdog:
         armed = time.monotonic()
         while not self._over.wait(WATCHED_EVERY):
             if not self._leadership.leads():
-                end()
+                begin_anew()
             if time.monotonic() >= armed + REARM_EVERY:
                 self._arm()
                 armed = time.monotonic()
@@ -195,16 +198,27 @@ class Watchdog:
             faulthandler.dump_traceback_later(left + STUCK_TIMEOUT, exit=True)
 
 
-def end() -> NoReturn:
-    """End the process at once, also where nobody reads its log."""
+def begin_anew() -> NoReturn:
+    """Replace this program by itself at once, also where nobody reads its log.
+
+    No thread and no connection outlives that, as at the end of the process; but no container
+    restarts, which Kubernetes delays more each time and counts as a crash.
+    """
     last_words = threading.Thread(target=_log_loss, name="lease-lost", daemon=True)
     last_words.start()
     last_words.join(LAST_WORDS)
+    with suppress(OSError):
+        for descriptor in os.listdir("/proc/self/fd"):
+            if int(descriptor) > STDERR:
+                with suppress(OSError):  # that of this list is closed by now
+                    os.set_inheritable(int(descriptor), False)
+    with suppress(OSError):
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     os._exit(LOST)
 
 
 def _log_loss() -> None:
-    log.error("the Lease is lost: this replica ends, and is started anew")
+    log.error("the Lease is lost: this replica begins anew")
     logging.shutdown()
 
 

@@ -101,7 +101,7 @@ class Election:
         self._until = None if stored.holder != self._me else sent + RENEW_WITHIN
 
     def leads(self, now: float) -> bool:
-        """Whether to act. A replica that led and doesn't any more must end its process."""
+        """Whether to act. A replica that led and doesn't any more must begin anew."""
         until = self._until  # read once: another thread may set it to None
         return until is not None and now < until
 

@@ -68,11 +68,16 @@ async def run(settings: Settings) -> None:
     acquired = asyncio.Event()
     lease = LeaseThread(leadership, lambda: _from_thread(loop, acquired))
     tracing = FollowedTracing(settings, api)
-    await tracing.start()
     keys = FunctionKeys(settings, api)
-    await keys.start()
     connect = partial(KafkaAdmin, max_read_bytes=MAX_READ_BYTES)
     operator = Operator(settings, cluster, connect, open_writer=KafkaWriter)
+    serving: Webhooks | None = None
+    # Before anything is asked of the API server: one that is away is no reason for a restart.
+    http = await HttpServer.start(
+        operator, leadership.leads, lambda: serving is not None and serving.is_ready()
+    )
+    await tracing.start()
+    await keys.start()
     if settings.channels:
         unique = await _insisting("the installation", lambda: _installation(settings, api))
         settings = replace(settings, installation=unique)
@@ -80,7 +85,6 @@ async def run(settings: Settings) -> None:
     serving = await _webhooks(
         settings, api, operator, lambda: _from_thread(loop, stop), channels=settings.channels
     )
-    http = await HttpServer.start(operator, leadership.leads, serving.is_ready)
     # What was imported stays. Each full collection would go through it, and keep everything from
     # running for 50 ms.
     gc.collect()

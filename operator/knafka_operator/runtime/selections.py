@@ -48,9 +48,15 @@ DEFINITIONS: Final = Selection(
 POLICIES: Final = Selection(POLICIES_VERSION, POLICY)
 """Where Knative Eventing is, which has them."""
 UNWATCHED: Final = frozenset(
-    {(COORDINATION, "Lease"), (CORE, "ServiceAccount"), (RBAC, "RoleBinding")}
+    {
+        (COORDINATION, "Lease"),
+        (CORE, "ServiceAccount"),
+        (RBAC, "RoleBinding"),
+        (SERVING, "Revision"),
+    }
 )
-"""apiVersion and kind of what an archive asks for and nobody has to hear of: all of a cluster's
-Leases change all the time, and our role doesn't list them."""
+"""apiVersion and kind of what is asked for and nobody has to hear of, by an archive or for a
+function that isn't Ready, whose Service changes with its Revision. All of a cluster's Leases change
+all the time, and our role lists none of these."""
 BESIDE: Final = (FUNCTIONS, SUBSCRIBERS, PODS, CONFIG_MAPS, SECRETS, DEFINITIONS)
 """What is followed beside the kinds that are reconciled."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final, TypeVar
 
@@ -35,6 +36,9 @@ from knafka_operator.scale.progress_bounds import cut, within_bounds
 SILENCE: Final = 120.0
 """Seconds without a line of progress: long enough for a pod that must be scheduled first."""
 CONNECT_TIMEOUT: Final = 10.0
+UNANSWERED: Final = 3.0
+"""Seconds after a stop for an answer to begin, which a dispatcher does at once. Without a pod a
+request waits for one in Knative's activator; who deletes a Trigger doesn't, as none may come."""
 LINE_BYTES: Final = 64 * 1024
 """The longest line of a Trigger's progress, which has some hundred bytes and the numbers of its
 partitions."""
@@ -58,7 +62,7 @@ class DrainRefused(KnafkaError):
 
 
 class HttpDrains:
-    """`kafka_clusters.AllDrains` over HTTP; `urls` has each Trigger's dispatcher and each Sensor's
+    """`scaler.Drains` over HTTP; `urls` has each Trigger's dispatcher and each Sensor's
     function, by the scaler's id, and each shard's, by its group."""
 
     def __init__(
@@ -79,7 +83,8 @@ class HttpDrains:
     def hold(
         self, trigger_id: str, egress: Egress, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[DrainProgress]:
-        """Hold one drain; leaving the iterator hangs up. Raises `DrainRefused`, `aiohttp`'s own."""
+        """Hold one drain; leaving the iterator hangs up. Raises `DrainRefused`, `aiohttp`'s own,
+        and `TimeoutError` where nobody has answered `UNANSWERED` after the stop."""
         wanted = request.model_copy(update={"egress": documents.digest(egress)})
         return self._lines(DrainProgress, trigger_id, wanted, stop, LINE_BYTES)
 
@@ -111,13 +116,15 @@ class HttpDrains:
 
         headers = {"content-type": "application/json", "accept-encoding": "identity"}
         while bearers:
-            async with self._client().post(
-                url,
-                data=body(),
-                headers=headers | authorization(bearers.pop(0)),
-                read_bufsize=limit // 2,  # It reads on up to twice as much.
-                allow_redirects=False,
-            ) as response:
+            async with _bounded_after(stop, UNANSWERED):
+                answer = await self._client().post(
+                    url,
+                    data=body(),
+                    headers=headers | authorization(bearers.pop(0)),
+                    read_bufsize=limit // 2,  # It reads on up to twice as much.
+                    allow_redirects=False,
+                )
+            async with answer as response:
                 if response.status == 401 and bearers:
                     continue  # it knows the key of before a rotation
                 if response.status != 200:
@@ -147,6 +154,22 @@ class HttpDrains:
             )
             self._session = checked_session(timeout, limit=0)
         return self._session
+
+
+@asynccontextmanager
+async def _bounded_after(stop: asyncio.Event, seconds: float) -> AsyncIterator[None]:
+    """End what is done here, by a `TimeoutError`, so many seconds after the stop."""
+
+    async def limit() -> None:
+        await stop.wait()
+        bound.reschedule(asyncio.get_running_loop().time() + seconds)
+
+    async with asyncio.timeout(None) as bound:
+        limiting = asyncio.create_task(limit())
+        try:
+            yield
+        finally:
+            limiting.cancel()
 
 
 async def _next(told: AsyncIterator[bytes], url: str, limit: int) -> bytes | None:

@@ -2,11 +2,11 @@
 
     open --drain after drain, with pauses--> stop --> ending --> over
 
-A unit is what has dispatchers of its own: a Trigger, or a shard of many. A drain ends by itself
-when it has been idle; one too many is ended when its budget is nearly spent, which several requests
-share, one after the other.
+A unit is what has processes of its own: a Trigger, a shard of many, or a Sensor. A drain ends by
+itself when it has been idle; one too many is ended when its budget is nearly spent, which several
+requests share, one after the other.
 
-Not here: how many there are to be (`scaler`), what lines of progress mean (`scaled_group`,
+Not here: how many there are to be (`looks`), what lines of progress mean (`scaled_groups`,
 `scaled_shard`), HTTP (`drains`).
 """
 
@@ -14,20 +14,28 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Hashable
 from contextlib import suppress
-from typing import Final, Generic, Protocol, TypeAlias, TypeVar
+from functools import partial
+from itertools import count
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 import aiohttp
 
 from knafka.core.drain import DrainProgress, DrainRequest, Ended, ShardProgress
 from knafka_operator.decide.scaling import Cause
 from knafka_operator.scale.http_sessions import shown
-from knafka_operator.scale.slots import Slots
 
+FIRST_BUDGET: Final = 25.0
+"""Seconds of a drain's first request, at most: so far below a Service's timeoutSeconds, which is
+also its pods' grace (`services.TIMEOUT_SECONDS`), that a pod may start meanwhile."""
 REQUEST_BUDGET: Final = 60.0
-"""Seconds of one request, at most: so far below a Service's timeoutSeconds, which is also its pods'
-grace (`services.TIMEOUT_SECONDS`), that a pod may start meanwhile. The next one continues."""
+"""Seconds of each that continues it, which a pod takes at once."""
+REQUEST_BUDGETS: Final = (FIRST_BUDGET, REQUEST_BUDGET)
+REQUEST_PAUSE: Final = 0.5
+"""Seconds between two of them, of all drains of a unit together. Knative counts requests under way
+by time, and rounds up: were one counted a moment longer than it lasts, as on a busy node, and the
+next had begun, one pod more would be started, for nothing. A dispatcher waits 3 s for the next."""
 LAST_SECONDS: Final = 5.0
 """Seconds before a budget's end at which it is decided whether the drain is still wanted."""
 STOP_TIMEOUT: Final = 15.0
@@ -45,6 +53,45 @@ Line = TypeVar("Line", DrainProgress, ShardProgress)
 Told = TypeVar("Told", DrainProgress, ShardProgress, contravariant=True)
 Ask: TypeAlias = Callable[[DrainRequest, asyncio.Event], AsyncIterator[Line]]
 """One request: gives what the dispatcher tells; the event has the drain end."""
+
+
+class Slots:
+    """Numbers of a Sensor's drains, by request: no two that go on have the same.
+
+        give --the drain says which it has--> found --it is over--> free
+
+    A drain's slot is in its transactional id, so a drain that begins in a slot ends the transaction
+    that the last one there has left open, and the last one itself if it goes on. A request keeps
+    its slot for the drain that follows one which was killed. A request may reach a process whose
+    drain goes on with another slot: then that counts, and whatever has it by our books gets the one
+    that is left.
+    """
+
+    def __init__(self) -> None:
+        self._slots: dict[Hashable, int] = {}
+
+    def give(self, request: Hashable, others: Collection[int] = ()) -> int:
+        """The lowest that no request has, nor any of `others`: drains that go on without one."""
+        taken = {*self._slots.values(), *others}
+        self._slots[request] = next(each for each in count() if each not in taken)
+        return self._slots[request]
+
+    def of(self, request: Hashable) -> int | None:
+        return self._slots.get(request)
+
+    def found(self, request: Hashable, slot: int) -> None:
+        """It is held by a drain that has this one."""
+        mine = self._slots.get(request)
+        if mine is None or mine == slot:
+            return
+        for other, each in self._slots.items():
+            if each == slot:
+                self._slots[other] = mine
+        self._slots[request] = slot
+
+    def free(self, request: Hashable) -> None:
+        """It is over."""
+        self._slots.pop(request, None)
 
 
 class Unit(Protocol[Told]):
@@ -93,10 +140,10 @@ class Holds(Generic[Line]):
         budget: float,
         on_over: Callable[[], None],
         slots: Slots | None = None,
-        request_budget: float = REQUEST_BUDGET,
+        request_budgets: tuple[float, float] = REQUEST_BUDGETS,
     ) -> None:
         """`on_over` is called when one is held no more. `slots`: each drain has one of these."""
-        self._request_budget = request_budget
+        self._first_budget, self._request_budget = request_budgets
         self._unit: Unit[Line] = unit
         self._ask: Ask[Line] = ask
         self._budget = budget
@@ -158,9 +205,7 @@ class Holds(Generic[Line]):
                 else:
                     failures = failures + 1 if lasted < MAX_BACKOFF else 1
                     pause = min(MIN_BACKOFF * 2.0 ** min(failures - 1, 16), MAX_BACKOFF)
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(pause):
-                        await stop.wait()
+                await _stopped_within(pause, stop)
                 wanted = self._unit.floor if ended is Ended.IDLE else self._unit.wanted
                 if stop.is_set() or len(self._open) > wanted:
                     return
@@ -182,15 +227,20 @@ class Holds(Generic[Line]):
                 stop.set()
 
         deciding = loop.call_at(over_at - LAST_SECONDS, stop_if_needless)
+        longest = self._first_budget
         try:
             while True:
                 began = loop.time()
-                budget = min(self._request_budget, over_at - began)
+                budget = min(longest, over_at - began)
                 ended = await self._request(hold, stop, budget)
                 went_on_for = loop.time() - began
                 # One that ends sooner than it was to isn't asked again in a hot loop.
                 spent = ended is not Ended.BUDGET or went_on_for < budget / 2
                 if spent or stop.is_set() or over_at - loop.time() < LAST_SECONDS:
+                    return ended
+                longest = self._request_budget
+                await _stopped_within(REQUEST_PAUSE / max(1, len(self._open)), stop)
+                if stop.is_set():
                     return ended
         finally:
             deciding.cancel()
@@ -213,6 +263,8 @@ class Holds(Generic[Line]):
                     last = line
                     self._unit.on_line(hold, line)
         except Exception as error:  # Whatever it is, the status says so and it is tried again.
+            if stop.is_set() and isinstance(error, TimeoutError):
+                return Ended.STOPPED  # no dispatcher had taken it
             self._unit.on_end(Ended.FAILED, last, f"the drain failed: {explain(error)}")
             return Ended.FAILED
         finally:
@@ -229,6 +281,48 @@ class Holds(Generic[Line]):
             case None:
                 self._unit.on_end(Ended.FAILED, last, "the drain failed: it broke off")
         return ended or Ended.FAILED
+
+
+class EndingHolds:
+    """Requests that were stopped, and must be over before anything is opened in their place; by id
+    of the Trigger or Sensor."""
+
+    def __init__(self, on_over: Callable[[str], None]) -> None:
+        """`on_over` is called with an id once nothing of it ends any more."""
+        self._on_over = on_over
+        self._holds: dict[str, set[Hold]] = {}
+
+    def __contains__(self, id_: str) -> bool:
+        return id_ in self._holds
+
+    @property
+    def all(self) -> set[Hold]:
+        return set[Hold]().union(*self._holds.values())
+
+    def end(self, id_: str, holds: Holds[Any]) -> None:
+        """Begin to end these."""
+        for hold in holds.stop():
+            self._holds.setdefault(id_, set()).add(hold)
+            hold.add_done_callback(partial(self._is_over, id_))
+
+    async def wait(self, id_: str) -> None:
+        """Until those that end now are over."""
+        if holds := self._holds.get(id_):
+            await asyncio.wait(set(holds))
+
+    def _is_over(self, id_: str, hold: Hold) -> None:
+        holds = self._holds[id_]
+        holds.discard(hold)
+        if not holds:
+            del self._holds[id_]
+            self._on_over(id_)
+
+
+async def _stopped_within(seconds: float, stop: asyncio.Event) -> None:
+    """Wait so long, or until the stop."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await stop.wait()
 
 
 async def cancel(holds: Collection[Hold]) -> None:

@@ -18,7 +18,7 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from knafka.core.errors import LogError
 from knafka.core.kafka_secret import for_librdkafka
@@ -27,7 +27,6 @@ from knafka_operator.decide.kafka_servers import ANY_SERVER, check_servers
 from knafka_operator.model.kafka_trust import KafkaTrust
 from knafka_operator.scale.repeat import repeat
 from knafka_operator.scale.scaler import Drains, Scaler
-from knafka_operator.scale.sensor_scaler import SensorDrains, SensorScaler
 
 LOOK_INTERVAL: Final = 0.5
 """Seconds between two looks at the ends of topics."""
@@ -47,18 +46,12 @@ WRITER_CLOSE_TIMEOUT: Final = 1.0
 """Seconds for what is in flight, for which nobody waits any more."""
 
 
-class AllDrains(Drains, SensorDrains, Protocol):
-    """Opens drains on whatever drains."""
-
-
 @dataclass(eq=False, repr=False)
 class KafkaCluster:
     """One Kafka."""
 
     topics: LogAdmin
     scaler: Scaler
-    sensors: SensorScaler
-    """The scaler of Sensors."""
     bootstrap_servers: str = ""
     open_writer: Callable[[], LogWriter] | None = None
     """Opens a writer here; None: contracts can't be written, so no Trigger is shared."""
@@ -85,7 +78,7 @@ class KafkaCluster:
 
     def unwatch(self, topic: str) -> None:
         """Nobody is woken by this topic, unless somebody else reads it."""
-        if not (self.scaler.has_triggers(topic) or self.sensors.reads(topic)):
+        if not self.scaler.reads(topic):
             self.watched.discard(topic)
 
     def writer(self) -> LogWriter:
@@ -109,7 +102,6 @@ class KafkaCluster:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(repeat("scaling", self.scaler.run, LOOK_INTERVAL))
-                group.create_task(repeat("scaling Sensors", self.sensors.run, LOOK_INTERVAL))
                 looks = repeat("looking at the ends of topics", self._look, LOOK_INTERVAL)
                 group.create_task(looks)
         finally:
@@ -136,7 +128,6 @@ class KafkaCluster:
                 self._ends[topic] = now
                 self._moved[topic] = asyncio.get_running_loop().time()
                 self.scaler.wake(topic, grown=_grown(before or {}, now))
-                self.sensors.wake(topic)
 
     def _due(self) -> frozenset[str]:
         """Topics to look at now."""
@@ -166,7 +157,7 @@ class KafkaClusters:
     def __init__(
         self,
         connect: Callable[[Mapping[str, Any]], LogAdmin],
-        drains: AllDrains,
+        drains: Drains,
         used: Callable[[], Collection[KafkaCluster]] = tuple,
         on_return: Callable[[], None] = lambda: None,
         resting: Callable[[KafkaCluster], Collection[str]] = lambda _: (),
@@ -214,7 +205,6 @@ class KafkaClusters:
             side = KafkaCluster(
                 topics,
                 Scaler(topics, self._drains),
-                SensorScaler(topics, self._drains),
                 bootstrap_servers,
                 self._open_writer and partial(self._open_writer, configuration),
                 on_return=self._on_return,

@@ -19,8 +19,7 @@ from knafka.core.drain import COUNTED, Counts, DrainProgress, Ended, Settled, Sh
 from knafka.ports.log import Positions
 from knafka_operator.decide.scaling import ShardStatus
 from knafka_operator.scale.holds import Hold, Holds
-from knafka_operator.scale.scaled_group import sum_progress
-from knafka_operator.scale.scaled_trigger import ScaledTrigger, has_settled
+from knafka_operator.scale.scaled_groups import ScaledTrigger, has_settled, sum_progress
 
 MAX_STRANGERS: Final = 1_000
 """Groups of an open request that are no members: on their way there, or all after a start."""

@@ -1,6 +1,6 @@
-"""Scaler: asks for each Trigger's lag, and holds as many drains open as it needs.
+"""Scaler: asks for the lag of each Trigger and Sensor, and holds as many drains open as it needs.
 
-    lag --decide--> Scale --hold--> requests, each of which keeps one drain going
+    lag, or what is due --decide--> Scale --hold--> requests, each of which keeps one drain going
 
 A Trigger has requests of its own, or its shard has one for all its Triggers. What changes, moves
 or goes is held by one of them at a time:
@@ -10,46 +10,39 @@ or goes is held by one of them at a time:
 Drains of what changes or goes are ended at once; what merely ends, such as this process, ends no
 drain: dispatchers go on, and the next scaler holds them. Time is the event loop's.
 
-Not here: the decision (`decide.scaling`), how a request is held (`holds`), Kafka and HTTP, which
-`LagSource` and `Drains` bring in for the operator and the local mode. One Scaler serves one Kafka.
+Not here: when Kafka is asked, and what is decided then (`looks`), how a request is held (`holds`),
+Kafka and HTTP, which `GroupSource` and `Drains` bring in for the operator and the local mode. One
+Scaler serves one Kafka.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from knafka.core.contract import Egress, Shard
-from knafka.core.drain import DrainProgress, DrainRequest, ShardProgress
-from knafka.ports.log import Lag, LagSource, Positions
+from knafka.core.drain import DrainProgress, DrainRequest, ShardProgress, Waiting
+from knafka.core.sensor.contract import Sensor
+from knafka.ports.log import GroupSource, Positions
 from knafka_operator.decide.scaling import (
     Cause,
-    Scale,
     ScalingCounts,
     ShardStatus,
     TriggerStatus,
-    decide,
     expected,
-    filtered_out,
-    keeping_offsets,
 )
 from knafka_operator.model.autoscaling import Autoscaling
-from knafka_operator.scale.ending_holds import EndingHolds
-from knafka_operator.scale.following import Following
-from knafka_operator.scale.holds import REQUEST_BUDGET, Holds, cancel, explain
+from knafka_operator.scale.holds import REQUEST_BUDGETS, EndingHolds, Holds, cancel
+from knafka_operator.scale.looks import Looks, SensorLook, TopicLook
+from knafka_operator.scale.scaled_groups import ScaledSensor, ScaledTrigger
 from knafka_operator.scale.scaled_shard import ScaledShard
-from knafka_operator.scale.scaled_trigger import ScaledTrigger
 
 BUDGET: Final = 570.0
 """Seconds, by one request after another, after which it is decided whether a drain is still wanted:
 seldom, as each that ends moves partitions."""
-WAKE_SPACING: Final = 0.25
-"""Seconds between two looks at one topic however often it is woken."""
-LAG_TIMEOUT: Final = 60.0
-"""Seconds after which a question for lags is given up; Kafka's own limits end most before."""
 
 
 class Drains(Protocol):
@@ -72,15 +65,11 @@ class Drains(Protocol):
         """Ask the dispatcher of a shard to drain all that it has, as `hold` does."""
         ...
 
-
-@dataclass(eq=False, slots=True)
-class _Topic:
-    name: str
-    triggers: dict[str, ScaledTrigger] = field(default_factory=dict)
-    looked: float = -math.inf
-    due: float = math.inf
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-    """It is due sooner, or its last Trigger is gone."""
+    def hold_sensor(
+        self, sensor_id: str, sensor: Sensor, request: DrainRequest, stop: asyncio.Event
+    ) -> AsyncIterator[DrainProgress]:
+        """Ask a process of a Sensor to drain, as `hold` does a dispatcher."""
+        ...
 
 
 class Scaler:
@@ -88,31 +77,37 @@ class Scaler:
 
     def __init__(
         self,
-        lags: LagSource,
+        kafka: GroupSource,
         drains: Drains,
         *,
         budget: float = BUDGET,
-        request_budget: float = REQUEST_BUDGET,
+        request_budgets: tuple[float, float] = REQUEST_BUDGETS,
+        now: Callable[[], float] = time.time,
     ) -> None:
-        self._request_budget = request_budget
-        self._lags = lags
+        """`now`: seconds since the Unix epoch, by which what is due comes."""
+        self._request_budgets = request_budgets
+        self._kafka = kafka
         self._drains = drains
         self._budget = budget
+        self._now = now
         self._triggers: dict[str, ScaledTrigger] = {}
-        self._topics: dict[str, _Topic] = {}
+        self._topics: dict[str, TopicLook] = {}
+        self._sensors: dict[str, SensorLook] = {}
         self._shards: dict[str, ScaledShard] = {}
         """Those with members, or a request that isn't over, by group."""
         self._ending = EndingHolds(self._has_ended)
-        self._following = Following(self._follow)
+        self._looks = Looks()
 
     async def run(self) -> None:
         """Look and hold until cancelled; the drains go on without."""
         try:
-            await self._following.run(self._topics.values())
+            await self._looks.run([*self._topics.values(), *self._sensors.values()])
         finally:
             holds = self._ending.all
             for trigger in self._triggers.values():
                 holds |= trigger.own.all
+            for sensor in self._sensors.values():
+                holds |= sensor.scaled.holds.all
             for shard in self._shards.values():
                 holds |= shard.holds.all
             await cancel(holds)
@@ -154,13 +149,37 @@ class Scaler:
         self._soon(egress.topic)
         await self._ending.wait(trigger_id)
 
-    async def forget(self, trigger_id: str) -> None:
-        """Scale this Trigger no more; returns when what drained for it alone is over."""
-        if trigger := self._triggers.pop(trigger_id, None):
+    async def watch_sensor(self, sensor_id: str, sensor: Sensor, autoscaling: Autoscaling) -> None:
+        """Scale this Sensor from now on, or by what has changed; its counts go on.
+
+        Drains of what it was before end, and so do all while it is paused. Returns when what was to
+        end is over.
+        """
+        look = self._sensors.get(sensor_id)
+        if look is None:
+            look = self._sensors[sensor_id] = self._new_sensor(sensor_id, sensor, autoscaling)
+            self._looks.add(look)
+        scaled = look.scaled
+        if autoscaling.paused or scaled.sensor != sensor:
+            self._ending.end(sensor_id, scaled.holds)
+        if scaled.sensor != sensor:
+            scaled.sensor = sensor
+            scaled.drain_error = None
+            scaled.holding.clear()  # of triggers that may be other ones
+        scaled.autoscaling = autoscaling
+        look.soon()
+        await self._ending.wait(sensor_id)
+
+    async def forget(self, id_: str) -> None:
+        """Scale this Trigger or Sensor no more; returns when what drained for it alone is over."""
+        if trigger := self._triggers.pop(id_, None):
             self._unlist(trigger)
             self._leave(trigger)
-            self._ending.end(trigger_id, trigger.own)
-        await self._ending.wait(trigger_id)
+            self._ending.end(id_, trigger.own)
+        if sensor := self._sensors.pop(id_, None):
+            sensor.end()
+            self._ending.end(id_, sensor.scaled.holds)
+        await self._ending.wait(id_)
 
     async def applied(self, shard_group: str, position: int, timeout: float) -> bool:
         """Whether this shard delivers by every record before `position` of the contract's topic.
@@ -179,7 +198,8 @@ class Scaler:
         return True
 
     def wake(self, topic: str, grown: int = 0) -> None:
-        """There are new events: look at this topic now, if any of its Triggers is at zero.
+        """There are new events: look at this topic now, if any of its Triggers is at zero, and at
+        the Sensors that read it and sleep.
 
         `grown`, if that is known, is by how many records: that many wait for each Trigger of a
         shard at zero, which therefore drains without a question for each of its groups.
@@ -195,6 +215,10 @@ class Scaler:
                 shard.wake(topic, grown)
         if any(each.needs_question for each in asleep):
             self._soon(topic)
+        for look in self._sensors.values():
+            sensor = look.scaled
+            if topic in sensor.topics and not (sensor.holds or sensor.autoscaling.paused):
+                look.soon()
 
     def prewarm(self, topic: str, limit: int) -> None:
         """An event is on its way there: Triggers at zero drain already, if at most `limit` are;
@@ -217,10 +241,24 @@ class Scaler:
                     trigger.asked()
                 holds.open(Cause.PREWARM)
 
-    def status(self, trigger_id: str) -> TriggerStatus | None:
-        """Of one Trigger; None: it isn't scaled."""
-        trigger = self._triggers.get(trigger_id)
+    def status(self, id_: str) -> TriggerStatus | None:
+        """Of one Trigger or Sensor; None: it isn't scaled."""
+        if (sensor := self._sensors.get(id_)) is not None:
+            return sensor.scaled.status()
+        trigger = self._triggers.get(id_)
         return None if trigger is None else trigger.status()
+
+    def wakes(self, sensor_id: str) -> Mapping[Cause, int]:
+        """Times that drains of one Sensor were opened where none was held, by what for."""
+        look = self._sensors.get(sensor_id)
+        return {} if look is None else look.scaled.holds.wakes
+
+    def holding(self, sensor_id: str) -> Sequence[Waiting] | None:
+        """What the triggers of one Sensor hold, as drains have reported it; None: none has yet."""
+        look = self._sensors.get(sensor_id)
+        if look is None or not look.scaled.holding:
+            return None
+        return [each for of in look.scaled.holding.values() for each in of]
 
     def settled(self, trigger_id: str) -> Positions:
         """By partition of its topic, records that one Trigger's group has settled."""
@@ -236,9 +274,10 @@ class Scaler:
         """Those that have Triggers."""
         return [each.status() for each in self._shards.values() if not each.is_empty]
 
-    def has_triggers(self, topic: str) -> bool:
-        """Whether any Trigger of this topic is scaled."""
-        return topic in self._topics
+    def reads(self, topic: str) -> bool:
+        """Whether any Trigger of this topic is scaled, or any Sensor that reads it."""
+        sensors = (each.scaled for each in self._sensors.values())
+        return topic in self._topics or any(topic in each.topics for each in sensors)
 
     def drained(self) -> set[str]:
         """Topics whose Triggers have drains; replies may go there."""
@@ -250,10 +289,7 @@ class Scaler:
 
     def _soon(self, name: str) -> None:
         if topic := self._topics.get(name):
-            soon = max(asyncio.get_running_loop().time(), topic.looked + WAKE_SPACING)
-            if soon < topic.due:
-                topic.due = soon
-                topic.changed.set()
+            topic.soon()
 
     def _new(self, trigger_id: str, egress: Egress, autoscaling: Autoscaling) -> ScaledTrigger:
         trigger = ScaledTrigger(trigger_id, autoscaling, egress)
@@ -263,10 +299,24 @@ class Scaler:
             self._budget,
             # What arrived since the drain last read, and had nobody to wake it, is looked for now.
             lambda: self._soon(trigger.egress.topic),
-            request_budget=self._request_budget,
+            request_budgets=self._request_budgets,
         )
         trigger.joined()  # nobody knows when; most Triggers have events before this is due
         return trigger
+
+    def _new_sensor(self, sensor_id: str, sensor: Sensor, autoscaling: Autoscaling) -> SensorLook:
+        scaled = ScaledSensor(sensor_id, autoscaling, sensor)
+        look = SensorLook(scaled, self._kafka, self._ending, self._now)
+        scaled.holds = Holds(
+            scaled,
+            lambda request, stop: self._drains.hold_sensor(sensor_id, scaled.sensor, request, stop),
+            self._budget,
+            look.on_over,
+            scaled.slots,
+            self._request_budgets,
+        )
+        scaled.joined()  # nobody knows when; most have events before this is due
+        return look
 
     def _new_shard(self, declared: Shard) -> ScaledShard:
         shard = ScaledShard(declared)
@@ -275,7 +325,7 @@ class Scaler:
             lambda request, stop: self._drains.hold_shard(shard.shard, request, stop),
             self._budget,
             lambda: self._is_over_for(shard),
-            request_budget=self._request_budget,
+            request_budgets=self._request_budgets,
         )
         return shard
 
@@ -283,8 +333,8 @@ class Scaler:
         name = trigger.egress.topic
         topic = self._topics.get(name)
         if topic is None:
-            topic = self._topics[name] = _Topic(name)
-            self._following.add(topic)
+            topic = self._topics[name] = TopicLook(name, self._kafka, self._ending)
+            self._looks.add(topic)
         topic.triggers[trigger.id] = trigger
 
     def _unlist(self, trigger: ScaledTrigger) -> None:
@@ -292,7 +342,7 @@ class Scaler:
         del topic.triggers[trigger.id]
         if not topic.triggers:
             del self._topics[trigger.egress.topic]
-            topic.changed.set()
+            topic.end()
 
     def _join(self, trigger: ScaledTrigger) -> None:
         """Have its shard hold it, if it is to and nothing else does any more."""
@@ -319,83 +369,15 @@ class Scaler:
         shard.notify()
         if (settled := shard.take_settled()) is not None:
             # Else each of its groups is asked for now.
-            self._lags.note_committed(*settled)
+            self._kafka.note_committed(*settled)
         if shard.is_empty and not shard.holds.all:
             self._shards.pop(shard.shard.group, None)
         for topic in shard.topics:
             self._soon(topic)
 
-    def _has_ended(self, trigger_id: str) -> None:
-        if successor := self._triggers.get(trigger_id):
+    def _has_ended(self, id_: str) -> None:
+        if successor := self._triggers.get(id_):
             self._join(successor)
             self._soon(successor.egress.topic)
-
-    async def _follow(self, topic: _Topic) -> None:
-        """Look at one topic whenever it is due, as long as it has Triggers.
-
-        Each topic has a task of its own: a question that waits for its answer makes no other topic
-        wait, and none costs more for there being others.
-        """
-        while topic.triggers:
-            topic.changed.clear()
-            try:
-                async with asyncio.timeout_at(None if topic.due == math.inf else topic.due):
-                    await topic.changed.wait()
-            except TimeoutError:
-                await self._look(topic)
-
-    async def _look(self, topic: _Topic) -> None:
-        """Ask once for the lags of a topic's Triggers, decide, and open what is missing."""
-        if not (triggers := topic.triggers.values()):
-            return  # the last of them has gone since it was due
-        topic.looked = asyncio.get_running_loop().time()
-        # Before the question: who wakes the topic meanwhile has events that the answer may miss.
-        topic.due = topic.looked + min(each.autoscaling.polling_interval for each in triggers)
-        if asked := [(each, each.egress) for each in triggers if each.needs_question]:
-            await self._ask(topic.name, asked)
-
-    async def _ask(self, name: str, asked: Sequence[tuple[ScaledTrigger, Egress]]) -> None:
-        began = asyncio.get_running_loop().time()
-        try:
-            async with asyncio.timeout(LAG_TIMEOUT):
-                lags = await self._lags.lags([egress.group for _, egress in asked], name)
-        except Exception as error:  # Whatever it is, the other topics need their drains.
-            for trigger, _ in asked:
-                trigger.not_asked(explain(error))
-            return
-        for trigger, egress in asked:
-            if self._triggers.get(trigger.id) is trigger and trigger.egress is egress:
-                trigger.asked_at, trigger.settled_since = began, 0
-                self._apply(trigger, lags.get(egress.group))
-
-    def _apply(self, trigger: ScaledTrigger, lag: Lag | None) -> None:
-        if lag is None:
-            trigger.not_asked(f"no group {trigger.egress.group}")
-            return
-        partitions, shared = len(lag.by_partition), trigger.declared is not None
-        holds, autoscaling = trigger.holds, trigger.autoscaling
-        trigger.lag_error = None
-        trigger.lag, trigger.settled = lag.total, lag.settled
-        trigger.asked()
-        trigger.beyond_end = lag.beyond_end
-        trigger.floor = decide(0, partitions, autoscaling, 0, shared=shared).replicas
-        scale = decide(lag.total, partitions, autoscaling, len(holds), shared=shared)
-        due = asyncio.get_running_loop().time() >= trigger.join_by
-        if due and not scale.replicas and not autoscaling.paused:
-            scale = keeping_offsets(scale, partitions, shared=shared)
-        elif not shared and not autoscaling.paused:
-            scale = self._rested(trigger, lag.total, scale)
-        trigger.decided(scale)
-        if trigger.id in self._ending or holds.is_ending:
-            return
-        while len(holds) < scale.replicas:
-            holds.open(scale.cause)
-
-    def _rested(self, trigger: ScaledTrigger, lag: int, scale: Scale) -> Scale:
-        """What is decided of one whose filter may pass nothing of what waits; ends its drains."""
-        now, rest = asyncio.get_running_loop().time(), trigger.rest
-        if trigger.own and rest.begins(lag, trigger.open.values(), trigger.autoscaling, now):
-            trigger.own.stop()
-        if not scale.replicas or not rest.is_resting(now):
-            return scale
-        return filtered_out(lag, rest.left(now))
+        if look := self._sensors.get(id_):
+            look.soon()

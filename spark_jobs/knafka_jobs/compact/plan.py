@@ -75,7 +75,12 @@ def records_of(kafka: DataFrame, topics: DataFrame) -> DataFrame:
             "headers",
             _or_empty(_ours("namespace")).alias("namespace"),
             _or_empty(_ours("broker")).alias("broker"),
-            F.coalesce(_ours("trigger"), F.col("topic")).alias("trigger"),
+            # A Broker's own are no Trigger's; what says nothing at all is known by its topic.
+            F.coalesce(
+                _ours("trigger"),
+                F.when(_ours("broker").isNotNull(), F.lit("")),
+                F.col("topic"),
+            ).alias("trigger"),
             *(_attribute(name).alias(name) for name in ("id", "source", "type", "subject", "time")),
             _text("content-type").alias("content_type"),
             F.octet_length("value").alias("data_bytes"),

@@ -3,9 +3,9 @@
     a replay's events --by key--> some lanes, each in the order of the events
                                    └── a producer of its own, a transaction for some hundreds
 
-A lane's transactional id is the replay's and its own: whoever begins a lane fences off an earlier
-sender of it, and then leaves out what that one has committed. So a lane may be sent by any process,
-once more after a failure, and its memory is one transaction's. Needs no Spark.
+A lane's transactional id is made of the replay's id and the lane's number. A process that begins a
+lane fences off an earlier sender of it, and leaves out what that one has committed. So any process
+may send a lane, also again after a failure, with the memory of one transaction. Needs no Spark.
 """
 
 from __future__ import annotations

@@ -35,7 +35,8 @@ def event_of(report: Report, archive: str, console: str) -> dict[str, Any]:
     that serves it, empty: nobody is known to."""
     unresolved: Counter[str] = Counter()
     for each in report.groups:
-        unresolved[each.trigger] += each.unresolved
+        if each.trigger:  # a record that holds no event is its Broker's
+            unresolved[each.trigger] += each.unresolved
     data: dict[str, Any] = {
         "namespace": report.namespace,
         "archive": archive,

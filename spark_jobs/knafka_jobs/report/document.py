@@ -149,6 +149,7 @@ class Group(Part):
     namespace: str
     broker: str
     trigger: str
+    """Empty: no Trigger's, as the records hold no event."""
     subscriber: str
     """`knativeerrordest`: the URL that failed; empty if the event never got as far as one."""
     reason: Reason
@@ -185,7 +186,8 @@ class Group(Part):
     """What the latest reports before this one said of it, in time order; those that did not have it
     are left out."""
     replay_command: str
-    """Replays what is unresolved of it; ready for a POSIX shell (see `replay_command`)."""
+    """Replays what is unresolved of it; ready for a POSIX shell (see `replay_command`). Empty: it
+    has no events that could be sent."""
 
 
 class ReplayRun(Part):
@@ -283,7 +285,10 @@ def group_id(
 def replay_command(
     namespace: str, broker: str, trigger: str, reason: str, status: int | None, summary: str
 ) -> str:
-    """The command that replays a group, quoted for a POSIX shell."""
+    """The command that replays a group, quoted for a POSIX shell; empty for what is no Trigger's,
+    as it holds no event."""
+    if not trigger:
+        return ""
     words = ["knafka", "dead-letters", "replay"]
     words += ["--broker", f"{namespace}/{broker}", "--trigger", trigger, "--reason", reason]
     if status is not None:

@@ -99,7 +99,9 @@ def settled_spans(kafka: KafkaClient, failures: DataFrame, since: datetime) -> l
     origins = {
         (row["namespace"], row["broker"], row["trigger"]): str(row["origin_topic"])
         for row in rows
-        if row["origin_topic"] and not row["origin_topic"].startswith(names.REPLAYS)
+        if row["trigger"]
+        and row["origin_topic"]
+        and not row["origin_topic"].startswith(names.REPLAYS)
     }
     topics = kafka.topics(sorted(set(origins.values())))
     spans = []

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from typing import cast
 
-from knafka.core.delivery import Done, Retry
 from knafka.core.errors import InvalidEvent
 from knafka.core.kafka_binding import Envelope, RecordHeaders, read
 from knafka.dispatcher.parsing import Format, request_for
@@ -17,7 +14,7 @@ class SharedRecord:
     """A `Record` that keeps what was asked of it."""
 
     __slots__ = ("_headers", "_offset", "_partition", "_problem", "_record", "_value",
-                 "is_for_all", "is_kept", "keeping", "parsed", "requests")  # fmt: skip
+                 "is_for_all", "parsed", "requests")  # fmt: skip
 
     def __init__(self, record: Record) -> None:
         self._record = record
@@ -32,9 +29,6 @@ class SharedRecord:
             self._problem = error
         self.is_for_all = False
         """Whether every drain is given it, and looks itself whether it is for it."""
-        self.is_kept = False
-        """Whether one of its drains has written a dead letter of it that is durable."""
-        self.keeping: asyncio.Lock | None = None
         self.parsed: Envelope | InvalidEvent | None = None
         self.requests: dict[tuple[Format, bytes, bool], tuple[bytes, bytes]] = {}
 
@@ -98,16 +92,3 @@ class SharedParser:
             head, body = request_for(record, envelope, form, located)
             found = requests[form, prefix, located] = prefix + head, body
         return found
-
-    async def keep_once(
-        self, record: Record, write: Callable[[], Awaitable[Done | Retry]]
-    ) -> Done | Retry | None:
-        shared = cast(SharedRecord, record)
-        if shared.keeping is None:
-            shared.keeping = asyncio.Lock()
-        async with shared.keeping:
-            if shared.is_kept:
-                return None
-            decision = await write()
-            shared.is_kept = isinstance(decision, Done)
-        return decision

@@ -65,13 +65,15 @@ function failureItem(trigger, may, each, after) {
   const how = `${each.reason} ${each.code}`.trim();
   return make("li", {},
     make("p", {}, make("span", { class: "badge failed-again" }, visible(how)), " ",
-      make("b", {}, visible(each.type)), " ", make("span", { class: "id" }, visible(each.id)),
-      make("span", { class: "muted" }, visible(` from ${each.source}`))),
-    make("p", { class: "muted" }, visible(`${each.lastTime}, after ${each.attempts} attempts at ${each.destination}`),
+      ...each.ofBroker
+        ? [make("b", {}, "a record that holds no event"), make("span", { class: "muted" }, visible(`, its Broker's: ${each.position}`))]
+        : [make("b", {}, visible(each.type)), " ", make("span", { class: "id" }, visible(each.id)),
+          make("span", { class: "muted" }, visible(` from ${each.source}`))]),
+    make("p", { class: "muted" }, visible(each.ofBroker ? each.lastTime : `${each.lastTime}, after ${each.attempts} attempts at ${each.destination}`),
       each.replayed ? visible(`; sent again ${each.replayed}`) : null),
     each.error ? make("pre", { tabindex: "0" }, visible(each.error)) : null,
     each.data ? make("details", {}, make("summary", {}, "Its data"), make("pre", { tabindex: "0" }, visible(each.data))) : null,
-    may.includes("replay") && !each.replayed
+    may.includes("replay") && !each.replayed && !each.ofBroker
       ? make("button", {
         type: "button",
         class: "plain",
@@ -82,7 +84,7 @@ function failureItem(trigger, may, each, after) {
 }
 
 function drawFailures(box, trigger, may, found, after, shown = FAILURES_SHOWN) {
-  const open = (reason) => found.last.filter((each) => !each.replayed && `${each.reason} ${each.code}`.trim() === reason);
+  const open = (reason) => found.last.filter((each) => !each.replayed && !each.ofBroker && `${each.reason} ${each.code}`.trim() === reason);
   const report = found.report ? make("p", {}, make("a", { href: found.report, target: "_blank", rel: "noopener" }, "The last report on dead letters")) : null;
   const commands = Object.entries(found.commands).map(([what, command]) => commandLine(what, command));
   if (found.last.length === 0) {
@@ -94,7 +96,7 @@ function drawFailures(box, trigger, may, found, after, shown = FAILURES_SHOWN) {
     found.isAll ? null : make("p", { class: "muted" }, `The last ${number(found.last.length)}; there are older ones.`),
     make("ul", { class: "reasons" }, found.reasons.map(({ reason, count }) =>
       make("li", {}, make("span", { class: "badge failed-again" }, visible(reason)), ` ${counted(count, "event")} `,
-        may.includes("replay")
+        may.includes("replay") && open(reason).length
           ? make("button", {
             type: "button",
             class: "plain",

@@ -13,6 +13,7 @@ function details(group) {
 }
 
 function replay(group) {
+  if (!group.replayCommand) return make("p", { class: "resolved-note" }, "No events, so there is nothing to replay: whoever writes such records is to stop, and a purge forgets them.");
   if (group.unresolved === 0) return make("p", { class: "resolved-note" }, "All of its events are resolved; there is nothing to replay.");
   const code = make("code", {}, visible(group.replayCommand));
   const button = make("button", { type: "button", class: "copy", onclick: () => copy(group.replayCommand, code, button) }, "Copy");

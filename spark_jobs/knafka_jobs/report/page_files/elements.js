@@ -73,7 +73,11 @@ const reasonText = (group) =>
 
 // A namespace that all share says nothing.
 const onlyNamespace = new Set(groups.map((group) => group.namespace)).size === 1;
-const triggerOf = (group) => (onlyNamespace ? group.trigger : `${group.namespace}/${group.trigger}`);
+// A record that holds no event is no Trigger's, but its Broker's or channel's.
+const CHANNEL = "KafkaChannel-";
+const ownerOf = (group) =>
+  group.trigger || (group.broker.startsWith(CHANNEL) ? `channel/${group.broker.slice(CHANNEL.length)}` : `broker/${group.broker}`);
+const triggerOf = (group) => (onlyNamespace ? ownerOf(group) : `${group.namespace}/${ownerOf(group)}`);
 
 const sum = (values) => values.reduce((total, value) => total + value, 0);
 

@@ -102,7 +102,7 @@ function replaysOf(group) {
   const list = make("ul", { class: "replays" });
   const problem = make("p", { class: "muted" });
   const draw = () => {
-    button.hidden = !replays.may || group.unresolved === 0;
+    button.hidden = !replays.may || group.unresolved === 0 || !group.replayCommand;
     list.replaceChildren(...replays.all.filter((each) => each.group === group.id).slice(0, REPLAYS_SHOWN).map(replayItem));
     problem.textContent = visible(replays.problem);
     for (const each of byId(`details-${group.id}`)?.querySelectorAll(".send-one") ?? []) each.hidden = !replays.may;

@@ -1,6 +1,9 @@
-"""One scaled Trigger: its drains, what they report, and the last decision about it.
+"""Scaled groups: a Trigger's or a Sensor's drains, what they report, and the last decision.
 
-Not here: deciding (`scaler`), holding (`holds`), what a shard reports of it (`scaled_shard`).
+A Trigger has one consumer group, and so has a Sensor. A shard has many, each of which is a
+Trigger's.
+
+Not here: deciding (`looks`), holding (`holds`), what a shard reports of a Trigger (`scaled_shard`).
 """
 
 from __future__ import annotations
@@ -9,12 +12,13 @@ import asyncio
 import math
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final, Protocol
 
 from knafka.core.contract import Egress, Shard
-from knafka.core.drain import Counts, DrainProgress
+from knafka.core.drain import COUNTED, Counts, DrainProgress, Ended, Waiting
+from knafka.core.sensor.contract import Sensor
 from knafka_operator.decide.scaling import (
     Cause,
     Scale,
@@ -23,9 +27,17 @@ from knafka_operator.decide.scaling import (
     decide,
     expected,
 )
+from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.scale.filter_rest import FilterRest
-from knafka_operator.scale.holds import Hold, Holds
-from knafka_operator.scale.scaled_group import ScaledGroup, sum_progress
+from knafka_operator.scale.holds import Hold, Holds, Slots
+from knafka_operator.scale.progress_bounds import MAX_REASONS, few_reasons
+
+KEPT_WITHOUT_DRAIN: Final = 24 * 3600.0
+"""Seconds without a drain, at most, after which one is held though there is no lag: Kafka forgets
+the offsets of a group that nobody has joined for offsets.retention.minutes (7 days), and then all
+that its topic still has would be delivered again."""
+
+NOT_KNOWN: Final = Scale(0, "the lag is not known yet", Cause.LAG_UNKNOWN)
 
 LAG_INTERVAL: Final = 60.0
 """Seconds, about, between two questions for the lag of one that its shard drains: what the shard
@@ -33,6 +45,50 @@ tells is enough to keep it, and what little lag there is need not be known to th
 
 COMMITTED_WITHIN: Final = 3.0
 """Seconds after which what a dispatcher reports as settled is committed, too."""
+
+
+@dataclass(eq=False, slots=True)
+class ScaledGroup:
+    """The `Unit` of its own drains, but for `on_line`."""
+
+    id: str
+    autoscaling: Autoscaling
+    _: KW_ONLY
+    lag: int | None = None
+    scale: Scale = NOT_KNOWN
+    floor: int = 0
+    """Drains held even when they end idle."""
+    open: dict[Hold, DrainProgress] = field(default_factory=dict)
+    ended: DrainProgress = field(default_factory=DrainProgress)
+    """Counts of drains that have ended; for a Trigger, all that shards counted too."""
+    lag_error: str | None = None
+    drain_error: str | None = None
+    join_by: float = math.inf
+    """When it must be joined again, on the loop's clock."""
+
+    @property
+    def wanted(self) -> int:
+        return self.scale.replicas
+
+    @property
+    def cooldown(self) -> float:
+        return self.autoscaling.cooldown_period
+
+    def on_open(self, hold: Hold) -> None:
+        self.open[hold] = DrainProgress()
+
+    def on_close(self, hold: Hold) -> None:
+        self.ended = sum_progress([self.ended, self.open.pop(hold)], [])
+
+    def on_end(self, ended: Ended, last: DrainProgress | None, error: str | None) -> None:
+        self.drain_error = error
+        if ended in (Ended.IDLE, Ended.BUDGET):
+            self.joined()
+
+    def joined(self) -> None:
+        """It was joined; the next time is not everybody's at once."""
+        now = asyncio.get_running_loop().time()
+        self.join_by = now + KEPT_WITHOUT_DRAIN * random.uniform(0.5, 1)
 
 
 class SharedDrain(Protocol):
@@ -170,6 +226,69 @@ class ScaledTrigger(ScaledGroup):
         )
 
 
+@dataclass(eq=False, slots=True)
+class ScaledSensor(ScaledGroup):
+    """A Sensor that the scaler watches; the `Unit` of its drains. Its lag is that of its group in
+    the bus and in its trigger topic."""
+
+    sensor: Sensor
+    holds: Holds[DrainProgress] = field(init=False)
+    slots: Slots = field(default_factory=Slots)
+    due: int | None = None
+    """When the next firing is due that waits for no event (ms since the Unix epoch), as its group
+    has committed it; None: there is none."""
+    holding: dict[int, Sequence[Waiting]] = field(default_factory=dict)
+    """What its triggers hold, by partition of the trigger topic, as drains have reported it last,
+    also those that are over: nothing changes while nobody drains."""
+
+    @property
+    def topics(self) -> set[str]:
+        """What its group reads."""
+        return {self.sensor.topic, self.sensor.trigger_topic}
+
+    def on_line(self, hold: Hold, line: DrainProgress) -> None:
+        self.open[hold] = line
+        if (now := line.holding) is not None:
+            for number in now.partitions:
+                of = [each for each in now.triggers if each.partition == number]
+                self.holding[number] = of
+        if line.slot is not None:
+            self.slots.found(hold, line.slot)
+        if line.partitions:
+            self.drain_error = None
+
+    def status(self) -> TriggerStatus:
+        open_ = list(self.open.values())
+        return TriggerStatus(
+            lag=self.lag,
+            replicas=len(open_),
+            scale=self.scale,
+            counts=sum_progress([self.ended], open_) if open_ else self.ended,
+            error=self.drain_error or self.lag_error,
+            paused=self.autoscaling.paused,
+        )
+
+
 def has_settled(counts: Counts | DrainProgress) -> bool:
     """Whether any event got somewhere: what was wrong isn't any more."""
     return bool(counts.filtered or counts.delivered or counts.dead_lettered)
+
+
+def sum_progress(ended: Iterable[DrainProgress], open_: Collection[DrainProgress]) -> DrainProgress:
+    """Counts of all drains; what is momentary (`unsettled`, `partitions`) of the open ones."""
+    everything = [*ended, *open_]
+    counts: dict[str, Any] = {
+        name: sum(getattr(each, name) for each in everything) for name in COUNTED
+    }
+    letters: Counter[str] = Counter()
+    for each in everything:
+        letters.update(each.dead_letters)
+    return DrainProgress(
+        **counts,
+        dead_letters=few_reasons(letters) if len(letters) > MAX_REASONS else dict(letters),
+        late=sum(each.late for each in everything),
+        unsettled=sum(each.unsettled for each in open_),
+        congestion=next((each.congestion for each in open_ if each.congestion), None),
+        loop=next((each.loop for each in open_ if each.loop), None),
+        partitions=tuple(sorted({number for each in open_ for number in each.partitions})),
+    )

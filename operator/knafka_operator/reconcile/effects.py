@@ -1,0 +1,222 @@
+"""Effects, run: one function does what any kind's decision asks for.
+
+    reconcile (`kind`) --effect--> `Effects.run` --result--> `Observed.after`
+
+Not here: what is decided (`decide`), and drains, which are their kind's to hold (`Delivery`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, assert_never
+
+from knafka.core.documents import parse
+from knafka_operator.decide import services
+from knafka_operator.decide.effects import (
+    Annotate,
+    Apply,
+    ApplyReceiver,
+    ApplyService,
+    ApplyShard,
+    AwaitReceivers,
+    AwaitReplacement,
+    AwaitShard,
+    ClaimGroup,
+    CommitOffsets,
+    Create,
+    CreateContract,
+    CreateTopic,
+    Delete,
+    DeleteGroup,
+    Effect,
+    EffectInKafka,
+    LeaveReceivers,
+    Manifest,
+    ObjectName,
+    Probe,
+    Refusal,
+    StartDelivery,
+    StopDelivery,
+    Wake,
+    WriteContract,
+    WriteIngress,
+    WriteStatus,
+)
+from knafka_operator.decide.observed import Observed
+from knafka_operator.decide.status import NotReady
+from knafka_operator.model.cluster import Cluster, Conflict, Document, NotAllowed, Rejected
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.resources import Resource
+from knafka_operator.reconcile.functions import apply_service, until_replaced
+from knafka_operator.reconcile.receivers import Receivers
+from knafka_operator.reconcile.shards import Shards
+from knafka_operator.reconcile.state import States, broker_of
+from knafka_operator.reconcile.topics import made_topic
+from knafka_operator.scale.kafka_clusters import KafkaCluster
+
+
+class Delivery(Protocol):
+    """What only its kind can do for an object, of whatever it keeps in memory of it."""
+
+    async def start_delivery(self, document: Document, watched: Any, *, replaces: bool) -> Any:
+        """Hold drains as decided; returns when drains of what was before are over, with what the
+        scaler knows of it."""
+        ...
+
+    async def end_delivery(self, document: Document) -> None:
+        """Hold no drains, and have no shard deliver; returns when its drains are over."""
+        ...
+
+    async def leave_receiver(self, document: Document, receiver: str) -> None:
+        """Have a receiver accept nothing for it, as every replica of that has read."""
+        ...
+
+
+@dataclass(eq=False)
+class Effects:
+    """Runs the effects of all kinds of one family."""
+
+    cluster: Cluster
+    states: States
+    shards: Shards
+    receivers: Receivers
+    probe: Callable[[str], Awaitable[None]]
+    """Returns when an address has answered; raises `NotReady`."""
+    wake: Callable[[str], Awaitable[None]]
+    """Has a function's pod run; raises `NotReady`."""
+
+    async def run(
+        self, effect: Effect, seen: Observed, kafka: KafkaCluster | None, delivery: Delivery
+    ) -> Any:
+        """Run one effect; returns what it comes to. Raises `EXPECTED` and `ClusterError`.
+
+        `kafka` is where the object's topics and group are.
+        """
+        document, cluster = seen.document, self.cluster
+        match effect:
+            case Annotate(_, annotations, at_once):
+                if at_once:
+                    await cluster.write_status(document, {"annotations": dict(annotations)})
+            case WriteStatus(_, patch):
+                if patch:
+                    await cluster.write_status(document, patch)
+            case Apply(_, manifests, refusal):
+                return [await self._apply(each, refusal, document) for each in manifests]
+            case Create():
+                await self._create(effect)
+            case Delete(_, objects, owned):
+                for each in objects:
+                    await self._delete(each, resource_of(document) if owned else None)
+            case ApplyService(_, manifest):
+                owner = resource_of(document)
+                return await apply_service(cluster, manifest, owner, self.states.rolls)
+            case AwaitReplacement(namespace, service):
+                await until_replaced(cluster, namespace, service, seen.revision)
+            case Probe(url):
+                await self.probe(url)
+            case Wake(url):
+                await self.wake(url)
+            case StartDelivery(watched, replaces):
+                return await delivery.start_delivery(document, watched, replaces=replaces)
+            case StopDelivery():
+                await delivery.end_delivery(document)
+            case LeaveReceivers(names):
+                for name in names:
+                    await delivery.leave_receiver(document, name)
+            case _:
+                if kafka is None:
+                    raise TypeError(f"an effect of an object without Kafka: {effect}")
+                return await self._run_in_kafka(effect, document, kafka)
+
+    async def _run_in_kafka(
+        self, effect: EffectInKafka, document: Document, kafka: KafkaCluster
+    ) -> Any:
+        match effect:
+            case CreateTopic(topic, name_key, id_key, may_be_used):
+                made = await made_topic(kafka, topic, may_be_used=may_be_used)
+                written = {"annotations": {name_key: topic.name, id_key: made.id}}
+                await self.cluster.write_status(document, written)
+                return made
+            case ClaimGroup(group):
+                record = self.states.trigger(document)
+                self.states.claim_group(record, group)
+                record.kafka = kafka
+            case DeleteGroup(group):
+                await kafka.topics.delete_group(group)
+            case CommitOffsets(group, topic_name, start):
+                await kafka.topics.ensure_committed(group, topic_name, start)
+            case ApplyReceiver(service, contract, manifest):
+                receiver = await self.receivers.at(service, kafka, contract.name)
+                asking = Identity.of(document)
+                return await self.receivers.apply(receiver, contract, manifest, asking)
+            case WriteIngress(service, contract, path, ingress):
+                receiver = await self.receivers.at(service, kafka, contract.name)
+                await receiver.contract.create(contract)
+                await receiver.write(path, ingress)
+            case AwaitReceivers(service, contract_name, path):
+                receiver = await self.receivers.at(service, kafka, contract_name)
+                await self.receivers.until_read(receiver, path)
+            case CreateContract(topic):
+                await self.shards.create(broker_of(document), topic)
+            case WriteContract(group, shared):
+                await self.shards.loaded(broker_of(document), kafka).write(group, shared)
+            case ApplyShard(number, manifest):
+                await self.shards.apply(broker_of(document), number, manifest)
+            case AwaitShard(shard):
+                await self.shards.loaded(broker_of(document), kafka).applied(shard)
+            case _:
+                assert_never(effect)
+        return None
+
+    async def _apply(
+        self, manifest: Manifest, refusal: Refusal | None, document: Document
+    ) -> Document:
+        """Raises `NotReady`, also for an object of that name which somebody else made."""
+        kind, (namespace, name) = manifest["kind"], Identity.of(manifest)
+        if refusal is not None and refusal.kind in (None, kind):
+            there = await self.cluster.get(manifest["apiVersion"], kind, namespace, name)
+            if there is not None and document["metadata"]["uid"] not in services.owners(there):
+                raise _not_ours(refusal, f"{kind} {name}")
+        try:
+            return await self.cluster.apply(manifest)
+        except Conflict as error:
+            raise NotReady("Waiting", str(error), transient=True) from error
+        except (Rejected, NotAllowed) as error:
+            if refusal is None:
+                raise
+            raise NotReady(refusal.rejected, str(error)) from error
+
+    async def _create(self, effect: Create) -> None:
+        """Raises `NotReady`."""
+        manifest, refusal = effect.manifest, effect.refusal
+        kind, (namespace, name) = manifest["kind"], Identity.of(manifest)
+        try:
+            created = await self.cluster.create(manifest)
+        except (Rejected, NotAllowed) as error:
+            if refusal is None:
+                raise
+            raise NotReady(refusal.rejected, str(error)) from error
+        if created or refusal is None:
+            return
+        there = await self.cluster.get(manifest["apiVersion"], kind, namespace, name)
+        labels = ((there or {}).get("metadata") or {}).get("labels") or {}
+        if labels.get(effect.label) != manifest["metadata"]["labels"][effect.label]:
+            raise _not_ours(refusal, f"{kind} {name}")
+
+    async def _delete(self, name: ObjectName, owner: Resource | None) -> None:
+        if owner is not None:
+            there = await self.cluster.get(*name)
+            if there is None or not services.is_owned(there, owner):
+                return
+        await self.cluster.delete(*name)
+
+
+def resource_of(document: Document) -> Resource:
+    """What an object is called, and its UID, also of one whose spec can't be read."""
+    return parse(Resource, {key: document[key] for key in ("apiVersion", "kind", "metadata")})
+
+
+def _not_ours(refusal: Refusal, name: str) -> NotReady:
+    message = f"{name} exists and was not made for {refusal.owner}: delete or rename it"
+    return NotReady(refusal.not_ours, message)

@@ -1,0 +1,53 @@
+"""Subscriptions: Triggers of KafkaChannels, some of them entries that others wrote there.
+
+Not here: what delivers them (`triggers`), and which entries there are (`entries`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from knafka_operator.decide import entries as deciding
+from knafka_operator.decide import subscription
+from knafka_operator.model.cluster import Document
+from knafka_operator.model.handler import Handler
+from knafka_operator.model.identity import Identity
+from knafka_operator.reconcile.entries import Entries
+from knafka_operator.reconcile.kind import News
+from knafka_operator.reconcile.subscribers import explain
+from knafka_operator.reconcile.triggers import Triggers
+from knafka_operator.reconcile.work_queue import Key
+
+
+@dataclass(eq=False)
+class Subscriptions(Triggers):
+    """All Subscriptions of KafkaChannels."""
+
+    entries: Entries
+
+    async def leave(self, document: Document) -> None:
+        await super().leave(document)
+        await explain(self.cluster, document, self.entries.handling, self.now())
+
+    async def released(self, key: Key, document: Document | None) -> Document | None:
+        if self.entries.handling.handler is not Handler.EVENTING:
+            return None  # ours to handle, not only to deliver
+        if document is not None and not deciding.is_entry(document):
+            return None
+        return await self.entries.stored(Identity(*key[1:]))
+
+    async def drop_entry(self, document: Document) -> bool:
+        if not deciding.is_entry(document):
+            return False
+        await self.entries.forget(document)
+        return True
+
+    def orphaned(self, document: Document) -> tuple[Sequence[str], str]:
+        if not self.is_ours(document):
+            return (), ""
+        return subscription.orphaned(document, self.entries.handling)
+
+    def news(self, document: Document, now: Mapping[str, Any]) -> News | None:
+        return None if deciding.is_entry(document) else super().news(document, now)
