@@ -151,11 +151,11 @@ lock: $(VENV)/.dev ## Write requirements/*.lock anew from pyproject.toml
 	$(LOCK) --extra local --extra jobs --extra tables --group build -o requirements/jobs.lock
 	$(LOCK) --extra jobs -o requirements/spark_jobs.lock
 	$(LOCK) --extra operator -o requirements/operator.lock
-	$(LOCK) --extra functions --extra tracing -o requirements/functions.lock
-	$(LOCK) --extra functions --extra tracing --extra aws -o requirements/functions-aws.lock
-	$(LOCK) --extra functions --extra tracing-grpc -o requirements/functions-grpc.lock
+	$(LOCK) --extra functions --extra oidc --extra tracing -o requirements/functions.lock
+	$(LOCK) --extra functions --extra oidc --extra tracing --extra aws -o requirements/functions-aws.lock
+	$(LOCK) --extra functions --extra oidc --extra tracing-grpc -o requirements/functions-grpc.lock
 	$(LOCK) --extra operator --extra aws -o requirements/operator-aws.lock
-	$(LOCK) --extra local --extra jobs --extra tables --extra operator --extra tracing-grpc --group dev \
+	$(LOCK) --extra local --extra jobs --extra tables --extra oidc --extra operator --extra tracing-grpc --group dev \
 		-o requirements/dev.lock
 
 clean: ## Remove the virtual environment, caches and local data

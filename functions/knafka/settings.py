@@ -13,6 +13,8 @@
     KNAFKA_STATISTICS_INTERVAL  seconds between two reports of librdkafka's statistics (15), 0: none
     KNAFKA_PROFILING   enabled: profiles at http://127.0.0.1:8008/debug/pprof/ (disabled)
     KNAFKA_LOCAL_ADDRESSES  allowed: destinations may be loopback or link-local (refused)
+    KNAFKA_OIDC_URL    receiver: the API server whose tokens senders show (none: nobody may)
+    KNAFKA_CALLERS     digests of the tokens that /drain and /contract want (none: everybody may)
     OTEL_*             tracing: see `knafka.tracing.settings`
     HOST, PORT         where to listen; PORT is set by Knative
 
@@ -27,6 +29,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from knafka.core.addresses import LOCAL_ADDRESSES
+from knafka.core.caller_tokens import CALLERS, Callers
 from knafka.core.contract import Egress, Ingress, Receiver, Shard, parse_ingresses
 from knafka.core.documents import parse_json
 from knafka.core.errors import InvalidDocument
@@ -43,6 +46,10 @@ LOG_LEVEL: Final = "KNAFKA_LOG_LEVEL"
 LOG_FORMAT: Final = "KNAFKA_LOG_FORMAT"
 PROFILING: Final = "KNAFKA_PROFILING"
 STATISTICS_INTERVAL: Final = "KNAFKA_STATISTICS_INTERVAL"
+
+OIDC_URL: Final = "KNAFKA_OIDC_URL"
+API_FOLDER: Final = "/var/run/secrets/knafka/api"
+"""Where a receiver that verifies tokens has its own token and the API server's CA."""
 
 LEAVING: Final = 7.0
 """Seconds of the grace period for what follows the attempts: the last commits, dead letters and
@@ -103,6 +110,16 @@ def local_addresses(environment: Environment) -> bool:
         problem = f"invalid value: {wanted:.80}: want allowed or refused"
         raise InvalidDocument(LOCAL_ADDRESSES, problem)
     return wanted == "allowed"
+
+
+def callers(environment: Environment) -> Callers:
+    """Whom `/drain` and `/contract` answer. Raises `InvalidDocument`."""
+    return Callers.parse(environment.get(CALLERS, ""))
+
+
+def oidc_url(environment: Environment) -> str | None:
+    """Where the issuer of senders' tokens says who it is; None: no token can be verified."""
+    return environment.get(OIDC_URL) or None
 
 
 def statistics_interval(environment: Environment) -> float:

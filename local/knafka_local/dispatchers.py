@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
@@ -22,10 +23,12 @@ import aiohttp
 from knafka import settings
 from knafka.core import documents, names
 from knafka.core.addresses import LOCAL_ADDRESSES
+from knafka.core.caller_tokens import CALLERS
 from knafka.core.contract import Egress, Shard
 from knafka.core.drain import DrainProgress, DrainRequest, Ended, ShardProgress
 from knafka.core.sensor.contract import Sensor
 from knafka_local.children import HOST, Child, Command, ended, listen, port_of
+from knafka_operator.model.function_tokens import FunctionTokens
 from knafka_operator.scale.drains import HttpDrains
 
 P = TypeVar("P", DrainProgress, ShardProgress)
@@ -76,6 +79,7 @@ class DispatcherProcesses:
 
     def __init__(self, logs: Path) -> None:
         self._logs = logs
+        self._tokens = FunctionTokens((secrets.token_bytes(32),))
         self._waiting: dict[_Function, list[tuple[_Dispatcher, asyncio.Task[None]]]] = {}
         """Processes between two requests."""
 
@@ -89,7 +93,7 @@ class DispatcherProcesses:
         """
 
         def ask(url: str) -> tuple[HttpDrains, Lines[DrainProgress]]:
-            drains = HttpDrains({trigger_id: url})
+            drains = HttpDrains({trigger_id: url}, tokens=self._tokens)
             return drains, drains.hold(trigger_id, egress, request, stop)
 
         return self._hold(_Function.own(egress), ask)
@@ -100,7 +104,7 @@ class DispatcherProcesses:
         """The same for all drains of a shard, in one process."""
 
         def ask(url: str) -> tuple[HttpDrains, Lines[ShardProgress]]:
-            drains = HttpDrains({shard.group: url})
+            drains = HttpDrains({shard.group: url}, tokens=self._tokens)
             return drains, drains.hold_shard(shard, request, stop)
 
         return self._hold(_Function.shared(shard), ask)
@@ -111,7 +115,7 @@ class DispatcherProcesses:
         """The same of a Sensor."""
 
         def ask(url: str) -> tuple[HttpDrains, Lines[DrainProgress]]:
-            drains = HttpDrains({sensor_id: url})
+            drains = HttpDrains({sensor_id: url}, tokens=self._tokens)
             return drains, drains.hold_sensor(sensor_id, sensor, request, stop)
 
         return self._hold(_Function.of_sensor(sensor), ask)
@@ -122,7 +126,7 @@ class DispatcherProcesses:
         log = self._logs / f"{function.log}.log"
         dispatcher = self._take(function) or await self._start(function, log)
         child = dispatcher.child
-        drains, lines = ask(f"http://{HOST}:{dispatcher.port}")
+        drains, lines = ask(_url(dispatcher.port))
         goes_on = False
         try:
             async with aclosing(cast(AsyncGenerator[P, None], lines)) as held:
@@ -150,11 +154,16 @@ class DispatcherProcesses:
 
     async def _start(self, function: _Function, log: Path) -> _Dispatcher:
         with listen() as listener:
+            callers = self._tokens.verifiers(_url(port_of(listener)))
             child = await Child.start(
                 Command(
                     (sys.executable, "-m", function.program, "--fd", str(listener.fileno())),
                     log,
-                    {function.variable: function.contract, LOCAL_ADDRESSES: "allowed"},
+                    {
+                        function.variable: function.contract,
+                        LOCAL_ADDRESSES: "allowed",
+                        CALLERS: callers,
+                    },
                     listener=listener,
                 )
             )
@@ -178,3 +187,7 @@ class DispatcherProcesses:
         kept = self._waiting[function]
         kept[:] = [each for each in kept if each[0] is not dispatcher]
         await dispatcher.child.stop()
+
+
+def _url(port: int) -> str:
+    return f"http://{HOST}:{port}"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import secrets
 import socket
 import sys
 from collections import Counter
@@ -24,8 +25,10 @@ import aiohttp
 
 from knafka import settings
 from knafka.core import documents
+from knafka.core.caller_tokens import CALLERS
 from knafka.core.contract import Receiver
 from knafka_local.children import HOST, Child, Command, Say, Supervised, port_of
+from knafka_operator.model.function_tokens import FunctionTokens, authorization
 
 READY_TIMEOUT: Final = 30.0
 """Seconds until a new receiver answers; it takes one on an idle machine."""
@@ -64,6 +67,8 @@ class ReceiverProcess:
         self._contract: Mapping[str, str] = {}
         """Its environment."""
         self._tally = Tally()
+        self._url = f"http://{HOST}:{port_of(listener)}"
+        self._tokens = FunctionTokens((secrets.token_bytes(32),))
 
     @property
     def is_running(self) -> bool:
@@ -89,7 +94,7 @@ class ReceiverProcess:
         command = Command(
             (sys.executable, "-m", "knafka.receiver", "--fd", str(self._listener.fileno())),
             self._log,
-            contract,
+            {**contract, CALLERS: self._tokens.verifiers(self._url)},
             listener=self._listener,
         )
         self._on_start()
@@ -121,7 +126,8 @@ class ReceiverProcess:
 
     async def position(self) -> int | None:
         """Up to where it has read the topic that it follows; None: it doesn't answer."""
-        if (answer := await self._ask("/contract")) is None:
+        (bearer,) = self._tokens.bearers(self._url)
+        if (answer := await self._ask("/contract", authorization(bearer))) is None:
             return None
         return int(json.loads(answer)["position"])
 
@@ -133,8 +139,7 @@ class ReceiverProcess:
 
     async def _ask(self, path: str, headers: Mapping[str, str] | None = None) -> str | None:
         """What a GET is answered with 200; None: nobody answers so."""
-        url = f"http://{HOST}:{port_of(self._listener)}{path}"
-        timeout = aiohttp.ClientTimeout(total=ASK_TIMEOUT)
+        url, timeout = self._url + path, aiohttp.ClientTimeout(total=ASK_TIMEOUT)
         with suppress(aiohttp.ClientError, TimeoutError):
             async with aiohttp.request("GET", url, headers=headers, timeout=timeout) as response:
                 return await response.text() if response.status == HTTPStatus.OK else None

@@ -112,7 +112,7 @@ class Operator:
         rolls = Rolls(settings.max_rolls, self.queue.enqueue)
         self.states: States = States(self.family, rolls if beside is None else beside.states.rolls)
         if beside is None:
-            self._http = HttpDrains(self.states.urls, settings.shard_size)
+            self._http = HttpDrains(self.states.urls, settings.shard_size, settings.tokens)
             self._kafkas = KafkaClusters(
                 connect,
                 drains or self._http,
@@ -127,12 +127,13 @@ class Operator:
             beside._beside.append(self)
             self._http, self._kafkas = beside._http, beside._kafkas
             self.states.urls = beside.states.urls
+            self.states.policies = beside.states.policies
         enqueue = self.queue.enqueue
         shards = self._shards = Shards(settings, cluster, self.states, enqueue)
         self.brokers: Brokers | Channels
         # Channels' receivers are beside the operator: nothing keeps it from their pods.
         url_of = partial(services.url, settings=settings) if self.entries is None else None
-        positions = positions or PodPositions(cluster, url_of)
+        positions = positions or PodPositions(cluster, url_of, bearers=self._bearers)
         receivers = Receivers(settings, cluster, self.states, positions, enqueue)
         self.effects = Effects(cluster, self.states, shards, receivers, probe, wake)
         of = settings, cluster, self._kafkas, shards, self.states, receivers, self.effects, _now
@@ -209,6 +210,10 @@ class Operator:
         )
         resuming = Resuming(self.cluster, self._kafkas, self._shards, self.settings.maxima)
         await resuming.connect([*found[0], *found[1]])
+
+    def _bearers(self, name: str, namespace: str) -> Sequence[str]:
+        """The tokens that this function knows its operator by."""
+        return self.settings.tokens.bearers(services.url(name, namespace, self.settings))
 
     def remember_class(self, broker: Document, *, gone: bool) -> None:
         """Keep in mind whose Broker it is; thread-safe."""
@@ -391,6 +396,22 @@ class Operator:
             self.queue.enqueue((owner["kind"], namespace, owner["name"]))
         for trigger in self.states.subscribers.get(Identity(namespace, name), ()):
             self.queue.enqueue((self.family.trigger, *trigger))
+
+    def on_policies(self, changed: Sequence[Document], gone: Sequence[Document]) -> None:
+        """EventPolicies have changed: so may have who may send in their namespaces."""
+        namespaces = self.states.policies.heard(changed, gone)
+        self._look_at_senders(lambda broker: broker.namespace in namespaces)
+
+    def on_policies_known(self, known: bool) -> None:
+        """Whether all EventPolicies have been heard of."""
+        if self.states.policies.is_known != known:
+            self.states.policies.is_known = known
+            self._look_at_senders(lambda broker: known)
+
+    def _look_at_senders(self, of: Callable[[Identity], bool]) -> None:
+        for each in self.all:
+            for identity in filter(of, list(each.states.brokers)):
+                self.queue.enqueue((each.family.broker, *identity))
 
     def on_receiver(self, pod: Document, *, new: bool = True, gone: bool = False) -> None:
         """A pod of a receiver; where a `new` one is made and there was none, an event made it."""

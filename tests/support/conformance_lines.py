@@ -60,8 +60,8 @@ LINES: Final = (
         "KN-BRK-17",
         _U,
         "its conditions are upstream's",
-        note="`ContractUpdated` for `ConfigMapUpdated`, as the contract is a topic; without "
-        "`EventPoliciesReady`, as there are no event policies",
+        note="`ContractUpdated` for `ConfigMapUpdated`, as the contract is a topic; "
+        "`EventPoliciesReady` only where `authentication-oidc` is enabled",
     ),
     Line("KN-BRK-18", _U, "reasons and messages say what to do", note="reasons are single words"),
     Line("KN-BRK-19", _U, "`status.annotations` tell topic, partitions, replicas, servers, group"),
@@ -69,8 +69,8 @@ LINES: Final = (
         "KN-BRK-20",
         _U,
         "its address is a path of an ingress",
-        note="each Broker has a receiver, so a host, of its own; `status.addresses`, HTTPS and "
-        "audiences (OIDC) are not offered",
+        note="each Broker has a receiver, so a host, of its own; `status.addresses` only where "
+        "there is an audience (`authentication-oidc`); HTTPS is not offered",
     ),
     Line("KN-BRK-21", _U, "is Ready only once its receiver was asked and answers"),
     Line("KN-BRK-22", _U, "deletion stops the receiver, takes the topic, and is never stuck"),
@@ -132,7 +132,7 @@ LINES: Final = (
         "KN-DP-09",
         _U,
         "status codes of the ingress",
-        note="401 and 403 never: there is no authentication of senders yet",
+        note="401 and 403 only where `authentication-oidc` is enabled",
     ),
     Line("KN-DP-10", _Y, "trace headers pass; the event's own trace attributes stay"),
     Line("KN-DP-11", _U, "`Kn-Namespace`; headers of Knative's and of requests' ids pass"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from support.drains import Answer, World, accept
@@ -22,7 +23,14 @@ from knafka.settings import EGRESS
 class Exchange:
     """One HTTP request to a function, and what it answers, as ASGI has it."""
 
-    def __init__(self, dispatcher: Dispatcher, method: str, path: str, *parts: bytes) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        method: str,
+        path: str,
+        *parts: bytes,
+        headers: Sequence[tuple[bytes, bytes]] = (),
+    ) -> None:
         self.status = 0
         self.body = b""
         self.times: list[float] = []
@@ -31,7 +39,7 @@ class Exchange:
         for number, part in enumerate(parts, 1):
             more = number < len(parts)
             self._parts.put_nowait({"type": "http.request", "body": part, "more_body": more})
-        scope = {"type": "http", "method": method, "path": path, "headers": []}
+        scope = {"type": "http", "method": method, "path": path, "headers": list(headers)}
         self.task = asyncio.create_task(dispatcher.handle(scope, self._parts.get, self._send))
 
     async def _send(self, message: Any) -> None:
@@ -64,6 +72,8 @@ class Running:
         self.connected = 0
         self.opened = 0
         """Readers: each joins the group."""
+        self.headers: Sequence[tuple[bytes, bytes]] = ()
+        """Of the requests that `ask` makes."""
         self.writer = MemoryWriter(world.log)
         self.dispatcher = Dispatcher(self._connect)
 
@@ -91,7 +101,8 @@ class Running:
         await self.dispatcher.start({EGRESS: json.dumps(dump(self.world.egress))} | environment)
 
     def ask(self, method: str, path: str, *parts: bytes) -> Exchange:
-        return Exchange(self.dispatcher, method, path, *(parts or (b"",)))
+        parts = parts or (b"",)
+        return Exchange(self.dispatcher, method, path, *parts, headers=self.headers)
 
     async def answer(self, method: str, path: str, *parts: bytes) -> Exchange:
         exchange = self.ask(method, path, *parts)

@@ -23,6 +23,7 @@ from knafka.core import names
 from knafka.core.errors import LogError
 from knafka.ports.log import TopicDescription
 from knafka_operator.decide.tracing import carried
+from knafka_operator.model.event_policies import POLICIES_VERSION, POLICY, POLICY_DEFINITION
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import BROKER_CLASS, CORE, EVENTING, FINALIZER, SERVING
 from knafka_operator.model.tracing import FunctionTracing
@@ -364,3 +365,28 @@ async def test_only_what_concerns_us_is_watched(ready: World) -> None:
 
 async def test_readiness_is_told_by_an_event(ready: World) -> None:
     await until(lambda: {"Broker Ready", "Trigger Ready"} <= ready.events())
+
+
+DEFINITION = "apiextensions.k8s.io/v1", "CustomResourceDefinition", "", POLICY_DEFINITION
+FEATURES = CORE, "ConfigMap", "knative-eventing", "config-features"
+
+
+async def test_event_policies_are_followed_from_when_there_is_such_a_kind(world: World) -> None:
+    """Until then there are none; from then on nothing is opened before they are known."""
+
+    def policies() -> list[str] | None:
+        found = world.server.found(EVENTING, "Broker", "shop", "default") or {}
+        listed = (found.get("status") or {}).get("policies")
+        return None if listed is None else [each["name"] for each in listed]
+
+    world.server.put(*FEATURES, data={"authentication-oidc": "enabled"})
+    world.broker()
+    await until(lambda: policies() == [])
+    world.server.kinds[POLICIES_VERSION] = {POLICY: "eventpolicies"}
+    world.server.put(POLICIES_VERSION, POLICY, "shop", "early", spec={"from": [{"sub": "a"}]})
+    world.server.put(*DEFINITION)
+    await until(lambda: policies() == ["early"])
+    world.server.put(POLICIES_VERSION, POLICY, "shop", "late", spec={"from": [{"sub": "b"}]})
+    await until(lambda: policies() == ["early", "late"])
+    world.server.remove(POLICIES_VERSION, POLICY, "shop", "early")
+    await until(lambda: policies() == ["late"])

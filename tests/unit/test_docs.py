@@ -34,6 +34,7 @@ NO_REASONS = {
     *("ConfigMap", "CustomResourceDefinition", "RuntimeDefault"),
     *("PartialObjectMetadata", "PartialObjectMetadataList", "KafkaChannel", "KafkaChannels"),
     *("ExternalName", "ClusterLocal", "LogAppendTime"),
+    *("EventPolicy", "NotIn"),
     # Of a DeadLetterArchive's Job and its pods.
     *("DeadLetterArchive", "DeadLetterReplay", "DeadLetterPurge", "PersistentVolumeClaim"),
     *("ServiceAccount", "RoleBinding"),

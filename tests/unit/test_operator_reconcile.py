@@ -29,6 +29,8 @@ TOPIC = names.broker_topic(SHOP, "default")
 RECEIVER, DISPATCHER = "default-kn-receiver", "orders-kn-dispatcher"
 ROOT = Path(__file__).resolve().parents[2]
 TRIED_ELSEWHERE = {
+    # Of senders: test_event_policies.
+    *("DefaultAuthorizationMode", "EventPoliciesGetFailed", "EventPoliciesNotReady"),
     *("DeadLettered", "StateFull", "EventsCameLate"),
     *("Loop", "SubscriberLeadsBack", "ReplyLeadsBack", "DeadLetterSinkLeadsBack"),  # test_loops
     *("TopicDrifted", "OldRevisionDelivers", "InternalError", "FunctionRejected"),

@@ -269,6 +269,19 @@ class TopicSettings(Model):
     config: dict[str, str] = Field(default_factory=dict)
 
 
+AuthorizationMode: TypeAlias = Literal["allow-all", "deny-all", "allow-same-namespace"]
+"""Who may send where no policy says so, in upstream's words."""
+
+
+class Policy(Model):
+    """An EventPolicy that applies to a Broker or KafkaChannel."""
+
+    subjects: tuple[str, ...] = ()
+    """Senders by their tokens' subject; one that ends with `*` is all that begin so."""
+    filters: tuple[Filter, ...] = ()
+    """All of them must pass; none: every event does."""
+
+
 class Ingress(Model):
     """One Broker or KafkaChannel, as its receiver sees it."""
 
@@ -286,6 +299,12 @@ class Ingress(Model):
     max_batch_bytes: Annotated[int, Field(gt=0)] | None = None
     """What Kafka takes for this topic in one batch of records (max.message.bytes); None: Kafka's
     default, which is more than a writer puts into one."""
+    audience: str | None = None
+    """Of the tokens that senders must show (OIDC); None: everybody may send."""
+    policies: tuple[Policy, ...] = ()
+    """Where there are any, a sender must be let through by one of them; only with an `audience`."""
+    default_authorization: AuthorizationMode = "allow-same-namespace"
+    """Who may send where there are no policies; only with an `audience`."""
 
     @property
     def path(self) -> str:

@@ -58,6 +58,10 @@ class DrainRequest(Model):
     killed has left a transaction open, which its successor in this place ends. A drain that is
     under way already goes on with the one that it has, and says so."""
 
+    bearer: Annotated[str, Field(exclude=True, repr=False)] = ""
+    """The caller's token, which came in a header: a dispatcher that asks its own Service shows it
+    there again. It is in no document and no log."""
+
     @property
     def may_stop(self) -> bool:
         """Whether it says what is to be drained; a process that drains something else refuses."""

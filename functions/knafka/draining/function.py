@@ -16,10 +16,11 @@ from typing import Any, Final, Protocol, TypeAlias
 from knafka import settings
 from knafka.clients.kafka_statistics import ClientStatistics
 from knafka.core import drain as contract
+from knafka.core.caller_tokens import EVERYBODY, bearer_of
 from knafka.core.documents import parse_json
 from knafka.core.drain import DrainRequest
 from knafka.core.errors import InvalidDocument, LogError
-from knafka.draining.streaming import answer
+from knafka.draining.streaming import answer, refuse_caller
 from knafka.observability import CONTENT_TYPE, Metric, prometheus_text
 from knafka.serving import LIVENESS, READINESS, Receive, Scope, Send
 from knafka.settings import Drains
@@ -106,6 +107,7 @@ class DrainingFunction:
         """None before `start`."""
         self._stop_timeout: float
         self._ending = False
+        self._callers = EVERYBODY
         self._makes_way: tuple[asyncio.Task[bool], asyncio.Event] | None = None
         """Of a request under way that doesn't say what it drains: its caller, and its end."""
         self._tracing: Tracing | None = None
@@ -117,6 +119,7 @@ class DrainingFunction:
         used."""
         drains = settings.drains(environment)
         self._stop_timeout = drains.stop_timeout
+        self._callers = settings.callers(environment)
         self.statistics = ClientStatistics(settings.statistics_interval(environment))
         self._tracing = start_tracing(environment, self._service)
         tracer = None if self._tracing is None else self._tracing.tracer
@@ -168,8 +171,10 @@ class DrainingFunction:
         if path == contract.PATH:
             if method != "POST":
                 await answer(send, 405, b"drain with POST\n")
+            elif self._callers.accept(bearer := bearer_of(scope["headers"])):
+                await self._handle_drain(bearer, receive, send)
             else:
-                await self._handle_drain(receive, send)
+                await refuse_caller(send)
         elif method == "GET" and path in LIVENESS:
             alive, why = self.alive()
             await answer(send, 200 if alive else 503, f"{why}\n".encode())
@@ -186,7 +191,7 @@ class DrainingFunction:
         else:
             await answer(send, 404, b"want POST /drain\n")
 
-    async def _handle_drain(self, receive: Receive, send: Send) -> None:
+    async def _handle_drain(self, bearer: str, receive: Receive, send: Send) -> None:
         try:
             asked = await _request(receive)
         except InvalidDocument as error:
@@ -194,7 +199,7 @@ class DrainingFunction:
             return
         if asked is None:
             return
-        request, rest = asked
+        request, rest = asked[0].model_copy(update={"bearer": bearer}), asked[1]
         side = self._side
         assert side is not None
         if refusal := side.refusal(request):

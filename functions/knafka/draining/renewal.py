@@ -35,6 +35,8 @@ class OwnService:
     async def __call__(self, request: DrainRequest) -> None:
         body = json.dumps(dump(request.model_copy(update=self._what))).encode()
         head = b"content-type: application/json\r\n"
+        if request.bearer:
+            head += b"authorization: Bearer %s\r\n" % request.bearer.encode()
         try:
             response = await self._subscriber.post(self._target, head, body, request.budget + GRACE)
         except DeliveryError as error:

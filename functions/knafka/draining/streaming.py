@@ -78,8 +78,17 @@ async def _end_of(running: asyncio.Task[P], drain: Leased[P]) -> P:
         return drain.progress(Ended.FAILED, f"{type(error).__name__}: {error}")
 
 
-async def start(send: Send, status: int, content_type: bytes) -> None:
-    headers = [(b"content-type", content_type)]
+async def refuse_caller(send: Send) -> None:
+    """The response to a request without the token of this function's operator."""
+    text = b"only this function's operator is answered here: want its token in Authorization\n"
+    await start(send, 401, b"text/plain; charset=utf-8", (b"www-authenticate", b"Bearer"))
+    await send({"type": "http.response.body", "body": text})
+
+
+async def start(
+    send: Send, status: int, content_type: bytes, *headers: tuple[bytes, bytes]
+) -> None:
+    headers = ((b"content-type", content_type), *headers)
     await send({"type": "http.response.start", "status": status, "headers": headers})
 
 

@@ -49,6 +49,25 @@ UNREAD: Final = Answer(
     headers=((b"retry-after", b"1"),),
 )
 """In place of NOT_FOUND until a receiver knows its contract, and of what it can't read."""
+NOT_THE_OPERATOR: Final = Answer(
+    HTTPStatus.UNAUTHORIZED,
+    "only this function's operator is answered here: want its token in Authorization",
+    headers=((b"www-authenticate", b"Bearer"),),
+)
+UNAUTHENTICATED: Final = Answer(
+    HTTPStatus.UNAUTHORIZED,
+    "want a token in Authorization (Bearer) that is for the audience in status.address.audience",
+    headers=((b"www-authenticate", b"Bearer"),),
+)
+"""The same for every token that proves nothing: why it does is nobody's business."""
+FORBIDDEN: Final = Answer(
+    HTTPStatus.FORBIDDEN, "no EventPolicy allows this sender to send this event here"
+)
+UNDECIDED: Final = Answer(
+    HTTPStatus.SERVICE_UNAVAILABLE,
+    "the token can't be verified now: send the event again",
+    headers=((b"retry-after", b"2"),),
+)
 NOT_ALLOWED: Final = Answer(
     HTTPStatus.METHOD_NOT_ALLOWED, "send events with POST", headers=(_ALLOW,)
 )

@@ -13,6 +13,7 @@ import resource
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 from knafka import settings
@@ -23,11 +24,12 @@ from knafka.clients.kafka_writer import KafkaWriter
 from knafka.contract_topic import Contract, ContractFollower
 from knafka.core import contract
 from knafka.core.contract import Ingress, Kafka
-from knafka.core.errors import LogError
+from knafka.core.errors import InvalidDocument, LogError
 from knafka.ports.log import LogWriter, failure_of
 from knafka.receiver import answers
 from knafka.receiver.address import HttpHeaders, address_of, decoded_path
 from knafka.receiver.answers import Answer
+from knafka.receiver.authentication import TokenVerifier
 from knafka.receiver.connections import Connections
 from knafka.receiver.entries import IngressEntries
 from knafka.receiver.ingest import (
@@ -64,12 +66,17 @@ class Receiver:
         self._follower: ContractFollower[Ingress] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._tracing: Tracing | None = None
+        self._keys_tried: asyncio.Event | None = None
+        """See `ApiServerKeys.tried`; None: no tokens are verified."""
+        self._verifier: TokenVerifier | None = None
         self._statistics: ClientStatistics
 
     async def start(self, environment: Mapping[str, str]) -> None:
         """Connect to Kafka; raises `InvalidDocument` for a contract that can't be used."""
         declared = settings.receiver(environment)
         ingresses = settings.ingresses(environment) if declared is None else ()
+        self._callers = settings.callers(environment)
+        self._open_keys(settings.oidc_url(environment))
         self._statistics = ClientStatistics(settings.statistics_interval(environment))
         self._tracing = start_tracing(environment, "knafka-receiver")
         spans = None if self._tracing is None else IngestTracing(self._tracing.tracer)
@@ -80,6 +87,24 @@ class Receiver:
         self._connections = Connections(self.ingest, asyncio.get_running_loop())
         self._tasks.append(asyncio.create_task(self._wait_for_kafka()))
 
+    def _open_keys(self, url: str | None) -> None:
+        """Read the keys of senders' tokens from the API server at `url`. Raises
+        `InvalidDocument`."""
+        if url is None:
+            return
+        try:
+            # Here, as the libraries take a tenth of a second to import, and most need none.
+            from knafka.clients.api_server_keys import ApiServerKeys, fetch_with_credentials
+        except ImportError as error:
+            problem = f"senders' tokens want the extra `oidc`, which isn't installed ({error})"
+            raise InvalidDocument(settings.OIDC_URL, problem) from error
+        try:
+            keys = ApiServerKeys(fetch_with_credentials(url, Path(settings.API_FOLDER)))
+        except InvalidDocument as error:
+            raise InvalidDocument(settings.OIDC_URL, str(error)) from error
+        self._verifier, self._keys_tried = TokenVerifier(keys), keys.tried
+        self._tasks.append(asyncio.create_task(keys.follow()))
+
     def _serve(self, ingresses: Sequence[Ingress], spans: IngestTracing | None) -> None:
         for ingress in ingresses:
             if ingress.kafka not in self._writers:
@@ -88,8 +113,9 @@ class Receiver:
                 self._writers[ingress.kafka] = KafkaWriter(configuration)
         writers = [self._writers[each.kafka] for each in ingresses]
         self.ingest = IngestHandler(
-            ingresses, writers, _limits(), tracing=spans, more_metrics=self._statistics.metrics
-        )
+            ingresses, writers, _limits(), tracing=spans, more_metrics=self._statistics.metrics,
+            callers=self._callers, verifier=self._verifier,
+        )  # fmt: skip
 
     def _follow(self, declared: contract.Receiver, spans: IngestTracing | None) -> None:
         """Serve what stands in a topic. Its smallest batch isn't known, as any topic may come: the
@@ -101,7 +127,7 @@ class Receiver:
         follower = self._follower = ContractFollower(entries, open_reader)
         self.ingest = IngestHandler(
             (), (), _limits(), Contract(), tracing=spans, more_metrics=self._statistics.metrics,
-            only_path=declared.path,
+            only_path=declared.path, callers=self._callers, verifier=self._verifier,
         )  # fmt: skip
         always = self._writer(declared.kafka)
 
@@ -152,6 +178,9 @@ class Receiver:
         long as none is ready: this one answers 503 by itself. Where Kafka refuses us, another
         revision of the same function may be accepted: this one is not ready.
         """
+        if self._keys_tried is not None:
+            # Without them its first events are refused; if they can't be had others have none.
+            await self._keys_tried.wait()
         writers = list(self._writers.values())
         for writer in writers:
             while True:

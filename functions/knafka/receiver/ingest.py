@@ -22,6 +22,7 @@ from typing import Final, TypeAlias
 
 from knafka import serving
 from knafka.contract_topic import Contract
+from knafka.core.caller_tokens import EVERYBODY, Callers, bearer_of
 from knafka.core.contract import Ingress
 from knafka.core.errors import (
     BatchedContent,
@@ -31,7 +32,9 @@ from knafka.core.errors import (
     LogFull,
     UnsupportedContentMode,
 )
+from knafka.core.filters import Predicate
 from knafka.core.http_binding import record_of, records_of_batch
+from knafka.core.kafka_binding import read
 from knafka.observability import (
     CONTENT_TYPE,
     Histogram,
@@ -45,6 +48,7 @@ from knafka.ports.log import LogWriter, Reported, failure_of
 from knafka.receiver import answers
 from knafka.receiver.address import HttpHeaders, address_of_host, is_host
 from knafka.receiver.answers import Answer
+from knafka.receiver.authentication import SenderCheck, TokenVerifier
 from knafka.receiver.batches import Batch
 from knafka.receiver.tracing import IngestTracing
 
@@ -84,6 +88,7 @@ class BrokerRoute:
 
     __slots__ = (
         "answered",
+        "check",
         "duration",
         "ingress",
         "max_event_bytes",
@@ -97,11 +102,17 @@ class BrokerRoute:
         ingress: Ingress,
         writer: LogWriter,
         before: BrokerRoute | None = None,
+        verifier: TokenVerifier | None = None,
     ) -> None:
-        """`before`: as it was served until now, whose counts go on."""
+        """`before`: as it was served until now, whose counts go on. `verifier`: of the tokens that
+        it wants, if it has an audience."""
         self.ingress = ingress
         self.writer = writer
         self.topic = ingress.topic
+        self.check: SenderCheck | None = None
+        """None: everybody may send."""
+        if ingress.audience is not None:
+            self.check = SenderCheck(ingress, ingress.audience, verifier)
         self.max_event_bytes = ingress.max_event_bytes
         # To add to a Counter takes three times as long.
         self.answered: dict[int, int] = defaultdict(int) if before is None else before.answered
@@ -129,13 +140,18 @@ class IngestHandler:
         tracing: IngestTracing | None = None,
         more_metrics: Callable[[], Iterable[Metric]] = tuple,
         only_path: str | None = None,
+        callers: Callers = EVERYBODY,
+        verifier: TokenVerifier | None = None,
     ) -> None:
         """`clock`: seconds since whenever. `more_metrics`: of the writers' clients. `only_path`: of
-        the one Broker that a contract's receiver is for; it is known where `contract` is None."""
+        the one Broker that a contract's receiver is for; it is known where `contract` is None.
+        `callers`: who is told of the contract. `verifier`: of senders' tokens."""
         self.limits = limits
         self._clock = clock
         self._tracing = tracing
         self._more_metrics = more_metrics
+        self._callers = callers
+        self._verifier = verifier
         self.waiting: Answer | None = answers.waiting("")
         """What the readiness probe is told until Kafka has answered; None since."""
         self.writers = list(dict.fromkeys(writers))
@@ -169,7 +185,7 @@ class IngestHandler:
             path = ingress.path
             route = self._served.get(path)
             if route is None or route.ingress is not ingress:
-                route = BrokerRoute(ingress, writer, route)
+                route = BrokerRoute(ingress, writer, route, self._verifier)
             served[path] = routes[path.encode()] = route
             for host in ingress.hosts:
                 address = address_of_host(host.encode())
@@ -194,7 +210,7 @@ class IngestHandler:
         if route is None and address == METRICS and method in (b"GET", b"HEAD"):
             self._write_metrics(respond)
         elif route is None:
-            respond(self._elsewhere(method, address))
+            respond(self._elsewhere(method, address, headers))
         elif method == b"POST":
             self.receive(route, headers, body, respond)
         else:
@@ -219,8 +235,18 @@ class IngestHandler:
             route.respond(answers.ACCEPTED if error is None else _refusal(route, error), respond)
 
         reported: Reported = stored
+        passes: Predicate | None = None
+        if route.check is not None:
+            admitted = route.check.admit(headers)
+            if isinstance(admitted, Answer):
+                route.respond(admitted, respond)
+                return
+            passes = admitted
         try:
             key, kept, value = record_of(headers, body)
+            if passes is not None and not passes(read(kept, value).attributes):
+                route.respond(answers.FORBIDDEN, respond)
+                return
             size = 0 if value is None else len(value)
             for name, text in kept:
                 size += len(name) + len(text)
@@ -240,7 +266,7 @@ class IngestHandler:
                 route.writer.append(route.topic, key, value, kept, reported)
                 self._waiting_bytes += held
         except BatchedContent:
-            self._receive_batch(route, headers, body, respond)
+            self._receive_batch(route, headers, body, respond, passes)
         except UnsupportedContentMode as error:
             route.respond(answers.unsupported(str(error)), respond)
         except InvalidEvent as error:
@@ -249,10 +275,16 @@ class IngestHandler:
             route.respond(_refusal(route, error), respond)
 
     def _receive_batch(
-        self, route: BrokerRoute, headers: HttpHeaders, body: bytes, respond: Respond
+        self,
+        route: BrokerRoute,
+        headers: HttpHeaders,
+        body: bytes,
+        respond: Respond,
+        passes: Predicate | None,
     ) -> None:
         """`receive` for a batch (CE-H11): all of it is checked before any of it is stored, and the
-        answer comes when Kafka has answered for each of its events."""
+        answer comes when Kafka has answered for each of its events. `passes`: what each must
+        fulfil for its sender to be let through."""
         try:
             records = records_of_batch(headers, body)
         except InvalidBatch as error:
@@ -263,7 +295,11 @@ class IngestHandler:
             route.respond(answers.invalid(str(error)), respond)
             return
         batch = Batch(records)
-        if not records:
+        if passes is not None and not all(
+            passes(read(each.headers, each.value).attributes) for each in records
+        ):
+            route.respond(answers.FORBIDDEN, respond, max(1, len(records)))
+        elif not records:
             route.respond(answers.ACCEPTED, respond)
         elif batch.largest > route.max_event_bytes:
             route.respond(route.too_large, respond, len(records))
@@ -302,7 +338,7 @@ class IngestHandler:
             return self.max_event_bytes, self._nowhere(address)
         return route.max_event_bytes, route.too_large
 
-    def _elsewhere(self, method: bytes, path: bytes) -> Answer:
+    def _elsewhere(self, method: bytes, path: bytes, headers: HttpHeaders) -> Answer:
         if method in (b"GET", b"HEAD"):
             if path in LIVENESS:
                 failure = failure_of(self.writers)
@@ -310,6 +346,8 @@ class IngestHandler:
             if path in READINESS:
                 return self.waiting or answers.HEALTHY
             if path == CONTRACT and self._contract is not None:
+                if not self._callers.accept(bearer_of(headers)):
+                    return answers.NOT_THE_OPERATOR
                 return answers.document(self._contract_read(self._contract))
         answer = self._nowhere(path)
         self._unrouted[answer.status] += 1

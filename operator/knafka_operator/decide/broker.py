@@ -14,6 +14,12 @@ from knafka.core.contract import Ingress, Receiver, Sink
 from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka.ports.log import TopicDescription
 from knafka_operator.decide import desired, receivers, services
+from knafka_operator.decide.authentication import (
+    NO_AUTHENTICATION,
+    Authentication,
+    address_of,
+    addresses_of,
+)
 from knafka_operator.decide.credentials import Mount
 from knafka_operator.decide.desired import Defaults, Topic
 from knafka_operator.decide.effects import (
@@ -114,6 +120,8 @@ class ObservedBroker(Observed):
     """Whether it had to stop using an external topic."""
     topic: ObservedTopic | KnafkaError | None = None
     """None: there is no connection, or it is refused."""
+    authentication: Authentication | KnafkaError = NO_AUTHENTICATION
+    """Of its senders."""
     projected: bool = False
     """Whether the Secret was copied."""
     ingress: Ingress | None = None
@@ -175,9 +183,11 @@ def decide(seen: ObservedBroker, settings: Settings) -> BrokerDecision:
 
     broker: Broker | None = None
     connection: Connection | None = None
+    senders: Authentication | None = None
     with conditions.step(CONFIG_PARSED):
         broker = value(seen.broker)
         connection = value(seen.connection)
+        senders = value(seen.authentication)
     if broker is not None:
         with conditions.step(DEAD_LETTER_SINK_RESOLVED):
             if broker.spec.delivery.dead_letter_sink is None:
@@ -187,7 +197,7 @@ def decide(seen: ObservedBroker, settings: Settings) -> BrokerDecision:
     if seen.refused is not None:
         with conditions.step(TOPIC_READY):
             raise TopicRefused("ExternalTopicNotAllowed", seen.refused)
-    if broker is None or connection is None:
+    if broker is None or connection is None or senders is None:
         return decision()
     mount = connection.mount
     if mount is not None and mount.projected is not None and not seen.projected:
@@ -215,6 +225,7 @@ def decide(seen: ObservedBroker, settings: Settings) -> BrokerDecision:
         return decision()
 
     ingress = desired.ingress(broker, topic.wanted, found.config, connection.defaults)
+    ingress = senders.demanded(ingress, broker)
     service = Identity(broker.metadata.namespace, services.receiver_name(broker))
     with conditions.step(CONTRACT_UPDATED):
         if annotations.get(RECEIVER_CONTRACT) != receiver.contract_topic:
@@ -228,7 +239,9 @@ def decide(seen: ObservedBroker, settings: Settings) -> BrokerDecision:
         if seen.revision is None:
             check_receiver_scaling(broker.metadata.annotations, settings.maxima)
             secret = None if mount is None else (mount.name, mount.version)
-            manifest = services.receiver_service(broker, receiver, secret, settings)
+            manifest = services.receiver_service(
+                broker, receiver, secret, settings, oidc=senders.is_on
+            )
             needed.first(ApplyService(Step.APPLY_RECEIVER, manifest))
     if seen.revision is None:
         return decision(topic)
@@ -237,7 +250,10 @@ def decide(seen: ObservedBroker, settings: Settings) -> BrokerDecision:
             needed.first(AwaitReceivers(service, receiver.contract_topic, ingress.path))
         annotations[receivers.ACCEPTED] = receivers.entry_digest(receiver.contract_topic, ingress)
     url = services.url(service.name, service.namespace, settings) + ingress.path
-    status["address"] = {"name": "http", "url": url}
+    status["address"] = address_of(url, ingress.audience)
+    status.update(addresses_of(status["address"], before) | senders.status_of(broker, before))
+    if (policies := senders.condition_of(broker)) is not None:
+        conditions.set(policies)
     with conditions.step(PROBE_SUCCEEDED):
         if seen.revision not in (annotations.get(PROBED), seen.probed):
             needed.first(Probe(url, seen.revision))

@@ -16,6 +16,12 @@ from knafka.core.contract import Ingress, Receiver, Sink
 from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka.ports.log import TopicDescription
 from knafka_operator.decide import desired, receivers, routes, services
+from knafka_operator.decide.authentication import (
+    NO_AUTHENTICATION,
+    Authentication,
+    address_of,
+    addresses_of,
+)
 from knafka_operator.decide.broker import ObservedTopic
 from knafka_operator.decide.desired import LOG_TIME, MIN_IN_SYNC, Defaults, Topic
 from knafka_operator.decide.effects import (
@@ -90,6 +96,8 @@ class ObservedChannel(Observed):
     dead_letter_sink: Sink | KnafkaError | None = None
     """None: it declares none."""
     topic: ObservedTopic | KnafkaError | None = None
+    authentication: Authentication | KnafkaError = NO_AUTHENTICATION
+    """Of its senders."""
     ingress: Ingress | None = None
     """Its entry in the receiver's contract."""
     accepted: bool = False
@@ -157,12 +165,14 @@ def decide(seen: ObservedChannel, settings: Settings) -> ChannelDecision:
 
     channel: KafkaChannel | None = None
     connection: ChannelConnection | None = None
+    senders: Authentication | None = None
     with conditions.step(CONFIG_PARSED):
         channel = value(seen.channel)
         if seen.rival is not None:
             connection = None
             raise NotReady("OtherImplementation", _rival(seen.rival))
         connection = value(seen.connection)
+        senders = value(seen.authentication)
     if channel is not None:
         with conditions.step(DEAD_LETTER_SINK_RESOLVED):
             if channel.spec.delivery.dead_letter_sink is None:
@@ -170,7 +180,7 @@ def decide(seen: ObservedChannel, settings: Settings) -> ChannelDecision:
             elif (sink := value(seen.dead_letter_sink)) is not None:
                 status["deadLetterSinkUri"] = sink.url  # KN-CHN-04
     broker = seen.broker
-    if channel is None or broker is None or connection is None:
+    if channel is None or broker is None or connection is None or senders is None:
         return decision()
 
     topic: ObservedTopic | None = None
@@ -193,12 +203,15 @@ def decide(seen: ObservedChannel, settings: Settings) -> ChannelDecision:
     contract = receivers.contract_topic(whose, connection.defaults)
     with conditions.step(DATA_PLANE_AVAILABLE):
         if seen.revision is None:
-            manifest = services.channels_receiver_service(whose, connection.secret, settings)
+            manifest = services.channels_receiver_service(
+                whose, connection.secret, settings, oidc=senders.is_on
+            )
             needed.first(ApplyReceiver(service, contract, manifest))
     if seen.revision is None:
         return decision(topic)
     hosts = routes.hosts(broker, settings)
     ingress = desired.ingress(broker, topic.wanted, found.config, connection.defaults, hosts)
+    ingress = senders.demanded(ingress, channel)
     awaiting = AwaitReceivers(service, contract.name, ingress.path)
     with conditions.step(CONTRACT_UPDATED):
         if receiver not in receivers_of(annotations):
@@ -224,7 +237,11 @@ def decide(seen: ObservedChannel, settings: Settings) -> ChannelDecision:
         if url not in (annotations.get(PROBED), seen.probed):
             needed.first(Probe(url, url))
         annotations[PROBED] = url
-        status["address"] = {"name": "http", "url": url}
+        status["address"] = address_of(url, ingress.audience)
+        status.update(addresses_of(status["address"], before))
+        status.update(senders.status_of(channel, before))
+        if (policies := senders.condition_of(channel)) is not None:
+            conditions.set(policies)
     if conditions.holds(PROBE_SUCCEEDED):
         with conditions.step(CONTRACT_UPDATED):
             if others := tuple(each for each in receivers_of(annotations) if each != receiver):

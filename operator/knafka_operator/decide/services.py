@@ -21,8 +21,9 @@ from typing import Any, Final
 
 from knafka.core import documents, names
 from knafka.core.addresses import LOCAL_ADDRESSES
+from knafka.core.caller_tokens import CALLERS
 from knafka.core.contract import Delivery, Egress, Receiver, Shard
-from knafka.settings import LEAVING, LOG_FORMAT, PROFILING
+from knafka.settings import API_FOLDER, LEAVING, LOG_FORMAT, OIDC_URL, PROFILING
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.family import BROKERS, Family, family_of
 from knafka_operator.model.identity import Identity
@@ -83,6 +84,28 @@ request, which may come while its end is not known everywhere. What is left is i
 to its end."""
 GRACE_PERIOD: Final = TIMEOUT_SECONDS - STOPPING
 
+API_SERVER: Final = "https://kubernetes.default.svc"
+"""Where pods reach it, by a name that its certificate has."""
+_API_CREDENTIALS: Final[Mapping[str, Any]] = {
+    "name": "api",
+    "projected": {
+        "sources": [
+            {"serviceAccountToken": {"path": "token", "expirationSeconds": 3600}},
+            {
+                "configMap": {
+                    "name": "kube-root-ca.crt",
+                    "items": [{"key": "ca.crt", "path": "ca.crt"}],
+                }
+            },
+        ]
+    },
+}
+"""A volume with the pod's own token, of its namespace's default account: whoever has one may read
+the issuer's keys (Kubernetes' role system:service-account-issuer-discovery), and this one is bound
+to nothing else by us."""
+_OIDC_DECLARED: Final[Mapping[str, str]] = {"oidc": "enabled"}
+"""At once for every receiver: without the keys it can take no event that wants a token."""
+
 LIVENESS_PROBE: Final[Mapping[str, Any]] = {
     "httpGet": {"path": "/health/liveness"},
     # Patient: a busy node let a pod answer after 10 s; a restart would make it busier still.
@@ -135,9 +158,15 @@ def shard_number(service: Mapping[str, Any]) -> int | None:
 
 
 def receiver_service(
-    broker: Broker, receiver: Receiver, secret: tuple[str, str] | None, settings: Settings
+    broker: Broker,
+    receiver: Receiver,
+    secret: tuple[str, str] | None,
+    settings: Settings,
+    *,
+    oidc: bool = False,
 ) -> Manifest:
-    """The receiver of one Broker; `secret` is the mounted Secret's name and version.
+    """The receiver of one Broker; `secret` is the mounted Secret's name and version, `oidc`:
+    whether it verifies senders' tokens.
 
     `autoscaling.knative.dev/...` annotations of the Broker are the receiver's.
     """
@@ -152,7 +181,7 @@ def receiver_service(
         ownership_of(broker, BROKERS, settings),
         labels={ROLE: RECEIVER, BROKER: names.child(broker.metadata.name, "")},
         annotations={**scaling, **declared},
-        declared=declared,
+        declared={**declared, **_OIDC_DECLARED} if oidc else declared,
         environment={
             "FUNCTION_TARGET": "receive",
             RECEIVER_CONTRACT: one_line(documents.dump(receiver)),
@@ -161,6 +190,7 @@ def receiver_service(
         resources=settings.pods.receiver_resources,
         settings=settings,
         tracing=settings.tracing.of(owner_key(broker)),
+        oidc=oidc,
     )
 
 
@@ -170,9 +200,10 @@ def channels_receiver_name(secret: str | None) -> str:
 
 
 def channels_receiver_service(
-    receiver: Receiver, secret: tuple[str, str] | None, settings: Settings
+    receiver: Receiver, secret: tuple[str, str] | None, settings: Settings, *, oidc: bool = False
 ) -> Manifest:
-    """The receiver of many KafkaChannels (CHN-23): it stays when the last one goes."""
+    """The receiver of many KafkaChannels (CHN-23): it stays when the last one goes. `oidc` as of a
+    Broker's."""
     metadata = {"namespace": settings.namespace, "labels": {OWNER: CHANNELS_OWNER}}
     name = channels_receiver_name(None if secret is None else secret[0])
     return knative_service(
@@ -180,7 +211,7 @@ def channels_receiver_service(
         metadata,
         labels={ROLE: RECEIVER, BROKER: name},
         annotations={KNATIVE_AUTOSCALING + key: value for key, value in _RECEIVER_SCALING.items()},
-        declared={},
+        declared=_OIDC_DECLARED if oidc else {},
         environment={
             "FUNCTION_TARGET": "receive",
             RECEIVER_CONTRACT: one_line(documents.dump(receiver)),
@@ -189,6 +220,7 @@ def channels_receiver_service(
         resources=settings.pods.receiver_resources,
         settings=settings,
         tracing=settings.tracing.wanted,  # it is one for all channels
+        oidc=oidc,
     )
 
 
@@ -364,14 +396,20 @@ def knative_service(
     tracing: Mapping[str, str],
     concurrency: int = 0,
     timeout: int = TIMEOUT_SECONDS,
+    oidc: bool = False,
 ) -> Manifest:
-    """`declared` is what its owner has a say in beside the contract and the Secret."""
+    """`declared` is what its owner has a say in beside the contract and the Secret; `oidc`: whether
+    the function asks the API server for the keys of tokens."""
     environment = {**environment, "KNAFKA_LOG_LEVEL": settings.log_level, LOG_FORMAT: "json"}
     if settings.profiling:
         # Only then: a variable more is a new Revision of every function.
         environment[PROFILING] = "enabled"
     if settings.local_addresses:
         environment[LOCAL_ADDRESSES] = "allowed"
+    if callers := settings.tokens.verifiers(url(name, ownership["namespace"], settings)):
+        environment[CALLERS] = callers
+    if oidc:
+        environment[OIDC_URL] = API_SERVER
     environment |= tracing
     container: Manifest = {
         "name": "function",
@@ -404,6 +442,10 @@ def knative_service(
             {"name": "kafka", "mountPath": SECRET_PATH, "readOnly": True},
         ]
         pod["volumes"] = [{"name": "kafka", "secret": {"secretName": secret_name}}]
+    if oidc:
+        mounted = {"name": "api", "mountPath": API_FOLDER, "readOnly": True}
+        container["volumeMounts"] = [*container.get("volumeMounts", ()), mounted]
+        pod["volumes"] = [*pod.get("volumes", ()), _API_CREDENTIALS]
     return {
         "apiVersion": SERVING,
         "kind": "Service",

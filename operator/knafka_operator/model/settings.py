@@ -8,6 +8,8 @@
     KNAFKA_CONFIG           ConfigMap with the defaults for all Brokers ("kafka-broker-config")
     KNAFKA_BROKER_DEFAULTS  ConfigMap with class and delivery of Brokers that declare none, in
                             upstream's format ("knative-eventing/config-br-defaults")
+    KNAFKA_FEATURES         ConfigMap that says whether senders must show tokens, in
+                            upstream's format ("knative-eventing/config-features")
     KNAFKA_PROJECT_SECRETS  "true": a Secret named by a ConfigMap of another namespace is copied to
                             the Broker's namespace ("false")
     KNAFKA_CLUSTER_DOMAIN   ("cluster.local")
@@ -74,13 +76,16 @@ from knafka.core.errors import InvalidDocument
 from knafka.core.trace_url import trace_url
 from knafka.settings import local_addresses, profiling
 from knafka_operator.model.function_pods import FunctionPods
+from knafka_operator.model.function_tokens import FunctionTokens
 from knafka_operator.model.handler import Handler, parse_handler
+from knafka_operator.model.identity import Identity
 from knafka_operator.model.isolation import Isolation, parse_isolation
 from knafka_operator.model.kafka_trust import AWS_ROLES, AWS_SERVERS, KafkaTrust, parse_patterns
 from knafka_operator.model.maxima import Maxima
 from knafka_operator.model.resources import BROKER_CLASSES, whole_number
 from knafka_operator.model.tracing import FunctionTracing
 
+FEATURES: Final = "knative-eventing/config-features"
 BROKER_DEFAULTS: Final = "knative-eventing/config-br-defaults"
 SHARD_SIZE: Final = 250
 MAX_SHARD_SIZE: Final = 10_000
@@ -102,6 +107,8 @@ class Settings:
     config: str = "kafka-broker-config"
     broker_defaults: str = BROKER_DEFAULTS
     """Namespace and name of the ConfigMap with class and delivery of Brokers that declare none."""
+    features: str = FEATURES
+    """Namespace and name of the ConfigMap with Knative Eventing's features."""
     project_secrets: bool = False
     cluster_domain: str = "cluster.local"
     pods: FunctionPods = field(default_factory=FunctionPods)
@@ -146,9 +153,17 @@ class Settings:
     installation: str = ""
     """What no other cluster's installation has that uses the same Kafka: the UID of `namespace`.
     Empty: that isn't known."""
+    tokens: FunctionTokens = field(default_factory=FunctionTokens)
+    """By what functions know their operator; the keys change while it runs."""
     tracing: FunctionTracing = field(default_factory=FunctionTracing)
     """More environment variables of functions: from ConfigMaps (`decide.tracing`), whose changes it
     follows."""
+
+    @property
+    def features_config(self) -> Identity:
+        """The ConfigMap of `features`."""
+        namespace, _, name = self.features.partition("/")
+        return Identity(namespace, name)
 
     @property
     def kafka_trust(self) -> KafkaTrust:
@@ -201,6 +216,7 @@ class Settings:
             default_class=default_class,
             config=environment.get("KNAFKA_CONFIG", "kafka-broker-config"),
             broker_defaults=environment.get("KNAFKA_BROKER_DEFAULTS", BROKER_DEFAULTS),
+            features=environment.get("KNAFKA_FEATURES", FEATURES),
             project_secrets=flag("KNAFKA_PROJECT_SECRETS"),
             cluster_domain=environment.get("KNAFKA_CLUSTER_DOMAIN", "cluster.local"),
             pods=FunctionPods.from_environment(environment),

@@ -45,6 +45,7 @@ from knafka_operator.model.resources import (
     Resource,
 )
 from knafka_operator.model.settings import Settings
+from knafka_operator.reconcile.authentication import observe_authentication
 from knafka_operator.reconcile.effects import Effects, resource_of
 from knafka_operator.reconcile.endpoints import check_endpoint
 from knafka_operator.reconcile.functions import delete_service
@@ -242,7 +243,10 @@ class Brokers(Sources[ObservedBroker, BrokerDecision]):
         if declared is not None:
             namespace = broker.metadata.namespace
             sink = await observe_sink(self.cluster, declared, namespace, self.settings)
-        return ObservedBroker(document, broker, connection, sink)
+        senders = await observe_authentication(
+            self.cluster, self.states.policies, self.settings, broker.metadata.namespace
+        )
+        return ObservedBroker(document, broker, connection, sink, authentication=senders)
 
     async def _connect(self, broker: Broker) -> tuple[Connection, KafkaCluster]:
         """The Broker's Kafka, by its ConfigMap over the installation's; raises `EXPECTED`."""

@@ -37,6 +37,7 @@ from knafka_operator.model.handler import Handling
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE, TOPIC_STATUS, Broker
 from knafka_operator.model.settings import Settings
+from knafka_operator.reconcile.authentication import observe_authentication
 from knafka_operator.reconcile.channel_kafkas import ChannelKafkas
 from knafka_operator.reconcile.effects import Effects
 from knafka_operator.reconcile.kind import Sources
@@ -196,7 +197,10 @@ class Channels(Sources[ObservedChannel, ChannelDecision]):
         except EXPECTED as error:
             return replace(seen, connection=error)
         topic = await self._observe_topic(document, channel, connection, record)
-        seen = replace(seen, connection=connection, topic=topic)
+        senders = await observe_authentication(
+            self.cluster, self.states.policies, self.settings, channel.metadata.namespace
+        )
+        seen = replace(seen, connection=connection, topic=topic, authentication=senders)
         try:
             receiver = await self._receiver(connection, record.kafka)
             await self.receivers.check(receiver, Identity.of(document))

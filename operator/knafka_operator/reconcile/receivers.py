@@ -15,7 +15,7 @@ import asyncio
 import json
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -31,6 +31,7 @@ from knafka_operator.decide.kafka_settings import CLEANUP
 from knafka_operator.decide.receivers import COMPACTED
 from knafka_operator.decide.status import NotReady, is_ready
 from knafka_operator.model.cluster import Cluster, Document
+from knafka_operator.model.function_tokens import authorization
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE, SERVING
 from knafka_operator.model.settings import Settings
@@ -313,13 +314,19 @@ class PodPositions:
     """`Positions` of a cluster: each pod of the Service is asked at its own address."""
 
     def __init__(
-        self, cluster: Cluster, url_of: Callable[[str, str], str] | None = None, port: int = PORT
+        self,
+        cluster: Cluster,
+        url_of: Callable[[str, str], str] | None = None,
+        port: int = PORT,
+        bearers: Callable[[str, str], Sequence[str]] = lambda name, namespace: (),
     ) -> None:
         """`url_of`: the Service's own address, which is asked where no pod can be: a mesh or a
-        NetworkPolicy keeps others from them. What answers there stands for all then."""
+        NetworkPolicy keeps others from them. What answers there stands for all then. `bearers`:
+        the tokens that its pods know the operator by, by the Service's name and namespace."""
         self._cluster = cluster
         self._url_of = url_of
         self._port = port
+        self._bearers = bearers
 
     async def __call__(self, namespace: str, name: str) -> Mapping[str, int | None]:
         labels = {"serving.knative.dev/service": name}
@@ -329,18 +336,26 @@ class PodPositions:
             if _takes_requests(each)
         }
         timeout = aiohttp.ClientTimeout(total=ASK_TIMEOUT)
+        bearers = self._bearers(name, namespace)
         async with checked_session(timeout) as session:
-            answers = await asyncio.gather(*(_position(session, at) for at in asked.values()))
+            answers = await asyncio.gather(
+                *(_position(session, at, bearers) for at in asked.values())
+            )
             if self._url_of and answers and all(each is None for each in answers):
                 url = self._url_of(name, namespace)
-                asked, answers = {url: url}, [await _position(session, url)]
+                asked, answers = {url: url}, [await _position(session, url, bearers)]
         return dict(zip(asked, answers, strict=True))
 
 
-async def _position(session: aiohttp.ClientSession, url: str) -> int | None:
+async def _position(session: aiohttp.ClientSession, url: str, bearers: Sequence[str]) -> int | None:
     try:
-        async with session.get(f"{url}/contract", allow_redirects=False) as response:
-            return int(json.loads(await beginning(response, POSITION_BYTES))["position"])
+        for bearer in bearers or [""]:
+            async with session.get(
+                f"{url}/contract", headers=authorization(bearer), allow_redirects=False
+            ) as response:
+                if response.status != 401:
+                    return int(json.loads(await beginning(response, POSITION_BYTES))["position"])
+        return None
     except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError, OverflowError):
         return None
 

@@ -291,7 +291,8 @@ def _environment(template: Document) -> Mapping[str, str]:
 
 def _mounted(template: Document) -> tuple[str, str] | None:
     """Name and version of the Secret that its pods mount; raises `KeyError`."""
-    mounted = [each["secret"]["secretName"] for each in template["spec"].get("volumes") or ()]
+    volumes = template["spec"].get("volumes") or ()
+    mounted = [each["secret"]["secretName"] for each in volumes if "secret" in each]
     annotations = template["metadata"].get("annotations") or {}
     return (mounted[0], str(annotations.get(services.SECRET_VERSION, ""))) if mounted else None
 

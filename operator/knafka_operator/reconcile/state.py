@@ -29,6 +29,7 @@ from knafka_operator.model.resources import GROUP_STATUS, TOPIC_STATUS
 from knafka_operator.model.sensors import Bus
 from knafka_operator.reconcile.contracts import ContractLog
 from knafka_operator.reconcile.functions import Rolls
+from knafka_operator.reconcile.policies import Policies
 from knafka_operator.scale.kafka_clusters import KafkaCluster
 
 Document: TypeAlias = Mapping[str, Any]
@@ -169,6 +170,8 @@ class States:
         """Namespace, and the label of its receivers' pods -> UIDs of those that there are."""
         self.receivers_known = False
         """Whether those are all: while nobody tells of pods, any Broker may have a receiver."""
+        self.policies = Policies()
+        """Who may send where; one for Brokers and channels together."""
         self.urls: dict[str, str] = {}
         """Where each Trigger's dispatcher is, by the scaler's id, and each shard's, by its group:
         what drains are asked of."""

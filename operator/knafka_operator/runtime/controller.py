@@ -20,6 +20,7 @@ from knafka_operator.decide import services
 from knafka_operator.engine.controller import Controller
 from knafka_operator.model.archives import ARCHIVE
 from knafka_operator.model.cluster import Document
+from knafka_operator.model.event_policies import POLICY_DEFINITION
 from knafka_operator.model.resources import SERVING
 from knafka_operator.operator import Operator
 from knafka_operator.reconcile.archives import Archives
@@ -29,6 +30,7 @@ from knafka_operator.runtime.cache import CachedCluster
 from knafka_operator.runtime.cluster import Selection
 from knafka_operator.runtime.definitions import Definitions
 from knafka_operator.runtime.events import Events
+from knafka_operator.runtime.function_keys import FunctionKeys
 from knafka_operator.runtime.kinds import Kinds
 from knafka_operator.runtime.selections import (
     BESIDE,
@@ -36,6 +38,8 @@ from knafka_operator.runtime.selections import (
     DEFINITIONS,
     JOBS,
     PODS,
+    POLICIES,
+    SECRETS,
     UNWATCHED,
 )
 from knafka_operator.runtime.tracing import FollowedTracing
@@ -88,14 +92,16 @@ class ClusterController(Controller):
         cluster: CachedCluster,
         api: Api,
         tracing: FollowedTracing | None = None,
+        keys: FunctionKeys | None = None,
     ) -> None:
         """`cluster` is what the operator, and the one beside it, ask, in front of `api`; `tracing`
-        follows ConfigMaps."""
+        follows ConfigMaps. `keys`: of functions' tokens; None: functions answer everybody."""
         self._events = Events(api, operator.settings.identity)
         super().__init__(operator, _Store(cluster, api), self._events.post)
         self._cluster = cluster
         self._api = api
         self._tracing = tracing or FollowedTracing(operator.settings, api)
+        self._keys = keys
         self._own = {Selection(kind.api_version, name): kind for name, kind in self.kinds.items()}
         self._always = (*self._own, *BESIDE, *((JOBS,) if ARCHIVE in self.kinds else ()))
         for beside in operator.all:
@@ -105,6 +111,7 @@ class ClusterController(Controller):
         self._synced: set[Selection] = set()
         self._all_synced = asyncio.Event()
         self._definitions = Definitions(api.kinds, operator.all)
+        operator.on_policies_known(False)
         self._pods: set[str] = set()
         """UIDs of the functions' pods."""
 
@@ -113,9 +120,10 @@ class ClusterController(Controller):
         self._cluster.changed = self._operator.queue.enqueue
         self._cluster.looked_at = self._watch_kind
         enqueue = self._operator.queue.enqueue
-        following = asyncio.create_task(
-            self._tracing.follow(self._operator, enqueue, self._events.post)
-        )
+        tracing = self._tracing.follow(self._operator, enqueue, self._events.post)
+        following = [asyncio.create_task(tracing)]
+        if self._keys is not None:
+            following.append(asyncio.create_task(self._keys.follow(self._operator, enqueue)))
         try:
             for each in self._always:
                 self._watch(each)
@@ -127,8 +135,9 @@ class ClusterController(Controller):
                 log.warning("reconciling without watching %s", missing)
             await self._operator.queue.run(self.reconcile)
         finally:
-            following.cancel()
-            await asyncio.wait({following})
+            for task in following:
+                task.cancel()
+            await asyncio.wait(following)
             for watch in self._watches.values():
                 watch.close()
             self._watches.clear()
@@ -156,18 +165,30 @@ class ClusterController(Controller):
         elif of is CONFIG_MAPS:
             for document in (*changed, *gone):
                 self._tracing.on_config_map(document)
+        elif of is SECRETS and self._keys is not None:
+            for document in (*changed, *gone):
+                self._keys.on_secret(document)
         elif of is DEFINITIONS:
             self._definitions.heard(changed, gone)
+            self._follow_policies()
+        elif of is POLICIES:
+            self._operator.on_policies(changed, gone)
 
     def is_synced(self, of: Selection, synced: bool) -> None:
         """See `watches.Listener`."""
         self._cluster.is_synced(of, synced)
         if of is DEFINITIONS:
             self._definitions.is_synced(synced)
+            self._follow_policies()
+        if of is POLICIES and synced:
+            # While nobody follows them for a moment, what was heard of them holds.
+            self._operator.on_policies_known(True)
         if of is PODS:
             self._operator.states.receivers_known = synced
         elif of is CONFIG_MAPS and synced:
             self._tracing.look()  # of one that went nobody hears later
+        elif of is SECRETS and synced and self._keys is not None:
+            self._keys.look()
         (self._synced.add if synced else self._synced.discard)(of)
         if self._synced.issuperset(self._always):
             self._all_synced.set()
@@ -192,6 +213,15 @@ class ClusterController(Controller):
         metadata = pod["metadata"]
         if service := (metadata.get("labels") or {}).get("serving.knative.dev/service"):
             self._cluster.tell((SERVING, "Service", metadata["namespace"], service))
+
+    def _follow_policies(self) -> None:
+        """Follow EventPolicies where there is such a kind."""
+        match self._definitions.has(POLICY_DEFINITION):
+            case True if POLICIES not in self._watches:
+                self._operator.on_policies_known(False)
+                self._watch(POLICIES)
+            case False:
+                self._operator.on_policies_known(True)
 
     def _watch_kind(self, api_version: str, kind: str) -> None:
         """What a reconciliation looks at is of this kind: hear of its changes."""

@@ -45,6 +45,10 @@ class Definitions:
         if synced:
             self._tell()
 
+    def has(self, name: str) -> bool | None:
+        """Whether there is one of this name; None: that isn't known yet."""
+        return name in self._there if self._synced else None
+
     def _tell(self) -> None:
         for each in self._operators:
             each.on_eventing(EVENTING_DEFINITION in self._there)

@@ -35,6 +35,7 @@ from knafka_operator.runtime import channel_handlers, handlers, webhooks
 from knafka_operator.runtime.cache import CachedCluster
 from knafka_operator.runtime.cluster import ApiCluster
 from knafka_operator.runtime.controller import ClusterController
+from knafka_operator.runtime.function_keys import FunctionKeys
 from knafka_operator.runtime.leadership import ApiLeases, Leadership, LeaseThread, Watchdog
 from knafka_operator.runtime.lease import Election
 from knafka_operator.runtime.metrics import HttpServer
@@ -67,6 +68,7 @@ async def run(settings: Settings) -> None:
     acquired = asyncio.Event()
     lease = LeaseThread(leadership, lambda: _from_thread(loop, acquired))
     tracing = FollowedTracing(settings, api)
+    keys = FunctionKeys(settings, api)
     connect = partial(KafkaAdmin, max_read_bytes=MAX_READ_BYTES)
     operator = Operator(settings, cluster, connect, open_writer=KafkaWriter)
     serving: Webhooks | None = None
@@ -75,6 +77,7 @@ async def run(settings: Settings) -> None:
         operator, leadership.leads, lambda: serving is not None and serving.is_ready()
     )
     await tracing.start()
+    await keys.start()
     if settings.channels:
         unique = await _insisting("the installation", lambda: _installation(settings, api))
         settings = replace(settings, installation=unique)
@@ -89,8 +92,8 @@ async def run(settings: Settings) -> None:
     try:
         if await _acquired(acquired, operator, stop):
             with Watchdog(leadership):
-                controller = ClusterController(operator, cluster, api, tracing)
-                await _lead(controller, operator, tracing, stop)
+                controller = ClusterController(operator, cluster, api, tracing, keys)
+                await _lead(controller, operator, (keys, tracing), stop)
             await _released(lease)
     finally:
         await lease.close()
@@ -122,11 +125,16 @@ async def _acquired(acquired: asyncio.Event, operator: Operator, stop: asyncio.E
 
 
 async def _lead(
-    controller: ClusterController, operator: Operator, tracing: FollowedTracing, stop: asyncio.Event
+    controller: ClusterController,
+    operator: Operator,
+    followed: tuple[FunctionKeys, FollowedTracing],
+    stop: asyncio.Event,
 ) -> None:
     log.info("this replica leads")
+    keys, tracing = followed
 
     async def act() -> None:
+        await keys.start()  # they may have changed while another one led, and drains want them
         for each in operator.all:
             await _resume(each)
         await tracing.start()  # it may have changed while another one led

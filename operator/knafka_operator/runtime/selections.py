@@ -8,6 +8,7 @@ from knafka_operator.decide import services
 from knafka_operator.decide.archive_manifests import BATCH, COORDINATION, RBAC
 from knafka_operator.model import operations
 from knafka_operator.model.archives import OF_ARCHIVE
+from knafka_operator.model.event_policies import POLICIES_VERSION, POLICY
 from knafka_operator.model.resources import CORE, EVENTING, SERVING
 from knafka_operator.model.sensors import KNAFKA, SENSOR
 from knafka_operator.runtime.cluster import Selection
@@ -44,6 +45,8 @@ SECRETS: Final = Selection(
 DEFINITIONS: Final = Selection(
     "apiextensions.k8s.io/v1", "CustomResourceDefinition", metadata_only=True
 )
+POLICIES: Final = Selection(POLICIES_VERSION, POLICY)
+"""Where Knative Eventing is, which has them."""
 UNWATCHED: Final = frozenset(
     {
         (COORDINATION, "Lease"),

@@ -25,6 +25,7 @@ from knafka.core.contract import Egress, Shard
 from knafka.core.drain import DrainProgress, DrainRequest, ShardProgress
 from knafka.core.errors import KnafkaError
 from knafka.core.sensor.contract import Sensor
+from knafka_operator.model.function_tokens import FunctionTokens, authorization
 from knafka_operator.model.settings import SHARD_SIZE
 from knafka_operator.scale.answers import Pace, lines
 from knafka_operator.scale.http_sessions import checked_session
@@ -60,8 +61,15 @@ class HttpDrains:
     """`scaler.Drains` over HTTP; `urls` has each Trigger's dispatcher and each Sensor's
     function, by the scaler's id, and each shard's, by its group."""
 
-    def __init__(self, urls: Mapping[str, str], shard_size: int = SHARD_SIZE) -> None:
+    def __init__(
+        self,
+        urls: Mapping[str, str],
+        shard_size: int = SHARD_SIZE,
+        tokens: FunctionTokens | None = None,
+    ) -> None:
+        """`tokens`: what functions want to see of their operator."""
         self._urls = urls
+        self._tokens = tokens or FunctionTokens()
         self._shard_line = min(LINE_BYTES + shard_size * MEMBER_BYTES, MAX_LINE_BYTES)
         self._session: aiohttp.ClientSession | None = None
         self._paces: dict[str, Pace] = {}
@@ -92,27 +100,33 @@ class HttpDrains:
     async def _lines(
         self, of: type[Progress], unit: str, wanted: DrainRequest, stop: asyncio.Event, limit: int
     ) -> AsyncIterator[Progress]:
-        url = self._urls[unit].rstrip("/") + drain.PATH
-        pace = self._pace(unit, limit)
+        of_function = self._urls[unit].rstrip("/")
+        url, pace = of_function + drain.PATH, self._pace(unit, limit)
+        bearers = self._tokens.bearers(of_function) or [""]
 
         async def body() -> AsyncIterator[bytes]:
             yield json.dumps(documents.dump(wanted)).encode() + b"\n"
             await stop.wait()
             yield drain.STOP
 
-        async with self._client().post(
-            url,
-            data=body(),
-            headers={"content-type": "application/json", "accept-encoding": "identity"},
-            read_bufsize=limit // 2,  # It reads on up to twice as much.
-            allow_redirects=False,
-        ) as response:
-            if response.status != 200:
-                # Not what it says: this comes to stand in a status, whoever answers there.
-                raise DrainRefused(f"{url} answered {response.status}: see its log")
-            told = lines(response, pace)
-            while (line := await _next(told, url, limit)) is not None:
-                yield await parsed(partial(_progress, of, line), len(line))
+        headers = {"content-type": "application/json", "accept-encoding": "identity"}
+        while bearers:
+            async with self._client().post(
+                url,
+                data=body(),
+                headers=headers | authorization(bearers.pop(0)),
+                read_bufsize=limit // 2,  # It reads on up to twice as much.
+                allow_redirects=False,
+            ) as response:
+                if response.status == 401 and bearers:
+                    continue  # it knows the key of before a rotation
+                if response.status != 200:
+                    # Not what it says: this comes to stand in a status, whoever answers there.
+                    raise DrainRefused(f"{url} answered {response.status}: see its log")
+                told = lines(response, pace)
+                while (line := await _next(told, url, limit)) is not None:
+                    yield await parsed(partial(_progress, of, line), len(line))
+                return
 
     def _pace(self, unit: str, limit: int) -> Pace:
         if unit not in self._paces:

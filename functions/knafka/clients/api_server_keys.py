@@ -1,0 +1,205 @@
+"""Keys of the API server: who signs the tokens of service accounts, and with which keys.
+
+    /.well-known/openid-configuration -> issuer
+    /openid/v1/jwks                   -> public keys
+
+Read with the pod's own token and CA, in the background: at the start, each `INTERVAL`, and when a
+token names a key that isn't known, at most once in `PAUSE`. While the API server is away those that
+were read are used on.
+
+Not here: what a token must say (`core.auth_tokens`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Set
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from jwt import PyJWK
+
+from knafka.core.auth_tokens import ALGORITHMS
+from knafka.core.errors import InvalidDocument, KnafkaError
+from knafka.observability import RateLimitedFilter
+from knafka.ports.signing_keys import SigningKey
+
+log = logging.getLogger(__name__)
+log.addFilter(RateLimitedFilter(by_wording=True))
+
+DISCOVERY: Final = "/.well-known/openid-configuration"
+JWKS: Final = "/openid/v1/jwks"
+"""Kubernetes' own path; the discovery document's `jwks_uri` may lead to an address that isn't the
+API server's for pods, and whoever is asked gets this pod's token."""
+TOKEN: Final = "token"
+CA: Final = "ca.crt"
+"""Files of the folder with the pod's own credentials."""
+TIMEOUT: Final = 5.0
+INTERVAL: Final = 300.0
+"""Seconds between two reads: for so long a key that is withdrawn is believed."""
+PAUSE: Final = 10.0
+"""Seconds from one read to the next for an unknown key: whoever invents keys causes no more."""
+AGAIN: Final = 2.0
+"""Seconds after a read that failed."""
+MAX_BYTES: Final = 256 * 1024
+MAX_KEYS: Final = 64
+MIN_RSA_BITS: Final = 2048
+
+Fetch = Callable[[str], bytes]
+"""The body of what is at a path; blocks. Raises `OSError`."""
+
+
+class KeysUnreadable(KnafkaError):
+    """The API server answered with something else than its keys."""
+
+
+class _Discovery(msgspec.Struct):
+    issuer: str
+
+
+class _Jwks(msgspec.Struct):
+    keys: list[dict[str, Any]]
+
+
+class JwkKey:
+    """A `SigningKey` by the library."""
+
+    def __init__(self, key: PyJWK) -> None:
+        self._key = key
+        self.algorithms: Set[str] = frozenset({key.algorithm_name})
+
+    def verify(self, algorithm: str, signed: bytes, signature: bytes) -> bool:
+        try:
+            return bool(self._key.Algorithm.verify(signed, self._key.key, signature))
+        except Exception:  # whatever a signature may have it meet, it isn't this key's
+            return False
+
+
+def parse_keys(document: bytes) -> Mapping[str, SigningKey]:
+    """By id, those that can be used; raises `KeysUnreadable`."""
+    try:
+        listed = msgspec.json.decode(document, type=_Jwks).keys
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        raise KeysUnreadable("its keys are no JWKS") from None
+    keys: dict[str, SigningKey] = {}
+    for described in listed[:MAX_KEYS]:
+        key_id = described.get("kid")
+        if not isinstance(key_id, str) or described.get("use", "sig") != "sig":
+            continue
+        if described.get("kty") not in ("RSA", "EC"):
+            continue  # never a shared secret
+        try:
+            key = PyJWK(described)
+        except Exception:  # the library raises many kinds for what is no key
+            continue
+        if key.algorithm_name in ALGORITHMS and getattr(key.key, "key_size", 0) >= (
+            MIN_RSA_BITS if described["kty"] == "RSA" else 256
+        ):
+            keys[key_id] = JwkKey(key)
+    return keys
+
+
+class ApiServerKeys:
+    """`ports.signing_keys.SigningKeys`, while `follow` runs."""
+
+    def __init__(self, fetch: Fetch, clock: Callable[[], float] = time.monotonic) -> None:
+        self.issuer: str | None = None
+        self.generation = 0
+        self._keys: Mapping[str, SigningKey] = {}
+        self._described: bytes = b""
+        """The keys as they were read last."""
+        self._fetch = fetch
+        self._clock = clock
+        self._read_at: float | None = None
+        self._wanted = asyncio.Event()
+        self.tried = asyncio.Event()
+        """Set once the API server was asked, whatever came of it."""
+
+    def find(self, key_id: str) -> SigningKey | None:
+        return self._keys.get(key_id)
+
+    def read_again(self) -> bool:
+        if self._read_at is not None and self._clock() - self._read_at < PAUSE:
+            return False
+        self._wanted.set()
+        return True
+
+    async def follow(self) -> None:
+        """Read, and read again, until cancelled."""
+        while True:
+            self._wanted.clear()
+            try:
+                await self._read()
+                wait = INTERVAL
+            except (OSError, KnafkaError) as error:
+                log.warning("the API server's keys for senders' tokens: %s", _shown(error))
+                wait = AGAIN
+            self.tried.set()
+            try:
+                async with asyncio.timeout(wait):
+                    await self._wanted.wait()
+            except TimeoutError:
+                continue
+            if wait == AGAIN:
+                await asyncio.sleep(AGAIN)
+
+    async def _read(self) -> None:
+        discovery = await asyncio.to_thread(self._fetch, DISCOVERY)
+        described = await asyncio.to_thread(self._fetch, JWKS)
+        try:
+            issuer = msgspec.json.decode(discovery, type=_Discovery).issuer
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+            raise KeysUnreadable("its discovery document names no issuer") from None
+        if (issuer, described) != (self.issuer, self._described):
+            keys = parse_keys(described)
+            if not keys:
+                raise KeysUnreadable("none of its keys can be used")
+            self.issuer, self._keys, self._described = issuer, keys, described
+            self.generation += 1
+        self._read_at = self._clock()
+
+
+def fetch_with_credentials(url: str, folder: Path) -> Fetch:
+    """Ask the API server at `url` with the token and the CA in `folder`, which are read each time,
+    as they change. Raises `InvalidDocument` for another URL than one of HTTPS."""
+    if not url.startswith("https://"):
+        raise InvalidDocument("", f"invalid value: {url:.200}: want https://HOST")
+
+    def fetch(path: str) -> bytes:
+        token = (folder / TOKEN).read_text().strip()
+        context = ssl.create_default_context(cafile=str(folder / CA))
+        request = urllib.request.Request(
+            url.rstrip("/") + path,
+            headers={"authorization": f"Bearer {token}", "accept": "application/json"},
+        )
+        opener = urllib.request.build_opener(
+            urllib.request.ProxyHandler({}),
+            urllib.request.HTTPSHandler(context=context),
+            _NoRedirection(),
+        )
+        with opener.open(request, timeout=TIMEOUT) as response:
+            body: bytes = response.read(MAX_BYTES + 1)
+        if len(body) > MAX_BYTES:
+            raise OSError(f"{path} has more than {MAX_BYTES} bytes")
+        return body
+
+    return fetch
+
+
+class _NoRedirection(urllib.request.HTTPRedirectHandler):
+    """Whoever is redirected to would get this pod's token."""
+
+    def redirect_request(self, *args: Any, **options: Any) -> None:
+        return None
+
+
+def _shown(error: Exception) -> str:
+    if isinstance(error, urllib.error.HTTPError):
+        return f"it answered {error.code}"
+    return str(error) or type(error).__name__

@@ -1,0 +1,124 @@
+"""Senders' tokens: a JWT taken apart, and what its claims must say (RFC 7515, 7519). Pure.
+
+    token --split--> algorithm, key id, what is signed, signature      before anything is believed
+    claims --check_claims--> subject, end                              if the signature holds, too
+
+What is done is bounded by a token's length; no text of a token is in any error.
+
+Not here: signatures and keys (`ports.signing_keys`), and who may send (`authorization`).
+"""
+
+from __future__ import annotations
+
+import binascii
+import math
+from typing import Final, NamedTuple
+
+import msgspec
+
+from knafka.core.errors import KnafkaError
+
+ALGORITHMS: Final = frozenset(
+    f"{family}{bits}" for family in ("RS", "PS", "ES") for bits in (256, 384, 512)
+)
+"""Those of public keys. Never `none`; never HS256 and its like, which would take a public key,
+known to everybody, for a shared secret."""
+MAX_TOKEN_BYTES: Final = 8 * 1024
+"""Kubernetes' have one or two thousand."""
+LEEWAY: Final = 60.0
+"""Seconds by which the issuer's clock may differ from ours."""
+
+_STANDARD: Final = bytes.maketrans(b"-_", b"+/")
+
+
+class InvalidToken(KnafkaError):
+    """A token that proves nothing; the message says why, and nothing of the token."""
+
+
+class SplitToken(NamedTuple):
+    """A token of which nothing is proved."""
+
+    algorithm: str
+    """One of `ALGORITHMS`."""
+    key_id: str
+    signed: bytes
+    signature: bytes
+    claims: bytes
+    """JSON."""
+
+
+class VerifiedToken(NamedTuple):
+    """Whom a token is of."""
+
+    subject: str
+    """Such as `system:serviceaccount:NAMESPACE:NAME`."""
+    until: float
+    """When it ends, in seconds since the Unix epoch, with `LEEWAY`."""
+
+
+class _Head(msgspec.Struct):
+    alg: str
+    kid: str
+    crit: msgspec.Raw | None = None
+
+
+class _Claims(msgspec.Struct):
+    iss: str
+    sub: str
+    aud: str | list[str]
+    exp: float
+    nbf: float = -math.inf
+
+
+_HEAD: Final = msgspec.json.Decoder(_Head)
+_CLAIMS: Final = msgspec.json.Decoder(_Claims)
+
+
+def split(token: bytes) -> SplitToken:
+    """Take a token of at most `MAX_TOKEN_BYTES` apart; raises `InvalidToken`."""
+    parts = token.split(b".")
+    if len(parts) != 3:
+        raise InvalidToken("it is no signed JWT")
+    head, claims, signature = map(_decoded, parts)
+    try:
+        read = _HEAD.decode(head)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        raise InvalidToken("its header is none, or has no alg or kid") from None
+    if read.alg not in ALGORITHMS:
+        raise InvalidToken("its algorithm is not accepted")
+    if read.crit is not None:
+        raise InvalidToken("it wants extensions that are not known")
+    return SplitToken(read.alg, read.kid, token[: token.rindex(b".")], signature, claims)
+
+
+def check_claims(claims: bytes, issuer: str, audience: str, now: float) -> VerifiedToken:
+    """Whom a token with these claims is of, if its signature holds; raises `InvalidToken`.
+
+    `now` is in seconds since the Unix epoch.
+    """
+    try:
+        read = _CLAIMS.decode(claims)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        raise InvalidToken("it lacks iss, sub, aud or exp") from None
+    if read.iss != issuer:
+        raise InvalidToken("it is another issuer's")
+    if audience not in ([read.aud] if isinstance(read.aud, str) else read.aud):
+        raise InvalidToken("it is for another audience")
+    if now >= read.exp + LEEWAY:
+        raise InvalidToken("it has expired")
+    if now < read.nbf - LEEWAY:
+        raise InvalidToken("it is not valid yet")
+    if not read.sub:
+        raise InvalidToken("it is nobody's")
+    return VerifiedToken(read.sub, read.exp + LEEWAY)
+
+
+def _decoded(part: bytes) -> bytes:
+    """Base64url without padding (RFC 7515, 2)."""
+    if not part or b"+" in part or b"/" in part or b"=" in part:
+        raise InvalidToken("it is not base64url")
+    try:
+        padded = part.translate(_STANDARD) + b"=" * (-len(part) % 4)
+        return binascii.a2b_base64(padded, strict_mode=True)
+    except binascii.Error:
+        raise InvalidToken("it is not base64url") from None

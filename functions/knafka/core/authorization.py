@@ -1,0 +1,77 @@
+"""Authorization: which senders' events a Broker or KafkaChannel takes (EventPolicy). Pure.
+
+    subject, policies that apply -> every event | none | those that a predicate lets through
+    no policy applies            -> the installation's default-authorization-mode
+
+A sender is let through by any policy that names it, for the events that pass all of that policy's
+filters.
+
+Not here: who the sender is (`auth_tokens`), and which policies apply to what, which is the
+operator's to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from knafka.core.contract import AuthorizationMode, Policy
+from knafka.core.event import Attributes
+from knafka.core.filters import Predicate, compile_filter
+
+SERVICE_ACCOUNTS: Final = "system:serviceaccount:"
+"""What subjects of Kubernetes begin with: the namespace and the name follow."""
+
+
+def subject_matches(subject: str, pattern: str) -> bool:
+    """Whether a policy's subject is this one, in any case, or ends with `*` and begins it."""
+    if pattern.endswith("*") and subject.startswith(pattern[:-1]):
+        return True
+    return subject.casefold() == pattern.casefold()
+
+
+class Authorization:
+    """The policies of one Broker or KafkaChannel, compiled once."""
+
+    def __init__(self, policies: Sequence[Policy], mode: AuthorizationMode, namespace: str) -> None:
+        """`mode` holds where there are no policies; `namespace` is the Broker's."""
+        self._policies = [
+            (each.subjects, _all([compile_filter(filter_) for filter_ in each.filters]))
+            for each in policies
+        ]
+        self._mode = mode
+        self._namespace = f"{SERVICE_ACCOUNTS}{namespace}:"
+
+    def of(self, subject: str) -> bool | Predicate:
+        """Whether this sender may send: any event, none, or those for which the predicate is
+        true."""
+        if not self._policies:
+            return self._by_default(subject)
+        passing: list[Predicate] = []
+        for subjects, passes in self._policies:
+            if any(subject_matches(subject, each) for each in subjects):
+                if passes is None:
+                    return True
+                passing.append(passes)
+        if not passing:
+            return False
+        return lambda event: any(passes(event) for passes in passing)
+
+    def _by_default(self, subject: str) -> bool:
+        allowing: dict[AuthorizationMode, bool] = {
+            "allow-all": True,
+            "deny-all": False,
+            "allow-same-namespace": subject.startswith(self._namespace),
+        }
+        return allowing[self._mode]
+
+
+def _all(predicates: Sequence[Predicate]) -> Predicate | None:
+    """None: every event passes."""
+    if not predicates:
+        return None
+
+    def passes(event: Attributes) -> bool:
+        return all(each(event) for each in predicates)
+
+    return passes

@@ -1,0 +1,87 @@
+"""Caller tokens: how a function knows that a request is its operator's (decision 0038). Pure.
+
+    key of the installation, URL of a function --HMAC-SHA-256--> token: what the operator sends
+    token --SHA-256--> verifier: what stands in the function's environment
+
+A verifier is no secret: nobody finds a token of 256 bits by its digest. So a function keeps none,
+and whoever reads its Service, its environment or its image learns nothing to call it with. A token
+is good for one function only: who answers in a function's place learns what opens that function.
+
+Not here: where keys are kept and how they are rotated (`knafka_operator.runtime.function_keys`).
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from knafka.core.errors import InvalidDocument
+
+CALLERS: Final = "KNAFKA_CALLERS"
+"""The variable of a function's environment with the verifiers of whom it answers."""
+MAX_HEADER_BYTES: Final = 256
+"""Of an `Authorization` header that is looked at; `Bearer` and a token have 50."""
+MAX_VERIFIERS: Final = 16
+"""Keys of an installation at once; two are usual while one takes over from another."""
+
+_SCHEME: Final = b"bearer "
+_VERIFIER: Final = re.compile(r"[0-9a-f]{64}").fullmatch
+_PURPOSE: Final = b"knafka caller token\n"
+
+
+def token_of(key: bytes, url: str) -> str:
+    """The token with which this installation's operator calls the function at `url`."""
+    digest = hmac.digest(key, _PURPOSE + url.encode(), "sha256")
+    return base64.urlsafe_b64encode(digest).decode().rstrip("=")
+
+
+def verifier_of(token: str) -> str:
+    """What a function has in its environment to know `token` by."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def bearer_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """The token of a request's `Authorization: Bearer`; empty: it has none, more than one, or one
+    that is none of ours by its length."""
+    values = [value for name, value in headers if name.lower() == b"authorization"]
+    if len(values) != 1 or len(values[0]) > MAX_HEADER_BYTES:
+        return ""
+    value = values[0].strip()
+    if value[: len(_SCHEME)].lower() != _SCHEME:
+        return ""
+    return value[len(_SCHEME) :].strip().decode("latin-1")
+
+
+@dataclass(frozen=True, slots=True)
+class Callers:
+    """Whom a function answers where it doesn't answer everybody."""
+
+    verifiers: Sequence[bytes] = ()
+    """Digests of tokens; none: everybody is answered."""
+
+    @classmethod
+    def parse(cls, text: str) -> Callers:
+        """Verifiers in hexadecimal, separated by commas. Raises `InvalidDocument`."""
+        given = [each.strip() for each in text.split(",") if each.strip()]
+        if len(given) > MAX_VERIFIERS or not all(map(_VERIFIER, given)):
+            problem = f"invalid value: want up to {MAX_VERIFIERS} SHA-256 digests in hexadecimal"
+            raise InvalidDocument(CALLERS, problem)
+        return cls(tuple(bytes.fromhex(each) for each in given))
+
+    def accept(self, bearer: str) -> bool:
+        """Whether a request with this token is answered; takes as long for a wrong as for a right
+        one."""
+        if not self.verifiers:
+            return True
+        digest = hashlib.sha256(bearer.encode("utf-8", "replace")).digest()
+        # All of them are compared: what is known of one tells nothing of the next.
+        return any([hmac.compare_digest(digest, each) for each in self.verifiers])
+
+
+EVERYBODY: Final = Callers()
+"""Of a function that nobody gave verifiers."""

@@ -1,0 +1,161 @@
+"""Authentication: whose token a request shows, and whether that sender may send (KN-DP-09).
+
+    no token, or one that proves nothing        401
+    a sender that no policy lets through        403
+    keys that aren't read yet, or are read anew 503, to be sent again: the token may be good
+
+A token that was seen before costs two look-ups. What is kept is bounded (`MAX_TOKENS`), and only of
+tokens that are good: whoever invents some has none kept. What they cost is bounded, too: the claims
+are looked at before the signature, and of signatures that don't hold only so many a second.
+
+Not here: what a token must say (`core.auth_tokens`), keys (`ports.signing_keys`), policies
+(`core.authorization`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from knafka.core.auth_tokens import (
+    MAX_TOKEN_BYTES,
+    InvalidToken,
+    VerifiedToken,
+    check_claims,
+    split,
+)
+from knafka.core.authorization import Authorization
+from knafka.core.contract import Ingress
+from knafka.core.errors import KnafkaError
+from knafka.core.filters import Predicate
+from knafka.ports.signing_keys import SigningKeys
+from knafka.receiver import answers
+from knafka.receiver.address import HttpHeaders
+from knafka.receiver.answers import Answer
+
+MAX_TOKENS: Final = 2048
+"""Tokens that are kept once they are verified; half of them go when there are more. With the
+longest tokens that is 16 MB."""
+MAX_FAILURES: Final = 500
+"""Signatures that don't hold, a second, each some 0.1 ms: after those, tokens that weren't seen
+before are answered 503 for the rest of it, and those that were go on as ever."""
+MAX_SENDERS: Final = 2048
+"""Senders of one Broker whose verdict is kept."""
+
+_AUTHORIZATION: Final = b"authorization"
+_SCHEME: Final = b"bearer "
+
+
+class Undecided(KnafkaError):
+    """It can't be told yet whether a token is good."""
+
+
+class TokenVerifier:
+    """Verifies tokens for all Brokers and KafkaChannels of one receiver."""
+
+    def __init__(self, keys: SigningKeys, clock: Callable[[], float] = time.time) -> None:
+        """`clock`: seconds since the Unix epoch."""
+        self._keys = keys
+        self._clock = clock
+        self._generation = keys.generation
+        self._young: dict[tuple[str, bytes], VerifiedToken] = {}
+        self._old: dict[tuple[str, bytes], VerifiedToken] = {}
+        self._second, self._failures = 0, 0
+        """The last second with signatures that didn't hold, and their number."""
+
+    def __len__(self) -> int:
+        """Tokens that are kept."""
+        return len(self._young) + len(self._old)
+
+    def verify(self, token: bytes, audience: str) -> str:
+        """The token's subject; raises `InvalidToken` and `Undecided`."""
+        if len(token) > MAX_TOKEN_BYTES:
+            raise InvalidToken(f"it is longer than {MAX_TOKEN_BYTES} bytes")
+        if self._generation != self._keys.generation:
+            self._forget()  # a key may have been withdrawn
+        now = self._clock()
+        kept = self._young.get((audience, token))
+        if kept is not None and now < kept.until:
+            return kept.subject
+        return self._verify(token, audience, now)
+
+    def _verify(self, token: bytes, audience: str, now: float) -> str:
+        kept = self._old.get((audience, token))
+        if kept is None or now >= kept.until:
+            kept = self._verified(token, audience, now)
+        if len(self._young) >= MAX_TOKENS // 2:
+            self._young, self._old = {}, self._young
+        self._young[audience, token] = kept
+        return kept.subject
+
+    def _verified(self, token: bytes, audience: str, now: float) -> VerifiedToken:
+        parts = split(token)
+        if (issuer := self._keys.issuer) is None:
+            raise Undecided
+        key = self._keys.find(parts.key_id)
+        if key is None:
+            if self._keys.read_again():
+                raise Undecided
+            raise InvalidToken("its key is not the issuer's")
+        if parts.algorithm not in key.algorithms:
+            raise InvalidToken("its algorithm is not the key's")
+        claimed = check_claims(parts.claims, issuer, audience, now)
+        if int(now) != self._second:
+            self._second, self._failures = int(now), 0
+        if self._failures >= MAX_FAILURES:
+            raise Undecided
+        if not key.verify(parts.algorithm, parts.signed, parts.signature):
+            self._failures += 1
+            raise InvalidToken("its signature is wrong")
+        return claimed
+
+    def _forget(self) -> None:
+        self._generation = self._keys.generation
+        self._young, self._old = {}, {}
+
+
+class SenderCheck:
+    """Who may send to one Broker or KafkaChannel that has an audience."""
+
+    def __init__(self, ingress: Ingress, audience: str, verifier: TokenVerifier | None) -> None:
+        """`verifier`: None where this process has no keys; then nobody is let through."""
+        self._audience = audience
+        self._verifier = verifier
+        self._authorization = Authorization(
+            ingress.policies, ingress.default_authorization, ingress.namespace
+        )
+        self._verdicts: dict[str, bool | Predicate] = {}
+
+    def admit(self, headers: HttpHeaders) -> Answer | Predicate | None:
+        """None: any event of this sender is taken; else the answer to the request, or what an
+        event's attributes must fulfil."""
+        if self._verifier is None:
+            return answers.UNDECIDED
+        try:
+            subject = self._verifier.verify(_token_of(headers), self._audience)
+        except InvalidToken:
+            return answers.UNAUTHENTICATED
+        except Undecided:
+            return answers.UNDECIDED
+        verdict = self._verdicts.get(subject)
+        if verdict is None:
+            if len(self._verdicts) >= MAX_SENDERS:
+                self._verdicts.clear()
+            verdict = self._verdicts[subject] = self._authorization.of(subject)
+        if verdict is True:
+            return None
+        return answers.FORBIDDEN if verdict is False else verdict
+
+
+def _token_of(headers: HttpHeaders) -> bytes:
+    """The token of `Authorization: Bearer`; raises `InvalidToken` where there isn't exactly one."""
+    given: bytes | None = None
+    for name, value in headers:
+        if len(name) == 13 and name.lower() == _AUTHORIZATION:
+            if given is not None:
+                raise InvalidToken("there are several")
+            given = value
+    if given is None or given[:7].lower() != _SCHEME:
+        raise InvalidToken("there is none")
+    return given[7:]

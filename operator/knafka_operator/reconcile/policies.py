@@ -1,0 +1,44 @@
+"""Policies: the EventPolicies that there are, as a watch tells of them.
+
+Until it is known whether there are any, nothing is opened: a Broker whose senders must show who
+they are waits, and its receiver goes on by what it was told before.
+
+Belongs to one event loop; one for Brokers and channels together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from knafka_operator.decide.status import NotReady
+from knafka_operator.model.cluster import Document
+from knafka_operator.model.identity import Identity
+
+
+class Policies:
+    """All EventPolicies of the cluster."""
+
+    def __init__(self) -> None:
+        self.is_known = True
+        """Whether those are all; whoever follows them says so."""
+        self._found: dict[Identity, Document] = {}
+
+    def __len__(self) -> int:
+        """Policies that are kept."""
+        return len(self._found)
+
+    def heard(self, changed: Sequence[Document], gone: Sequence[Document]) -> set[str]:
+        """These are there, or not any more; gives the namespaces that they are in."""
+        for document in changed:
+            self._found[Identity.of(document)] = document
+        for document in gone:
+            self._found.pop(Identity.of(document), None)
+        return {Identity.of(each).namespace for each in (*changed, *gone)}
+
+    def of(self, namespace: str) -> tuple[Document, ...]:
+        """Those of a namespace. Raises `NotReady`."""
+        if not self.is_known:
+            message = "the EventPolicies are not read yet, and nothing is opened without them"
+            raise NotReady("EventPoliciesGetFailed", message, transient=True)
+        found = self._found.items()
+        return tuple(each for identity, each in found if identity.namespace == namespace)

@@ -1,0 +1,127 @@
+"""The keys of function tokens: a Secret of the operator's namespace, made once and followed.
+
+    Secret knafka-function-keys: NAME: KEY, ...   the last name in the alphabet has the newest key
+    none there                                    one key, named by the day
+    a key comes or goes                           functions roll, a few at a time
+    the Secret goes while an operator runs        it is made again as it was
+
+While there are two keys functions accept tokens of both, and those that know one only are called
+with that one (docs/how-to/secure.md, decision 0038).
+
+Not here: what a token is (`core.caller_tokens`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+from knafka.core.caller_tokens import MAX_VERIFIERS
+from knafka_operator.model.cluster import Cluster, ClusterError, Document, decoded
+from knafka_operator.model.resources import CORE
+from knafka_operator.model.sensors import SENSOR
+from knafka_operator.model.settings import Settings
+from knafka_operator.operator import Operator
+from knafka_operator.reconcile.work_queue import Key
+
+log = logging.getLogger(__name__)
+
+SECRET: Final = "knafka-function-keys"
+MIN_KEY_LENGTH: Final = 32
+"""Characters: `openssl rand -hex 32` has 64. A token is only as hard to guess as its key."""
+ASK_AGAIN: Final = 1.0
+"""Seconds before an API server that doesn't answer is asked again."""
+
+
+class FunctionKeys:
+    """Keeps `Settings.tokens` as the Secret says."""
+
+    def __init__(self, settings: Settings, cluster: Cluster) -> None:
+        self._settings = settings
+        self._cluster = cluster
+        self._keys: Mapping[str, str] = {}
+        """By name, as they were read last."""
+        self._changed = asyncio.Event()
+
+    async def start(self) -> None:
+        """Read the keys, and make one where there is none: for the start of a process, and of a
+        term. Waits for the API server: without them functions would answer everybody."""
+        while True:
+            try:
+                await self._read()
+                return
+            except ClusterError as error:
+                log.warning("the keys of functions' tokens: %s", error)
+                await asyncio.sleep(ASK_AGAIN)
+
+    def on_secret(self, document: Document) -> None:
+        """This Secret has changed, or went."""
+        metadata = document["metadata"]
+        if (metadata["namespace"], metadata["name"]) == (self._settings.namespace, SECRET):
+            self.look()
+
+    def look(self) -> None:
+        """Read the Secret anew: it may have changed."""
+        self._changed.set()
+
+    async def follow(self, operator: Operator, enqueue: Callable[[Key], None]) -> None:
+        """Have functions roll for each change, until cancelled."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            before = self._settings.tokens.keys
+            await self.start()
+            if self._settings.tokens.keys != before:
+                log.info("the keys of functions' tokens have changed: functions roll")
+                for key in _owners(operator):
+                    enqueue(key)
+
+    async def _read(self) -> None:
+        """Raises `ClusterError`."""
+        stored = await self._cluster.get(CORE, "Secret", self._settings.namespace, SECRET)
+        keys = {} if stored is None else _usable(decoded(stored))
+        if not keys:
+            keys = self._keys or {f"{datetime.now(UTC):%Y-%m-%d}": secrets.token_hex(32)}
+            manifest = _secret(self._settings.namespace, keys)
+            if stored is not None:
+                log.warning("Secret %s has no key: it gets one", SECRET)
+                await self._cluster.apply(manifest)
+            elif not await self._cluster.create(manifest):
+                await self._read()  # another replica was first
+                return
+        self._keys = keys
+        self._settings.tokens.keys = tuple(keys[name].encode() for name in sorted(keys)[::-1])
+
+
+def _usable(values: Mapping[str, str]) -> Mapping[str, str]:
+    """The newest keys, without those that are too short."""
+    newest = sorted(values)[-MAX_VERIFIERS:]
+    if short := [name for name in newest if len(values[name]) < MIN_KEY_LENGTH]:
+        wanted = f"want {MIN_KEY_LENGTH} characters or more, such as `openssl rand -hex 32` writes"
+        log.warning("Secret %s: %s is too short to be a key: %s", SECRET, ", ".join(short), wanted)
+    return {name: values[name] for name in newest if name not in short}
+
+
+def _secret(namespace: str, keys: Mapping[str, str]) -> Document:
+    return {
+        "apiVersion": CORE,
+        "kind": "Secret",
+        "metadata": {"name": SECRET, "namespace": namespace},
+        "type": "Opaque",
+        "data": {name: base64.b64encode(key.encode()).decode() for name, key in keys.items()},
+    }
+
+
+def _owners(operator: Operator) -> Sequence[Key]:
+    """All objects that have functions."""
+    of_all = [each.states for each in operator.all]
+    owners = [(states.family.broker, *each) for states in of_all for each in states.brokers]
+    owners += [(states.family.trigger, *each) for states in of_all for each in states.triggers]
+    if operator.sensors is not None:
+        owners += [(SENSOR, *each) for each in operator.sensors.states.sensors]
+    return owners
