@@ -90,6 +90,45 @@ async def test_where_a_newer_revision_is_asked_instead_the_old_drain_is_waited_f
         assert status.error is None
 
 
+async def test_a_drain_whose_request_broke_off_is_told_to_stop_by_another_one(
+    lags: FakeLags, drains: FakeDrains
+) -> None:
+    """It goes on without the operator, which is between two tries; KN-TRG-05, issue 30."""
+    async with running(lags, drains, REQUEST_BUDGETS) as scaler:
+        lags.by_group["group-mail"] = 50
+        await scaler.watch("mail", egress(), SCALING)
+        await serve(drains, 5)
+        (first,) = drains.open
+        first.tell(delivered=1)
+        await asyncio.sleep(0.1)
+        first.break_off(ConnectionResetError())
+        await asyncio.sleep(0.1)
+        assert len(drains.all) == 1, "it tries again after a pause"
+        edited = egress().model_copy(update={"filters": (Exact(exact={"type": "new"}),)})
+        await scaler.watch("mail", edited, SCALING)
+        _, stopping, *_ = drains.all
+        assert (stopping.egress, stopping.told_to_stop) == (first.egress, True)
+
+
+async def test_a_drain_that_has_failed_is_not_asked_to_stop(
+    lags: FakeLags, drains: FakeDrains
+) -> None:
+    """It is over: an edit needn't wait for it, nor wake a pod of what was before."""
+    async with running(lags, drains, REQUEST_BUDGETS) as scaler:
+        lags.by_group["group-mail"] = 50
+        await scaler.watch("mail", egress(), SCALING)
+        await serve(drains, 5)
+        (first,) = drains.open
+        first.tell(delivered=1)
+        first.end(Ended.FAILED)
+        await asyncio.sleep(0.1)
+        edited = egress().model_copy(update={"filters": (Exact(exact={"type": "new"}),)})
+        began = now()
+        await scaler.watch("mail", edited, SCALING)
+        assert now() == began
+        assert all(each.egress == edited for each in drains.all[1:])
+
+
 async def test_one_that_is_not_wanted_any_more_is_ended_as_seldom_as_before(
     lags: FakeLags, drains: FakeDrains
 ) -> None:

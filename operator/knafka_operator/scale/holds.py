@@ -152,6 +152,8 @@ class Holds(Generic[Line]):
         self._slots = slots
         self._open: dict[Hold, asyncio.Event] = {}
         self._ending: set[Hold] = set()
+        self._unheld: set[Hold] = set()
+        """Those whose last request was over, or broke off, before its drain was."""
         self.wakes: Counter[Cause] = Counter()
         """Times that one was opened where none was, by what for."""
 
@@ -209,7 +211,7 @@ class Holds(Generic[Line]):
                         async with asyncio.timeout(pause):
                             await stop.wait()
                 if stop.is_set():
-                    if ended is Ended.BUDGET:
+                    if hold in self._unheld:
                         await self._end_unheld(hold, stop, ask)
                     return
                 wanted = self._unit.floor if ended is Ended.IDLE else self._unit.wanted
@@ -218,6 +220,7 @@ class Holds(Generic[Line]):
         finally:
             self._open.pop(hold, None)
             self._ending.discard(hold)
+            self._unheld.discard(hold)
             if self._slots is not None:
                 self._slots.free(hold)
             self._on_over()
@@ -249,8 +252,8 @@ class Holds(Generic[Line]):
             deciding.cancel()
 
     async def _end_unheld(self, hold: Hold, stop: asyncio.Event, ask: Ask[Line]) -> None:
-        """End a drain whose request was over when it was to stop: it goes on, by what was before,
-        and would pass over events that only what comes after it accepts."""
+        """End a drain that had no request when it was to stop: it goes on, by what was before, and
+        would pass over events that only what comes after it accepts."""
         ended = await self._request(hold, stop, ask, STOP_TIMEOUT, may_fail=True)
         if ended is not Ended.STOPPED:
             # A newer Revision answers by now. The dispatcher asks it, too, and ends then.
@@ -281,6 +284,11 @@ class Holds(Generic[Line]):
             async with asyncio.timeout(budget + GRACE):
                 async for line in asking:
                     last = line
+                    # Until it says that it has ended; then there is no more line.
+                    if line.ended in (None, Ended.BUDGET):
+                        self._unheld.add(hold)
+                    else:
+                        self._unheld.discard(hold)
                     self._unit.on_line(hold, line)
         except Exception as error:  # Whatever it is, the status says so and it is tried again.
             if not may_fail:
