@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 from bench.dispatching import KEYS, PARTITIONS, wait
@@ -23,6 +24,8 @@ MEASURING: Final = 20.0
 NAMES: Final = (OURS, BEFORE)
 AT_64: Final = "receiver, 64 connections"
 PER_KEY: Final = "dispatcher, in order per key"
+WITHOUT_POSITION: Final = "dispatcher, without positions of records"
+"""Ours without the two attributes that say where a record lies, beside all of `before`."""
 
 Turn: TypeAlias = Callable[[], Awaitable[Any]]
 
@@ -32,7 +35,12 @@ async def beside_case(world: World, results: Results, externals: Sequence[Extern
     if world.options.before is None:
         raise BenchError("the case beside wants --before FOLDER")
     count = int(world.sized(20_000, 5_000))
-    for what, serving in ((AT_64, _receivers), (PER_KEY, _dispatchers)):
+    cases = (
+        (AT_64, _receivers),
+        (PER_KEY, _dispatchers),
+        (WITHOUT_POSITION, partial(_dispatchers, recordPosition=False)),
+    )
+    for what, serving in cases:
         async with AsyncExitStack() as stack:
             targets, turn = await serving(world, stack, count)
             await turn()  # joining, connecting, warming up
@@ -66,12 +74,14 @@ async def _receivers(
 
 
 async def _dispatchers(
-    world: World, stack: AsyncExitStack, count: int
+    world: World, stack: AsyncExitStack, count: int, **more: Any
 ) -> tuple[Sequence[Running], Turn]:
+    """`more` are fields of our contract alone."""
     topics, targets, filled = [], [], 0
     for name in NAMES:
         topics.append(await stack.enter_async_context(world.topic(PARTITIONS)))
-        target = dispatcher(world, name, topics[-1], f"/{name}")
+        fields = more if name == OURS else {}
+        target = dispatcher(world, name, topics[-1], f"/{name}", **fields)
         targets.append(await stack.enter_async_context(target))
 
     async def turn() -> None:

@@ -51,6 +51,7 @@ CASES: Final[dict[str, Case]] = {
     "subscriptions": isolation.subscriptions_case,
     "channels": channels.channels_case,
     "sensors": sensing.sensors_case,
+    "sensor-latency": sensing.sensor_latency_case,
     "beside": beside.beside_case,
     "latency": latency.latency_case,
     "scale": receiving.scale_case,
@@ -67,6 +68,7 @@ UNUSUAL: Final = (
     "channels",
     "beside",
     "sensors",
+    "sensor-latency",
 )
 """What takes long, or wants an argument."""
 USUAL: Final = [name for name in CASES if name not in UNUSUAL]

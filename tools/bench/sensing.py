@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import statistics
 import time
 import uuid
+import zlib
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Any, Final, cast
 from urllib.request import urlopen
 
-from confluent_kafka import Producer
+from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 
 from bench.dispatching import WARM, deliver
 from bench.document import FAULTS
@@ -26,10 +28,11 @@ from bench.world import PYTHON, BenchError, World, listens
 from knafka.core import json_format
 from knafka.core.documents import dump, parse
 from knafka.core.event import Event
-from knafka.core.kafka_binding import to_record
+from knafka.core.kafka_binding import read, to_record
 from knafka.core.sensor import records
 from knafka.core.sensor.contract import Sensor
 from knafka.core.sensor.held import HeldEvent
+from knafka.ports.log import Record, headers_of
 from knafka.settings import DRAIN_AT_START, SENSOR
 from knafka_local.children import HOST, Child, free_port
 
@@ -104,6 +107,92 @@ async def _fire(
     }
 
 
+async def sensor_latency_case(
+    world: World, results: Results, externals: Sequence[External]
+) -> None:
+    """From the moment Kafka took the last event of a firing until it took its action, by the rate
+    at which events come over 10 partitions, of a Sensor that is awake."""
+    seconds = world.sized(30, 5)
+    for _ in range(world.options.runs):
+        for rate in (20, 2_000):
+            for what, trigger in list(TRIGGERS.items())[1:]:
+                waits = await _fire_at(world, trigger, rate, seconds)
+                name = f"{what}, {rate:,}/s"
+                p50, p99 = statistics.median(waits), statistics.quantiles(waits, n=100)[98]
+                results.add(name, OURS, p50_ms=p50, p99_ms=p99, max_ms=max(waits))
+                results.at_most(f"p50, {name}, ms", p50, 150)
+
+
+async def _fire_at(
+    world: World, trigger: Mapping[str, str], rate: int, seconds: float
+) -> Sequence[float]:
+    """Waits, in ms, of all actions but those of the first second."""
+    count = round(rate * (seconds + 1))
+    async with (
+        world.topic(10, LOG_TIME) as bus,
+        _declared(world, bus, trigger) as sensor,
+        _process(world, sensor) as (url, _, _),
+    ):
+        # A first pair, by which it is awake and its transactions have begun.
+        await asyncio.to_thread(_pace, world, bus, 0, 2, rate)
+        await _until(url, READ, 2)
+        await asyncio.to_thread(_pace, world, bus, 2, count, rate)
+        await _until(url, MATCHED, count)
+        await asyncio.sleep(1.0)  # the last transaction
+        taken = {event["id"]: at for at, event in await asyncio.to_thread(_stored, world, bus)}
+        waits = []
+        for at, action in await asyncio.to_thread(_stored, world, sensor.action_topic):
+            numbers = [each["id"] for each in json.loads(action["data"])]
+            if max(map(int, numbers)) > rate:
+                waits.append(float(at - max(taken[each] for each in numbers)))
+    if len(waits) < count // 8:
+        raise BenchError(f"{len(waits)} firings of {count} events")
+    return waits
+
+
+def _pace(world: World, topic: str, first: int, end: int, rate: int) -> None:
+    """Events of these numbers at a rate, each sent when it is its time."""
+    producer = Producer({"bootstrap.servers": world.bootstrap, "linger.ms": 0})
+    began = time.monotonic()
+    for number in range(first, end):
+        while (wait := began + (number - first) / rate - time.monotonic()) > 0:
+            producer.poll(min(wait, 0.001))
+        draft = to_record(_event(number))
+        # Neither of a pair's partitions follows from the other's.
+        partition = zlib.crc32(b"%d" % number) % 10
+        headers: Any = draft.headers
+        producer.produce(topic, draft.value, draft.key, partition, headers=headers)
+    if producer.flush(30):
+        raise BenchError(f"{topic} takes no records")
+
+
+def _stored(world: World, topic: str) -> Sequence[tuple[int, Mapping[str, Any]]]:
+    """When Kafka took each committed event, in ms since the Unix epoch, and the event."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": world.bootstrap,
+            "group.id": "bench-reads",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+        }
+    )
+    try:
+        numbers = consumer.list_topics(topic, timeout=30).topics[topic].partitions
+        consumer.assign([TopicPartition(topic, each, OFFSET_BEGINNING) for each in numbers])
+        found: list[tuple[int, Mapping[str, Any]]] = []
+        ended: set[int | None] = set()
+        while len(ended) < len(numbers):
+            for record in consumer.consume(1000, 1.0):
+                if record.error() is not None:
+                    ended.add(record.partition())
+                    continue
+                event = read(headers_of(cast(Record, record)), record.value()).event
+                found.append((record.timestamp()[1], {**event.attributes, "data": event.data}))
+        return found
+    finally:
+        consumer.close()
+
+
 async def _restore(
     world: World, keys: int
 ) -> tuple[dict[str, float | None], dict[str, float | None]]:
@@ -137,7 +226,7 @@ async def _declared(
     async with (
         world.topic(PARTITIONS) as triggers,
         world.topic(PARTITIONS) as changelog,
-        world.topic(PARTITIONS) as actions,
+        world.topic(PARTITIONS, LOG_TIME) as actions,
     ):
         await asyncio.to_thread(_hold, world, changelog, keys)
         yield parse(
