@@ -56,6 +56,9 @@ class FakeLags:
         self.noted: list[tuple[Sequence[str], str, Positions, float]] = []
         self.silent: set[str] = set()
         """Topics about which no question is answered."""
+        self.members_of: dict[str, Sequence[str]] = {}
+        self.members_error: Exception | None = None
+        self.looked_for_members: list[float] = []
 
     async def lags(self, groups: Sequence[str], topic: str) -> Mapping[str, Lag]:
         self.asked.append((now(), groups, topic))
@@ -77,7 +80,10 @@ class FakeLags:
         self.noted.append((list(groups), topic, positions, round(since, 2)))
 
     async def members(self, group: str) -> Collection[str]:
-        raise NotImplementedError
+        self.looked_for_members.append(now())
+        if self.members_error is not None:
+            raise self.members_error
+        return self.members_of.get(group, ())
 
     def forget_group(self, group: str) -> None:
         raise NotImplementedError

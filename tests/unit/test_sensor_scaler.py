@@ -315,6 +315,19 @@ async def test_an_edit_ends_the_drains_of_what_it_was(group: Group, drains: Drai
         assert [each.sensor for each in drains.open] == [edited]
 
 
+async def test_an_edit_waits_for_processes_that_nobody_holds(group: Group, drains: Drains) -> None:
+    """They go on by what was before until their own Service refuses them."""
+    group.lag[BUS] = 1
+    async with running(group, drains) as scaler:
+        await watched(scaler, SLOW)
+        loop, group.others = asyncio.get_running_loop(), {"rdkafka"}
+        began = loop.time()
+        loop.call_later(17, group.others.clear)
+        await scaler.watch_sensor("paid", sensor_at(2), SLOW)
+        assert loop.time() - began == pytest.approx(17, abs=1)
+        assert drains.open == []
+
+
 async def test_a_paused_sensor_is_woken_by_nothing(group: Group, drains: Drains) -> None:
     group.lag[BUS], group.due = 100, 1
     async with running(group, drains) as scaler:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Hashable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Hashable
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -329,8 +329,20 @@ class EndingHolds:
     def end(self, id_: str, holds: Holds[Any]) -> None:
         """Begin to end these."""
         for hold in holds.stop():
-            self._holds.setdefault(id_, set()).add(hold)
-            hold.add_done_callback(partial(self._is_over, id_))
+            self._add(id_, hold)
+
+    def wait_for(self, id_: str, condition: Callable[[], Awaitable[None]]) -> None:
+        """Have what ends now be over only once this has returned, too; it is called after them."""
+        self._add(id_, asyncio.create_task(self._after(set(self._holds.get(id_, ())), condition)))
+
+    async def _after(self, ending: set[Hold], condition: Callable[[], Awaitable[None]]) -> None:
+        if ending:
+            await asyncio.wait(ending)
+        await condition()
+
+    def _add(self, id_: str, hold: Hold) -> None:
+        self._holds.setdefault(id_, set()).add(hold)
+        hold.add_done_callback(partial(self._is_over, id_))
 
     async def wait(self, id_: str) -> None:
         """Until those that end now are over."""

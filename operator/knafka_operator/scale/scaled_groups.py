@@ -129,6 +129,13 @@ class ScaledTrigger(ScaledGroup):
     """Of its own drains."""
 
     @property
+    def of_own(self) -> Egress | None:
+        """By what dispatchers of its own drain that may be held by nobody; None: it has none. Those
+        of min-scale are waited for as pods."""
+        is_own = self.declared is None and not self.autoscaling.min_scale
+        return self.egress if is_own else None
+
+    @property
     def holds(self) -> Holds[Any]:
         """The requests by which it is delivered now."""
         return self.own if self.shard is None else self.shard.holds

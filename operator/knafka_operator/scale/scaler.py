@@ -18,6 +18,7 @@ Scaler serves one Kafka.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -26,6 +27,7 @@ from typing import Any, Final, Protocol
 
 from knafka.core.contract import Egress, Shard
 from knafka.core.drain import DrainProgress, DrainRequest, ShardProgress, Waiting
+from knafka.core.errors import LogError
 from knafka.core.sensor.contract import Sensor
 from knafka.ports.log import GroupSource, Positions
 from knafka_operator.decide.scaling import (
@@ -41,9 +43,18 @@ from knafka_operator.scale.looks import Looks, SensorLook, TopicLook
 from knafka_operator.scale.scaled_groups import ScaledSensor, ScaledTrigger
 from knafka_operator.scale.scaled_shard import ScaledShard
 
+log = logging.getLogger(__name__)
+
 BUDGET: Final = 570.0
 """Seconds, by one request after another, after which it is decided whether a drain is still wanted:
 seldom, as each that ends moves partitions."""
+LEAVE_TIMEOUT: Final = 120.0
+"""Seconds for all to leave the group of what has changed. Those that live ask for themselves within
+18, are refused and leave within 5 (`draining.lease`); the session of the others ends after 10."""
+LOOK_FOR_MEMBERS: Final = 0.5
+"""Seconds between two questions who is in a group."""
+MAX_FORGOTTEN: Final = 1_000
+"""Triggers that aren't scaled for now of which it is known how they were delivered."""
 
 
 class Drains(Protocol):
@@ -97,6 +108,9 @@ class Scaler:
         self._shards: dict[str, ScaledShard] = {}
         """Those with members, or a request that isn't over, by group."""
         self._ending = EndingHolds(self._has_ended)
+        self._forgotten: dict[str, Egress] = {}
+        """By what Triggers with drains of their own were delivered last, of those that aren't
+        scaled for now or for good."""
         self._looks = Looks()
 
     async def run(self) -> None:
@@ -127,6 +141,7 @@ class Scaler:
         now, and ends with the last one. Returns when what was to end is over.
         """
         trigger = self._triggers.get(trigger_id)
+        own_before = self._forgotten.pop(trigger_id, None) if trigger is None else trigger.of_own
         if trigger is None:
             trigger = self._triggers[trigger_id] = self._new(trigger_id, egress, autoscaling)
         before, had = trigger.egress, trigger.shard
@@ -137,6 +152,8 @@ class Scaler:
                 self._leave(trigger, stays=stays)
         if shard is not None or autoscaling.paused or before != egress:
             self._ending.end(trigger_id, trigger.own)
+        if own_before is not None and (own_before != egress or shard is not None):
+            self._until_left(trigger_id, own_before.group, egress.group, autoscaling)
         if before != egress:
             self._unlist(trigger)
             trigger.egress = egress
@@ -164,6 +181,9 @@ class Scaler:
         if autoscaling.paused or scaled.sensor != sensor:
             self._ending.end(sensor_id, scaled.holds)
         if scaled.sensor != sensor:
+            if not scaled.autoscaling.min_scale:
+                group = scaled.sensor.group
+                self._until_left(sensor_id, group, sensor.group, autoscaling)
             scaled.sensor = sensor
             scaled.drain_error = None
             scaled.holding.clear()  # of triggers that may be other ones
@@ -177,6 +197,10 @@ class Scaler:
             self._unlist(trigger)
             self._leave(trigger)
             self._ending.end(id_, trigger.own)
+            if trigger.of_own is not None:
+                self._forgotten[id_] = trigger.of_own
+                if len(self._forgotten) > MAX_FORGOTTEN:
+                    del self._forgotten[next(iter(self._forgotten))]
         if sensor := self._sensors.pop(id_, None):
             sensor.end()
             self._ending.end(id_, sensor.scaled.holds)
@@ -287,6 +311,31 @@ class Scaler:
     def statuses(self) -> Mapping[str, TriggerStatus]:
         """Of all Triggers, by id."""
         return {each.id: each.status() for each in self._triggers.values()}
+
+    def _until_left(self, id_: str, before: str, group: str, autoscaling: Autoscaling) -> None:
+        """Begin nothing of what has changed before nobody is in its group any more: a drain that we
+        don't hold goes on by what was before, such as that of a pod which another pod has asked.
+
+        Not where the group has changed, too, and not for min-scale: its pods drain unasked, and
+        those of before have been waited for.
+        """
+        if before == group and not autoscaling.min_scale:
+            self._ending.wait_for(id_, partial(self._left, id_, group))
+
+    async def _left(self, id_: str, group: str) -> None:
+        loop, why = asyncio.get_running_loop(), ""
+        deadline = loop.time() + LEAVE_TIMEOUT
+        while loop.time() < deadline:
+            try:
+                members = await self._kafka.members(group)
+            except LogError as error:
+                why = str(error)
+            else:
+                if not members:
+                    return
+                why = f"group {group} has {len(members)} members"
+            await asyncio.sleep(LOOK_FOR_MEMBERS)
+        log.warning("%s was changed, and may still be delivered by what was before: %s", id_, why)
 
     def _soon(self, name: str) -> None:
         if topic := self._topics.get(name):
