@@ -60,6 +60,15 @@ class _Head(msgspec.Struct):
     alg: str
     kid: str
     crit: msgspec.Raw | None = None
+    jwk: msgspec.Raw | None = None
+    jku: msgspec.Raw | None = None
+    x5u: msgspec.Raw | None = None
+    x5c: msgspec.Raw | None = None
+
+    @property
+    def names_a_key(self) -> bool:
+        """Whether it says where its key is, or is one: the issuer's are known by `kid` alone."""
+        return any(each is not None for each in (self.jwk, self.jku, self.x5u, self.x5c))
 
 
 class _Claims(msgspec.Struct):
@@ -88,6 +97,8 @@ def split(token: bytes) -> SplitToken:
         raise InvalidToken("its algorithm is not accepted")
     if read.crit is not None:
         raise InvalidToken("it wants extensions that are not known")
+    if read.names_a_key:
+        raise InvalidToken("it brings a key, or says where one is")
     return SplitToken(read.alg, read.kid, token[: token.rindex(b".")], signature, claims)
 
 
