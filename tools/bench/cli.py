@@ -29,6 +29,7 @@ from bench import (
     sharing,
     starting,
     through,
+    tokens,
 )
 from bench.dispatching import cesql_case, dispatcher_case
 from bench.results import Results
@@ -52,6 +53,7 @@ CASES: Final[dict[str, Case]] = {
     "channels": channels.channels_case,
     "sensors": sensing.sensors_case,
     "beside": beside.beside_case,
+    "tokens": tokens.tokens_case,
     "latency": latency.latency_case,
     "scale": receiving.scale_case,
     "soak": through.soak_case,
