@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.kafka import Kafka
 
 from knafka_local.children import free_port
+from knafka_local.kafka_distribution import KafkaDistribution
 
 pytestmark = [
     pytest.mark.kafka,
@@ -72,7 +72,9 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
     made.run("knafka down")
 
 
-def test_policies_are_tried_by_the_commands_of_the_docs(shell: Shell, kafka: Kafka) -> None:
+def test_policies_are_tried_by_the_commands_of_the_docs(
+    shell: Shell, kafka_distribution: KafkaDistribution
+) -> None:
     check, order, refund, up, *sends, curl, down = commands()
     assert shell.run(check)[0] == 0
     assert shell.run(order)[0] == 0
