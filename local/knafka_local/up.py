@@ -14,7 +14,7 @@ from typing import Final
 from knafka_local import sending, status
 from knafka_local.accounts import Account
 from knafka_local.console import opening
-from knafka_local.installation import Installation
+from knafka_local.installation import Installation, State
 from knafka_local.supervisor import Options, Supervisor
 from knafka_local.view import View
 
@@ -86,10 +86,9 @@ def _stop_on_signals(supervisor: Supervisor, view: View) -> None:
         loop.add_signal_handler(each, stop)
 
 
-def _authorization(supervisor: Supervisor, data: Path, url: str) -> Callable[[], bytes]:
-    """The header line of the service account `default` of a Broker's namespace, as a pod that names
-    none has; none where nobody is asked."""
-    state = supervisor.state
+def authorization_of(state: State, data: Path, url: str) -> Callable[[], bytes]:
+    """Makes the header line of the service account `default` of a Broker's namespace, as a pod that
+    names none has; an empty one where nobody is asked."""
     ingress = next((each for each in state.ingresses if state.url_of(each) == url), None)
     if ingress is None or ingress.audience is None:
         return bytes
@@ -113,7 +112,7 @@ async def _send(supervisor: Supervisor, data: Path, file: Path, view: View) -> N
                 brokers[0],
                 lambda each: view.say(str(each)),
                 connections=1,
-                authorization=_authorization(supervisor, data, brokers[0]),
+                authorization=authorization_of(supervisor.state, data, brokers[0]),
             )
         except sending.BadInput as error:
             view.say(str(error))

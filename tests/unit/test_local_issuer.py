@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import jwt
 import pytest
 from support.receiving import Server
 from typer.testing import CliRunner
@@ -24,6 +25,7 @@ from knafka_local.cli import app
 from knafka_local.installation import Installation, State
 from knafka_local.issuer import BadIssuer, Issuer, Sender
 from knafka_local.sending import Answer, sample, send
+from knafka_local.up import authorization_of
 
 AUDIENCE = "eventing.knative.dev/broker/ns/broker"
 WEB = Account("shop", "web")
@@ -190,3 +192,20 @@ def test_a_token_that_cant_be_had_says_what_to_do(
         came_to, output = token(tmp_path, *arguments)
     assert came_to == code
     assert says in " ".join(output.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(("audience", "shows"), [(AUDIENCE, True), (None, False)])
+def test_what_knafka_up_sends_itself_is_its_namespaces_default_accounts(
+    folder: Path, audience: str | None, shows: bool
+) -> None:
+    """`knafka up --send FILE`: as a pod that names no service account."""
+    kafka = Kafka(bootstrap_servers="x:1")
+    ingress = Ingress(namespace="shop", broker="b", topic="t", kafka=kafka, audience=audience)
+    url = "http://127.0.0.1:1"
+    state = State(pid=1, url=url, bootstrap_servers="x:1", ingresses=(ingress,))
+    header = authorization_of(state, folder.parent, f"{url}/shop/b")()
+    assert header.startswith(b"authorization: Bearer ") is shows
+    if shows:
+        claims = jwt.decode(header.split()[2], options={"verify_signature": False})
+        assert claims["sub"] == "system:serviceaccount:shop:default"
+        assert claims["aud"] == [AUDIENCE]

@@ -45,7 +45,9 @@ from knafka.receiver import answers
 from knafka.receiver.answers import Answer
 from knafka.receiver.authentication import (
     MAX_FAILURES,
+    MAX_FAILURES_OF_ONE,
     MAX_SENDERS,
+    MAX_STRANGERS_FAILURES,
     MAX_TOKENS,
     TokenVerifier,
     Undecided,
@@ -286,12 +288,46 @@ async def test_ten_thousand_hostile_tokens_a_second_hold_no_memory_and_up_nobody
     tracemalloc.stop()
     assert used < 1_000_000
     assert set(statuses) == {401, 503}
-    assert world.keys.verified == 1 + MAX_FAILURES, "none of the rest is looked at"
+    looked_at = MAX_STRANGERS_FAILURES + MAX_FAILURES_OF_ONE
+    assert world.keys.verified == 1 + looked_at, "none of the rest is looked at"
     assert len(world.verifier) == 1
     assert world.send(bearer(good)) == 202
-    assert world.send(bearer(token(jti="new"))) == 503
+    assert world.send(bearer(token(jti="new"))) == 503, "it was this name that was used"
     world.now += 1
     assert world.send(bearer(token(jti="new"))) == 202
+
+
+def forged(sub: str) -> bytes:
+    """A token of the issuer's key by name, with a signature that doesn't hold."""
+    return unsigned({"alg": "RS256", "kid": KEY_ID}, claims(sub=sub), b"x" * 256)
+
+
+async def test_a_known_sender_with_a_new_token_is_held_up_by_nobody_elses_inventions() -> None:
+    """Not even where others' names are known, too: each is counted by itself."""
+    world = World(ingress(audience=AUDIENCE, default_authorization="allow-all"))
+    other = "system:serviceaccount:ns:other"
+    for subject in (SENDER, other):
+        assert world.send(bearer(token(sub=subject))) == 202
+    for number in range(MAX_STRANGERS_FAILURES):
+        assert world.send(bearer(forged(f"stranger-{number}"))) == 401
+    for _ in range(MAX_FAILURES_OF_ONE):
+        assert world.send(bearer(forged(other))) == 401
+    assert world.send(bearer(forged("stranger"))) == 503
+    assert world.send(bearer(token(sub="somebody:new"))) == 503
+    assert world.send(bearer(token(sub=other, jti="renewed"))) == 503
+    assert world.send(bearer(token(jti="renewed"))) == 202
+
+
+async def test_all_that_is_looked_at_in_a_second_is_bounded_whoevers_names_are_known() -> None:
+    world = World(ingress(audience=AUDIENCE, default_authorization="allow-all"))
+    names = [f"system:serviceaccount:ns:a{number}" for number in range(30)]
+    for name in names:
+        assert world.send(bearer(token(EC_KEY, EC_KEY_ID, sub=name))) == 202
+    for name in names:
+        given = forged(name)
+        for _ in range(MAX_FAILURES_OF_ONE):
+            world.send(bearer(given))
+    assert world.keys.verified == len(names) + MAX_FAILURES
 
 
 async def test_good_tokens_are_kept_up_to_a_bound() -> None:

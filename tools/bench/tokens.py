@@ -21,7 +21,7 @@ from bench.world import World
 from knafka.clients.api_server_keys import JwkKey
 from knafka.core.contract import Ingress, Kafka
 from knafka.ports.signing_keys import SigningKey
-from knafka.receiver.authentication import MAX_FAILURES, SenderCheck, TokenVerifier
+from knafka.receiver.authentication import MAX_FAILURES_OF_ONE, SenderCheck, TokenVerifier
 
 SEEN: Final = "a token seen before"
 NEW_RS256: Final = "a new token, RS256"
@@ -43,8 +43,8 @@ OTHERS: Final = (
 )
 """The headers of an event beside its token."""
 
-BAD_TOKENS: Final = MAX_FAILURES // 2
-"""In a second: as many as are looked at."""
+BAD_TOKENS: Final = MAX_FAILURES_OF_ONE
+"""As many of one sender as are looked at in a second."""
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
