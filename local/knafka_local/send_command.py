@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Annotated, Final
 
 import typer
@@ -129,6 +130,8 @@ def send(
         )
     if sum(summary.statuses.values()) > 1:
         typer.echo(str(summary))
+    if summary.statuses[HTTPStatus.UNAUTHORIZED] and url is None and account is None:
+        typer.echo("knafka: it asks who sends: name a service account with --as", err=True)
     raise typer.Exit(0 if summary.all_accepted else FAILED)
 
 

@@ -90,6 +90,7 @@ def test_policies_are_tried_by_the_commands_of_the_docs(
         (0, "202"),
         (1, "401"),
     ]
+    assert "name a service account with --as" in answers[-1][1]
     assert "HTTP/1.1 202" in shell.run(curl)[1]
     assert "eyJ" not in shell.logs(), "no token is in a log"
     assert shell.run(down)[0] == 0

@@ -79,9 +79,11 @@ async def test_what_is_sent_as_somebody_is_taken_by_a_receiver_that_asks(folder:
         await server.stop()
 
 
-def test_tokens_survive_a_restart_as_the_key_is_kept(folder: Path) -> None:
-    first, again = Issuer.of(folder), Issuer.made_in(folder)
-    assert parse_keys(first.jwks).keys() == parse_keys(again.jwks).keys()
+async def test_tokens_survive_a_restart_as_the_key_is_kept(folder: Path) -> None:
+    token = Issuer.of(folder).token(WEB, [AUDIENCE], 60).encode()
+    for _ in range(2):
+        async with following(folder) as keys:
+            assert TokenVerifier(keys).verify(token, AUDIENCE) == WEB.subject
 
 
 def test_nobody_else_reads_the_key(folder: Path) -> None:
