@@ -122,7 +122,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--before", type=Path, metavar="FOLDER",
         help="a checkout of another state, which the cases receiver, dispatcher, latency, "
-        "filters, hostile and beside measure beside ours",
+        "filters, hostile, tokens and beside measure beside ours",
     )  # fmt: skip
     parser.add_argument("--write-docs", action="store_true", help="put results into docs/")
     return parser.parse_args()

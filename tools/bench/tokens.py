@@ -6,18 +6,23 @@ all that a token adds to an event. Not here: what an event costs without (`recei
 
 from __future__ import annotations
 
+import asyncio
+import os
+import sys
 import time
 import uuid
+from asyncio.subprocess import PIPE
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import jwt
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 
-from bench.results import OURS, Results
+from bench.results import BEFORE, OURS, Results
 from bench.targets import External
-from bench.world import World
+from bench.world import HERE, World
 from knafka.clients.api_server_keys import JwkKey
 from knafka.core.contract import Ingress, Kafka
 from knafka.ports.signing_keys import SigningKey
@@ -29,6 +34,8 @@ NEW_ES256: Final = "a new token, ES256"
 BAD: Final = "a signature that doesn't hold, RS256"
 ISSUER: Final = "https://kubernetes.default.svc.cluster.local"
 AUDIENCE: Final = "eventing.knative.dev/broker/shop/default"
+OFF: Final = "an event where nobody is asked"
+PAIRS: Final = 30
 LOOP: Final = 1000
 """Requests whose headers are made before the clock starts."""
 OTHERS: Final = (
@@ -81,6 +88,24 @@ async def tokens_case(world: World, results: Results, externals: Sequence[Extern
         bad = [_with_signature_of(seen, _token(signing, "RS256")) for _ in range(BAD_TOKENS)]
         results.add(BAD, OURS, cpu_us=_seconds(check, bad) * 1e6 / len(bad))
     results.at_most("µs of a token seen before", results.middle(SEEN, "cpu_us"), 3.0)
+    if world.options.before is not None:
+        await _off(world, results, world.options.before)
+
+
+async def _off(world: World, results: Results, before: Path) -> None:
+    """What an event costs where nobody is asked, beside a state from before tokens, in turns. Each
+    is measured in many processes, as one differs from the next by more than is looked for."""
+    folders = {OURS: HERE.parents[1], BEFORE: before}
+    for _ in range(int(world.sized(PAIRS, 2))):
+        for name, folder in folders.items():
+            environment = {**os.environ, "PYTHONPATH": str(folder / "functions")}
+            command = [sys.executable, str(HERE / "one_ingest.py"), "40"]
+            process = await asyncio.create_subprocess_exec(*command, env=environment, stdout=PIPE)
+            printed, _ = await process.communicate()
+            results.add(OFF, name, cpu_us=float(printed))
+    ratio, error = results.to(BEFORE, OFF, "cpu_us"), results.error_to(BEFORE, OFF, "cpu_us")
+    results.add(OFF, f"ours, × {BEFORE}", cpu_us=ratio, standard_error=error)
+    results.at_most("CPU where nobody is asked, × before", ratio, 1.01)
 
 
 def _check(signing: dict[str, Any]) -> SenderCheck:
