@@ -9,10 +9,17 @@ from typing import Any
 
 import pytest
 from support.local_world import URL, broker, channel, config_map, running_locally
+from support.memory.log import MemoryLog, MemoryWriter
+from support.requests import MINIMAL, ingress
+from support.senders import NOW, BelievingKeys, bearer, believed
 from support.waiting import until
 from typer.testing import CliRunner
 
+from knafka.core.authorization import SERVICE_ACCOUNTS
 from knafka.core.contract import Policy, Prefix
+from knafka.receiver.answers import Answer
+from knafka.receiver.authentication import TokenVerifier
+from knafka.receiver.ingest import IngestHandler
 from knafka_local import policies
 from knafka_local.checking import Severity, check
 from knafka_local.cli import app
@@ -24,6 +31,7 @@ ORDER = EXAMPLE / "events" / "order.json"
 REFUND = EXAMPLE / "events" / "refund.json"
 AUDIENCE = "eventing.knative.dev/broker/default/shop"
 WEB = "system:serviceaccount:shop:web"
+ORDERS = {"type": "order."}
 
 
 def policy(
@@ -55,12 +63,10 @@ async def test_a_policy_holds_before_its_broker_is_ready() -> None:
     async with running_locally(requires_auth=True) as world:
         filters = [{"prefix": {"type": "order."}}]
         await world.apply(broker(), policy(filters=filters))
-        ingress = world.ingress()
-        assert ingress is not None
-        assert ingress.audience == AUDIENCE
-        assert ingress.policies == (
-            Policy(subjects=(WEB,), filters=(Prefix(prefix={"type": "order."}),)),
-        )
+        found = world.ingress()
+        assert found is not None
+        assert found.audience == AUDIENCE
+        assert found.policies == (Policy(subjects=(WEB,), filters=(Prefix(prefix=ORDERS),)),)
         status = world.status("Broker", "shop")
         here = {"name": "http", "url": f"{URL}/default/shop", "audience": AUDIENCE}
         assert status["address"] == here
@@ -89,9 +95,9 @@ async def test_policies_follow_the_files() -> None:
 async def test_a_channel_asks_as_well() -> None:
     async with running_locally(requires_auth=True) as world:
         await world.apply(channel(), policy())
-        (ingress,) = world.controller.ingresses()
-        assert ingress.audience == "messaging.knative.dev/kafkachannel/default/orders"
-        assert [each.subjects for each in ingress.policies] == [(WEB,)]
+        (found,) = world.controller.ingresses()
+        assert found.audience == "messaging.knative.dev/kafkachannel/default/orders"
+        assert [each.subjects for each in found.policies] == [(WEB,)]
 
 
 @pytest.mark.looptime
@@ -213,17 +219,47 @@ def test_which_broker_is_asked_and_a_channel_may_be(tmp_path: Path) -> None:
     assert (code, "there is no Broker shpo: there is default/shop" in output) == (2, True)
 
 
-def test_the_verdict_is_the_receivers_own() -> None:
-    """Not a rule written twice: what a receiver is told, judged by what a receiver judges with."""
-    declared = Manifests([EXAMPLE]).read()
+SENDERS = ["shop:checkout", "audit:auditor", "default:web", "audit:other"]
+MODES = ["allow-all", "deny-all", "allow-same-namespace"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("with_policies", [True, False])
+async def test_the_verdict_is_that_of_a_receiver_which_is_told_the_same(
+    tmp_path: Path, mode: str, with_policies: bool
+) -> None:
+    """Every sender with either event, at a receiver that believes their tokens."""
+    documents = [features(default_authorization_mode=mode), broker("default")]
+    if with_policies:
+        documents += [
+            policy("orders", senders=f"{SERVICE_ACCOUNTS}shop:*", filters=[{"prefix": ORDERS}]),
+            policy("audit", senders=f"{SERVICE_ACCOUNTS}audit:auditor"),
+        ]
+    declared = Manifests([files(tmp_path, *documents)]).read()
     target = policies.target(declared, None)
     asked = policies.authentication(declared, "default")
-    ingress = asked.demanded(policies._ingress(target), target)
-    assert ingress.audience == "eventing.knative.dev/broker/default/default"
-    assert [each.subjects for each in ingress.policies] == [
-        ("system:serviceaccount:audit:auditor",),
-        ("system:serviceaccount:shop:*",),
-    ]
+    entry = asked.demanded(ingress(), target).model_copy(update={"namespace": "default"})
+    assert entry.audience == "eventing.knative.dev/broker/default/default"
+    log = MemoryLog()
+    log.create("events")
+    verifier = TokenVerifier(BelievingKeys(), lambda: NOW)
+    handler = IngestHandler([entry], [MemoryWriter(log)], verifier=verifier)
+
+    def status(sub: str, type_: str) -> int:
+        headers = [
+            (name, type_.encode() if name == b"ce-type" else value)
+            for name, value in MINIMAL.headers
+        ]
+        answered: list[Answer] = []
+        shown = bearer(believed(sub=sub, aud=entry.audience))
+        handler.handle(b"POST", entry.path.encode(), [*headers, *shown], b"", answered.append)
+        return answered[0].status if answered else 202
+
+    for name in SENDERS:
+        sub = f"{SERVICE_ACCOUNTS}{name}"
+        for type_ in ("order.placed", "refund"):
+            verdict = policies.judge(asked, target, sub, {"type": type_})
+            assert status(sub, type_) == (202 if verdict.passes else 403), (sub, type_)
 
 
 # knafka check

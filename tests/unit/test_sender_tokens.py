@@ -203,6 +203,7 @@ def hostile() -> dict[str, bytes]:
         "padding": head + b"=." + body + b"." + signature,
         "no JSON": unsigned(b"\xff\xfe"),
         "deep JSON": unsigned(deep[:4000]),
+        "deep key": unsigned(b'{"alg":"RS256","kid":"one","jwk":' + b"[" * 3000),
         "NUL": b"\x00" * 100,
         "too long": good + b"A" * MAX_TOKEN_BYTES,
         "1 MB": b"A" * 1_000_000,
@@ -211,6 +212,31 @@ def hostile() -> dict[str, bytes]:
 
 
 HOSTILE = hostile()
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("an extension", "extensions"),
+        ("jwk, well signed", "brings a key"),
+        ("jku, well signed", "brings a key"),
+        ("x5u, well signed", "brings a key"),
+        ("x5c, well signed", "brings a key"),
+        ("none, well signed", "algorithm is not accepted"),
+        ("HS256 with the public key", "algorithm is not accepted"),
+        ("RS512, well signed as RS256", "algorithm is not the key's"),
+        ("the other key's id", "algorithm is not the key's"),
+        ("another's key", "signature is wrong"),
+        ("a path", "key is not the issuer's"),
+        ("deep key", "its header is none"),
+    ],
+)
+def test_a_hostile_token_is_refused_for_what_is_wrong_with_it(
+    world: World, name: str, why: str
+) -> None:
+    """Not by luck, as one that can't be read."""
+    with pytest.raises(InvalidToken, match=why):
+        world.verifier.verify(HOSTILE[name], AUDIENCE)
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import binascii
 import math
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -59,11 +59,11 @@ class VerifiedToken(NamedTuple):
 class _Head(msgspec.Struct):
     alg: str
     kid: str
-    crit: msgspec.Raw | None = None
-    jwk: msgspec.Raw | None = None
-    jku: msgspec.Raw | None = None
-    x5u: msgspec.Raw | None = None
-    x5c: msgspec.Raw | None = None
+    crit: Any = None
+    jwk: Any = None
+    jku: Any = None
+    x5u: Any = None
+    x5c: Any = None
 
     @property
     def names_a_key(self) -> bool:
