@@ -14,6 +14,7 @@
     KNAFKA_PROFILING   enabled: profiles at http://127.0.0.1:8008/debug/pprof/ (disabled)
     KNAFKA_LOCAL_ADDRESSES  allowed: destinations may be loopback or link-local (refused)
     KNAFKA_OIDC_URL    receiver: the API server whose tokens senders show (none: nobody may)
+    KNAFKA_OIDC_FOLDER receiver: its own token and that server's CA (/var/run/secrets/knafka/api)
     KNAFKA_CALLERS     digests of the tokens that /drain and /contract want (none: everybody may)
     OTEL_*             tracing: see `knafka.tracing.settings`
     HOST, PORT         where to listen; PORT is set by Knative
@@ -26,6 +27,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from knafka.core.addresses import LOCAL_ADDRESSES
@@ -48,6 +50,7 @@ PROFILING: Final = "KNAFKA_PROFILING"
 STATISTICS_INTERVAL: Final = "KNAFKA_STATISTICS_INTERVAL"
 
 OIDC_URL: Final = "KNAFKA_OIDC_URL"
+OIDC_FOLDER: Final = "KNAFKA_OIDC_FOLDER"
 API_FOLDER: Final = "/var/run/secrets/knafka/api"
 """Where a receiver that verifies tokens has its own token and the API server's CA."""
 
@@ -120,6 +123,11 @@ def callers(environment: Environment) -> Callers:
 def oidc_url(environment: Environment) -> str | None:
     """Where the issuer of senders' tokens says who it is; None: no token can be verified."""
     return environment.get(OIDC_URL) or None
+
+
+def oidc_folder(environment: Environment) -> Path:
+    """Where this function's own token is, and the CA of the server at `oidc_url`."""
+    return Path(environment.get(OIDC_FOLDER) or API_FOLDER)
 
 
 def statistics_interval(environment: Environment) -> float:

@@ -24,7 +24,8 @@ def check(
         typer.Option("--partial", help="What isn't among the files may be in the cluster already."),
     ] = False,
 ) -> None:
-    """Check Brokers, Triggers, channels, Subscriptions and ConfigMaps without a cluster.
+    """Check Brokers, Triggers, channels, Subscriptions, EventPolicies and ConfigMaps without a
+    cluster.
 
     Says what admission would refuse (unknown fields, values that are none, CESQL that doesn't
     parse or calls what isn't there), what refers to nothing, and filters that no event can match.

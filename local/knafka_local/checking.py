@@ -5,7 +5,8 @@
 An `error` is refused by the cluster, or leaves something that never works; a `warning` is allowed
 and probably a mistake. What a document refers to is looked for among the files only.
 Not here: asking a cluster or Kafka, objects of other kinds than Knafka's, and what is said of a
-Sensor (`sensor_checks`) and of what comes back (`loop_checks`).
+Sensor (`sensor_checks`), of an EventPolicy (`policy_checks`) and of what comes back
+(`loop_checks`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any, Final
 from knafka.core.client_settings import SIDES
 from knafka.core.contract import Kafka
 from knafka.core.errors import InvalidDocument
-from knafka_local import loop_checks, sensor_checks
+from knafka_local import loop_checks, policy_checks, sensor_checks
 from knafka_local.cesql_calls import missing_functions
 from knafka_local.impossible import impossible
 from knafka_local.manifests import (
@@ -42,6 +43,7 @@ from knafka_operator.model.channels import (
     MESSAGING,
     Subscription,
 )
+from knafka_operator.model.event_policies import EventPolicy
 from knafka_operator.model.family import BROKERS
 from knafka_operator.model.resources import (
     AUTOSCALING,
@@ -218,6 +220,11 @@ def _judge(
             warnings.append("spec.filter says nothing, as spec.filters is there")
     elif isinstance(resource, Subscription):
         missing, doubts = _of_subscription(resource, known)
+    elif isinstance(resource, EventPolicy):
+        errors += policy_checks.errors(resource)
+        absent = policy_checks.missing(resource, known)
+        missing = [_missing("spec.to", identity, known) for identity in absent]
+        doubts = list(policy_checks.warnings(resource, document, known))
     elif isinstance(resource, Sensor):
         errors += sensor_checks.errors(resource)
         missing, doubts = _of_sensor(resource, known)

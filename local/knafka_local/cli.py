@@ -19,11 +19,13 @@ from knafka_local import (
     console_command,
     convert_commands,
     dead_letter_commands,
+    policy_commands,
     send_command,
     sensor_commands,
     sensor_record_commands,
     status_commands,
     tail_command,
+    token_command,
     trace_command,
     trigger_commands,
     up_commands,
@@ -49,17 +51,21 @@ letters_app = typer.Typer(
     help="Look at events that could not be delivered, report on them, send them again.",
     no_args_is_help=True,
 )
+policy_app = typer.Typer(help="Who may send what to which Broker.", no_args_is_help=True)
 sensor_app = typer.Typer(
     help="Conditions over several events: what a Sensor would fire.", no_args_is_help=True
 )
 up_commands.add_to(app)
 check_command.add_to(app)
 send_command.add_to(app)
+token_command.add_to(app)
 status_commands.add_to(app, broker_app)
 tail_command.add_to(app)
 trace_command.add_to(app)
 console_command.add_to(app)
 app.add_typer(broker_app, name="broker")
+policy_commands.add_to(policy_app)
+app.add_typer(policy_app, name="policy")
 trigger_commands.add_to(trigger_app)
 app.add_typer(trigger_app, name="trigger")
 convert_app = typer.Typer(help="What others run, declared for Knafka.", no_args_is_help=True)

@@ -57,10 +57,11 @@ _INSTALLATION: Final = tuple(
 
 class LocalCluster(MemoryCluster):
     """Objects in memory, as one machine has them; `url` is where all Brokers are addressed, and
-    `channels_url` where all KafkaChannels are."""
+    `channels_url` where all KafkaChannels are. `requires_auth`: senders must show tokens."""
 
-    def __init__(self, url: str, channels_url: str) -> None:
+    def __init__(self, url: str, channels_url: str, *, requires_auth: bool = False) -> None:
         super().__init__()
+        self.requires_auth = requires_auth
         self._urls = {"Broker": url.rstrip("/"), CHANNELS.broker: channels_url.rstrip("/")}
         self._bootstrap_servers = ""
         self._names = KeptNames()
@@ -115,6 +116,8 @@ class LocalCluster(MemoryCluster):
             return found
         if (namespace, name) in _INSTALLATION:
             return localize.installation(name, found, self._bootstrap_servers)
+        if (namespace, name) == localize.SETTINGS.features_config:
+            return localize.features(found, requires_auth=self.requires_auth)
         if found is None and namespace not in map(_namespace, self.of("Broker")):
             # In a namespace without Brokers are the ConfigMaps that Knative installs for them.
             return localize.config_map(namespace, name, {})

@@ -40,6 +40,7 @@ from knafka_operator.decide.scaling import TriggerStatus
 from knafka_operator.engine.controller import Controller, Pace
 from knafka_operator.engine.deletions import LEFT_IN_KAFKA, EventType
 from knafka_operator.model.cluster import Document
+from knafka_operator.model.event_policies import POLICY
 from knafka_operator.model.family import BROKERS, CHANNELS, Family, family_of
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import EXTERNAL_TOPIC, SERVING
@@ -61,7 +62,7 @@ of it: a program that is slow holds nothing else up for longer."""
 
 
 _IN_ORDER: Final = (
-    ("ConfigMap", "Service"),
+    ("ConfigMap", "Service"),  # and EventPolicies, which the operator is told of
     ("Broker", "KafkaChannel"),
     ("Trigger", "Subscription", SENSOR),
 )
@@ -125,6 +126,8 @@ class LocalController(Controller):
         self._operators = {each.family: each for each in (operator, beside)}
         for each in self._operators.values():
             each.moves.on_move = lambda trigger, why: say(f"{name_of(trigger)}: {why}")
+        self._policies: Mapping[Identity, Document] = {}
+        """EventPolicies as they were applied last."""
         self._heard = asyncio.Event()
         """Of a change of anything."""
         super().__init__(operator, _Store(cluster), self._post, PACE)
@@ -153,6 +156,7 @@ class LocalController(Controller):
         for each in gone:
             self._cluster.remove(each["apiVersion"], *key_of(each))
         await self._until(lambda: not any(map(self._is_there, gone)), None)
+        self._apply_policies(declared)
         for kinds in _IN_ORDER:
             for who, (document, folder) in declared.documents.items():
                 if who.kind in kinds:
@@ -161,6 +165,20 @@ class LocalController(Controller):
                 self._reconcile_configured()
             await self._until(partial(self._are_settled, *kinds), SETTLE_TIMEOUT)
         await self._withdraw_undeclared()
+
+    def _apply_policies(self, declared: Declared) -> None:
+        """Tell the operator of EventPolicies before a Broker that they are about is looked at."""
+        policies = [
+            localize.localized(document)
+            for who, (document, _) in declared.documents.items()
+            if who.kind == POLICY
+        ]
+        previous, self._policies = self._policies, {Identity.of(each): each for each in policies}
+        changed = [each for who, each in self._policies.items() if previous.get(who) != each]
+        gone = [each for who, each in previous.items() if who not in self._policies]
+        if changed and not self._cluster.requires_auth:
+            self._say("EventPolicies keep nobody out here: for that, `knafka up --require-auth`")
+        self._operator.on_policies(changed, gone)
 
     def is_ours(self, document: Document) -> bool:
         """Whether a Broker's class is ours, or a Trigger's Broker may be; the same for channels."""

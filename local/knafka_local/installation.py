@@ -4,6 +4,7 @@ DATA/lock         held while `knafka up` runs, with its pid; the kernel lets go 
 DATA/state.json   what the other commands need to find it
 DATA/names.json   which topics and groups are whose (`kept_names`)
 DATA/kafka/       Kafka's
+DATA/issuer/      the key that signs tokens (`knafka up --require-auth`)
 DATA/logs/        one file for each process
 DATA/status.json  how everything stands, a second old at most (see `status`)
 """
@@ -90,6 +91,7 @@ class Installation:
         self.logs = self.data / "logs"
         self.kafka = self.data / "kafka"
         self.names = self.data / "names.json"
+        self.issuer = self.data / "issuer"
         self._lock = self.data / "lock"
         self._state = self.data / "state.json"
         self._status = self.data / "status.json"

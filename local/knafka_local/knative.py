@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final
@@ -46,18 +46,25 @@ class LocalKnative:
     """Inside `async with knative.serving(declared):` it is `connect`ed, then `run`."""
 
     def __init__(
-        self, url: str, listener: socket.socket, channels: socket.socket, logs: Path, view: View
+        self,
+        url: str,
+        listener: socket.socket,
+        channels: socket.socket,
+        logs: Path,
+        view: View,
+        issuer: Mapping[str, str] | None = None,
     ) -> None:
         """Brokers are served at `url`, on `listener`, and KafkaChannels on `channels`; processes
-        log into `logs`."""
+        log into `logs`. `issuer`: where receivers find that of senders' tokens, as variables of
+        their environment; None: nobody is asked for a token."""
         self._say = view.say
         self.channels_url = f"http://{HOST}:{port_of(channels)}"
-        self._cluster = LocalCluster(url, self.channels_url)
+        self._cluster = LocalCluster(url, self.channels_url, requires_auth=issuer is not None)
         self._programs = Programs(logs, view.say, view.printed)
-        self._receiver = ReceiverProcess(listener, logs, view.say)
+        self._receiver = ReceiverProcess(listener, logs, view.say, environment=issuer)
         self._declining = Declining(channels, NO_CHANNEL + url)
         self._channels = ReceiverProcess(
-            channels, logs, view.say, "channel-receiver", self._declining.stop
+            channels, logs, view.say, "channel-receiver", self._declining.stop, issuer
         )
         self._drains = DispatcherProcesses(logs)
         self._serving = LocalServing(self._cluster, self._programs, self._receiver, self._channels)

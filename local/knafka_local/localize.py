@@ -4,7 +4,8 @@
     KafkaChannel  is stored in one version, with one copy of each event
     Trigger, Subscription
                   its lag is looked at every second, and ten idle seconds end a dispatcher
-    ConfigMap     one copy of everything; neither another Kafka nor its credentials
+    ConfigMap     one copy of everything; neither another Kafka nor its credentials; senders show
+                  tokens where `knafka up` is asked for it
     address       a Broker's is a path below one URL of this machine, a KafkaChannel's below another
 
 A cluster's webhooks fill declared documents in, too, so the operator knows of none of this.
@@ -18,6 +19,7 @@ from urllib.parse import urlsplit
 
 from knafka.core import names
 from knafka_operator.decide import admission, channel_admission, desired
+from knafka_operator.decide.authentication import OIDC
 from knafka_operator.decide.external_topics import EXTERNAL_TOPICS
 from knafka_operator.decide.topics import TOPIC_ID
 from knafka_operator.model.cluster import Document
@@ -106,6 +108,13 @@ def installation(name: str, users: Document | None, bootstrap_servers: str) -> D
     return config_map(namespace, name, data)
 
 
+def features(users: Document | None, *, requires_auth: bool) -> Document:
+    """Knative Eventing's features, over what `users` declare under that name: whether senders must
+    show tokens is for whoever starts this to say, as only then there is an issuer."""
+    data = {**(users or {}).get("data", {}), OIDC: "enabled" if requires_auth else "disabled"}
+    return config_map(*SETTINGS.features_config, data)
+
+
 def config_map(namespace: str, name: str, data: Mapping[str, str]) -> Document:
     metadata = {"namespace": namespace, "name": name}
     return {"apiVersion": CORE, "kind": "ConfigMap", "metadata": metadata, "data": dict(data)}
@@ -117,7 +126,10 @@ def with_local_address(status: Document, url: str) -> Document:
     address = status.get("address")
     if not address:
         return status
-    return {**status, "address": {**address, "url": url + urlsplit(address["url"]).path}}
+    here = {**address, "url": url + urlsplit(address["url"]).path}
+    # Whatever else it is addressed by leads to its Service, too, which is nowhere here.
+    more = {"addresses": [here]} if status.get("addresses") else {}
+    return {**status, "address": here, **more}
 
 
 def adopted(document: Document) -> dict[str, str]:

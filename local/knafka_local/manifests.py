@@ -26,6 +26,12 @@ from knafka_operator.model.channels import (
     Subscription,
 )
 from knafka_operator.model.cluster import Document
+from knafka_operator.model.event_policies import (
+    POLICIES_VERSION,
+    POLICY,
+    EventPolicy,
+    EventPolicySpec,
+)
 from knafka_operator.model.resources import Broker, ConfigMap, Service, Trigger, parse_resource
 
 if TYPE_CHECKING:
@@ -35,14 +41,15 @@ SUFFIXES: Final = (".yaml", ".yml", ".json")
 """What is read in a folder; a file that is named itself may have any suffix."""
 
 Resource: TypeAlias = (
-    "Broker | Trigger | ConfigMap | Service | KafkaChannel | Subscription | Sensor"
+    "Broker | Trigger | ConfigMap | Service | KafkaChannel | Subscription | Sensor | EventPolicy"
 )
 SENSOR: Final = ("knafka.dev/v1alpha1", "Sensor")
 """apiVersion and kind of a Sensor."""
 
-_CHANNELS: Final[Mapping[tuple[object, object], type[KafkaChannel | Subscription]]] = {
+_OTHERS: Final[Mapping[tuple[object, object], type[KafkaChannel | Subscription | EventPolicy]]] = {
     **{(version, KAFKA_CHANNEL): KafkaChannel for version in KAFKA_CHANNEL_VERSIONS},
     (MESSAGING, SUBSCRIPTION): Subscription,
+    (POLICIES_VERSION, POLICY): EventPolicy,
 }
 """By apiVersion and kind: what runs here beside the kinds of `parse_resource`."""
 
@@ -196,6 +203,11 @@ def _read(
             if who in found:
                 raise InvalidDocument("metadata.name", "stands in this file already")
             found[who] = _Found(resource, place, each)
+            if isinstance(resource, EventPolicy) and (problem := _unreadable(resource)):
+                # It stays all the same: what can't be read lets nobody through, and without any
+                # policy everybody might be let through.
+                found[who] = before.get(who, found[who])
+                problems.append(Problem(place, f"{who}: {problem}"))
         except InvalidDocument as error:
             problems.append(Problem(place, f"{who}: {error}" if who else str(error)))
             if who is not None and who in before:
@@ -203,12 +215,21 @@ def _read(
     return found
 
 
+def _unreadable(policy: EventPolicy) -> str:
+    """Why nobody can be let through by it; empty: it can be read."""
+    try:
+        decoding.parse(EventPolicySpec, policy.spec or {})
+    except InvalidDocument as error:
+        return f"spec.{error}"
+    return ""
+
+
 def parse(document: object) -> Resource | None:
     """Read one declared document; None: a kind that doesn't run here. Raises `InvalidDocument`."""
     if isinstance(document, dict):
         named = document.get("apiVersion"), document.get("kind")
-        if all(isinstance(each, str) for each in named) and named in _CHANNELS:
-            return decoding.parse(_CHANNELS[named], document)
+        if all(isinstance(each, str) for each in named) and named in _OTHERS:
+            return decoding.parse(_OTHERS[named], document)
         if named == SENSOR:
             # Not above: most files have none, and what reads its conditions takes a while.
             from knafka_operator.model.sensors import Sensor

@@ -21,6 +21,7 @@ from knafka.core.contract import Egress, Ingress, Kafka
 from knafka.core.errors import InvalidDocument, InvalidEvent
 from knafka.core.event import Event
 from knafka_local import dead_letters, sending, triggers
+from knafka_local.accounts import Account
 from knafka_local.installation import CHANNEL, SUBSCRIPTION, Installation, State
 from knafka_local.manifests import Declared, Identity, Manifests
 
@@ -113,6 +114,24 @@ def ingress_of(running: State, broker: str | None) -> Ingress:
     known = ", ".join(map(_target, running.ingresses))
     problem = "which Broker?" if broker is None else f"there is no Broker {broker}:"
     raise refuse(f"{problem} there is {known or 'none'}")
+
+
+def audience_of(ingress: Ingress) -> str:
+    """Whom tokens for this Broker or KafkaChannel are for."""
+    if ingress.audience is None:
+        what = f"{ingress.kind} {ingress.namespace}/{ingress.broker}"
+        raise refuse(f"{what} asks nobody for a token: `knafka up --require-auth` has it ask")
+    return ingress.audience
+
+
+def account_of(text: str) -> Account:
+    """The service account of this name."""
+    account = Account.parse(text)
+    if account is None:
+        raise refuse(
+            f"{text!r} is no service account: want [NAMESPACE/]NAME of a-z, 0-9, '-' and '.'"
+        )
+    return account
 
 
 def _target(ingress: Ingress) -> str:

@@ -55,14 +55,16 @@ class ReceiverProcess:
         say: Say,
         name: str = "receiver",
         on_start: Callable[[], None] = lambda: None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """`name` is that of its log, and the one that people read; `on_start` is called before a
-        process takes the socket."""
+        process takes the socket. `environment`: more variables of each process."""
         self._listener = listener
         self._name = name
         self._log = logs / f"{name}.log"
         self._say = say
         self._on_start = on_start
+        self._environment = environment or {}
         self._process: Supervised | None = None
         self._contract: Mapping[str, str] = {}
         """Its environment."""
@@ -94,7 +96,7 @@ class ReceiverProcess:
         command = Command(
             (sys.executable, "-m", "knafka.receiver", "--fd", str(self._listener.fileno())),
             self._log,
-            {**contract, CALLERS: self._tokens.verifiers(self._url)},
+            {**contract, **self._environment, CALLERS: self._tokens.verifiers(self._url)},
             listener=self._listener,
         )
         self._on_start()

@@ -6,14 +6,25 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Callable
+from http import HTTPStatus
 from typing import Annotated, Final
 
 import typer
 
 from knafka.core.http_binding import MAX_BATCH
 from knafka_local import sending
-from knafka_local.installation import DEFAULT_DATA, Installation, State
-from knafka_local.options import FAILED, BrokerName, DataDir, add, ingress_of, usage
+from knafka_local.installation import DEFAULT_DATA, Installation
+from knafka_local.options import (
+    FAILED,
+    BrokerName,
+    DataDir,
+    account_of,
+    add,
+    audience_of,
+    ingress_of,
+    usage,
+)
 
 SHOWN_ANSWERS: Final = 20
 """So many answers are shown one by one; of more, only those that say no."""
@@ -66,6 +77,13 @@ def send(
     url: Annotated[
         str | None, typer.Option(help="Where to send, instead of a Broker that runs here.")
     ] = None,
+    account: Annotated[
+        str | None,
+        typer.Option(
+            "--as",
+            help="The service account that sends, [NAMESPACE/]NAME, where one has to.",
+        ),
+    ] = None,
     data_dir: DataDir = DEFAULT_DATA,
 ) -> None:
     """Send one event, or many, to a Broker or a KafkaChannel.
@@ -83,7 +101,9 @@ def send(
     if data is not None and data_file is not None:
         raise typer.BadParameter("give --data or --data-file, not both")
     payload = data_file.read() if data_file is not None else None if data is None else data.encode()
-    target = url or _broker_url(Installation(data_dir).running(), broker)
+    if url is not None and account is not None:
+        raise typer.BadParameter("--as is for a Broker that runs here: leave --url out")
+    target, authorization = _target(Installation(data_dir), broker, url, account)
     with usage():
         events = (
             sending.events_of(file, file.name)
@@ -105,10 +125,13 @@ def send(
                 rate=rate,
                 connections=1 if in_order else sending.CONNECTIONS,
                 batch=batch,
+                authorization=authorization,
             )
         )
     if sum(summary.statuses.values()) > 1:
         typer.echo(str(summary))
+    if summary.statuses[HTTPStatus.UNAUTHORIZED] and url is None and account is None:
+        typer.echo("knafka: it asks who sends: name a service account with --as", err=True)
     raise typer.Exit(0 if summary.all_accepted else FAILED)
 
 
@@ -119,5 +142,18 @@ def _extension(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _broker_url(running: State, broker: str | None) -> str:
-    return running.url_of(ingress_of(running, broker))
+def _target(
+    installation: Installation, broker: str | None, url: str | None, account: str | None
+) -> tuple[str, Callable[[], bytes]]:
+    """Where to send, and the header line that shows who sends."""
+    if url is not None:
+        return url, bytes
+    running = installation.running()
+    ingress = ingress_of(running, broker)
+    if account is None:
+        return running.url_of(ingress), bytes
+    # Here, as cryptography costs every other command's start.
+    from knafka_local.issuer import Issuer, Sender
+
+    sender = Sender(Issuer.of(installation.issuer), account_of(account), audience_of(ingress))
+    return running.url_of(ingress), sender.header

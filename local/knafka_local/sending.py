@@ -140,9 +140,11 @@ async def send(
     rate: float | None = None,
     connections: int = CONNECTIONS,
     batch: int = 0,
+    authorization: Callable[[], bytes] = bytes,
 ) -> Summary:
     """Post every event to `url`, at most `rate` a second; `show` is given each answer. With a
-    `batch` so many go in one request, and have one answer (CE-H11).
+    `batch` so many go in one request, and have one answer (CE-H11). `authorization`: the header
+    line of each request that shows who sends; nobody does.
 
     Raises `InvalidDocument` for a URL that can't be used, and `BadInput` from the events.
     """
@@ -159,9 +161,10 @@ async def send(
         for number, together in source:  # all workers take from it, in turn
             if rate is not None:
                 await asyncio.sleep(began + number / rate - loop.time())
-            request = _batch_of(together) if batch else _request_of(together[0])
+            head, body = _batch_of(together) if batch else _request_of(together[0])
+            head += authorization()
             retries = RETRIES if retry else 0
-            answer = await _post(subscriber, target, together[0], *request, retries)
+            answer = await _post(subscriber, target, together[0], head, body, retries)
             for event in together:
                 summary.statuses[answer.status] += 1
                 show(replace(answer, event=event))

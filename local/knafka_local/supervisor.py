@@ -13,7 +13,7 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from importlib import import_module
@@ -68,6 +68,8 @@ class Options:
     console: bool = True
     channels_port: int | None = None
     """Where KafkaChannels are served; None: at the port after that of Brokers, if it is free."""
+    require_auth: bool = False
+    """Whether senders must show a token, of an issuer of our own."""
 
 
 class Supervisor:
@@ -105,8 +107,11 @@ class Supervisor:
             await asyncio.to_thread(import_module, "knafka_local.knative")
             from knafka_local.knative import LocalKnative
 
+            issuer = await self._serve_issuer(stack)
             self._declared = self._manifests.read()
-            knative = self._knative = LocalKnative(self.url, listener, channels, logs, self._view)
+            knative = self._knative = LocalKnative(
+                self.url, listener, channels, logs, self._view, issuer
+            )
             async with knative.serving(self._declared):
                 self._kafka = Kafka(bootstrap_servers=await starting)
                 knative.connect(self._kafka.bootstrap_servers, await self._names(), adopt=adopt)
@@ -163,6 +168,20 @@ class Supervisor:
         with contextlib.suppress(OSError, OverflowError):
             return listen(0 if port == options.kafka_port else port)
         return listen()
+
+    async def _serve_issuer(self, stack: AsyncExitStack) -> Mapping[str, str] | None:
+        """What receivers need to know of the issuer; None: nobody is asked for a token. Raises
+        `BadIssuer`."""
+        if not self._options.require_auth:
+            return None
+        # Here, as cryptography and kopf take half a second, and most ask for no tokens.
+        issuer_server = await asyncio.to_thread(import_module, "knafka_local.issuer_server")
+        folder = self._installation.issuer
+        environment: Mapping[str, str] = await stack.enter_async_context(
+            issuer_server.served(folder)
+        )
+        self._view.say(f"senders must show a token: knafka token; the issuer's key is in {folder}")
+        return environment
 
     async def _start_kafka(self, stack: AsyncExitStack) -> str:
         """Bootstrap servers of the Kafka that we were given, or of our own."""

@@ -7,12 +7,14 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from knafka_local import sending, status
+from knafka_local.accounts import Account
 from knafka_local.console import opening
-from knafka_local.installation import Installation
+from knafka_local.installation import Installation, State
 from knafka_local.supervisor import Options, Supervisor
 from knafka_local.view import View
 
@@ -61,7 +63,7 @@ async def _run(
         if not supervisor.snapshot().brokers:
             view.say("no Broker is declared: name its YAML with -f, such as examples/quickstart")
         if send is not None:
-            await _send(supervisor, send, view)
+            await _send(supervisor, installation.data, send, view)
         await asyncio.Event().wait()
 
 
@@ -84,7 +86,20 @@ def _stop_on_signals(supervisor: Supervisor, view: View) -> None:
         loop.add_signal_handler(each, stop)
 
 
-async def _send(supervisor: Supervisor, file: Path, view: View) -> None:
+def authorization_of(state: State, data: Path, url: str) -> Callable[[], bytes]:
+    """Makes the header line of the service account `default` of a Broker's namespace, as a pod that
+    names none has; an empty one where nobody is asked."""
+    ingress = next((each for each in state.ingresses if state.url_of(each) == url), None)
+    if ingress is None or ingress.audience is None:
+        return bytes
+    # Here, as most ask for no tokens.
+    from knafka_local.issuer import Issuer, Sender
+
+    account = Account(ingress.namespace, "default")
+    return Sender(Issuer.of(Installation(data).issuer), account, ingress.audience).header
+
+
+async def _send(supervisor: Supervisor, data: Path, file: Path, view: View) -> None:
     brokers = [each.url for each in supervisor.snapshot().brokers if each.url]
     if len(brokers) != 1:
         view.say(f"{file} is not sent: that needs exactly one Broker, and there are {len(brokers)}")
@@ -97,6 +112,7 @@ async def _send(supervisor: Supervisor, file: Path, view: View) -> None:
                 brokers[0],
                 lambda each: view.say(str(each)),
                 connections=1,
+                authorization=authorization_of(supervisor.state, data, brokers[0]),
             )
         except sending.BadInput as error:
             view.say(str(error))

@@ -67,6 +67,14 @@ def up(
             help="Once all is up, send the events of this NDJSON file, and stay up.",
         ),
     ] = None,
+    require_auth: Annotated[
+        bool,
+        typer.Option(
+            "--require-auth",
+            help="Have senders show a token of `knafka token`, and EventPolicies say who may send, "
+            "as authentication-oidc has it on a cluster.",
+        ),
+    ] = False,
 ) -> None:
     """Run Brokers and Triggers from YAML: Kafka, receiver, dispatchers and subscribers.
 
@@ -84,13 +92,14 @@ def up(
             console_port,
             console,
             channels_port,
+            require_auth,
         )
         asyncio.run(run_until_stopped(options, view.choose(plain), send_file))
         return
     arguments = [f"--file={each}" for each in manifests]
     others = {"data-dir": data_dir, "port": port, "kafka-port": kafka_port, "send": send_file}
     others |= {"console-port": console_port, "no-console": not console}
-    others |= {"channels-port": channels_port}
+    others |= {"channels-port": channels_port, "require-auth": require_auth}
     arguments += arguments_of({**others, "bootstrap-servers": bootstrap_servers})
     pid = detached.start(arguments, Installation(data_dir), typer.echo)
     typer.echo(

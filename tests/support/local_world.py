@@ -116,9 +116,16 @@ class NoDrains(NoSensors):
 class LocalWorld:
     """One `knafka up`; `log` and `names` may be an earlier one's."""
 
-    def __init__(self, log: MemoryLog, names: KeptNames, *, adopt: bool = False) -> None:
+    def __init__(
+        self,
+        log: MemoryLog,
+        names: KeptNames,
+        *,
+        adopt: bool = False,
+        requires_auth: bool = False,
+    ) -> None:
         self.log = log
-        self.cluster = LocalCluster(URL, CHANNELS_URL)
+        self.cluster = LocalCluster(URL, CHANNELS_URL, requires_auth=requires_auth)
         self.cluster.connect("127.0.0.1:9092", names)
         self.cluster.adopts = adopt
         self.programs = NoPrograms()
@@ -189,10 +196,15 @@ class _Admin(MemoryAdmin):
 
 @asynccontextmanager
 async def running_locally(
-    log: MemoryLog | None = None, names: KeptNames | None = None, *, adopt: bool = False
+    log: MemoryLog | None = None,
+    names: KeptNames | None = None,
+    *,
+    adopt: bool = False,
+    requires_auth: bool = False,
 ) -> AsyncIterator[LocalWorld]:
     """A world whose parts run, and end with it."""
-    world = LocalWorld(log or MemoryLog(), names or KeptNames(), adopt=adopt)
+    log, names = log or MemoryLog(), names or KeptNames()
+    world = LocalWorld(log, names, adopt=adopt, requires_auth=requires_auth)
     tasks = [asyncio.create_task(each) for each in (world.serving.run(), world.controller.run())]
     try:
         yield world

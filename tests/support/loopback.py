@@ -68,7 +68,12 @@ class LoopbackServer:
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(limit=2**16, loop=loop)
         protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
-        transport, _ = await loop.connect_accepted_socket(lambda: protocol, accepted, ssl=self._tls)
+        try:
+            transport, _ = await loop.connect_accepted_socket(
+                lambda: protocol, accepted, ssl=self._tls
+            )
+        except OSError:
+            return  # a client that hangs up in the handshake, as one that doesn't believe us
         writer = asyncio.StreamWriter(transport, protocol, reader, loop)
         try:
             await self._handle(reader, writer)

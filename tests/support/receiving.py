@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
+from typing import Any
 
 import pytest
 import uvicorn
@@ -15,6 +16,7 @@ from support.wire import Wire, connected
 from uvicorn.server import ServerState
 
 from knafka.observability import Histogram
+from knafka.receiver.authentication import TokenVerifier
 from knafka.receiver.connections import Connections
 from knafka.receiver.ingest import IngestHandler, Limits
 from knafka.receiver.protocol import ReceiverProtocol
@@ -25,11 +27,18 @@ LIMIT = 300_000
 class Server:
     """A listening receiver, without uvicorn's own server."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        limits: Limits | None = None,
+        verifier: TokenVerifier | None = None,
+        **more: Any,
+    ) -> None:
+        """`more`: of the Broker's entry."""
         self.log = MemoryLog()
         self.log.create("events")
-        declared = ingress(max_event_bytes=LIMIT)
-        self.ingest = IngestHandler([declared], [MemoryWriter(self.log)], limits or Limits())
+        declared = ingress(**{"max_event_bytes": LIMIT, **more})
+        writers = [MemoryWriter(self.log)]
+        self.ingest = IngestHandler([declared], writers, limits or Limits(), verifier=verifier)
         self.shared = Connections(self.ingest, asyncio.get_running_loop())
         self.state = ServerState()
         self._config = uvicorn.Config("none:none", log_config=None)

@@ -19,6 +19,8 @@ SENDER: Final = "system:serviceaccount:ns:shop"
 NOW: Final = 1_800_000_000.0
 RSA_KEY: Final = rsa.generate_private_key(public_exponent=65537, key_size=2048)
 EC_KEY: Final = ec.generate_private_key(ec.SECP256R1())
+OTHER_KEY: Final = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+"""Not the issuer's, until a test says so."""
 KEY_ID: Final = "one"
 EC_KEY_ID: Final = "two"
 
@@ -62,6 +64,21 @@ class Keys:
         self.keys, self.generation = parse_keys(document), self.generation + 1
 
 
+class BelievingKeys(Keys):
+    """Has every signature hold, for tests that need thousands of senders and no cryptography."""
+
+    def find(self, key_id: str) -> SigningKey | None:
+        self.found += 1
+        return _Believing()
+
+
+class _Believing:
+    algorithms = frozenset({"RS256"})
+
+    def verify(self, algorithm: str, signed: bytes, signature: bytes) -> bool:
+        return True
+
+
 class _Counted:
     def __init__(self, key: SigningKey, keys: Keys) -> None:
         self._key, self._keys = key, keys
@@ -95,6 +112,11 @@ def unsigned(head: object, body: object | None = None, signature: bytes = b"sign
     return b".".join(
         [encoded(head), encoded(claims() if body is None else body), encoded(signature)]
     )
+
+
+def believed(**more: Any) -> bytes:
+    """A token that `BelievingKeys` believe."""
+    return unsigned({"alg": "RS256", "kid": KEY_ID}, claims(**more))
 
 
 def bearer(given: bytes) -> tuple[tuple[bytes, bytes], ...]:

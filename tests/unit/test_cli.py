@@ -29,6 +29,9 @@ COMMANDS = [
     ["down"],
     ["check"],
     ["send"],
+    ["token"],
+    ["policy"],
+    ["policy", "test"],
     ["status"],
     ["logs"],
     ["tail"],
@@ -50,7 +53,7 @@ COMMANDS = [
     ["dead-letters", "replay"],
     ["dead-letters", "purge"],
 ]
-GROUPS = (["trigger"], ["broker"], ["dead-letters"])
+GROUPS = (["trigger"], ["broker"], ["policy"], ["dead-letters"])
 
 
 def run(*arguments: str | Path, stdin: str | None = None) -> tuple[int, str]:

@@ -134,6 +134,22 @@ def declare(world: OperatorWorld, *policies: dict[str, Any]) -> None:
     world.operator.on_policies(policies, ())
 
 
+@pytest.mark.conformance("KN-BRK-17")
+async def test_where_senders_are_asked_a_brokers_conditions_are_all_of_upstreams(
+    world: OperatorWorld,
+) -> None:
+    """KN-BRK-17: `ContractUpdated` is its `ConfigMapUpdated`, and the last two are ours."""
+    status = await world.reconcile_broker(SHOP)
+    assert {each["type"]: each["status"] for each in status["conditions"]} == dict.fromkeys(
+        (
+            *("Ready", "Addressable", "DataPlaneAvailable", "TopicReady", "ContractUpdated"),
+            *("ConfigParsed", "ProbeSucceeded", "EventPoliciesReady"),
+            *("DeadLetterSinkResolved", "TopicAsDeclared"),
+        ),
+        "True",
+    )
+
+
 async def test_without_policies_the_default_mode_holds(world: OperatorWorld) -> None:
     status = await world.reconcile_broker(SHOP)
     found = condition(status, "EventPoliciesReady")
@@ -161,6 +177,7 @@ async def test_policies_reach_the_receiver_and_the_status(world: OperatorWorld) 
     )
 
 
+@pytest.mark.conformance("KN-BRK-17")
 async def test_a_policy_that_is_not_ready_is_said_and_opens_nothing(world: OperatorWorld) -> None:
     declare(world, policy("a", **{"from": [REF]}), policy("b", **{"from": [{"sub": SENDER}]}))
     status = await world.reconcile_broker(SHOP)
@@ -214,6 +231,7 @@ async def test_where_nobody_is_asked_policies_are_not_looked_at(world: OperatorW
     assert not any(each["type"] == "EventPoliciesReady" for each in status["conditions"])
 
 
+@pytest.mark.conformance("KN-CHN-09")
 async def test_a_channel_has_policies_too() -> None:
     async with running_channels() as world:
         switch(world)

@@ -70,6 +70,7 @@ async def test_without_the_feature_nothing_is_asked_of_senders(world: OperatorWo
     assert OIDC_URL not in services.environment_of(template["spec"]["containers"][0])
 
 
+@pytest.mark.conformance("KN-BRK-20")
 async def test_with_it_a_brokers_address_has_an_audience(world: OperatorWorld) -> None:
     switch(world, "enabled", **{"default-authorization-mode": "deny-all"})
     status = await world.reconcile_broker(SHOP)

@@ -29,6 +29,7 @@ from bench import (
     sharing,
     starting,
     through,
+    tokens,
 )
 from bench.dispatching import cesql_case, dispatcher_case
 from bench.results import Results
@@ -53,6 +54,7 @@ CASES: Final[dict[str, Case]] = {
     "sensors": sensing.sensors_case,
     "sensor-latency": sensing.sensor_latency_case,
     "beside": beside.beside_case,
+    "tokens": tokens.tokens_case,
     "latency": latency.latency_case,
     "scale": receiving.scale_case,
     "soak": through.soak_case,
@@ -122,7 +124,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--before", type=Path, metavar="FOLDER",
         help="a checkout of another state, which the cases receiver, dispatcher, latency, "
-        "filters, hostile and beside measure beside ours",
+        "filters, hostile, tokens and beside measure beside ours",
     )  # fmt: skip
     parser.add_argument("--write-docs", action="store_true", help="put results into docs/")
     return parser.parse_args()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import binascii
 import math
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -59,7 +59,16 @@ class VerifiedToken(NamedTuple):
 class _Head(msgspec.Struct):
     alg: str
     kid: str
-    crit: msgspec.Raw | None = None
+    crit: Any = None
+    jwk: Any = None
+    jku: Any = None
+    x5u: Any = None
+    x5c: Any = None
+
+    @property
+    def names_a_key(self) -> bool:
+        """Whether it says where its key is, or is one: the issuer's are known by `kid` alone."""
+        return any(each is not None for each in (self.jwk, self.jku, self.x5u, self.x5c))
 
 
 class _Claims(msgspec.Struct):
@@ -88,6 +97,8 @@ def split(token: bytes) -> SplitToken:
         raise InvalidToken("its algorithm is not accepted")
     if read.crit is not None:
         raise InvalidToken("it wants extensions that are not known")
+    if read.names_a_key:
+        raise InvalidToken("it brings a key, or says where one is")
     return SplitToken(read.alg, read.kid, token[: token.rindex(b".")], signature, claims)
 
 

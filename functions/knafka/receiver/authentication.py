@@ -6,7 +6,9 @@
 
 A token that was seen before costs two look-ups. What is kept is bounded (`MAX_TOKENS`), and only of
 tokens that are good: whoever invents some has none kept. What they cost is bounded, too: the claims
-are looked at before the signature, and of signatures that don't hold only so many a second.
+are looked at before the signature, and of signatures that don't hold only so many a second. Those
+are counted by whom a token says that it is of, so that a sender who is known, and has a new token,
+isn't held up by the inventions of others.
 
 Not here: what a token must say (`core.auth_tokens`), keys (`ports.signing_keys`), policies
 (`core.authorization`).
@@ -37,9 +39,13 @@ from knafka.receiver.answers import Answer
 MAX_TOKENS: Final = 2048
 """Tokens that are kept once they are verified; half of them go when there are more. With the
 longest tokens that is 16 MB."""
-MAX_FAILURES: Final = 500
-"""Signatures that don't hold, a second, each some 0.1 ms: after those, tokens that weren't seen
-before are answered 503 for the rest of it, and those that were go on as ever."""
+MAX_FAILURES: Final = 2_500
+"""Signatures that don't hold, a second, each some 0.04 ms: a tenth of a core. After those, tokens
+that weren't seen before are answered 503 for the rest of it, and those that were go on as ever."""
+MAX_STRANGERS_FAILURES: Final = 500
+"""The same of tokens that say they are of somebody of whom no good one is kept."""
+MAX_FAILURES_OF_ONE: Final = 100
+"""The same of tokens that say they are of one sender of whom a good one is kept."""
 MAX_SENDERS: Final = 2048
 """Senders of one Broker whose verdict is kept."""
 
@@ -61,8 +67,10 @@ class TokenVerifier:
         self._generation = keys.generation
         self._young: dict[tuple[str, bytes], VerifiedToken] = {}
         self._old: dict[tuple[str, bytes], VerifiedToken] = {}
-        self._second, self._failures = 0, 0
-        """The last second with signatures that didn't hold, and their number."""
+        self._young_subjects: set[str] = set()
+        self._old_subjects: set[str] = set()
+        """Of the tokens that are kept."""
+        self._failures = _Failures()
 
     def __len__(self) -> int:
         """Tokens that are kept."""
@@ -86,7 +94,9 @@ class TokenVerifier:
             kept = self._verified(token, audience, now)
         if len(self._young) >= MAX_TOKENS // 2:
             self._young, self._old = {}, self._young
+            self._young_subjects, self._old_subjects = set(), self._young_subjects
         self._young[audience, token] = kept
+        self._young_subjects.add(kept.subject)
         return kept.subject
 
     def _verified(self, token: bytes, audience: str, now: float) -> VerifiedToken:
@@ -101,18 +111,44 @@ class TokenVerifier:
         if parts.algorithm not in key.algorithms:
             raise InvalidToken("its algorithm is not the key's")
         claimed = check_claims(parts.claims, issuer, audience, now)
-        if int(now) != self._second:
-            self._second, self._failures = int(now), 0
-        if self._failures >= MAX_FAILURES:
+        subject = claimed.subject
+        sender = subject if self._knows(subject) else None
+        if self._failures.are_too_many(sender, int(now)):
             raise Undecided
         if not key.verify(parts.algorithm, parts.signed, parts.signature):
-            self._failures += 1
+            self._failures.add(sender)
             raise InvalidToken("its signature is wrong")
         return claimed
+
+    def _knows(self, subject: str) -> bool:
+        return subject in self._young_subjects or subject in self._old_subjects
 
     def _forget(self) -> None:
         self._generation = self._keys.generation
         self._young, self._old = {}, {}
+        self._young_subjects, self._old_subjects = set(), set()
+
+
+class _Failures:
+    """Signatures that didn't hold in one second, by the sender that they claimed to be of; None is
+    every stranger."""
+
+    def __init__(self) -> None:
+        self._second = 0
+        self._by_sender: dict[str | None, int] = {}
+        self._all = 0
+
+    def are_too_many(self, sender: str | None, second: int) -> bool:
+        """Whether no more of this sender may be looked at in this second."""
+        if second != self._second:
+            self._second, self._all = second, 0
+            self._by_sender.clear()
+        limit = MAX_STRANGERS_FAILURES if sender is None else MAX_FAILURES_OF_ONE
+        return self._all >= MAX_FAILURES or self._by_sender.get(sender, 0) >= limit
+
+    def add(self, sender: str | None) -> None:
+        self._all += 1
+        self._by_sender[sender] = self._by_sender.get(sender, 0) + 1
 
 
 class SenderCheck:

@@ -76,7 +76,7 @@ class Receiver:
         declared = settings.receiver(environment)
         ingresses = settings.ingresses(environment) if declared is None else ()
         self._callers = settings.callers(environment)
-        self._open_keys(settings.oidc_url(environment))
+        self._open_keys(settings.oidc_url(environment), settings.oidc_folder(environment))
         self._statistics = ClientStatistics(settings.statistics_interval(environment))
         self._tracing = start_tracing(environment, "knafka-receiver")
         spans = None if self._tracing is None else IngestTracing(self._tracing.tracer)
@@ -87,9 +87,9 @@ class Receiver:
         self._connections = Connections(self.ingest, asyncio.get_running_loop())
         self._tasks.append(asyncio.create_task(self._wait_for_kafka()))
 
-    def _open_keys(self, url: str | None) -> None:
-        """Read the keys of senders' tokens from the API server at `url`. Raises
-        `InvalidDocument`."""
+    def _open_keys(self, url: str | None, folder: Path) -> None:
+        """Read the keys of senders' tokens from the API server at `url`, with the credentials in
+        `folder`. Raises `InvalidDocument`."""
         if url is None:
             return
         try:
@@ -99,7 +99,7 @@ class Receiver:
             problem = f"senders' tokens want the extra `oidc`, which isn't installed ({error})"
             raise InvalidDocument(settings.OIDC_URL, problem) from error
         try:
-            keys = ApiServerKeys(fetch_with_credentials(url, Path(settings.API_FOLDER)))
+            keys = ApiServerKeys(fetch_with_credentials(url, folder))
         except InvalidDocument as error:
             raise InvalidDocument(settings.OIDC_URL, str(error)) from error
         self._verifier, self._keys_tried = TokenVerifier(keys), keys.tried

@@ -1,0 +1,160 @@
+"""What a sender's token costs a receiver: seen before, new, and one whose signature doesn't hold.
+
+In this process, as it is Python's and cryptography's alone: CPU of `SenderCheck.admit`, which is
+all that a token adds to an event. Not here: what an event costs without (`receiving`, `beside`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+import uuid
+from asyncio.subprocess import PIPE
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import jwt
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from jwt.algorithms import ECAlgorithm, RSAAlgorithm
+
+from bench.results import BEFORE, OURS, Results
+from bench.targets import External
+from bench.world import HERE, World
+from knafka.clients.api_server_keys import JwkKey
+from knafka.core.contract import Ingress, Kafka
+from knafka.ports.signing_keys import SigningKey
+from knafka.receiver.authentication import MAX_FAILURES_OF_ONE, SenderCheck, TokenVerifier
+
+SEEN: Final = "a token seen before"
+NEW_RS256: Final = "a new token, RS256"
+NEW_ES256: Final = "a new token, ES256"
+BAD: Final = "a signature that doesn't hold, RS256"
+ISSUER: Final = "https://kubernetes.default.svc.cluster.local"
+AUDIENCE: Final = "eventing.knative.dev/broker/shop/default"
+OFF: Final = "an event where nobody is asked"
+PAIRS: Final = 30
+LOOP: Final = 1000
+"""Requests whose headers are made before the clock starts."""
+OTHERS: Final = (
+    (b"host", b"default-kn-receiver.shop.svc.cluster.local"),
+    (b"user-agent", b"Go-http-client/1.1"),
+    (b"content-length", b"128"),
+    (b"content-type", b"application/json"),
+    (b"ce-id", b"0f6a4a52-8b0e-4f0e-9c3c-2a7d3f4b5c6d"),
+    (b"ce-source", b"/shop/checkout"),
+    (b"ce-specversion", b"1.0"),
+    (b"ce-type", b"com.example.order.placed"),
+)
+"""The headers of an event beside its token."""
+
+BAD_TOKENS: Final = MAX_FAILURES_OF_ONE
+"""As many of one sender as are looked at in a second."""
+
+Headers = tuple[tuple[bytes, bytes], ...]
+
+
+class _Keys:
+    """An issuer's, in memory."""
+
+    issuer = ISSUER
+    generation = 1
+
+    def __init__(self, keys: dict[str, SigningKey]) -> None:
+        self.find = keys.get
+
+    def read_again(self) -> bool:
+        return False
+
+
+async def tokens_case(world: World, results: Results, externals: Sequence[External]) -> None:
+    """CPU of each kind of token, in turns."""
+    loops, few = int(world.sized(200, 20)), int(world.sized(1_000, 200))
+    signing: dict[str, Any] = {
+        "RS256": rsa.generate_private_key(public_exponent=65537, key_size=2048),
+        "ES256": ec.generate_private_key(ec.SECP256R1()),
+    }
+    for _ in range(world.options.runs):
+        check = _check(signing)
+        seen = _token(signing, "RS256")
+        check.admit(_with(seen))
+        spent = sum(_seconds(check, [seen] * LOOP) for _ in range(loops))
+        results.add(SEEN, OURS, cpu_us=spent * 1e6 / (loops * LOOP))
+        for what, algorithm in ((NEW_RS256, "RS256"), (NEW_ES256, "ES256")):
+            new = [_token(signing, algorithm) for _ in range(few)]
+            results.add(what, OURS, cpu_us=_seconds(check, new) * 1e6 / few)
+        bad = [_with_signature_of(seen, _token(signing, "RS256")) for _ in range(BAD_TOKENS)]
+        results.add(BAD, OURS, cpu_us=_seconds(check, bad) * 1e6 / len(bad))
+    results.at_most("µs of a token seen before", results.middle(SEEN, "cpu_us"), 3.0)
+    if world.options.before is not None:
+        await _off(world, results, world.options.before)
+
+
+async def _off(world: World, results: Results, before: Path) -> None:
+    """What an event costs where nobody is asked, beside a state from before tokens, in turns. Each
+    is measured in many processes, as one differs from the next by more than is looked for."""
+    folders = {OURS: HERE.parents[1], BEFORE: before}
+    for _ in range(int(world.sized(PAIRS, 2))):
+        for name, folder in folders.items():
+            environment = {**os.environ, "PYTHONPATH": str(folder / "functions")}
+            command = [sys.executable, str(HERE / "one_ingest.py"), "40"]
+            process = await asyncio.create_subprocess_exec(*command, env=environment, stdout=PIPE)
+            printed, _ = await process.communicate()
+            results.add(OFF, name, cpu_us=float(printed))
+    ratio, error = results.to(BEFORE, OFF, "cpu_us"), results.error_to(BEFORE, OFF, "cpu_us")
+    results.add(OFF, f"ours, × {BEFORE}", cpu_us=ratio, standard_error=error)
+    results.at_most("CPU where nobody is asked, × before", ratio, 1.01)
+
+
+def _check(signing: dict[str, Any]) -> SenderCheck:
+    kinds: dict[str, Any] = {"RS256": RSAAlgorithm, "ES256": ECAlgorithm}
+    keys = {
+        name: JwkKey(jwt.PyJWK(kinds[name].to_jwk(key.public_key(), as_dict=True), name))
+        for name, key in signing.items()
+    }
+    ingress = Ingress(
+        namespace="shop", broker="default", topic="t", kafka=Kafka(bootstrap_servers="none")
+    )
+    return SenderCheck(ingress, AUDIENCE, TokenVerifier(_Keys({**keys})))
+
+
+def _token(signing: dict[str, Any], algorithm: str) -> bytes:
+    """As long as the API server's: some 900 bytes."""
+    now = int(time.time())
+    claims = {
+        "aud": [AUDIENCE],
+        "exp": now + 3600,
+        "iat": now,
+        "iss": ISSUER,
+        "jti": str(uuid.uuid4()),
+        "kubernetes.io": {
+            "namespace": "shop",
+            "pod": {"name": "checkout-6d9f7c5b4-x2x7z", "uid": str(uuid.uuid4())},
+            "serviceaccount": {"name": "checkout", "uid": str(uuid.uuid4())},
+        },
+        "nbf": now,
+        "sub": "system:serviceaccount:shop:checkout",
+    }
+    token = jwt.encode(claims, signing[algorithm], algorithm, headers={"kid": algorithm})
+    return token.encode()
+
+
+def _with_signature_of(other: bytes, token: bytes) -> bytes:
+    """A token that is right but for its signature, which is as long."""
+    return token[: token.rindex(b".")] + other[other.rindex(b".") :]
+
+
+def _with(token: bytes) -> Headers:
+    """A new object each time, as from a socket: nobody has its hash."""
+    return (*OTHERS, (b"authorization", b"Bearer " + token))
+
+
+def _seconds(check: SenderCheck, tokens: Sequence[bytes]) -> float:
+    """CPU of them all."""
+    requests, admit = [_with(token) for token in tokens], check.admit
+    began = time.thread_time()
+    for headers in requests:
+        admit(headers)
+    return time.thread_time() - began
