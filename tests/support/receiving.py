@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
+from typing import Any
 
 import pytest
 import uvicorn
@@ -17,7 +18,7 @@ from uvicorn.server import ServerState
 from knafka.observability import Histogram
 from knafka.receiver.connections import Connections
 from knafka.receiver.ingest import IngestHandler, Limits
-from knafka.receiver.protocol import ReceiverProtocol
+from knafka.receiver.protocol import EncryptedReceiverProtocol, ReceiverProtocol
 
 LIMIT = 300_000
 
@@ -25,10 +26,10 @@ LIMIT = 300_000
 class Server:
     """A listening receiver, without uvicorn's own server."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
+    def __init__(self, limits: Limits | None = None, **of_ingress: Any) -> None:
         self.log = MemoryLog()
         self.log.create("events")
-        declared = ingress(max_event_bytes=LIMIT)
+        declared = ingress(max_event_bytes=LIMIT, **of_ingress)
         self.ingest = IngestHandler([declared], [MemoryWriter(self.log)], limits or Limits())
         self.shared = Connections(self.ingest, asyncio.get_running_loop())
         self.state = ServerState()
@@ -41,6 +42,10 @@ class Server:
 
     def _make(self) -> ReceiverProtocol:
         return ReceiverProtocol(self._config, self.state, {"connections": self.shared})
+
+    def make_encrypted(self) -> ReceiverProtocol:
+        """For a connection through TLS of its own."""
+        return EncryptedReceiverProtocol(self._config, self.state, {"connections": self.shared})
 
     def connect(self) -> AbstractAsyncContextManager[Wire]:
         return connected(self.port)

@@ -43,6 +43,7 @@ from knafka.receiver.authentication import (
     MAX_FAILURES,
     MAX_SENDERS,
     MAX_TOKENS,
+    SenderCheck,
     TokenVerifier,
     Undecided,
 )
@@ -272,7 +273,7 @@ async def test_senders_of_whom_a_verdict_is_kept_are_bounded(world: World) -> No
         given = token(EC_KEY, EC_KEY_ID, sub=f"{SENDER}{number}")
         assert world.send(bearer(given)) == 202
     (route,) = world.ingest._served.values()
-    assert route.check is not None
+    assert isinstance(route.check, SenderCheck)
     assert len(route.check._verdicts) <= MAX_SENDERS
 
 
