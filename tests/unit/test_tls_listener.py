@@ -71,14 +71,14 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 async def test_another_certificate_is_shown_to_the_next_connection_and_open_ones_stay(
     world: World,
 ) -> None:
-    """A CA too, and a key of another kind: beside its own, OpenSSL would keep the one before."""
+    """A CA too, and a key of another kind: OpenSSL would keep the one before, and prefer it."""
     one, two = WebAuthority("one"), WebAuthority("two")
-    write(world.folder, one.files(HOST, with_rsa=True))
+    write(world.folder, one.files(HOST))
     await world.look()
     async with world.connect(one) as wire:
         wire.send(post())
         assert (await wire.response()).status == 202
-        write(world.folder, two.files(HOST))
+        write(world.folder, two.files(HOST, with_rsa=True))
         await world.look()
         wire.send(post())
         assert (await wire.response()).status == 202
