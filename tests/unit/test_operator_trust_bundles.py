@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support.certificates import OTHER_PEM, PEM
+from support.channel_world import running_channels
 from support.operator_world import OperatorWorld, condition, running_operator
 from support.sharing import SHARED, SHOP, declare, is_ready
 from support.waiting import until
@@ -191,3 +192,34 @@ def test_the_setting_is_a_namespace() -> None:
     assert named.trust_bundles == "knative-eventing"
     with pytest.raises(InvalidDocument, match="want the name of a namespace"):
         Settings.from_environment({**required, "KNAFKA_TRUST_BUNDLES": "a/b"})
+
+
+# What a destination names itself.
+
+
+async def test_a_trigger_tells_by_what_its_destinations_are_known(world: OperatorWorld) -> None:
+    delivery = {"deadLetterSink": {"uri": "https://dead/", "CACerts": OTHER_PEM}}
+    subscriber = {"uri": "https://there/", "CACerts": PEM}
+    status = await declare(world, {}, subscriber=subscriber, delivery=delivery)
+    assert (status["subscriberCACerts"], status["deadLetterSinkCACerts"]) == (PEM, OTHER_PEM)
+    status = await declare(world, {}, subscriber={"uri": "https://there/"})
+    assert (status["subscriberCACerts"], status["deadLetterSinkCACerts"]) == (None, None)
+
+
+async def test_a_subscription_tells_it_too_and_so_does_its_entry() -> None:
+    async with running_channels() as channels:
+        channels.declare_channel(SHOP, "orders")
+        await channels.reconcile_channel(SHOP, "orders")
+        known = {"CACerts": PEM}
+        channels.declare_subscription(
+            SHOP, "mail", "orders",
+            subscriber={"uri": "https://there/", **known}, reply={"uri": "https://back/", **known},
+            delivery={"deadLetterSink": {"uri": "https://dead/", **known}},
+        )  # fmt: skip
+        status = await channels.reconcile_subscription(SHOP, "mail")
+        names = ("subscriberCACerts", "replyCACerts", "deadLetterSinkCACerts")
+        assert [status["physicalSubscription"][each] for each in names] == [PEM] * 3
+        await channels.reconcile_channel(SHOP, "orders")
+        (entry,) = channels.entries_of(SHOP, "orders")
+        assert (entry["subscriberCACerts"], entry["replyCACerts"]) == (PEM, PEM)
+        assert entry["delivery"]["deadLetterSink"] == {"uri": "https://dead/", **known}

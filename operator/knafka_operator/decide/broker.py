@@ -187,6 +187,7 @@ def decide(seen: ObservedBroker, settings: Settings) -> BrokerDecision:
         # KN-BRK-01: once there is a receiver, it receives; while replaced, the old one does.
         "address": before.get("address"),
         "deadLetterSinkUri": None,
+        "deadLetterSinkCACerts": None,
     }
     if seen.stopped:
         status["address"] = None
@@ -215,6 +216,7 @@ def decide(seen: ObservedBroker, settings: Settings) -> BrokerDecision:
                 conditions.set(no_dead_letter_sink())
             elif (sink := value(seen.dead_letter_sink)) is not None:
                 status["deadLetterSinkUri"] = sink.url  # KN-BRK-03
+                status["deadLetterSinkCACerts"] = sink.ca_certs
     if seen.refused is not None:
         with conditions.step(TOPIC_READY):
             raise TopicRefused("ExternalTopicNotAllowed", seen.refused)

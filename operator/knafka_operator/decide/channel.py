@@ -159,6 +159,7 @@ def decide(seen: ObservedChannel, settings: Settings) -> ChannelDecision:
         "annotations": annotations,
         "address": before.get("address"),
         "deadLetterSinkUri": None,
+        "deadLetterSinkCACerts": None,
         "subscribers": list(seen.subscribers),
     }
 
@@ -188,6 +189,7 @@ def decide(seen: ObservedChannel, settings: Settings) -> ChannelDecision:
                 conditions.set(no_dead_letter_sink())
             elif (sink := value(seen.dead_letter_sink)) is not None:
                 status["deadLetterSinkUri"] = sink.url  # KN-CHN-04
+                status["deadLetterSinkCACerts"] = sink.ca_certs
     broker = seen.broker
     if channel is None or broker is None or connection is None or senders is None:
         return decision()
