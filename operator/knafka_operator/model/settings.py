@@ -8,8 +8,8 @@
     KNAFKA_CONFIG           ConfigMap with the defaults for all Brokers ("kafka-broker-config")
     KNAFKA_BROKER_DEFAULTS  ConfigMap with class and delivery of Brokers that declare none, in
                             upstream's format ("knative-eventing/config-br-defaults")
-    KNAFKA_FEATURES         ConfigMap that says whether senders must show tokens and whether there is
-                            https, in upstream's format ("knative-eventing/config-features")
+    KNAFKA_FEATURES         ConfigMap that says whether senders must show tokens, and whether there
+                            is https, in upstream's format ("knative-eventing/config-features")
     KNAFKA_TRUST_BUNDLES    namespace whose ConfigMaps labelled networking.knative.dev/trust-bundle
                             have certificate authorities that dispatchers trust ("": none have)
     KNAFKA_PROJECT_SECRETS  "true": a Secret named by a ConfigMap of another namespace is copied to
