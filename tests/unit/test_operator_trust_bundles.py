@@ -79,6 +79,15 @@ def test_bundles_are_merged(
     assert all(found.problems[name].startswith(why) for name, why in problems.items())
 
 
+def test_an_item_of_a_list_has_no_kind() -> None:
+    """As the API server answers."""
+    listed = bundle("a", x=PEM)
+    del listed["apiVersion"], listed["kind"]
+    assert merged([listed]).pem == PEM
+    del listed["data"]
+    assert merged([listed]).problems["a"].startswith("it holds no certificate")
+
+
 def test_what_does_not_fit_into_a_config_map_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trust_bundles, "MAX_BYTES", len(PEM) + 10)
     found = merged([bundle("a", x=PEM), bundle("b", x=OTHER_PEM)])

@@ -14,10 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from knafka.core.documents import parse
-from knafka.core.errors import InvalidDocument
 from knafka_operator.decide.services import TRUST_BUNDLE, with_common_labels
-from knafka_operator.model.resources import CORE, ConfigMap, are_certificates
+from knafka_operator.model.resources import CORE, are_certificates
 
 LABEL: Final = "networking.knative.dev/trust-bundle"
 """Knative's; its value is `true`."""
@@ -47,11 +45,7 @@ def merged(config_maps: Iterable[Mapping[str, Any]]) -> Bundle:
     kept, problems, size = dict[str, None](), dict[str, str](), 0
     for document in sorted(config_maps, key=lambda each: str(each["metadata"]["name"])):
         name = str(document["metadata"]["name"])
-        try:
-            data = parse(ConfigMap, document).data
-        except InvalidDocument as error:
-            problems[name] = str(error)
-            continue
+        data = document.get("data") or {}  # items of a list have no kind, so they aren't parsed
         some = [each for key in sorted(data) for each in _CERTIFICATE.findall(data[key])]
         usable = [each for each in some if each in kept or are_certificates(each)]
         if not usable or len(usable) < len(some):
