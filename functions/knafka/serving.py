@@ -3,8 +3,8 @@
     python -m knafka.receiver               on HOST and PORT
     python -m knafka.receiver --fd 3        on a listening socket that the parent opened
 
-The same functions start under functions-framework and func without any of this. Not here: TLS
-and more than one process; Knative has both.
+The same functions start under functions-framework and func without any of this, and without a port
+of their own for TLS (`tls_listener`). Not here: more than one process, which Knative has.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import logging
 import os
 import socket
 import sys
@@ -25,6 +26,8 @@ import uvicorn
 from knafka import settings
 from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka.observability import log_to_stderr
+
+log = logging.getLogger(__name__)
 
 GRACEFUL_TIMEOUT: Final = 4
 """Seconds in which connections finish after SIGTERM; with a function's own stop it makes ten."""
@@ -119,8 +122,14 @@ def start_profiling(environment: Mapping[str, str]) -> None:
         server.start(asyncio.get_running_loop())
 
 
-def serve(function: Function, *, protocol: type[asyncio.Protocol] | None = None) -> None:
-    """Run until SIGTERM or SIGINT; `protocol` takes ASGI's place where it is given.
+def serve(
+    function: Function,
+    *,
+    protocol: type[asyncio.Protocol] | None = None,
+    encrypted: type[asyncio.Protocol] | None = None,
+) -> None:
+    """Run until SIGTERM or SIGINT; `protocol` takes ASGI's place where it is given, and `encrypted`
+    serves the port with TLS, where the settings want one.
 
     Exits with 2 and one line on stderr when the settings are not usable, with 3 when the contract
     is not or the start failed.
@@ -132,6 +141,7 @@ def serve(function: Function, *, protocol: type[asyncio.Protocol] | None = None)
     fd: int | None = options.parse_args().fd
     try:
         listen = settings.listen(os.environ)
+        tls = settings.tls(os.environ)
         log_to_stderr(settings.log_level(os.environ), settings.log_format(os.environ))
     except InvalidDocument as error:
         print(f"error: {error}", file=sys.stderr)
@@ -149,7 +159,10 @@ def serve(function: Function, *, protocol: type[asyncio.Protocol] | None = None)
         server_header=False,
         timeout_graceful_shutdown=GRACEFUL_TIMEOUT,
     )
-    server = _Server(config, function)
+    if tls is None or encrypted is None:
+        server = _Server(config, function)
+    else:
+        server = _TlsServer(config, function, tls, encrypted)
     server.run(sockets=None if fd is None else [socket.socket(fileno=fd)])
     if not server.started:
         sys.exit(3)
@@ -180,3 +193,50 @@ class _Server(uvicorn.Server):
     def _end(self) -> None:
         self._function.interrupt()
         self._told.set()
+
+
+class _TlsServer(_Server):
+    """The same with a second port, where the function ends TLS itself."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        function: Function,
+        tls: settings.Tls,
+        protocol: type[asyncio.Protocol],
+    ) -> None:
+        super().__init__(config, function)
+        # Here, as a function that has no such port pays nothing for it.
+        from knafka.tls_listener import TlsListener
+
+        self._problem = ""
+        """Why the port can't be had."""
+        self._protocol = protocol
+        self._listener = TlsListener(tls.folder, config.host, tls.port, self._make)
+
+    def _make(self) -> asyncio.Protocol:
+        of_uvicorn: Any = self._protocol
+        made: asyncio.Protocol = of_uvicorn(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return made
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            await self._look()
+
+    async def on_tick(self, counter: int) -> bool:
+        await self._look()
+        return await super().on_tick(counter)
+
+    async def _look(self) -> None:
+        try:
+            server = await self._listener.look()
+        except OSError as error:
+            if str(error) != self._problem:
+                log.error("TLS is not served: %s", error)
+            self._problem = str(error)
+            return
+        if server is not None:
+            self.servers.append(server)  # uvicorn closes it with the others

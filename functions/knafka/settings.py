@@ -15,7 +15,10 @@
     KNAFKA_LOCAL_ADDRESSES  allowed: destinations may be loopback or link-local (refused)
     KNAFKA_OIDC_URL    receiver: the API server whose tokens senders show (none: nobody may)
     KNAFKA_OIDC_FOLDER receiver: its own token and that server's CA (/var/run/secrets/knafka/api)
+    KNAFKA_TRUST_BUNDLES  dispatcher: folder with authorities that it trusts (none: the system's)
     KNAFKA_CALLERS     digests of the tokens that /drain and /contract want (none: everybody may)
+    KNAFKA_TLS         receiver: folder with tls.crt and tls.key, with which it serves TLS (none)
+    KNAFKA_TLS_PORT    where it does (8443)
     OTEL_*             tracing: see `knafka.tracing.settings`
     HOST, PORT         where to listen; PORT is set by Knative
 
@@ -51,6 +54,9 @@ STATISTICS_INTERVAL: Final = "KNAFKA_STATISTICS_INTERVAL"
 
 OIDC_URL: Final = "KNAFKA_OIDC_URL"
 OIDC_FOLDER: Final = "KNAFKA_OIDC_FOLDER"
+TLS: Final = "KNAFKA_TLS"
+TLS_PORT: Final = "KNAFKA_TLS_PORT"
+TRUST_BUNDLES: Final = "KNAFKA_TRUST_BUNDLES"
 API_FOLDER: Final = "/var/run/secrets/knafka/api"
 """Where a receiver that verifies tokens has its own token and the API server's CA."""
 
@@ -78,6 +84,24 @@ def listen(environment: Environment) -> Listen:
     if not port.isdecimal() or len(port) > 5 or int(port) > 65_535:
         raise InvalidDocument("PORT", f"invalid value: {port:.80}: want a port number")
     return Listen(environment.get("HOST", "0.0.0.0"), int(port))
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Where a function ends TLS itself."""
+
+    folder: Path
+    """With `tls.crt` and `tls.key`, which may be changed while it runs."""
+    port: int = 8443
+
+
+def tls(environment: Environment) -> Tls | None:
+    """None: it serves plain HTTP only. Raises `InvalidDocument` if KNAFKA_TLS_PORT is no port."""
+    port = environment.get(TLS_PORT, "8443")
+    if not port.isdecimal() or len(port) > 5 or not 0 < int(port) <= 65_535:
+        raise InvalidDocument(TLS_PORT, f"invalid value: {port:.80}: want a port number")
+    folder = environment.get(TLS)
+    return Tls(Path(folder), int(port)) if folder else None
 
 
 def log_level(environment: Environment) -> str:
@@ -128,6 +152,13 @@ def oidc_url(environment: Environment) -> str | None:
 def oidc_folder(environment: Environment) -> Path:
     """Where this function's own token is, and the CA of the server at `oidc_url`."""
     return Path(environment.get(OIDC_FOLDER) or API_FOLDER)
+
+
+def trust_bundles(environment: Environment) -> Path | None:
+    """The folder of the certificate authorities that destinations may have beside the system's;
+    None: there is none."""
+    folder = environment.get(TRUST_BUNDLES)
+    return Path(folder) if folder else None
 
 
 def statistics_interval(environment: Environment) -> float:

@@ -46,6 +46,7 @@ from knafka_operator.reconcile.shards import Shards
 from knafka_operator.reconcile.state import States, broker_of, declared_of, has_contract
 from knafka_operator.reconcile.subscriptions import Subscriptions
 from knafka_operator.reconcile.triggers import Triggers
+from knafka_operator.reconcile.trust_bundles import TrustBundles
 from knafka_operator.reconcile.work_queue import BACK_OFF, GONE, Verdict, WorkQueue
 from knafka_operator.scale.drains import HttpDrains
 from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
@@ -135,7 +136,11 @@ class Operator:
         url_of = partial(services.url, settings=settings) if self.entries is None else None
         positions = positions or PodPositions(cluster, url_of, bearers=self._bearers)
         receivers = Receivers(settings, cluster, self.states, positions, enqueue)
-        self.effects = Effects(cluster, self.states, shards, receivers, probe, wake)
+        self.trust_bundles: TrustBundles = (
+            TrustBundles(settings, cluster) if beside is None else beside.trust_bundles
+        )
+        parts_of_effects = self.states, shards, receivers, self.trust_bundles
+        self.effects = Effects(cluster, *parts_of_effects, probe, wake)
         of = settings, cluster, self._kafkas, shards, self.states, receivers, self.effects, _now
         self.brokers = (
             Brokers(*of) if self.entries is None else Channels(*of, self.entries.handling)
@@ -163,6 +168,8 @@ class Operator:
         counting = repeat("counting dead letters", self.dead_letters.look, PUBLISH_INTERVAL)
         running = [publishing, moving, counting, Replays(settings, cluster, self.states).run()]
         if beside is None:
+            if settings.trust_bundles:
+                running.append(self.trust_bundles.run())
             running.append(repeat("rolling", partial(rolls.look, cluster), LOOK_INTERVAL))
             if self.sensors is not None:
                 running.append(self.sensors.publish(self.queue))

@@ -70,7 +70,7 @@ LINES: Final = (
         _U,
         "its address is a path of an ingress",
         note="each Broker has a receiver, so a host, of its own; `status.addresses` only where "
-        "there is an audience (`authentication-oidc`); HTTPS is not offered",
+        "there is an audience (`authentication-oidc`) or HTTPS (`transport-encryption`)",
     ),
     Line("KN-BRK-21", _U, "is Ready only once its receiver was asked and answers"),
     Line("KN-BRK-22", _U, "deletion stops the receiver, takes the topic, and is never stuck"),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from support.functions import FunctionProcess, receiver
 from support.requests import (
@@ -41,13 +42,20 @@ class Running:
 
 @asynccontextmanager
 async def running(
-    bootstrap_servers: str, log: Path, *, limit: int = LIMIT
+    bootstrap_servers: str,
+    log: Path,
+    *,
+    limit: int = LIMIT,
+    environment: Mapping[str, str] | None = None,
+    **of_ingress: Any,
 ) -> AsyncIterator[Running]:
-    """A receiver on a topic of its own, not yet ready."""
+    """A receiver on a topic of its own; `environment` is what it has beside its contract."""
     admin = KafkaAdmin({"bootstrap.servers": bootstrap_servers})
     topic = f"receiver-{uuid.uuid4().hex}"
     await admin.ensure_topic(topic, 1, 1, {})
-    process = receiver([ingress(bootstrap_servers, topic, max_event_bytes=limit)], log)
+    served = ingress(bootstrap_servers, topic, max_event_bytes=limit, **of_ingress)
+    process = receiver([served], log)
+    process.environment |= environment or {}
     async with process:
         await process.ready()
         yield Running(process, admin, topic)

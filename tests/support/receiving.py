@@ -19,7 +19,7 @@ from knafka.observability import Histogram
 from knafka.receiver.authentication import TokenVerifier
 from knafka.receiver.connections import Connections
 from knafka.receiver.ingest import IngestHandler, Limits
-from knafka.receiver.protocol import ReceiverProtocol
+from knafka.receiver.protocol import EncryptedReceiverProtocol, ReceiverProtocol
 
 LIMIT = 300_000
 
@@ -50,6 +50,10 @@ class Server:
 
     def _make(self) -> ReceiverProtocol:
         return ReceiverProtocol(self._config, self.state, {"connections": self.shared})
+
+    def make_encrypted(self) -> ReceiverProtocol:
+        """For a connection through TLS of its own."""
+        return EncryptedReceiverProtocol(self._config, self.state, {"connections": self.shared})
 
     def connect(self) -> AbstractAsyncContextManager[Wire]:
         return connected(self.port)

@@ -121,7 +121,7 @@ async def test_a_dispatcher_refuses_them_unless_it_is_told_otherwise(
 ) -> None:
     given: list[Refusal | None] = []
 
-    def connect(_: object, reporting: object, refusal: Refusal | None) -> Any:
+    def connect(_: object, refusal: Refusal | None, **others: object) -> Any:
         given.append(refusal)
         raise InvalidDocument("", "enough")
 

@@ -228,6 +228,7 @@ async def test_a_subscription_is_delivered_by_a_shared_dispatcher_of_its_channel
             "subscriberUri": "http://there/",
             "replyUri": "http://replies/",
             "deadLetterSinkUri": None,
+            **dict.fromkeys(("subscriberCACerts", "replyCACerts", "deadLetterSinkCACerts")),
         }
         assert egress.group in world.log.groups
     dispatchers = world.cluster.services() - {"kafka-channel-receiver"}

@@ -46,7 +46,7 @@ class Reconciles(Reconciler[Observed, Any, None]):
     def __init__(self, cluster: MemoryCluster) -> None:
         self.cluster = cluster
         nothing: Any = None
-        self.effects = Effects(cluster, nothing, nothing, nothing, nothing, nothing)
+        self.effects = Effects(cluster, *[nothing] * 6)
 
 
 @pytest.fixture

@@ -31,6 +31,10 @@ ROOT = Path(__file__).resolve().parents[2]
 TRIED_ELSEWHERE = {
     # Of senders: test_event_policies.
     *("DefaultAuthorizationMode", "EventPoliciesGetFailed", "EventPoliciesNotReady"),
+    # test_operator_encryption.py, test_operator_trust_bundles.py
+    *("HttpsNotServed", "TLSSecretNotFound", "TLSSecretInvalid", "TLSServiceRejected"),
+    *("CertificateExpired", "CertificateForOtherHost", "TLSNeedsMinScale"),
+    *("TrustBundleNotCopied", "TrustBundleNotOurs"),
     *("DeadLettered", "StateFull", "EventsCameLate"),
     *("Loop", "SubscriberLeadsBack", "ReplyLeadsBack", "DeadLetterSinkLeadsBack"),  # test_loops
     *("TopicDrifted", "OldRevisionDelivers", "InternalError", "FunctionRejected"),

@@ -49,6 +49,7 @@ from knafka.receiver.authentication import (
     MAX_SENDERS,
     MAX_STRANGERS_FAILURES,
     MAX_TOKENS,
+    SenderCheck,
     TokenVerifier,
     Undecided,
 )
@@ -374,7 +375,7 @@ async def test_senders_of_whom_a_verdict_is_kept_are_bounded() -> None:
     for number in range(MAX_SENDERS + 10):
         assert world.send(bearer(believed(sub=f"{SENDER}{number}"))) == 202
     (route,) = world.ingest._served.values()
-    assert route.check is not None
+    assert isinstance(route.check, SenderCheck)
     assert len(route.check._verdicts) <= MAX_SENDERS
 
 

@@ -103,9 +103,11 @@ def _source(world: World, name: str) -> Mapping[str, str]:
 
 
 @asynccontextmanager
-async def receiver(world: World, name: str, topic: str) -> AsyncIterator[Running]:
-    """Our receiver or its floor, serving."""
-    async with _receiver(world, name, [ingress(world, topic)]) as (target,):
+async def receiver(
+    world: World, name: str, topic: str, more: Mapping[str, str] | None = None
+) -> AsyncIterator[Running]:
+    """Our receiver or its floor, serving; `more` is added to its environment."""
+    async with _receiver(world, name, [ingress(world, topic)], more) as (target,):
         yield target
 
 
@@ -122,12 +124,13 @@ async def channels(world: World, topics: Sequence[str]) -> AsyncIterator[Sequenc
 
 @asynccontextmanager
 async def _receiver(
-    world: World, name: str, served: Sequence[Ingress]
+    world: World, name: str, served: Sequence[Ingress], more: Mapping[str, str] | None = None
 ) -> AsyncIterator[Sequence[Running]]:
     """Of each Ingress what serves it: one process."""
     port = free_port()
     environment = {
-        "HOST": HOST, "PORT": str(port), INGRESSES: contract_of(served), **_source(world, name)
+        "HOST": HOST, "PORT": str(port), INGRESSES: contract_of(served), **_source(world, name),
+        **(more or {}),
     }  # fmt: skip
     command: tuple[str, ...] = ("-m", "knafka.receiver")
     if name == FLOOR:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from knafka.clients.http_connection import Connection
+from knafka.clients.trust_bundles import TlsContext
 from knafka.core import addresses
 from knafka.core.errors import DeliveryError
 from knafka.ports.subscriber import Origin
@@ -44,10 +45,11 @@ class Pool:
         limit: int,
         max_response_bytes: int,
         max_age: Callable[[], float],
-        context: ssl.SSLContext | None,
+        tls: TlsContext | None,
         refusal: Refusal | None = None,
     ) -> None:
-        """`refusal` judges every address that the origin's host has; None: all may be asked."""
+        """`tls`: of an https origin; None: it isn't one. `refusal` judges every address that the
+        origin's host has; None: all may be asked."""
         self.loop = asyncio.get_running_loop()
         self.free = limit
         self.idle: list[Connection] = []
@@ -56,7 +58,7 @@ class Pool:
         self.max_response_bytes = max_response_bytes
         self.closed = False
         self._max_age = max_age
-        self._context = context
+        self._tls = tls
         self._refusal = refusal
         self._waiters: deque[asyncio.Future[None]] = deque()
 
@@ -105,7 +107,8 @@ class Pool:
 
     async def _connect(self, expires_at: float) -> Connection:
         """Raises `OSError`, and `DeliveryError` where no address of the host may be asked."""
-        host, port, context = self.origin.host, self.origin.port, self._context
+        host, port = self.origin.host, self.origin.port
+        context = None if self._tls is None else self._trusted(self._tls)
         # What was judged is what is connected to: the name is resolved once.
         candidates = [host] if self._refusal is None else await self._allowed(self._refusal)
         server = host if context is not None else None
@@ -123,6 +126,13 @@ class Pool:
                 if number == len(candidates):
                     raise
         raise AssertionError("a host has an address")
+
+    def _trusted(self, tls: TlsContext) -> ssl.SSLContext:
+        try:
+            return tls.current()
+        except (ValueError, OSError) as error:
+            problem = f"the CA certificates for {self.origin} can't be read: {error}"
+            raise DeliveryError("refused", problem) from error
 
     async def _allowed(self, refusal: Refusal) -> list[str]:
         """The addresses of the origin's host that may be asked, in the resolver's order."""

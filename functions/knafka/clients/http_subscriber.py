@@ -20,6 +20,7 @@ from typing import Final
 
 from knafka.clients.http_connection import Unanswered
 from knafka.clients.http_pool import Pool, Refusal, client_closed
+from knafka.clients.trust_bundles import TlsContext, TrustBundles
 from knafka.core.errors import DeliveryError
 from knafka.ports.subscriber import Origin, Response, Target
 
@@ -41,7 +42,8 @@ def about_max_age() -> float:
 class HttpSubscriber:
     """A `Subscriber` that keeps at most `limit` connections, so `limit` posts, per origin.
 
-    `tls` makes the context for an https origin; the origin's own CA certificates are added to it.
+    `tls` makes the context for an https origin; the origin's own CA certificates are added to it,
+    and those of `bundles`, as they are when a connection is made.
     `max_age` gives the seconds that a connection may be used for. `refusal` judges the addresses
     that a host has when a connection is made: `core.addresses.refusal` where users name the hosts.
     """
@@ -54,12 +56,14 @@ class HttpSubscriber:
         tls: Callable[[], ssl.SSLContext] = ssl.create_default_context,
         max_age: Callable[[], float] = about_max_age,
         refusal: Refusal | None = None,
+        bundles: TrustBundles | None = None,
     ) -> None:
         self._limit = limit
         self._max_response_bytes = max_response_bytes
         self._tls = tls
         self._max_age = max_age
         self._refusal = refusal
+        self._bundles = bundles
         self._pools: dict[Origin, Pool] = {}
         self._closed = False
 
@@ -113,17 +117,8 @@ class HttpSubscriber:
         self._pools[origin] = pool
         return pool
 
-    def _context(self, origin: Origin) -> ssl.SSLContext | None:
-        if not origin.tls:
-            return None
-        try:
-            context = self._tls()
-            if origin.ca_certs is not None:
-                context.load_verify_locations(cadata=origin.ca_certs)
-        except (ValueError, OSError) as error:
-            problem = f"the CA certificates for {origin} can't be read: {error}"
-            raise DeliveryError("refused", problem) from error
-        return context
+    def _context(self, origin: Origin) -> TlsContext | None:
+        return TlsContext(self._tls, origin.ca_certs, self._bundles) if origin.tls else None
 
     async def close(self) -> None:
         self._closed = True

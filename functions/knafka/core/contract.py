@@ -305,6 +305,8 @@ class Ingress(Model):
     """Where there are any, a sender must be let through by one of them; only with an `audience`."""
     default_authorization: AuthorizationMode = "allow-same-namespace"
     """Who may send where there are no policies; only with an `audience`."""
+    encrypted_only: bool = False
+    """Whether events that came in plain are refused."""
 
     @property
     def path(self) -> str:

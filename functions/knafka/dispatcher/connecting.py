@@ -19,6 +19,7 @@ from knafka.clients.kafka_reader import KafkaReader
 from knafka.clients.kafka_tail import KafkaTail
 from knafka.clients.kafka_topics import KafkaTopics
 from knafka.clients.kafka_writer import KafkaWriter
+from knafka.clients.trust_bundles import TrustBundles
 from knafka.core import names
 from knafka.core.contract import Egress, Shard
 from knafka.dispatcher.appending import DeadLetterTopic
@@ -68,16 +69,22 @@ class Clients:
     """Attempts that begin in one turn of the event loop, if it has neighbours there."""
 
 
-def connect(egress: Egress, reporting: Connection, refusal: Refusal | None) -> Clients:
+def connect(
+    egress: Egress,
+    reporting: Connection,
+    refusal: Refusal | None,
+    bundles: TrustBundles | None = None,
+) -> Clients:
     """Kafka and HTTP; raises `InvalidDocument` for a Secret that can't work. `reporting` is of
-    `ClientStatistics`, `refusal` judges the addresses of destinations."""
+    `ClientStatistics`, `refusal` judges the addresses of destinations, `bundles` are trusted to
+    say who they are."""
     kafka = egress.kafka
     reached, writer = connection(kafka), KafkaWriter({**writing(kafka), **reporting})
     topics = KafkaTopics(reached)
     return Clients(
         partial(KafkaReader, {**reading(kafka), **reporting}, egress.group, egress.topic),
         writer,
-        HttpSubscriber(limit=egress.max_in_flight, refusal=refusal),
+        HttpSubscriber(limit=egress.max_in_flight, refusal=refusal, bundles=bundles),
         topics,
         broker_dead_letters(egress, writer, topics, partial(KafkaTail, reached)),
     )
@@ -125,11 +132,12 @@ class KafkaShard:
         kafka: Mapping[str, Any],
         reporting: Connection,
         refusal: Refusal | None,
+        bundles: TrustBundles | None = None,
     ) -> None:
         writing = {**kafka, **settings(shard.kafka, "producer"), **reporting}
         self.writer: LogWriter = KafkaWriter(writing)
         self.subscriber: Subscriber = HttpSubscriber(limit=1, refusal=refusal)
-        self._refusal = refusal
+        self._refusal, self._bundles = refusal, bundles
         self._shard = shard
         self._kafka = kafka
         self._reading = {**kafka, **settings(shard.kafka, "consumer")}
@@ -145,7 +153,9 @@ class KafkaShard:
         return Clients(
             self._shared_reader(egress),
             self.writer,
-            HttpSubscriber(limit=egress.max_in_flight, refusal=self._refusal),
+            HttpSubscriber(
+                limit=egress.max_in_flight, refusal=self._refusal, bundles=self._bundles
+            ),
             self._maker,
             self._dead_letters_of_broker(egress),
             SharedParser(),
@@ -194,9 +204,14 @@ class KafkaShard:
         await self.subscriber.close()
 
 
-def connect_shard(shard: Shard, reporting: Connection, refusal: Refusal | None) -> ShardClients:
+def connect_shard(
+    shard: Shard,
+    reporting: Connection,
+    refusal: Refusal | None,
+    bundles: TrustBundles | None = None,
+) -> ShardClients:
     """As `connect`."""
-    return KafkaShard(shard, connection(shard.kafka), reporting, refusal)
+    return KafkaShard(shard, connection(shard.kafka), reporting, refusal, bundles)
 
 
 def open_files() -> int:

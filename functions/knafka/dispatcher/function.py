@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from knafka import settings
+from knafka.clients.trust_bundles import TrustBundles
 from knafka.core import addresses
 from knafka.core.contract import Egress, Shard
 from knafka.dispatcher.connecting import Clients, ShardClients, connect, connect_shard
@@ -33,11 +34,15 @@ class Dispatcher(DrainingFunction):
     def _open(self, environment: Mapping[str, str], drains: Drains, tracer: Tracer | None) -> Side:
         shard, reporting = settings.shard(environment), self.statistics.connection
         refusal = None if settings.local_addresses(environment) else addresses.refusal
+        folder = settings.trust_bundles(environment)
+        bundles = None if folder is None else TrustBundles(folder)
         if shard is None:
             egress = settings.egress(environment)
-            to_egress = self._connect or partial(connect, reporting=reporting, refusal=refusal)
+            to_egress = self._connect or partial(
+                connect, reporting=reporting, refusal=refusal, bundles=bundles
+            )
             return OwnEgress(egress, to_egress(egress), drains.service_url, tracer)
         to_shard = self._connect_shard or partial(
-            connect_shard, reporting=reporting, refusal=refusal
+            connect_shard, reporting=reporting, refusal=refusal, bundles=bundles
         )
         return ServedShard(shard, to_shard(shard), drains.service_url, tracer)

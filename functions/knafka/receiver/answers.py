@@ -63,6 +63,9 @@ UNAUTHENTICATED: Final = Answer(
 FORBIDDEN: Final = Answer(
     HTTPStatus.FORBIDDEN, "no EventPolicy allows this sender to send this event here"
 )
+NOT_ENCRYPTED: Final = Answer(
+    HTTPStatus.FORBIDDEN, "encrypted events only: send to the https address in status.address"
+)
 UNDECIDED: Final = Answer(
     HTTPStatus.SERVICE_UNAVAILABLE,
     "the token can't be verified now: send the event again",

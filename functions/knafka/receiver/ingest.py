@@ -50,6 +50,7 @@ from knafka.receiver.address import HttpHeaders, address_of_host, is_host
 from knafka.receiver.answers import Answer
 from knafka.receiver.authentication import SenderCheck, TokenVerifier
 from knafka.receiver.batches import Batch
+from knafka.receiver.encryption import Check, EncryptedOnly
 from knafka.receiver.tracing import IngestTracing
 
 log = logging.getLogger(__name__)
@@ -109,10 +110,12 @@ class BrokerRoute:
         self.ingress = ingress
         self.writer = writer
         self.topic = ingress.topic
-        self.check: SenderCheck | None = None
+        self.check: Check | None = None
         """None: everybody may send."""
         if ingress.audience is not None:
             self.check = SenderCheck(ingress, ingress.audience, verifier)
+        if ingress.encrypted_only:
+            self.check = EncryptedOnly(self.check)
         self.max_event_bytes = ingress.max_event_bytes
         # To add to a Counter takes three times as long.
         self.answered: dict[int, int] = defaultdict(int) if before is None else before.answered

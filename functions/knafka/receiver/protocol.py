@@ -6,8 +6,8 @@ connection unless the client pipelines; answers leave in order (`responses`).
 
 It is longer than other files as whatever a request does to a connection is to be seen in one place.
 
-Not here: HTTP/2, upgrades (a request that offers one is answered as if it hadn't), TLS (the
-mesh's or the ingress's), compressed requests, and those that outgrow `Limits` or arrive too slowly.
+Not here: HTTP/2, upgrades (a request that offers one is answered as if it hadn't), TLS
+(`tls_listener`), compressed requests, and those that outgrow `Limits` or arrive too slowly.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from knafka.receiver import answers
 from knafka.receiver.address import ROOTS, address_of, path_of
 from knafka.receiver.answers import Answer
 from knafka.receiver.connections import Connections
+from knafka.receiver.encryption import CAME_ENCRYPTED
 from knafka.receiver.ingest import HEADER_OVERHEAD, header_bytes, leaves_room
 from knafka.receiver.responses import PIPELINED, ResponseQueue, Slot
 
@@ -464,3 +465,13 @@ class ReceiverProtocol(asyncio.Protocol):
                 self._refuse(answers.TIMED_OUT)
         elif not self._slots and now - self._idle_since > IDLE_TIMEOUT:
             self._transport.close()
+
+
+class EncryptedReceiverProtocol(ReceiverProtocol):
+    """One connection through our own TLS: its requests say so, as a gateway's do."""
+
+    __slots__ = ()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._headers.append(CAME_ENCRYPTED)

@@ -8,7 +8,7 @@ Not here: what is done with a token (`knafka.receiver.authentication`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast, get_args
 
@@ -96,9 +96,11 @@ def address_of(url: str, audience: str | None) -> Mapping[str, Any]:
     return {"name": "http", "url": url, **({} if audience is None else {"audience": audience})}
 
 
-def addresses_of(address: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
-    """`status.addresses`, where there is more to say than in `status.address`; null takes it away
-    from a status that had it."""
-    if "audience" in address:
-        return {"addresses": [address]}
+def addresses_of(
+    addresses: Sequence[Mapping[str, Any]], before: Mapping[str, Any]
+) -> dict[str, Any]:
+    """`status.addresses`, where there is more to say than plain http in `status.address`; null
+    takes it away from a status that had it."""
+    if any(each["name"] != "http" or each.keys() - {"name", "url"} for each in addresses):
+        return {"addresses": list(addresses)}
     return {"addresses": None} if "addresses" in before else {}

@@ -30,7 +30,15 @@ from knafka_operator.decide.effects import (
     CreateTopic,
     Effect,
     Probe,
+    Refusal,
     WriteIngress,
+)
+from knafka_operator.decide.encryption import (
+    NO_ENCRYPTION,
+    TLS_SECRET,
+    Encryption,
+    Https,
+    tls_service,
 )
 from knafka_operator.decide.observed import Needed, Observed
 from knafka_operator.decide.receiver_scaling import check_receiver_scaling
@@ -58,6 +66,7 @@ from knafka_operator.model.settings import Settings
 PROBED: Final = "knafka.dev/probed"
 """Key of `status.annotations`: the receiver's Revision that has answered. Kept there, since a probe
 wakes a receiver, and a restart of the operator should not wake them all."""
+TLS_REFUSAL: Final = Refusal("this Broker", "ServiceNotOurs", "TLSServiceRejected")
 RECEIVER_CONTRACT: Final = "knafka.dev/receiver-contract"
 """Key of `status.annotations`: the topic that has the Broker's entry, or may have it."""
 
@@ -122,6 +131,12 @@ class ObservedBroker(Observed):
     """None: there is no connection, or it is refused."""
     authentication: Authentication | KnafkaError = NO_AUTHENTICATION
     """Of its senders."""
+    encryption: Encryption | KnafkaError = NO_ENCRYPTION
+    """Of what they send."""
+    https: Https | NotReady | None = None
+    """How its receiver is reached by https, or why it isn't; None: nobody wants that."""
+    tls_served: bool = False
+    """Whether there is the Service that leads to its receiver's own TLS."""
     projected: bool = False
     """Whether the Secret was copied."""
     ingress: Ingress | None = None
@@ -142,6 +157,8 @@ class ObservedBroker(Observed):
                 return replace(seen, ingress=ingress, accepted=False)
             case AwaitReceivers():
                 return replace(seen, accepted=True)
+            case Apply(Step.APPLY_TLS_SERVICE):
+                return replace(seen, tls_served=True)
             case Probe(answers_for=revision):
                 return replace(seen, probed=revision)
         return seen
@@ -170,34 +187,40 @@ def decide(seen: ObservedBroker, settings: Settings) -> BrokerDecision:
         # KN-BRK-01: once there is a receiver, it receives; while replaced, the old one does.
         "address": before.get("address"),
         "deadLetterSinkUri": None,
+        "deadLetterSinkCACerts": None,
     }
     if seen.stopped:
         status["address"] = None
         annotations.pop(PROBED, None)
 
+    unaddressed = NotReady("NoReceiver", "no receiver has been Ready yet", transient=True)
+
     def decision(topic: ObservedTopic | None = None) -> BrokerDecision:
         with conditions.step(ADDRESSABLE):
             if status["address"] is None:
-                raise NotReady("NoReceiver", "no receiver has been Ready yet", transient=True)
+                raise unaddressed
         return BrokerDecision(tuple(needed.effects), conditions, status, topic)
 
     broker: Broker | None = None
     connection: Connection | None = None
     senders: Authentication | None = None
+    encryption: Encryption | None = None
     with conditions.step(CONFIG_PARSED):
         broker = value(seen.broker)
         connection = value(seen.connection)
         senders = value(seen.authentication)
+        encryption = value(seen.encryption)
     if broker is not None:
         with conditions.step(DEAD_LETTER_SINK_RESOLVED):
             if broker.spec.delivery.dead_letter_sink is None:
                 conditions.set(no_dead_letter_sink())
             elif (sink := value(seen.dead_letter_sink)) is not None:
                 status["deadLetterSinkUri"] = sink.url  # KN-BRK-03
+                status["deadLetterSinkCACerts"] = sink.ca_certs
     if seen.refused is not None:
         with conditions.step(TOPIC_READY):
             raise TopicRefused("ExternalTopicNotAllowed", seen.refused)
-    if broker is None or connection is None or senders is None:
+    if broker is None or connection is None or senders is None or encryption is None:
         return decision()
     mount = connection.mount
     if mount is not None and mount.projected is not None and not seen.projected:
@@ -225,7 +248,7 @@ def decide(seen: ObservedBroker, settings: Settings) -> BrokerDecision:
         return decision()
 
     ingress = desired.ingress(broker, topic.wanted, found.config, connection.defaults)
-    ingress = senders.demanded(ingress, broker)
+    ingress = encryption.demanded(senders.demanded(ingress, broker))
     service = Identity(broker.metadata.namespace, services.receiver_name(broker))
     with conditions.step(CONTRACT_UPDATED):
         if annotations.get(RECEIVER_CONTRACT) != receiver.contract_topic:
@@ -239,8 +262,10 @@ def decide(seen: ObservedBroker, settings: Settings) -> BrokerDecision:
         if seen.revision is None:
             check_receiver_scaling(broker.metadata.annotations, settings.maxima)
             secret = None if mount is None else (mount.name, mount.version)
+            # Also of a Secret that can't be used now: what is shown goes on until it can.
+            tls = broker.metadata.annotations.get(TLS_SECRET) if encryption.is_on else None
             manifest = services.receiver_service(
-                broker, receiver, secret, settings, oidc=senders.is_on
+                broker, receiver, secret, settings, oidc=senders.is_on, tls=tls
             )
             needed.first(ApplyService(Step.APPLY_RECEIVER, manifest))
     if seen.revision is None:
@@ -250,8 +275,20 @@ def decide(seen: ObservedBroker, settings: Settings) -> BrokerDecision:
             needed.first(AwaitReceivers(service, receiver.contract_topic, ingress.path))
         annotations[receivers.ACCEPTED] = receivers.entry_digest(receiver.contract_topic, ingress)
     url = services.url(service.name, service.namespace, settings) + ingress.path
-    status["address"] = address_of(url, ingress.audience)
-    status.update(addresses_of(status["address"], before) | senders.status_of(broker, before))
+    https = seen.https
+    if isinstance(https, Https) and https.secret is not None and not seen.tls_served:
+        try:
+            needed.first(Apply(Step.APPLY_TLS_SERVICE, (tls_service(broker),), TLS_REFUSAL))
+        except NotReady as error:
+            https = error
+    if isinstance(https, NotReady):
+        unaddressed = https
+    http = address_of(url, ingress.audience)
+    addresses = encryption.addresses(http, ingress.path, https)
+    status["address"] = addresses[-1] if addresses else None
+    status.update(addresses_of(addresses, before) | senders.status_of(broker, before))
+    if (encrypted := encryption.condition_of(https)) is not None:
+        conditions.set(encrypted)
     if (policies := senders.condition_of(broker)) is not None:
         conditions.set(policies)
     with conditions.step(PROBE_SUCCEEDED):

@@ -36,6 +36,7 @@ from knafka_operator.decide.effects import (
     Refusal,
     WriteIngress,
 )
+from knafka_operator.decide.encryption import NO_ENCRYPTION, Encryption, Https
 from knafka_operator.decide.observed import Needed, Observed
 from knafka_operator.decide.routes import Gateway
 from knafka_operator.decide.status import (
@@ -98,6 +99,10 @@ class ObservedChannel(Observed):
     topic: ObservedTopic | KnafkaError | None = None
     authentication: Authentication | KnafkaError = NO_AUTHENTICATION
     """Of its senders."""
+    encryption: Encryption | KnafkaError = NO_ENCRYPTION
+    """Of what they send."""
+    https: Https | NotReady | None = None
+    """How its receiver is reached by https, or why it isn't; None: nobody wants that."""
     ingress: Ingress | None = None
     """Its entry in the receiver's contract."""
     accepted: bool = False
@@ -154,18 +159,22 @@ def decide(seen: ObservedChannel, settings: Settings) -> ChannelDecision:
         "annotations": annotations,
         "address": before.get("address"),
         "deadLetterSinkUri": None,
+        "deadLetterSinkCACerts": None,
         "subscribers": list(seen.subscribers),
     }
+
+    unaddressed = NotReady("NoAddress", "it has no address yet", transient=True)
 
     def decision(topic: ObservedTopic | None = None) -> ChannelDecision:
         with conditions.step(ADDRESSABLE):
             if status["address"] is None:
-                raise NotReady("NoAddress", "it has no address yet", transient=True)
+                raise unaddressed
         return ChannelDecision(tuple(needed.effects), conditions, status, topic)
 
     channel: KafkaChannel | None = None
     connection: ChannelConnection | None = None
     senders: Authentication | None = None
+    encryption: Encryption | None = None
     with conditions.step(CONFIG_PARSED):
         channel = value(seen.channel)
         if seen.rival is not None:
@@ -173,14 +182,18 @@ def decide(seen: ObservedChannel, settings: Settings) -> ChannelDecision:
             raise NotReady("OtherImplementation", _rival(seen.rival))
         connection = value(seen.connection)
         senders = value(seen.authentication)
+        encryption = value(seen.encryption)
     if channel is not None:
         with conditions.step(DEAD_LETTER_SINK_RESOLVED):
             if channel.spec.delivery.dead_letter_sink is None:
                 conditions.set(no_dead_letter_sink())
             elif (sink := value(seen.dead_letter_sink)) is not None:
                 status["deadLetterSinkUri"] = sink.url  # KN-CHN-04
+                status["deadLetterSinkCACerts"] = sink.ca_certs
     broker = seen.broker
     if channel is None or broker is None or connection is None or senders is None:
+        return decision()
+    if encryption is None:
         return decision()
 
     topic: ObservedTopic | None = None
@@ -211,7 +224,7 @@ def decide(seen: ObservedChannel, settings: Settings) -> ChannelDecision:
         return decision(topic)
     hosts = routes.hosts(broker, settings)
     ingress = desired.ingress(broker, topic.wanted, found.config, connection.defaults, hosts)
-    ingress = senders.demanded(ingress, channel)
+    ingress = encryption.demanded(senders.demanded(ingress, channel))
     awaiting = AwaitReceivers(service, contract.name, ingress.path)
     with conditions.step(CONTRACT_UPDATED):
         if receiver not in receivers_of(annotations):
@@ -237,9 +250,14 @@ def decide(seen: ObservedChannel, settings: Settings) -> ChannelDecision:
         if url not in (annotations.get(PROBED), seen.probed):
             needed.first(Probe(url, url))
         annotations[PROBED] = url
-        status["address"] = address_of(url, ingress.audience)
-        status.update(addresses_of(status["address"], before))
-        status.update(senders.status_of(channel, before))
+        if isinstance(seen.https, NotReady):
+            unaddressed = seen.https
+        http = address_of(url, ingress.audience)
+        addresses = encryption.addresses(http, ingress.path, seen.https)
+        status["address"] = addresses[-1] if addresses else None
+        status.update(addresses_of(addresses, before) | senders.status_of(channel, before))
+        if (encrypted := encryption.condition_of(seen.https)) is not None:
+            conditions.set(encrypted)
         if (policies := senders.condition_of(channel)) is not None:
             conditions.set(policies)
     if conditions.holds(PROBE_SUCCEEDED):

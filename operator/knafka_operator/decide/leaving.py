@@ -33,6 +33,9 @@ def leave(document: Mapping[str, Any]) -> tuple[Effect, ...]:
         patch["annotations"] = dict.fromkeys(ours)
     types = {each.get("type") for each in status.get("conditions") or ()}
     if types - {DELIVERING, DEAD_LETTERS, LOOP_FREE, ROLLED_OUT} == {READY, *TRIGGER_CONDITIONS}:
-        written = ("conditions", "observedGeneration", "subscriberUri", "deadLetterSinkUri")
+        written = (
+            *("conditions", "observedGeneration", "subscriberUri", "deadLetterSinkUri"),
+            *("subscriberCACerts", "deadLetterSinkCACerts"),
+        )
         patch.update({each: None for each in written if each in status})
     return StopDelivery(), WriteStatus(Step.PUBLISH_STATUS, patch)

@@ -23,7 +23,15 @@ from knafka.core import documents, names
 from knafka.core.addresses import LOCAL_ADDRESSES
 from knafka.core.caller_tokens import CALLERS
 from knafka.core.contract import Delivery, Egress, Receiver, Shard
-from knafka.settings import API_FOLDER, LEAVING, LOG_FORMAT, OIDC_URL, PROFILING
+from knafka.settings import (
+    API_FOLDER,
+    LEAVING,
+    LOG_FORMAT,
+    OIDC_URL,
+    PROFILING,
+    TLS,
+    TRUST_BUNDLES,
+)
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.family import BROKERS, Family, family_of
 from knafka_operator.model.identity import Identity
@@ -87,7 +95,6 @@ GRACE_PERIOD: Final = TIMEOUT_SECONDS - STOPPING
 API_SERVER: Final = "https://kubernetes.default.svc"
 """Where pods reach it, by a name that its certificate has."""
 _API_CREDENTIALS: Final[Mapping[str, Any]] = {
-    "name": "api",
     "projected": {
         "sources": [
             {"serviceAccountToken": {"path": "token", "expirationSeconds": 3600}},
@@ -105,6 +112,15 @@ the issuer's keys (Kubernetes' role system:service-account-issuer-discovery), an
 to nothing else by us."""
 _OIDC_DECLARED: Final[Mapping[str, str]] = {"oidc": "enabled"}
 """At once for every receiver: without the keys it can take no event that wants a token."""
+
+TRUST_BUNDLE: Final = "knafka-trust-bundle"
+"""The ConfigMap that dispatchers mount, in each namespace that has some."""
+TRUST_PATH: Final = "/var/run/secrets/knafka/trust"
+TLS_PATH: Final = "/var/run/secrets/knafka/tls"
+_TRUST_VOLUME: Final[Mapping[str, Any]] = {
+    # Optional, as a pod that starts must not wait for it: it comes into the volume later, too.
+    "configMap": {"name": TRUST_BUNDLE, "optional": True},
+}
 
 LIVENESS_PROBE: Final[Mapping[str, Any]] = {
     "httpGet": {"path": "/health/liveness"},
@@ -164,9 +180,10 @@ def receiver_service(
     settings: Settings,
     *,
     oidc: bool = False,
+    tls: str | None = None,
 ) -> Manifest:
     """The receiver of one Broker; `secret` is the mounted Secret's name and version, `oidc`:
-    whether it verifies senders' tokens.
+    whether it verifies senders' tokens, `tls`: the Secret with which it ends TLS itself.
 
     `autoscaling.knative.dev/...` annotations of the Broker are the receiver's.
     """
@@ -181,7 +198,11 @@ def receiver_service(
         ownership_of(broker, BROKERS, settings),
         labels={ROLE: RECEIVER, BROKER: names.child(broker.metadata.name, "")},
         annotations={**scaling, **declared},
-        declared={**declared, **_OIDC_DECLARED} if oidc else declared,
+        declared={
+            **declared,
+            **(_OIDC_DECLARED if oidc else {}),
+            **({} if tls is None else {"tls": tls}),
+        },
         environment={
             "FUNCTION_TARGET": "receive",
             RECEIVER_CONTRACT: one_line(documents.dump(receiver)),
@@ -191,6 +212,7 @@ def receiver_service(
         settings=settings,
         tracing=settings.tracing.of(owner_key(broker)),
         oidc=oidc,
+        tls=tls,
     )
 
 
@@ -270,6 +292,7 @@ def dispatcher_service(
         tracing=settings.tracing.of(owner_key(trigger)),
         concurrency=1,
         timeout=timeout,
+        sends=True,
     )
 
 
@@ -318,6 +341,7 @@ def shard_service(
         settings=settings,
         tracing=settings.tracing.of(owner_key(broker)),
         concurrency=1,
+        sends=True,
     )
 
 
@@ -397,9 +421,12 @@ def knative_service(
     concurrency: int = 0,
     timeout: int = TIMEOUT_SECONDS,
     oidc: bool = False,
+    sends: bool = False,
+    tls: str | None = None,
 ) -> Manifest:
     """`declared` is what its owner has a say in beside the contract and the Secret; `oidc`: whether
-    the function asks the API server for the keys of tokens."""
+    the function asks the API server for the keys of tokens; `sends`: whether it sends events to
+    destinations, whose certificates it judges; `tls`: the Secret with which it ends TLS itself."""
     environment = {**environment, "KNAFKA_LOG_LEVEL": settings.log_level, LOG_FORMAT: "json"}
     if settings.profiling:
         # Only then: a variable more is a new Revision of every function.
@@ -410,6 +437,19 @@ def knative_service(
         environment[CALLERS] = callers
     if oidc:
         environment[OIDC_URL] = API_SERVER
+    mounts: list[tuple[str, str, Mapping[str, Any]]] = []
+    """Name, folder and source of each volume."""
+    if secret is not None:
+        mounts.append(("kafka", SECRET_PATH, {"secret": {"secretName": secret[0]}}))
+    if oidc:
+        mounts.append(("api", API_FOLDER, _API_CREDENTIALS))
+    if sends and settings.trust_bundles:
+        environment[TRUST_BUNDLES] = TRUST_PATH
+        mounts.append(("trust", TRUST_PATH, _TRUST_VOLUME))
+    if tls is not None:
+        environment[TLS] = TLS_PATH
+        # Without it plain requests are answered, and TLS as soon as it comes.
+        mounts.append(("tls", TLS_PATH, {"secret": {"secretName": tls, "optional": True}}))
     environment |= tracing
     container: Manifest = {
         "name": "function",
@@ -436,16 +476,12 @@ def knative_service(
     }
     template_annotations = {**FULL_DUPLEX, **annotations}
     if secret is not None:
-        secret_name, version = secret
-        template_annotations[SECRET_VERSION] = version
+        template_annotations[SECRET_VERSION] = secret[1]
+    if mounts:
         container["volumeMounts"] = [
-            {"name": "kafka", "mountPath": SECRET_PATH, "readOnly": True},
+            {"name": each, "mountPath": folder, "readOnly": True} for each, folder, _ in mounts
         ]
-        pod["volumes"] = [{"name": "kafka", "secret": {"secretName": secret_name}}]
-    if oidc:
-        mounted = {"name": "api", "mountPath": API_FOLDER, "readOnly": True}
-        container["volumeMounts"] = [*container.get("volumeMounts", ()), mounted]
-        pod["volumes"] = [*pod.get("volumes", ()), _API_CREDENTIALS]
+        pod["volumes"] = [{"name": each, **source} for each, _, source in mounts]
     return {
         "apiVersion": SERVING,
         "kind": "Service",
@@ -469,6 +505,12 @@ def knative_service(
             }
         },
     }
+
+
+def mounts_trust_bundle(service: Mapping[str, Any]) -> bool:
+    """Whether this function's pods mount the copy of the trust bundles in their namespace."""
+    volumes = service["spec"]["template"]["spec"].get("volumes") or ()
+    return any(each.get("configMap") == _TRUST_VOLUME["configMap"] for each in volumes)
 
 
 def with_common_labels(of: Mapping[str, str]) -> Mapping[str, str]:

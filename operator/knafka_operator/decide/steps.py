@@ -35,6 +35,8 @@ class Step(Enum):
     AWAIT_RECEIVERS = auto()
     APPLY_ROUTE = auto()
     """The channel's own host leads to the receiver."""
+    APPLY_TLS_SERVICE = auto()
+    """There is the Service that leads to the TLS which a Broker's receiver ends itself."""
     PROBE_RECEIVER = auto()
     LEAVE_RECEIVERS = auto()
     """Receivers accept nothing for a channel that another one serves now."""
@@ -106,6 +108,7 @@ BROKER_ORDER: Final = (
     Step.WRITE_INGRESS,  # before the receiver, which is Ready once it has read everything
     Step.APPLY_RECEIVER,
     Step.AWAIT_RECEIVERS,
+    Step.APPLY_TLS_SERVICE,  # after the receiver, whose pods listen by then
     Step.PROBE_RECEIVER,  # before the status: Ready isn't written before the address answers
     Step.PUBLISH_STATUS,
 )

@@ -32,7 +32,10 @@ from knafka_operator.model.handler import EVENTING_FINALIZER, Handler, Handling
 
 _RENAMED: Final = {BROKER_READY: CHANNEL_READY, SUBSCRIPTION_READY: ADDED_TO_CHANNEL}
 _REFERENCES: Final = (SUBSCRIBER_RESOLVED, DEAD_LETTER_SINK_RESOLVED)
-_URIS: Final = ("subscriberUri", "replyUri", "deadLetterSinkUri")
+_RESOLVED: Final = (
+    *("subscriberUri", "replyUri", "deadLetterSinkUri"),
+    *("subscriberCACerts", "replyCACerts", "deadLetterSinkCACerts"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +64,8 @@ def conditions_of(decided: ConditionSet) -> ConditionSet:
 
 def status_of(decided: Mapping[str, Any]) -> dict[str, Any]:
     """A Trigger's status as a Subscription's, conditions apart."""
-    others = {key: each for key, each in decided.items() if key not in _URIS}
-    physical = {key: decided.get(key) or None for key in _URIS}
+    others = {key: each for key, each in decided.items() if key not in _RESOLVED}
+    physical = {key: decided.get(key) or None for key in _RESOLVED}
     physical["subscriberUri"] = physical["subscriberUri"] or ""  # KN-SUB-03
     return {**others, "physicalSubscription": physical}
 
@@ -89,12 +92,18 @@ def subscribed(
         "name": metadata["name"],
         "subscriberUri": egress.subscriber.url,
     }
+    if egress.subscriber.ca_certs:
+        declared["subscriberCACerts"] = egress.subscriber.ca_certs
     if egress.reply is not None:
         declared["replyUri"] = egress.reply.url
+        if egress.reply.ca_certs:
+            declared["replyCACerts"] = egress.reply.ca_certs
     if delivery := (document.get("spec") or {}).get("delivery"):
         options = {key: each for key, each in delivery.items() if key != "deadLetterSink"}
         if egress.dead_letter_sink is not None:
-            options["deadLetterSink"] = {"uri": egress.dead_letter_sink.url}
+            sink = egress.dead_letter_sink
+            trusted = {"CACerts": sink.ca_certs} if sink.ca_certs else {}
+            options["deadLetterSink"] = {"uri": sink.url, **trusted}
         declared["delivery"] = options
     return Subscribed(declared, reported)
 

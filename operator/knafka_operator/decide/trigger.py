@@ -217,7 +217,9 @@ def _decide(
         "observedGeneration": seen.document["metadata"].get("generation", 0),
         "annotations": dict(before.get("annotations") or {}),
         "subscriberUri": "",  # KN-TRG-03
+        "subscriberCACerts": None,
         "deadLetterSinkUri": None,
+        "deadLetterSinkCACerts": None,
     }
     subscriber = dead_letter_sink = reply = None
 
@@ -238,8 +240,10 @@ def _decide(
         subscriber = value(seen.subscriber)
         assert subscriber is not None
         status["subscriberUri"] = subscriber.url
+        status["subscriberCACerts"] = subscriber.ca_certs
         if (reply := value(seen.reply)) is not None:
             status["replyUri"] = reply.url  # KN-SUB-03
+            status["replyCACerts"] = reply.ca_certs
     if broker is None:
         kind = family_of(trigger.kind).broker
         conditions.set(_waiting(f"it has no {kind} that could send it events"))
@@ -256,6 +260,7 @@ def _decide(
             conditions.set(no_dead_letter_sink())
         elif (dead_letter_sink := value(seen.dead_letter_sink)) is not None:
             status["deadLetterSinkUri"] = dead_letter_sink.url  # KN-TRG-04
+            status["deadLetterSinkCACerts"] = dead_letter_sink.ca_certs
     found = trigger_conditions.loop(trigger, seen.document, sink, subscriber, dead_letter_sink)
     if found is not None and seen.actions is None:  # a Sensor's aren't its Broker's events
         conditions.set(found)

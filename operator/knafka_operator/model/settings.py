@@ -8,8 +8,10 @@
     KNAFKA_CONFIG           ConfigMap with the defaults for all Brokers ("kafka-broker-config")
     KNAFKA_BROKER_DEFAULTS  ConfigMap with class and delivery of Brokers that declare none, in
                             upstream's format ("knative-eventing/config-br-defaults")
-    KNAFKA_FEATURES         ConfigMap that says whether senders must show tokens, in
-                            upstream's format ("knative-eventing/config-features")
+    KNAFKA_FEATURES         ConfigMap that says whether senders must show tokens, and whether there
+                            is https, in upstream's format ("knative-eventing/config-features")
+    KNAFKA_TRUST_BUNDLES    namespace whose ConfigMaps labelled networking.knative.dev/trust-bundle
+                            have certificate authorities that dispatchers trust ("": none have)
     KNAFKA_PROJECT_SECRETS  "true": a Secret named by a ConfigMap of another namespace is copied to
                             the Broker's namespace ("false")
     KNAFKA_CLUSTER_DOMAIN   ("cluster.local")
@@ -109,6 +111,9 @@ class Settings:
     """Namespace and name of the ConfigMap with class and delivery of Brokers that declare none."""
     features: str = FEATURES
     """Namespace and name of the ConfigMap with Knative Eventing's features."""
+    trust_bundles: str = ""
+    """The namespace of the ConfigMaps with certificate authorities for destinations; empty: only
+    the system's are trusted, and those that a destination names."""
     project_secrets: bool = False
     cluster_domain: str = "cluster.local"
     pods: FunctionPods = field(default_factory=FunctionPods)
@@ -217,6 +222,7 @@ class Settings:
             config=environment.get("KNAFKA_CONFIG", "kafka-broker-config"),
             broker_defaults=environment.get("KNAFKA_BROKER_DEFAULTS", BROKER_DEFAULTS),
             features=environment.get("KNAFKA_FEATURES", FEATURES),
+            trust_bundles=_trust_bundles(environment.get("KNAFKA_TRUST_BUNDLES", "").strip()),
             project_secrets=flag("KNAFKA_PROJECT_SECRETS"),
             cluster_domain=environment.get("KNAFKA_CLUSTER_DOMAIN", "cluster.local"),
             pods=FunctionPods.from_environment(environment),
@@ -260,6 +266,13 @@ def _console_url(text: str) -> str:
     if text and re.fullmatch(r"https?://[^\s?#@<>\"']+", text) is None:
         wanted = "want http:// or https://, a host and maybe a path"
         raise InvalidDocument("KNAFKA_CONSOLE_URL", f"invalid value: {text:.200}: {wanted}")
+    return text
+
+
+def _trust_bundles(text: str) -> str:
+    if text and re.fullmatch(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?", text) is None:
+        wanted = "want the name of a namespace, such as knative-eventing"
+        raise InvalidDocument("KNAFKA_TRUST_BUNDLES", f"invalid value: {text:.80}: {wanted}")
     return text
 
 

@@ -30,6 +30,7 @@ from knafka_operator.decide.broker import (
 )
 from knafka_operator.decide.broker_defaults import with_default_delivery
 from knafka_operator.decide.desired import Defaults
+from knafka_operator.decide.encryption import Encryption
 from knafka_operator.decide.external_topics import EXTERNAL_TOPICS, refusal
 from knafka_operator.decide.status import EXPECTED, NotReady
 from knafka_operator.decide.topics import TOPIC_ID
@@ -47,6 +48,7 @@ from knafka_operator.model.resources import (
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.authentication import observe_authentication
 from knafka_operator.reconcile.effects import Effects, resource_of
+from knafka_operator.reconcile.encryption import observe_encryption, observe_https
 from knafka_operator.reconcile.endpoints import check_endpoint
 from knafka_operator.reconcile.functions import delete_service
 from knafka_operator.reconcile.kind import Sources
@@ -246,7 +248,12 @@ class Brokers(Sources[ObservedBroker, BrokerDecision]):
         senders = await observe_authentication(
             self.cluster, self.states.policies, self.settings, broker.metadata.namespace
         )
-        return ObservedBroker(document, broker, connection, sink, authentication=senders)
+        seen = ObservedBroker(document, broker, connection, sink, authentication=senders)
+        encryption = await observe_encryption(self.cluster, self.settings)
+        seen = replace(seen, encryption=encryption)
+        if isinstance(encryption, Encryption) and encryption.is_on:
+            seen = replace(seen, https=await observe_https(self.cluster, broker, self.settings))
+        return seen
 
     async def _connect(self, broker: Broker) -> tuple[Connection, KafkaCluster]:
         """The Broker's Kafka, by its ConfigMap over the installation's; raises `EXPECTED`."""

@@ -28,6 +28,7 @@ from knafka_operator.decide.channel import (
     ObservedChannel,
 )
 from knafka_operator.decide.effects import ApplyReceiver, Effect
+from knafka_operator.decide.encryption import Encryption
 from knafka_operator.decide.status import EXPECTED, NotReady
 from knafka_operator.decide.topics import TOPIC_ID
 from knafka_operator.model.channels import KafkaChannel
@@ -40,6 +41,7 @@ from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.authentication import observe_authentication
 from knafka_operator.reconcile.channel_kafkas import ChannelKafkas
 from knafka_operator.reconcile.effects import Effects
+from knafka_operator.reconcile.encryption import observe_encryption, observe_https_of
 from knafka_operator.reconcile.kind import Sources
 from knafka_operator.reconcile.observing import observe_sink, partitions_beside
 from knafka_operator.reconcile.receivers import ReceiverRecord, Receivers
@@ -201,6 +203,11 @@ class Channels(Sources[ObservedChannel, ChannelDecision]):
             self.cluster, self.states.policies, self.settings, channel.metadata.namespace
         )
         seen = replace(seen, connection=connection, topic=topic, authentication=senders)
+        encryption = await observe_encryption(self.cluster, self.settings)
+        seen = replace(seen, encryption=encryption)
+        if isinstance(encryption, Encryption) and encryption.is_on:
+            service = self._service(_receiver_name(connection))
+            seen = replace(seen, https=await observe_https_of(self.cluster, *service))
         try:
             receiver = await self._receiver(connection, record.kafka)
             await self.receivers.check(receiver, Identity.of(document))

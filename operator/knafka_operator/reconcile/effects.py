@@ -53,6 +53,7 @@ from knafka_operator.reconcile.receivers import Receivers
 from knafka_operator.reconcile.shards import Shards
 from knafka_operator.reconcile.state import States, broker_of
 from knafka_operator.reconcile.topics import made_topic
+from knafka_operator.reconcile.trust_bundles import TrustBundles
 from knafka_operator.scale.kafka_clusters import KafkaCluster
 
 
@@ -81,6 +82,7 @@ class Effects:
     states: States
     shards: Shards
     receivers: Receivers
+    trust_bundles: TrustBundles
     probe: Callable[[str], Awaitable[None]]
     """Returns when an address has answered; raises `NotReady`."""
     wake: Callable[[str], Awaitable[None]]
@@ -109,6 +111,7 @@ class Effects:
                 for each in objects:
                     await self._delete(each, resource_of(document) if owned else None)
             case ApplyService(_, manifest):
+                await self.trust_bundles.copy_for(manifest)
                 owner = resource_of(document)
                 return await apply_service(cluster, manifest, owner, self.states.rolls)
             case AwaitReplacement(namespace, service):
@@ -162,6 +165,7 @@ class Effects:
             case WriteContract(group, shared):
                 await self.shards.loaded(broker_of(document), kafka).write(group, shared)
             case ApplyShard(number, manifest):
+                await self.trust_bundles.copy_for(manifest)
                 await self.shards.apply(broker_of(document), number, manifest)
             case AwaitShard(shard):
                 await self.shards.loaded(broker_of(document), kafka).applied(shard)

@@ -165,6 +165,7 @@ class ClusterController(Controller):
         elif of is CONFIG_MAPS:
             for document in (*changed, *gone):
                 self._tracing.on_config_map(document)
+                self._operator.trust_bundles.on_config_map(document)
         elif of is SECRETS and self._keys is not None:
             for document in (*changed, *gone):
                 self._keys.on_secret(document)
@@ -187,6 +188,7 @@ class ClusterController(Controller):
             self._operator.states.receivers_known = synced
         elif of is CONFIG_MAPS and synced:
             self._tracing.look()  # of one that went nobody hears later
+            self._operator.trust_bundles.look()
         elif of is SECRETS and synced and self._keys is not None:
             self._keys.look()
         (self._synced.add if synced else self._synced.discard)(of)

@@ -322,6 +322,8 @@ class MemoryServing(MemoryCluster):
             "conditions": [{"type": "Ready", "status": "True" if ready else "Unknown"}],
             "latestCreatedRevisionName": created,
         }
+        if "address" in before:
+            service["status"]["address"] = before["address"]
         if serving := created if ready else before.get("latestReadyRevisionName"):
             service["status"]["latestReadyRevisionName"] = serving
 

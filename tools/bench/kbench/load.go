@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"crypto/tls"
 	"flag"
 	"fmt"
 	"io"
@@ -135,9 +136,11 @@ func readResponse(r *bufio.Reader) (status int, closed bool, err error) {
 	return status, closed, err
 }
 
-// client is one connection, opened again when it was closed.
+// client is one connection, opened again when it was closed, or for each request.
 type client struct {
 	addr string
+	tls  bool // whoever answers is believed
+	each bool
 	conn net.Conn
 	r    *bufio.Reader
 }
@@ -148,6 +151,9 @@ func (c *client) do(request []byte, timeout time.Duration) (int, error) {
 		if err != nil {
 			return 0, err
 		}
+		if c.tls {
+			conn = tls.Client(conn, &tls.Config{InsecureSkipVerify: true})
+		}
 		c.conn, c.r = conn, bufio.NewReaderSize(conn, 8192)
 	}
 	c.conn.SetDeadline(time.Now().Add(timeout))
@@ -156,7 +162,7 @@ func (c *client) do(request []byte, timeout time.Duration) (int, error) {
 	if err == nil {
 		status, closed, err = readResponse(c.r)
 	}
-	if closed || err != nil {
+	if closed || err != nil || c.each {
 		c.conn.Close()
 		c.conn = nil
 	}
@@ -181,6 +187,7 @@ func runLoad(fs *flag.FlagSet, args []string) error {
 	typ := fs.String("type", "com.example.bench", "ce-type")
 	keys := fs.Int64("keys", 0, "partition keys, used in turn (0: none)")
 	structured := fs.Bool("structured", false, "structured instead of binary mode")
+	each := fs.Bool("new", false, "a new connection for each request")
 	firstID := fs.Int64("first-id", 0, "first ce-id")
 	timeout := fs.Duration("timeout", 30*time.Second, "for one request")
 	fs.Parse(args)
@@ -204,7 +211,7 @@ func runLoad(fs *flag.FlagSet, args []string) error {
 			defer wg.Done()
 			u := urls[i%len(urls)]
 			res := outcomes{status: map[string]int64{}, errors: map[string]int64{}}
-			req, c := newRequest(u, *typ, *size, *keys > 0, *structured), &client{addr: u.Host}
+			req, c := newRequest(u, *typ, *size, *keys > 0, *structured), &client{addr: u.Host, tls: u.Scheme == "https", each: *each}
 			for {
 				k := seq.Add(1) - 1
 				if *n > 0 && k >= *n {

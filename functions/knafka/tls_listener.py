@@ -1,0 +1,118 @@
+"""TLS: the port at which a function ends TLS itself, beside its plain one.
+
+    folder with tls.crt and tls.key (a Secret in cert-manager's form) -> a listener on a port
+    the files change -> the next handshake shows the new certificate; open connections stay
+    the files can't be used -> the certificate before is shown on, and why is in the log
+
+A certificate is taken as a whole or not at all, and never changed in a context that handshakes use:
+each gets a context of its own, and a handshake is handed the newest by the callback for server
+names, which is called without a name, too.
+
+Not here: who may connect (nobody is asked for a certificate), and plain HTTP (`serving`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, TypeAlias
+
+log = logging.getLogger(__name__)
+
+CERTIFICATE: Final = "tls.crt"
+KEY: Final = "tls.key"
+HANDSHAKE_TIMEOUT: Final = 10.0
+"""Seconds: who connects and says nothing holds its buffers for no longer."""
+
+_State: TypeAlias = tuple[tuple[int, int, int], ...]
+
+
+class ServerCertificate:
+    """What a function shows of itself; `look` now and then."""
+
+    def __init__(self, folder: Path) -> None:
+        self.context = _context()
+        """For the listener: it hands each handshake on to the certificate of now."""
+        self.context.sni_callback = self._hand_on
+        self._folder = folder
+        self._seen: _State | str | None = None
+        """The files, or why they can't be found, as they were tried last."""
+        self._newest: ssl.SSLContext | None = None
+
+    @property
+    def is_there(self) -> bool:
+        """Whether there is a certificate to show."""
+        return self._newest is not None
+
+    def look(self) -> None:
+        """Take the files as they are now, if they have changed and can be used."""
+        certificate, key = (self._folder / name for name in (CERTIFICATE, KEY))
+        seen: _State | str
+        try:
+            seen = tuple(_state(each) for each in (certificate, key))
+        except OSError as error:
+            seen = str(error)
+        if seen == self._seen:
+            return
+        self._seen = seen
+        try:
+            context = _context()
+            context.load_cert_chain(certificate, key)
+        except (OSError, ValueError) as error:
+            shown = "the one before is shown" if self.is_there else "no TLS is served"
+            log.error("the certificate in %s can't be used, %s: %s", self._folder, shown, error)
+            return
+        if self.is_there:
+            log.info("the certificate in %s has changed", self._folder)
+        self._newest = context
+
+    def _hand_on(self, handshake: ssl.SSLObject, _name: str | None, _of: ssl.SSLContext) -> None:
+        assert self._newest is not None, "nobody listens without a certificate"
+        handshake.context = self._newest
+
+
+class TlsListener:
+    """A port with TLS, as soon as there is a certificate."""
+
+    def __init__(
+        self, folder: Path, host: str, port: int, make: Callable[[], asyncio.Protocol]
+    ) -> None:
+        """`make` gives the protocol of a connection, which sees what was encrypted as it is."""
+        self._certificate = ServerCertificate(folder)
+        self._host, self._port = host, port
+        self._make = make
+        self.server: asyncio.Server | None = None
+        """None: there is no certificate yet."""
+
+    async def look(self) -> asyncio.Server | None:
+        """Take a changed certificate; gives the server, if it was opened now.
+
+        Raises `OSError` for a port that can't be listened to.
+        """
+        self._certificate.look()
+        if self.server is not None or not self._certificate.is_there:
+            return None
+        self.server = await asyncio.get_running_loop().create_server(
+            self._make,
+            self._host,
+            self._port,
+            ssl=self._certificate.context,
+            ssl_handshake_timeout=HANDSHAKE_TIMEOUT,
+            backlog=2048,
+        )
+        return self.server
+
+
+def _context() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def _state(path: Path) -> tuple[int, int, int]:
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns, found.st_size

@@ -1,0 +1,160 @@
+"""Encryption: by which addresses a Broker or KafkaChannel takes events, and how it has https. Pure.
+
+    ConfigMap config-features   transport-encryption   disabled: http
+                                                       permissive: https and http
+                                                       strict: https, and nothing that came in plain
+
+    a Broker's annotation knafka.dev/tls-secret   its receiver ends TLS, at a Service for that
+    none                                          as Knative Serving has its Services by https
+
+Not here: TLS (`knafka.tls_listener`), what makes a Secret usable (`certificates`), and reading it
+(`reconcile.encryption`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias, cast, get_args
+
+from knafka.core import names
+from knafka.core.contract import Ingress
+from knafka.core.errors import InvalidDocument
+from knafka_operator.decide import services
+from knafka_operator.decide.services import Manifest
+from knafka_operator.decide.status import TRANSPORT_ENCRYPTED, NotReady
+from knafka_operator.model.conditions import Condition, Severity, Status
+from knafka_operator.model.resources import OURS, Broker, ConfigMap, Resource, are_certificates
+from knafka_operator.model.settings import Settings
+
+ENCRYPTION: Final = "transport-encryption"
+Mode: TypeAlias = Literal["disabled", "permissive", "strict"]
+_MODES: Final[tuple[str, ...]] = get_args(Mode)
+
+TLS_SECRET: Final = f"{OURS}tls-secret"
+"""Annotation of a Broker: the Secret of its namespace, in cert-manager's form, with which its
+receiver ends TLS itself."""
+TLS_PORT: Final = 8443
+NO_HTTPS: Final = "HttpsNotServed"
+
+
+@dataclass(frozen=True, slots=True)
+class Https:
+    """Where a receiver is reached by https."""
+
+    url: str
+    """Without a path."""
+    ca_certs: str | None = None
+    """PEM of the authorities to trust; None: those of trust bundles, or the system's."""
+    secret: str | None = None
+    """The Secret with which the receiver ends TLS itself; None: Knative does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encryption:
+    """What holds for every Broker and KafkaChannel."""
+
+    mode: Mode = "disabled"
+
+    @classmethod
+    def of(cls, features: ConfigMap | None) -> Encryption:
+        """By `config-features`; None: there is none. Raises `InvalidDocument` that names it."""
+        data = {} if features is None else features.data
+        mode = data.get(ENCRYPTION, "").strip().lower() or "disabled"
+        if mode not in _MODES:
+            assert features is not None
+            where = f"ConfigMap {features.metadata.namespace}/{features.metadata.name}"
+            wanted = f"want {', '.join(_MODES)}"
+            raise InvalidDocument(
+                "", f"{where}: data.{ENCRYPTION}: invalid value: {mode:.80}: {wanted}"
+            )
+        return cls(cast(Mode, mode))
+
+    @property
+    def is_on(self) -> bool:
+        return self.mode != "disabled"
+
+    def demanded(self, ingress: Ingress) -> Ingress:
+        """The contract's entry with what its senders must do."""
+        if self.mode != "strict":
+            return ingress
+        return ingress.model_copy(update={"encrypted_only": True})
+
+    def addresses(
+        self, http: Mapping[str, Any], path: str, https: Https | NotReady | None
+    ) -> list[Mapping[str, Any]]:
+        """All addresses; the last one is `status.address`, as upstream has it. `https` None or an
+        error: there is none."""
+        found: list[Mapping[str, Any]] = []
+        if isinstance(https, Https):
+            address = {**http, "name": "https", "url": https.url + path}
+            trusted = {} if https.ca_certs is None else {"CACerts": https.ca_certs}
+            found.append({**address, **trusted})
+        return found if self.mode == "strict" else [*found, http]
+
+    def condition_of(self, https: Https | NotReady | None) -> Condition | None:
+        """Whether events can come encrypted; None: that isn't asked for. Where plain ones are
+        taken, too, it is for information."""
+        if not self.is_on:
+            return None
+        severity = Severity.ERROR if self.mode == "strict" else Severity.INFO
+        if isinstance(https, NotReady):
+            status = Status.UNKNOWN if https.transient else Status.FALSE
+            return Condition(TRANSPORT_ENCRYPTED, status, https.reason, str(https), severity)
+        return Condition(TRANSPORT_ENCRYPTED, Status.TRUE, severity=severity)
+
+
+NO_ENCRYPTION: Final = Encryption()
+"""Upstream's default."""
+
+
+def https_of_service(service: Mapping[str, Any] | None, name: str) -> Https:
+    """How Knative has a function by https; raises `NotReady` where it hasn't."""
+    address = ((service or {}).get("status") or {}).get("address") or {}
+    url = str(address.get("url") or "")
+    if not url:
+        raise NotReady(NO_HTTPS, f"Knative Service {name} has no address so far", transient=True)
+    if not url.startswith("https://"):
+        raise NotReady(
+            NO_HTTPS,
+            f"Knative Serving has no https address for Knative Service {name}: set "
+            "cluster-local-domain-tls: Enabled in ConfigMap knative-serving/config-network, or, "
+            f"for a Broker, annotate it {TLS_SECRET}: SECRET, with which its receiver ends TLS",
+        )
+    trusted = address.get("CACerts")
+    if trusted and not are_certificates(str(trusted)):
+        trusted = None
+    return Https(url.rstrip("/"), str(trusted) if trusted else None)
+
+
+def tls_service_name(broker: Resource) -> str:
+    return names.child(broker.metadata.name, "-kn-receiver-tls")
+
+
+def tls_host(broker: Resource, settings: Settings) -> str:
+    """For which the certificate must be."""
+    namespace, domain = broker.metadata.namespace, settings.cluster_domain
+    return f"{tls_service_name(broker)}.{namespace}.svc.{domain}"
+
+
+def tls_service(broker: Broker) -> Manifest:
+    """The Service that leads to the pods of a Broker's receiver, at the port of their own TLS."""
+    labels = {
+        services.ROLE: services.RECEIVER,
+        services.BROKER: names.child(broker.metadata.name, ""),
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {
+            "name": tls_service_name(broker),
+            "namespace": broker.metadata.namespace,
+            # Not the role: what has that is a function.
+            "labels": services.with_common_labels({services.BROKER: labels[services.BROKER]}),
+            "ownerReferences": [services.owner_reference(broker)],
+        },
+        "spec": {
+            "selector": labels,
+            "ports": [{"name": "https", "protocol": "TCP", "port": 443, "targetPort": TLS_PORT}],
+        },
+    }

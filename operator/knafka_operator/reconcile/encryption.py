@@ -1,0 +1,58 @@
+"""Encryption: what is asked of addresses, and by what a receiver has https, as it is read."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from knafka.core.documents import parse
+from knafka.core.errors import KnafkaError
+from knafka_operator.decide import services
+from knafka_operator.decide.encryption import (
+    TLS_SECRET,
+    Encryption,
+    Https,
+    https_of_service,
+)
+from knafka_operator.decide.status import EXPECTED, NotReady
+from knafka_operator.model.cluster import Cluster, decoded
+from knafka_operator.model.resources import CORE, SERVING, Broker, ConfigMap
+from knafka_operator.model.settings import Settings
+
+
+async def observe_encryption(cluster: Cluster, settings: Settings) -> Encryption | KnafkaError:
+    """What holds for all Brokers and KafkaChannels, or why that isn't known.
+
+    Raises `ClusterError`.
+    """
+    stored = await cluster.get(CORE, "ConfigMap", *settings.features_config)
+    try:
+        return Encryption.of(None if stored is None else parse(ConfigMap, stored))
+    except EXPECTED as error:
+        return error
+
+
+async def observe_https(
+    cluster: Cluster, broker: Broker, settings: Settings, now: datetime | None = None
+) -> Https | NotReady:
+    """How a Broker is reached by https, or why it isn't. Raises `ClusterError`."""
+    namespace = broker.metadata.namespace
+    if (name := broker.metadata.annotations.get(TLS_SECRET)) is None:
+        return await observe_https_of(cluster, namespace, services.receiver_name(broker))
+    # Here, as few name one.
+    from knafka_operator.decide.certificates import https_of_secret
+
+    stored = await cluster.get(CORE, "Secret", namespace, name)
+    values = None if stored is None else decoded(stored)
+    try:
+        return https_of_secret(broker, name, values, settings, now or datetime.now(UTC))
+    except NotReady as error:
+        return error
+
+
+async def observe_https_of(cluster: Cluster, namespace: str, receiver: str) -> Https | NotReady:
+    """How Knative has a receiver by https, or why it hasn't. Raises `ClusterError`."""
+    try:
+        stored = await cluster.get(SERVING, "Service", namespace, receiver)
+        return https_of_service(stored, receiver)
+    except NotReady as error:
+        return error
