@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from knafka.core.contract import Egress
+from knafka.core.contract import Egress, Sink
 from knafka_operator.decide.dead_letters import DEAD_LETTERS
 from knafka_operator.decide.entries import is_entry
 from knafka_operator.decide.status import (
@@ -19,6 +19,7 @@ from knafka_operator.decide.status import (
     CHANNEL_READY,
     DEAD_LETTER_SINK_RESOLVED,
     DELIVERING,
+    OIDC_IDENTITY_CREATED,
     REFERENCES_RESOLVED,
     ROLLED_OUT,
     SUBSCRIBER_RESOLVED,
@@ -33,6 +34,7 @@ from knafka_operator.model.handler import EVENTING_FINALIZER, Handler, Handling
 _RENAMED: Final = {BROKER_READY: CHANNEL_READY, SUBSCRIPTION_READY: ADDED_TO_CHANNEL}
 _REFERENCES: Final = (SUBSCRIBER_RESOLVED, DEAD_LETTER_SINK_RESOLVED)
 _URIS: Final = ("subscriberUri", "replyUri", "deadLetterSinkUri")
+_AUDIENCES: Final = ("subscriberAudience", "replyAudience", "deadLetterSinkAudience")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ def conditions_of(decided: ConditionSet) -> ConditionSet:
     unresolved = [found[each] for each in _REFERENCES if found[each].status is not Status.TRUE]
     for each in unresolved[:1] or [found[SUBSCRIBER_RESOLVED]]:
         shown.set(replace(each, type=REFERENCES_RESOLVED))
-    for type_ in (DELIVERING, DEAD_LETTERS, LOOP_FREE, ROLLED_OUT):
+    for type_ in (OIDC_IDENTITY_CREATED, DELIVERING, DEAD_LETTERS, LOOP_FREE, ROLLED_OUT):
         if type_ in found:
             shown.set(found[type_])
     return shown
@@ -61,8 +63,8 @@ def conditions_of(decided: ConditionSet) -> ConditionSet:
 
 def status_of(decided: Mapping[str, Any]) -> dict[str, Any]:
     """A Trigger's status as a Subscription's, conditions apart."""
-    others = {key: each for key, each in decided.items() if key not in _URIS}
-    physical = {key: decided.get(key) or None for key in _URIS}
+    others = {key: each for key, each in decided.items() if key not in {*_URIS, *_AUDIENCES}}
+    physical = {key: decided.get(key) or None for key in (*_URIS, *_AUDIENCES)}
     physical["subscriberUri"] = physical["subscriberUri"] or ""  # KN-SUB-03
     return {**others, "physicalSubscription": physical}
 
@@ -89,14 +91,25 @@ def subscribed(
         "name": metadata["name"],
         "subscriberUri": egress.subscriber.url,
     }
+    if egress.subscriber.audience is not None:
+        declared["subscriberAudience"] = egress.subscriber.audience
     if egress.reply is not None:
         declared["replyUri"] = egress.reply.url
+        if egress.reply.audience is not None:
+            declared["replyAudience"] = egress.reply.audience
+    if egress.service_account is not None:
+        declared["auth"] = {"serviceAccountName": egress.service_account}
     if delivery := (document.get("spec") or {}).get("delivery"):
         options = {key: each for key, each in delivery.items() if key != "deadLetterSink"}
         if egress.dead_letter_sink is not None:
-            options["deadLetterSink"] = {"uri": egress.dead_letter_sink.url}
+            options["deadLetterSink"] = _destination(egress.dead_letter_sink)
         declared["delivery"] = options
     return Subscribed(declared, reported)
+
+
+def _destination(sink: Sink) -> dict[str, str]:
+    audience = {} if sink.audience is None else {"audience": sink.audience}
+    return {"uri": sink.url, **audience}
 
 
 def orphaned(document: Mapping[str, Any], handling: Handling) -> tuple[tuple[str, ...], str]:
