@@ -31,6 +31,9 @@ ROOT = Path(__file__).resolve().parents[2]
 TRIED_ELSEWHERE = {
     # Of senders: test_event_policies.
     *("DefaultAuthorizationMode", "EventPoliciesGetFailed", "EventPoliciesNotReady"),
+    # test_operator_service_accounts.py
+    *("OIDCFeatureDisabled", "ServiceAccountNotOwned", "ServiceAccountNotCreated"),
+    "ServiceAccountNotNamed",
     *("DeadLettered", "StateFull", "EventsCameLate"),
     *("Loop", "SubscriberLeadsBack", "ReplyLeadsBack", "DeadLetterSinkLeadsBack"),  # test_loops
     *("TopicDrifted", "OldRevisionDelivers", "InternalError", "FunctionRejected"),

@@ -30,7 +30,7 @@ from knafka.ports.account_tokens import AccountTokens, TokenUnavailable
 from knafka.ports.subscriber import Response, Subscriber, Target
 
 log = logging.getLogger(__name__)
-log.addFilter(RateLimitedFilter(by_wording=True))
+log.addFilter(RateLimitedFilter())
 
 MAX_TOKENS: Final = 4096
 """Tokens that are kept, three of each Egress at most; the oldest goes when there are more."""

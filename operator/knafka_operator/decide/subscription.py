@@ -64,7 +64,8 @@ def conditions_of(decided: ConditionSet) -> ConditionSet:
 def status_of(decided: Mapping[str, Any]) -> dict[str, Any]:
     """A Trigger's status as a Subscription's, conditions apart."""
     others = {key: each for key, each in decided.items() if key not in {*_URIS, *_AUDIENCES}}
-    physical = {key: decided.get(key) or None for key in (*_URIS, *_AUDIENCES)}
+    physical = {key: decided.get(key) or None for key in _URIS}
+    physical |= {key: decided[key] for key in _AUDIENCES if decided.get(key)}
     physical["subscriberUri"] = physical["subscriberUri"] or ""  # KN-SUB-03
     return {**others, "physicalSubscription": physical}
 
