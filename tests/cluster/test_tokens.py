@@ -11,9 +11,8 @@ from typing import Any, Final
 import pytest
 from support.channels import SMOKE_TEST, Channels
 from support.cluster import OPERATOR_NAMESPACE, Cluster
-from support.installation import EVENTING, READY, Subscriber
+from support.installation import EVENTING, READY, Installation, Subscriber
 
-EVENTING_NAMESPACE: Final = "knative-eventing"
 FORWARD: Final = "forwardoidc-eventing.knative.dev-trigger"
 ASKED: Final = "askedoidc-messaging.knative.dev-subscription"
 
@@ -24,22 +23,20 @@ pytestmark = [
 
 
 @pytest.fixture
-def demanding(cluster: Cluster) -> Iterator[None]:
+def demanding(installed: Installation) -> Iterator[None]:
     """`authentication-oidc` is enabled, for the whole installation."""
-    made = cluster.get("namespace", EVENTING_NAMESPACE) is None
-    if made:
-        cluster.kubectl("create", "namespace", EVENTING_NAMESPACE)
-    features = {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"namespace": EVENTING_NAMESPACE, "name": "config-features"},
-        "data": {"authentication-oidc": "enabled"},
-    }
-    cluster.apply(features)
-    yield
-    cluster.kubectl("delete", "configmap", "config-features", "-n", EVENTING_NAMESPACE)
-    if made:
-        cluster.kubectl("delete", "namespace", EVENTING_NAMESPACE, "--wait=false")
+    name = "features-of-tokens"
+    installed.cluster.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"namespace": OPERATOR_NAMESPACE, "name": name},
+            "data": {"authentication-oidc": "enabled"},
+        }
+    )
+    with installed.settings(KNAFKA_FEATURES=f"{OPERATOR_NAMESPACE}/{name}"):
+        yield
+    installed.cluster.kubectl("delete", "configmap", name, "-n", OPERATOR_NAMESPACE)
 
 
 @pytest.mark.alone
