@@ -13,7 +13,8 @@
     KNAFKA_STATISTICS_INTERVAL  seconds between two reports of librdkafka's statistics (15), 0: none
     KNAFKA_PROFILING   enabled: profiles at http://127.0.0.1:8008/debug/pprof/ (disabled)
     KNAFKA_LOCAL_ADDRESSES  allowed: destinations may be loopback or link-local (refused)
-    KNAFKA_OIDC_URL    receiver: the API server whose tokens senders show (none: nobody may)
+    KNAFKA_OIDC_URL    receiver: the API server whose tokens senders show (none: nobody may);
+                       dispatcher: that gives tokens for destinations (none: they get nothing)
     KNAFKA_OIDC_FOLDER receiver: its own token and that server's CA (/var/run/secrets/knafka/api)
     KNAFKA_TRUST_BUNDLES  dispatcher: folder with authorities that it trusts (none: the system's)
     KNAFKA_CALLERS     digests of the tokens that /drain and /contract want (none: everybody may)
@@ -58,7 +59,7 @@ TLS: Final = "KNAFKA_TLS"
 TLS_PORT: Final = "KNAFKA_TLS_PORT"
 TRUST_BUNDLES: Final = "KNAFKA_TRUST_BUNDLES"
 API_FOLDER: Final = "/var/run/secrets/knafka/api"
-"""Where a receiver that verifies tokens has its own token and the API server's CA."""
+"""Where a function that verifies tokens, or asks for some, has its own and the API server's CA."""
 
 LEAVING: Final = 7.0
 """Seconds of the grace period for what follows the attempts: the last commits, dead letters and
@@ -145,7 +146,7 @@ def callers(environment: Environment) -> Callers:
 
 
 def oidc_url(environment: Environment) -> str | None:
-    """Where the issuer of senders' tokens says who it is; None: no token can be verified."""
+    """The API server that issues tokens; None: none can be verified, and none is asked for."""
     return environment.get(OIDC_URL) or None
 
 

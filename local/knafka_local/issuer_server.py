@@ -21,7 +21,8 @@ from typing import Final
 from aiohttp import web
 
 from knafka import settings
-from knafka.clients.api_server_keys import CA, DISCOVERY, JWKS, TOKEN
+from knafka.clients.api_server import CA, TOKEN
+from knafka.clients.api_server_keys import DISCOVERY, JWKS
 from knafka_local.children import listen, port_of
 from knafka_local.issuer import Issuer
 from knafka_operator.runtime.webhooks import make_certificate

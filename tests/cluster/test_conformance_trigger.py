@@ -204,7 +204,7 @@ def test_the_conditions_of_a_trigger_are_upstreams(world: World) -> None:
     }
     assert set(conditions) >= {
         *("Ready", "BrokerReady", "SubscriptionReady", "DependencyReady", "SubscriberResolved"),
-        "DeadLetterSinkResolved",
+        *("DeadLetterSinkResolved", "OIDCIdentityCreated"),
     }
     assert {each["status"] for each in conditions.values()} == {"True"}
     assert conditions["DeadLetterSinkResolved"]["reason"] == "DeadLetterSinkNotConfigured"

@@ -73,7 +73,6 @@ _SPECIFICATION: Final = (
         "KN-SUB-06",
         _U,
         "its conditions are upstream's",
-        note="without `OIDCIdentityCreated`: OIDC is not offered",
     ),
     Line(
         "KN-SUB-07",

@@ -88,7 +88,6 @@ LINES: Final = (
         "KN-TRG-11",
         _U,
         "its conditions are upstream's",
-        note="without `OIDCIdentityCreated`: OIDC is not offered",
     ),
     Line("KN-TRG-12", _U, "defaults: `filter`, the Broker's label, the reference's namespace"),
     Line("KN-TRG-13", _U, "annotations `dependency` and `injection`"),

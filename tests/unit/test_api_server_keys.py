@@ -16,12 +16,12 @@ from support.api_keys import serving_tls
 from support.senders import EC_KEY, EC_KEY_ID, ISSUER, KEY_ID, KEYS, RSA_KEY, jwk, jwks
 
 from knafka.clients import api_server_keys
+from knafka.clients.api_server import MAX_BYTES
 from knafka.clients.api_server_keys import (
     AGAIN,
     DISCOVERY,
     INTERVAL,
     JWKS,
-    MAX_BYTES,
     MAX_KEYS,
     PAUSE,
     ApiServerKeys,

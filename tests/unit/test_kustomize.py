@@ -113,6 +113,7 @@ CHANNELS = {
     ("ClusterRoleBinding", "knafka-channels"),
     ("Role", "knafka-channels"),
     ("RoleBinding", "knafka-channels"),
+    ("ServiceAccount", "knafka-channel-dispatchers"),
     ("ClusterRole", "knafka-kafkachannel-addressable"),
     ("ClusterRole", "knafka-kafkachannel-channelable"),
 }

@@ -15,7 +15,8 @@ from support.receiving import Server
 from typer.testing import CliRunner
 
 from knafka import settings
-from knafka.clients.api_server_keys import CA, ApiServerKeys, fetch_with_credentials, parse_keys
+from knafka.clients.api_server import CA
+from knafka.clients.api_server_keys import ApiServerKeys, fetch_with_credentials, parse_keys
 from knafka.core.contract import Exact, Ingress, Kafka, Policy
 from knafka.receiver.authentication import TokenVerifier
 from knafka_local import issuer as issuing

@@ -20,7 +20,7 @@ from knafka_operator.decide.archive import MAX_RETRY, retry_after
 from knafka_operator.decide.archive_manifests import BATCH
 from knafka_operator.model.archives import ARCHIVE, OF_ARCHIVE, RUN
 from knafka_operator.model.cluster import Rejected
-from knafka_operator.model.resources import CORE
+from knafka_operator.model.resources import CORE, RBAC
 from knafka_operator.model.sensors import KNAFKA
 from knafka_operator.reconcile.work_queue import BACK_OFF, GONE
 
@@ -407,7 +407,7 @@ async def test_nobody_hears_of_every_lease_of_the_cluster(
     monkeypatch.setattr(world.controller, "_watch", lambda of: watched.append(of.kind))
     for of in (
         *((CORE, "PersistentVolumeClaim"), (manifests.COORDINATION, "Lease")),
-        *((CORE, "ServiceAccount"), (manifests.RBAC, "RoleBinding")),
+        *((CORE, "ServiceAccount"), (RBAC, "RoleBinding")),
     ):
         world.controller._watch_kind(*of)
     assert watched == ["PersistentVolumeClaim"]

@@ -45,7 +45,8 @@ async def test_the_conditions_of_a_subscription_are_upstreams(world: ChannelWorl
     world.declare_subscription("shop", "mail", "orders")
     status = await world.reconcile_subscription("shop", "mail")
     counted = {each["type"] for each in status["conditions"] if "severity" not in each}
-    assert counted == {"Ready", "ChannelReady", "ReferencesResolved", "AddedToChannel"}
+    upstreams = {"Ready", "ChannelReady", "ReferencesResolved", "AddedToChannel"}
+    assert counted == {*upstreams, "OIDCIdentityCreated"}
 
 
 @pytest.mark.conformance("KN-CHN-04")

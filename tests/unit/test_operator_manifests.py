@@ -72,7 +72,12 @@ def test_what_is_read_but_may_not_be_watched_is_not_watched(
         if "get" in rule["verbs"] and "watch" not in rule["verbs"]
     }
     unwatched = {(version.rpartition("/")[0], f"{kind.lower()}s") for version, kind in UNWATCHED}
-    assert unheard == {("serving.knative.dev", "revisions")}
+    rbac = "rbac.authorization.k8s.io"
+    assert unheard == {
+        ("serving.knative.dev", "revisions"),
+        ("", "serviceaccounts"),
+        *((rbac, "roles"), (rbac, "rolebindings")),
+    }
     assert unheard <= unwatched
 
 

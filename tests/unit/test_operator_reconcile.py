@@ -35,6 +35,9 @@ TRIED_ELSEWHERE = {
     *("HttpsNotServed", "TLSSecretNotFound", "TLSSecretInvalid", "TLSServiceRejected"),
     *("CertificateExpired", "CertificateForOtherHost", "TLSNeedsMinScale"),
     *("TrustBundleNotCopied", "TrustBundleNotOurs"),
+    # test_operator_service_accounts.py
+    *("OIDCFeatureDisabled", "ServiceAccountNotOwned", "ServiceAccountNotCreated"),
+    "ServiceAccountNotNamed",
     *("DeadLettered", "StateFull", "EventsCameLate"),
     *("Loop", "SubscriberLeadsBack", "ReplyLeadsBack", "DeadLetterSinkLeadsBack"),  # test_loops
     *("TopicDrifted", "OldRevisionDelivers", "InternalError", "FunctionRejected"),

@@ -22,8 +22,8 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "design" / "threat-model.md"
 SECURITY = ROOT / "SECURITY.md"
 NOT_PROMISED = "Not promised"
-PARTS = {"tokens to sinks", "TLS", "NetworkPolicies"}
-"""Of issue 38 that aren't there yet: a line that waits for one goes above once it is."""
+PARTS = ("TLS", "NetworkPolicies")
+"""What is only partly there: a line that waits for the rest goes above once it is."""
 
 
 @cache
@@ -64,7 +64,7 @@ def test_what_is_not_promised_says_what_it_waits_for_and_names_no_test() -> None
     assert waiting
     assert [what for _, what, _ in waiting if "::" in what] == []
     until = {shown for _, _, shown in waiting}
-    assert {each for each in until if not each.startswith("nobody's plan")} <= PARTS
+    assert all(each.startswith(("nobody's plan", *PARTS)) for each in until)
 
 
 def test_every_boundary_has_lines() -> None:
@@ -156,7 +156,9 @@ def test_the_operator_may_neither_grant_rights_nor_enter_pods_nor_write_secrets_
         for rule in role["rules"]:
             said = [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
             assert "*" not in said
-            assert "rbac.authorization.k8s.io" not in rule["apiGroups"]
+            if "rbac.authorization.k8s.io" in rule["apiGroups"]:
+                # Of tokens of Triggers' accounts: nobody may grant what they don't have.
+                assert rule["resources"] == ["roles", "rolebindings"]
             assert not {"impersonate", "escalate", "bind"} & set(rule["verbs"])
             assert not {each for each in rule["resources"] if each.startswith("pods/")}
             writes = set(rule["verbs"]) - {"get", "list", "watch"}

@@ -14,10 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping, Set
 from pathlib import Path
 from typing import Any, Final
@@ -25,8 +22,9 @@ from typing import Any, Final
 import msgspec
 from jwt import PyJWK
 
+from knafka.clients.api_server import ask_with_credentials, shown
 from knafka.core.auth_tokens import ALGORITHMS
-from knafka.core.errors import InvalidDocument, KnafkaError
+from knafka.core.errors import KnafkaError
 from knafka.observability import RateLimitedFilter
 from knafka.ports.signing_keys import SigningKey
 
@@ -37,17 +35,12 @@ DISCOVERY: Final = "/.well-known/openid-configuration"
 JWKS: Final = "/openid/v1/jwks"
 """Kubernetes' own path; the discovery document's `jwks_uri` may lead to an address that isn't the
 API server's for pods, and whoever is asked gets this pod's token."""
-TOKEN: Final = "token"
-CA: Final = "ca.crt"
-"""Files of the folder with the pod's own credentials."""
-TIMEOUT: Final = 5.0
 INTERVAL: Final = 300.0
 """Seconds between two reads: for so long a key that is withdrawn is believed."""
 PAUSE: Final = 10.0
 """Seconds from one read to the next for an unknown key: whoever invents keys causes no more."""
 AGAIN: Final = 2.0
 """Seconds after a read that failed."""
-MAX_BYTES: Final = 256 * 1024
 MAX_KEYS: Final = 64
 MIN_RSA_BITS: Final = 2048
 
@@ -138,7 +131,7 @@ class ApiServerKeys:
                 await self._read()
                 wait = INTERVAL
             except (OSError, KnafkaError) as error:
-                log.warning("the API server's keys for senders' tokens: %s", _shown(error))
+                log.warning("the API server's keys for senders' tokens: %s", shown(error))
                 wait = AGAIN
             self.tried.set()
             try:
@@ -166,40 +159,6 @@ class ApiServerKeys:
 
 
 def fetch_with_credentials(url: str, folder: Path) -> Fetch:
-    """Ask the API server at `url` with the token and the CA in `folder`, which are read each time,
-    as they change. Raises `InvalidDocument` for another URL than one of HTTPS."""
-    if not url.startswith("https://"):
-        raise InvalidDocument("", f"invalid value: {url:.200}: want https://HOST")
-
-    def fetch(path: str) -> bytes:
-        token = (folder / TOKEN).read_text().strip()
-        context = ssl.create_default_context(cafile=str(folder / CA))
-        request = urllib.request.Request(
-            url.rstrip("/") + path,
-            headers={"authorization": f"Bearer {token}", "accept": "application/json"},
-        )
-        opener = urllib.request.build_opener(
-            urllib.request.ProxyHandler({}),
-            urllib.request.HTTPSHandler(context=context),
-            _NoRedirection(),
-        )
-        with opener.open(request, timeout=TIMEOUT) as response:
-            body: bytes = response.read(MAX_BYTES + 1)
-        if len(body) > MAX_BYTES:
-            raise OSError(f"{path} has more than {MAX_BYTES} bytes")
-        return body
-
-    return fetch
-
-
-class _NoRedirection(urllib.request.HTTPRedirectHandler):
-    """Whoever is redirected to would get this pod's token."""
-
-    def redirect_request(self, *args: Any, **options: Any) -> None:
-        return None
-
-
-def _shown(error: Exception) -> str:
-    if isinstance(error, urllib.error.HTTPError):
-        return f"it answered {error.code}"
-    return str(error) or type(error).__name__
+    """As `api_server.ask_with_credentials`."""
+    ask = ask_with_credentials(url, folder)
+    return lambda path: ask(path, None)

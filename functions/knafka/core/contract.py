@@ -252,6 +252,8 @@ class Sink(Model):
     url: AbsoluteUrl
     ca_certs: str | None = None
     """PEM to trust for this destination beside the system's."""
+    audience: str | None = None
+    """Of the tokens that it wants (OIDC); None: it wants none."""
 
 
 def event_limit(max_batch_bytes: int) -> int:
@@ -347,6 +349,9 @@ class Egress(Model):
     broker_dead_letter_settings: TopicSettings | None = None
     """As `dead_letter_settings`, of that topic; None: the same."""
     kafka: Kafka
+    service_account: str | None = None
+    """In `namespace`, whose tokens destinations with an audience get; None: none of them has one,
+    or it isn't there yet."""
     subscriber: Sink
     reply_topic: str | None = None
     """Where a Trigger's replies go, if not to `topic`: a replay's are the Broker's all the same."""
@@ -379,6 +384,12 @@ class Egress(Model):
         if not self.shares_topic:
             return None
         return names.broker_dead_letter_topic(self.namespace, self.name_of_broker)
+
+    @property
+    def wants_tokens(self) -> bool:
+        """Whether a destination of its has an audience: without a token it gets nothing."""
+        sinks = (self.subscriber, self.reply, self.dead_letter_sink)
+        return any(sink is not None and sink.audience is not None for sink in sinks)
 
     @property
     def name_of_broker(self) -> str:

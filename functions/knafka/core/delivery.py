@@ -44,6 +44,8 @@ class Reason(StrEnum):
     """What a Sensor was to write of it is larger than the topic takes."""
     STATE_FULL = "state-full"
     """A Sensor holds as much as it may, and let go of its oldest events."""
+    NO_TOKEN = "no-token"
+    """There was none to show, so nothing was sent: it is no attempt, and never a dead letter's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,7 +100,8 @@ class DeliveryError(KnafkaError):
     """An attempt that got no HTTP response (KN-DLV-08: it has no status code).
 
     `reason` is one of `timeout`, `refused` or `broken`: the request timed out, no connection was
-    made, or the connection or the response broke.
+    made, or the connection or the response broke. Or it is `no-token`: nothing was sent, as the
+    destination wants a token and there is none.
     """
 
     def __init__(self, reason: str, problem: str) -> None:

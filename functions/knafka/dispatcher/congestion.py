@@ -9,8 +9,8 @@ without a subscriber costs some events and not the backlog. A Retry-After that t
 honours pauses all attempts until then.
 
 What counts is what says that nobody could have taken the event: no connection, no response in
-time, 429, 502, 503 and 504, be it of a Subscription's reply destination, without which no delivery
-succeeds. Any other answer is an answer. Times are the event loop's, in seconds.
+time, no token to show, 429, 502, 503 and 504, be it of a Subscription's reply destination, without
+which no delivery succeeds. Any other answer is an answer. Times are the event loop's, in seconds.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MAX_PACE: Final = 30.0
 """Seconds between an attempt and another event as a probe: doubled with each one that fails."""
 
 _NOT_NOW: Final = frozenset({429, 502, 503, 504})
-_NO_RESPONSE: Final = frozenset({Reason.REFUSED, Reason.TIMEOUT, Reason.BROKEN})
+_NO_RESPONSE: Final = frozenset({Reason.REFUSED, Reason.TIMEOUT, Reason.BROKEN, Reason.NO_TOKEN})
 
 
 class CongestionControl:

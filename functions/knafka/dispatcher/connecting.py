@@ -6,7 +6,7 @@ import resource
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from knafka.clients.http_pool import Refusal
 from knafka.clients.http_subscriber import HttpSubscriber
@@ -31,6 +31,9 @@ from knafka.dispatcher.shared.topic import SharedTopic
 from knafka.ports.log import Assignment, LogReader, LogWriter, TopicMaker, TopicTail
 from knafka.ports.shared_log import PositionedReader
 from knafka.ports.subscriber import Subscriber
+
+if TYPE_CHECKING:
+    from knafka.dispatcher.authorizing import SinkTokens
 
 SHARD_BYTES: Final = 128 * 1024 * 1024
 """Of the requests that all Egresses of a shard hold; each may have its share of them."""
@@ -73,21 +76,38 @@ def connect(
     egress: Egress,
     reporting: Connection,
     refusal: Refusal | None,
+    tokens: SinkTokens | None = None,
     bundles: TrustBundles | None = None,
 ) -> Clients:
     """Kafka and HTTP; raises `InvalidDocument` for a Secret that can't work. `reporting` is of
-    `ClientStatistics`, `refusal` judges the addresses of destinations, `bundles` are trusted to
-    say who they are."""
+    `ClientStatistics`, `refusal` judges the addresses of destinations, `tokens` are for those that
+    have an audience, `bundles` are trusted to say who they are."""
     kafka = egress.kafka
     reached, writer = connection(kafka), KafkaWriter({**writing(kafka), **reporting})
     topics = KafkaTopics(reached)
     return Clients(
         partial(KafkaReader, {**reading(kafka), **reporting}, egress.group, egress.topic),
         writer,
-        HttpSubscriber(limit=egress.max_in_flight, refusal=refusal, bundles=bundles),
+        subscriber(egress, refusal, tokens, bundles),
         topics,
         broker_dead_letters(egress, writer, topics, partial(KafkaTail, reached)),
     )
+
+
+def subscriber(
+    egress: Egress,
+    refusal: Refusal | None,
+    tokens: SinkTokens | None,
+    bundles: TrustBundles | None = None,
+) -> Subscriber:
+    """What posts for one Egress."""
+    plain = HttpSubscriber(limit=egress.max_in_flight, refusal=refusal, bundles=bundles)
+    if not egress.wants_tokens:
+        return plain
+    # Here, as most Egresses need none of it.
+    from knafka.dispatcher.authorizing import authorized
+
+    return authorized(egress, plain, tokens)
 
 
 def broker_dead_letters(
@@ -132,12 +152,13 @@ class KafkaShard:
         kafka: Mapping[str, Any],
         reporting: Connection,
         refusal: Refusal | None,
+        tokens: SinkTokens | None = None,
         bundles: TrustBundles | None = None,
     ) -> None:
         writing = {**kafka, **settings(shard.kafka, "producer"), **reporting}
         self.writer: LogWriter = KafkaWriter(writing)
         self.subscriber: Subscriber = HttpSubscriber(limit=1, refusal=refusal)
-        self._refusal, self._bundles = refusal, bundles
+        self._refusal, self._tokens, self._bundles = refusal, tokens, bundles
         self._shard = shard
         self._kafka = kafka
         self._reading = {**kafka, **settings(shard.kafka, "consumer")}
@@ -153,9 +174,7 @@ class KafkaShard:
         return Clients(
             self._shared_reader(egress),
             self.writer,
-            HttpSubscriber(
-                limit=egress.max_in_flight, refusal=self._refusal, bundles=self._bundles
-            ),
+            subscriber(egress, self._refusal, self._tokens, self._bundles),
             self._maker,
             self._dead_letters_of_broker(egress),
             SharedParser(),
@@ -208,10 +227,11 @@ def connect_shard(
     shard: Shard,
     reporting: Connection,
     refusal: Refusal | None,
+    tokens: SinkTokens | None = None,
     bundles: TrustBundles | None = None,
 ) -> ShardClients:
     """As `connect`."""
-    return KafkaShard(shard, connection(shard.kafka), reporting, refusal, bundles)
+    return KafkaShard(shard, connection(shard.kafka), reporting, refusal, tokens, bundles)
 
 
 def open_files() -> int:

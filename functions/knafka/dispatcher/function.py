@@ -5,17 +5,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from knafka import settings
 from knafka.clients.trust_bundles import TrustBundles
 from knafka.core import addresses
 from knafka.core.contract import Egress, Shard
+from knafka.core.errors import InvalidDocument
 from knafka.dispatcher.connecting import Clients, ShardClients, connect, connect_shard
 from knafka.dispatcher.own import OwnEgress
 from knafka.dispatcher.shared.served import ServedShard
 from knafka.draining.function import DrainingFunction, Side
 from knafka.settings import Drains
 from knafka.tracing.spans import Tracer
+
+if TYPE_CHECKING:
+    from knafka.dispatcher.authorizing import SinkTokens
 
 
 class Dispatcher(DrainingFunction):
@@ -36,13 +42,31 @@ class Dispatcher(DrainingFunction):
         refusal = None if settings.local_addresses(environment) else addresses.refusal
         folder = settings.trust_bundles(environment)
         bundles = None if folder is None else TrustBundles(folder)
+        tokens = sink_tokens(settings.oidc_url(environment), settings.oidc_folder(environment))
         if shard is None:
             egress = settings.egress(environment)
             to_egress = self._connect or partial(
-                connect, reporting=reporting, refusal=refusal, bundles=bundles
+                connect, reporting=reporting, refusal=refusal, tokens=tokens, bundles=bundles
             )
             return OwnEgress(egress, to_egress(egress), drains.service_url, tracer)
         to_shard = self._connect_shard or partial(
-            connect_shard, reporting=reporting, refusal=refusal, bundles=bundles
+            connect_shard, reporting=reporting, refusal=refusal, tokens=tokens, bundles=bundles
         )
         return ServedShard(shard, to_shard(shard), drains.service_url, tracer)
+
+
+def sink_tokens(url: str | None, folder: Path) -> SinkTokens | None:
+    """Tokens from the API server at `url`, with what is in `folder`; None: there is none to ask. Nothing is asked before a
+    destination wants one. Raises `InvalidDocument`."""
+    if url is None:
+        return None
+    # Here, as most dispatchers need none of it.
+    from knafka.clients.api_server import ask_with_credentials, own_audiences
+    from knafka.clients.api_server_tokens import ApiServerTokens
+    from knafka.dispatcher.authorizing import SinkTokens
+
+    try:
+        ask = ask_with_credentials(url, folder)
+    except InvalidDocument as error:
+        raise InvalidDocument(settings.OIDC_URL, str(error)) from error
+    return SinkTokens(ApiServerTokens(ask, partial(own_audiences, folder)))

@@ -68,7 +68,7 @@ class Partition:
         self.in_flight = 0
         """Attempts under way."""
         self.retrying: set[PendingEvent] = set()
-        """Its events that had an attempt and aren't settled."""
+        """Its events that had an attempt, or no token for one, and aren't settled."""
         self.held_back: list[PendingEvent] = []
         """Its events that could go, had a commit room to tell of them (`may_begin`)."""
         self.backoffs: set[TimerHandle] = set()

@@ -156,7 +156,7 @@ class SentReplies(_Kept):
         now: Callable[[], float],
     ) -> None:
         super().__init__(egress, counts)
-        self._target = Target.parse(to.url, to.ca_certs)
+        self._target = Target.parse(to.url, to.ca_certs, to.audience)
         self._delivery: Delivery = egress.delivery
         self._subscriber = subscriber
         self._now = now
@@ -178,7 +178,9 @@ class SentReplies(_Kept):
             )
         except DeliveryError as error:
             log.warning("a reply was not delivered to %s: %s", self._target.url, error)
-            return Outcome(failure=self.not_taken), str(error).encode(errors="replace")
+            no_token = error.reason == Reason.NO_TOKEN
+            failure = Reason.NO_TOKEN if no_token else self.not_taken
+            return Outcome(failure=failure), str(error).encode(errors="replace")
         status = answer.status
         if is_delivered(status):
             return None

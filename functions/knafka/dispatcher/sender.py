@@ -14,6 +14,9 @@ the dead-letter topic does not take stays unsettled for as long as that lasts (K
 that is too large for it a stub is stored. Whatever one event raises, at any step, it goes to the
 TOPIC: nobody knows whether a sink could take it.
 
+Where there is no token for a destination that wants one nothing is sent, and nothing is counted:
+the event waits in its stage (decision 0040).
+
 Not here: order (`lanes`), offsets (`drain`), and waiting (`workers`).
 """
 
@@ -61,6 +64,8 @@ log.addFilter(RateLimitedFilter(by_wording=True))
 
 DEAD_LETTER_WAITS: Final = (0.5, 1.0, 2.0, 5.0, 10.0)
 """Seconds between attempts to write a dead letter; the last one repeats."""
+NO_TOKEN_WAIT: Final = 1.0
+"""Seconds until an event for which there was no token asks again; requests for one are fewer."""
 
 
 class Sender:
@@ -179,6 +184,11 @@ class Sender:
             now = self._now()
             self._attempt_took(now - event.last_attempt)
         is_reply = event.reply is not None
+        if outcome.failure is Reason.NO_TOKEN:
+            if not is_reply:
+                event.attempts -= 1  # the subscriber was not asked
+            self._tell_congestion(outcome, event)
+            return self._without_token(outcome)
         decision = decide(outcome, event.reply_tries if is_reply else event.tries, self._delivery)
         if isinstance(decision, Done):
             self._events.delivered += 1
@@ -202,6 +212,10 @@ class Sender:
         self._move(event, DeliveryStage.TOPIC if self._sink is None else DeliveryStage.SINK)
         return Retry(0.0)
 
+    def _without_token(self, outcome: Outcome) -> Retry:
+        self._failed(outcome)
+        return Retry(NO_TOKEN_WAIT)
+
     def _tell_congestion(self, outcome: Outcome, event: PendingEvent) -> None:
         now = self._loop.time()
         self._congestion.failed(outcome, id(event), now)
@@ -217,6 +231,8 @@ class Sender:
             outcome, _ = await event.trace.post(
                 "dead-letter", self._post, self._sink, event, wants_reply=False
             )
+        if outcome.failure is Reason.NO_TOKEN:
+            return self._without_token(outcome)
         decision = decide(outcome, event.tries, self._delivery)
         if isinstance(decision, Done):
             self._dead_lettered(event)
@@ -429,4 +445,4 @@ def _encoded(sentence: str) -> bytes:
 
 
 def _target(sink: Sink) -> Target:
-    return Target.parse(sink.url, sink.ca_certs)
+    return Target.parse(sink.url, sink.ca_certs, sink.audience)

@@ -85,7 +85,8 @@ class Workers:
         elif event.is_probe:
             self._probes_due.append(event)
         else:
-            (self._retries if event.attempts else self._ready).append(event)
+            has_begun = event.attempts or event in event.partition.retrying
+            (self._retries if has_begun else self._ready).append(event)
         self._wake()
 
     def add_later(self, event: PendingEvent, seconds: float) -> None:
@@ -259,6 +260,8 @@ class Workers:
                 self._give_capacity()
             partition = event.partition
             if event.attempts or not partition.retrying or partition.may_begin:
+                return event
+            if event in partition.retrying:  # there was no token for its first attempt
                 return event
             partition.held_back.append(event)
         return None

@@ -46,9 +46,11 @@ class Target:
     """Request line and Host header, ready for the wire."""
     problem: str = ""
     """Why nothing can be posted there; empty if it can."""
+    audience: str | None = None
+    """Of the token that it wants; None: it wants none."""
 
     @staticmethod
-    def parse(url: str, ca_certs: str | None = None) -> Target:
+    def parse(url: str, ca_certs: str | None = None, audience: str | None = None) -> Target:
         """Take an absolute URL apart; a fragment is dropped, as it is never sent.
 
         One that nothing can be posted to, such as one of another scheme than http and https, has
@@ -77,7 +79,8 @@ class Target:
             return _unusable(url, f"the URL {url!r} has no usable host and port")
         origin = Origin(parts.scheme == "https", host, port or _PORTS[parts.scheme], ca_certs)
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        return Target(url, origin, f"POST {path} HTTP/1.1\r\nhost: {origin}\r\n".encode())
+        start = f"POST {path} HTTP/1.1\r\nhost: {origin}\r\n".encode()
+        return Target(url, origin, start, audience=audience)
 
 
 def _unusable(url: str, problem: str) -> Target:

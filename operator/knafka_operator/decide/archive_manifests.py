@@ -18,11 +18,10 @@ from knafka_operator.decide import services
 from knafka_operator.decide.effects import Manifest
 from knafka_operator.model.archives import OF_ARCHIVE, RUN, DeadLetterArchive, Storage
 from knafka_operator.model.operations import OF_OPERATION, OPERATION, Operation, Replay
-from knafka_operator.model.resources import CORE
+from knafka_operator.model.resources import CORE, RBAC
 from knafka_operator.model.settings import Settings
 
 BATCH: Final = "batch/v1"
-RBAC: Final = "rbac.authorization.k8s.io/v1"
 COORDINATION: Final = "coordination.k8s.io/v1"
 ROLE: Final = "archive"
 DRIVER_ROLE: Final = "knafka-dead-letter-driver"

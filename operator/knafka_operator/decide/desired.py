@@ -268,13 +268,19 @@ def egress(
     defaults: Defaults,
     taken: Container[str] = frozenset(),
     reply: Sink | None = None,
+    sender: str | None = None,
 ) -> Egress:
     """The dispatcher's contract for one Trigger or Subscription.
 
     `dead_letter_sink` is `dead_letter_destination`, resolved; `taken` are the groups of other
-    Triggers; `reply` is where a Subscription's replies go. Raises `InvalidDocument` for an
-    annotation that says nothing usable.
+    Triggers; `reply` is where a Subscription's replies go; `sender` is the service account whose
+    tokens go to destinations with an audience, None: no tokens are shown here, to nobody. Raises
+    `InvalidDocument` for an annotation that says nothing usable.
     """
+    if sender is None:
+        subscriber = _without_audience(subscriber)
+        dead_letter_sink = dead_letter_sink and _without_audience(dead_letter_sink)
+        reply = reply and _without_audience(reply)
     namespace, name = trigger.metadata.namespace, trigger.metadata.name
     spec, family = _delivery_spec(trigger, broker), family_of(trigger.kind)
     of_broker = namespace, family.own_name(broker.metadata.name)
@@ -293,7 +299,7 @@ def egress(
         dead_letter_settings(of_trigger, of_its_broker),
         dead_letter_settings(of_its_broker),
     )
-    return Egress(
+    egress = Egress(
         namespace=namespace,
         broker=broker.metadata.name,
         trigger=name,
@@ -316,6 +322,12 @@ def egress(
         rate_limit=kafka_settings.rate_limit(trigger.metadata.annotations),
         at_most_once=kafka_settings.at_most_once(trigger.metadata.annotations),
     )
+    # Where nobody wants a token there is nobody to show one as.
+    return egress.model_copy(update={"service_account": sender}) if egress.wants_tokens else egress
+
+
+def _without_audience(sink: Sink) -> Sink:
+    return sink.model_copy(update={"audience": None})
 
 
 def _group(trigger: Trigger, broker: Broker, taken: Container[str]) -> str:

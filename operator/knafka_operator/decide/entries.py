@@ -23,10 +23,12 @@ from knafka_operator.decide.shards import DISPATCHER
 from knafka_operator.decide.trigger import DEAD_LETTER_TOPIC
 from knafka_operator.model.channels import (
     DECLARED,
+    ENTRY,
     KAFKA_CHANNEL,
     KAFKA_CHANNEL_VERSIONS,
     MESSAGING,
     PROMISE,
+    SENDS_AS,
 )
 from knafka_operator.model.family import CHANNELS
 from knafka_operator.model.identity import Identity
@@ -34,9 +36,6 @@ from knafka_operator.model.resources import FINALIZER, GROUP_STATUS, MAX_NAME, S
 
 Document = Mapping[str, Any]
 
-ENTRY: Final = "entryOf"
-"""In the metadata of a Subscription that is an entry: its channel. The API server has no such
-field, so no object has it."""
 
 _KEPT: Final = frozenset({DEAD_LETTER_TOPIC, DISPATCHER, START})
 """Keys of a Subscription's `status.annotations` that outlive an operator; its group's name follows
@@ -112,6 +111,7 @@ def as_subscription(
         "annotations": {key: each for key, each in annotations.items() if not _is_large(key)},
         "finalizers": [FINALIZER],  # it is let go of as any other
         ENTRY: who.name,
+        SENDS_AS: None if stored is None else _account(entry or {}),
     }
     if entry is None:
         metadata["deletionTimestamp"] = "now"
@@ -123,6 +123,11 @@ def as_subscription(
         "spec": {"channel": of, **_destinations(entry or {})},
         "status": _status(channel, uid, stored),
     }
+
+
+def _account(entry: Document) -> object:
+    auth = entry.get("auth")
+    return auth.get("serviceAccountName") if isinstance(auth, Mapping) else None
 
 
 def _is_large(annotation: str) -> bool:

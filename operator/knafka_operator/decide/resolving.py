@@ -1,6 +1,6 @@
 """Resolving: a declared destination as an address (KN-DST).
 
-    ref            an Addressable's `status.address.url`; a Service's by its name
+    ref            an Addressable's `status.address`, with its audience; a Service's by its name
     ref and uri    the uri, relative to the ref's address
     uri            itself
 
@@ -61,9 +61,12 @@ async def resolve(
     `domain` is the cluster's, such as `cluster.local`; `local_addresses` as in `Settings`.
     """
     url, ca_certs = destination.uri or "", destination.ca_certs
+    audience = destination.audience
     if destination.ref is not None:
-        base, found = await _address(destination.ref, namespace, get, domain)
-        url, ca_certs = urljoin(base, url), ca_certs or found
+        address = await _address(destination.ref, namespace, get, domain)
+        url = urljoin(str(address["url"]), url)
+        ca_certs = ca_certs or address.get("CACerts")
+        audience = audience or address.get("audience")
         if ca_certs and not are_certificates(ca_certs):
             raise Unresolved(
                 INVALID_ADDRESS,
@@ -72,8 +75,9 @@ async def resolve(
             )
     if not local_addresses:
         _check_address(url)
+    more = {"caCerts": ca_certs, "audience": audience}
     try:
-        return parse(Sink, {"url": url, **({"caCerts": ca_certs} if ca_certs else {})})
+        return parse(Sink, {"url": url, **{key: each for key, each in more.items() if each}})
     except InvalidDocument as error:
         raise Unresolved(
             INVALID_ADDRESS, f"its address {shown_url(url)} can't be used: {error}"
@@ -91,21 +95,19 @@ def _check_address(url: str) -> None:
         )
 
 
-async def _address(
-    ref: KReference, namespace: str, get: Get, domain: str
-) -> tuple[str, str | None]:
-    """URL, and PEM of the authorities to trust."""
+async def _address(ref: KReference, namespace: str, get: Get, domain: str) -> Mapping[str, Any]:
+    """Its `url`, and, where they are known, `CACerts` and `audience`."""
     where = ref.namespace or namespace
     found = await get(ref.api_version, ref.kind, where, ref.name)
     named = f"{ref.kind:.100} {where}/{ref.name:.253} ({ref.api_version:.300})"
     if found is None:
         raise Unresolved(NOT_FOUND, f"{named} does not exist")
     if (ref.api_version, ref.kind) == (CORE, "Service"):
-        return f"http://{ref.name}.{where}.svc.{domain}", None  # KN-DST-02
+        return {"url": f"http://{ref.name}.{where}.svc.{domain}"}  # KN-DST-02
     status = found.get("status") or {}
     address = status.get("address") or next(iter(status.get("addresses") or ()), None) or {}
-    if not (url := address.get("url")):
+    if not address.get("url"):
         raise Unresolved(
             NOT_ADDRESSABLE, f"{named} has no address: its status.address.url is empty"
         )
-    return str(url), address.get("CACerts")
+    return dict(address)

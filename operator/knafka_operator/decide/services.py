@@ -107,11 +107,13 @@ _API_CREDENTIALS: Final[Mapping[str, Any]] = {
         ]
     },
 }
-"""A volume with the pod's own token, of its namespace's default account: whoever has one may read
-the issuer's keys (Kubernetes' role system:service-account-issuer-discovery), and this one is bound
-to nothing else by us."""
+"""A volume with the pod's own token. A receiver's is of its namespace's default account: whoever
+has one may read the issuer's keys (Kubernetes' role system:service-account-issuer-discovery), and
+this one is bound to nothing else by us. A dispatcher's is of an account that may ask for tokens of
+its Triggers' accounts (`service_accounts`)."""
 _OIDC_DECLARED: Final[Mapping[str, str]] = {"oidc": "enabled"}
-"""At once for every receiver: without the keys it can take no event that wants a token."""
+"""At once for every receiver and shard: without the keys it can take no event that wants a token,
+without the way to tokens send none to a destination that does."""
 
 TRUST_BUNDLE: Final = "knafka-trust-bundle"
 """The ConfigMap that dispatchers mount, in each namespace that has some."""
@@ -255,8 +257,11 @@ def dispatcher_service(
     settings: Settings,
     *,
     replays: bool = False,
+    account: str | None = None,
 ) -> Manifest:
     """The dispatcher of one Trigger: one pod for each drain that is held against it.
+
+    `account` is the service account that it runs as, to show tokens; None: it shows none.
 
     With min-scale, Knative itself keeps that many, which drain from their start without being
     asked. What replays is never kept.
@@ -293,6 +298,8 @@ def dispatcher_service(
         concurrency=1,
         timeout=timeout,
         sends=True,
+        oidc=account is not None,
+        account=account,
     )
 
 
@@ -316,8 +323,11 @@ def shard_service(
     number: int,
     secret: tuple[str, str] | None,
     settings: Settings,
+    *,
+    account: str | None = None,
 ) -> Manifest:
-    """The dispatcher of one of a Broker's shards, whatever Triggers are in it."""
+    """The dispatcher of one of a Broker's shards, whatever Triggers are in it; `account` as of a
+    dispatcher."""
     family, who = family_of(broker.kind), identity_of(broker)
     name = shard_name(family, who, number)
     return knative_service(
@@ -329,7 +339,7 @@ def shard_service(
             SHARD_NUMBER: str(number),
         },
         annotations=exact_scaling(0, SHARD_PODS, settings),
-        declared={},
+        declared={} if account is None else _OIDC_DECLARED,
         environment={
             "FUNCTION_TARGET": "dispatch",
             SHARD: one_line(documents.dump(shard)),
@@ -342,6 +352,8 @@ def shard_service(
         tracing=settings.tracing.of(owner_key(broker)),
         concurrency=1,
         sends=True,
+        oidc=account is not None,
+        account=account,
     )
 
 
@@ -423,10 +435,12 @@ def knative_service(
     oidc: bool = False,
     sends: bool = False,
     tls: str | None = None,
+    account: str | None = None,
 ) -> Manifest:
     """`declared` is what its owner has a say in beside the contract and the Secret; `oidc`: whether
-    the function asks the API server for the keys of tokens; `sends`: whether it sends events to
-    destinations, whose certificates it judges; `tls`: the Secret with which it ends TLS itself."""
+    the function asks the API server for tokens or for their keys; `sends`: whether it sends events
+    to destinations, whose certificates it judges; `tls`: the Secret with which it ends TLS itself;
+    `account` is the service account that it runs as, None: its namespace's default."""
     environment = {**environment, "KNAFKA_LOG_LEVEL": settings.log_level, LOG_FORMAT: "json"}
     if settings.profiling:
         # Only then: a variable more is a new Revision of every function.
@@ -475,6 +489,8 @@ def knative_service(
         "containers": [container],
     }
     template_annotations = {**FULL_DUPLEX, **annotations}
+    if account is not None:
+        pod["serviceAccountName"] = account
     if secret is not None:
         template_annotations[SECRET_VERSION] = secret[1]
     if mounts:

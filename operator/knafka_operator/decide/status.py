@@ -32,6 +32,8 @@ DELIVERING: Final = "Delivering"
 ROLLED_OUT: Final = "RolledOut"
 """Of what has a function that waits for its turn to roll; others have none."""
 CONTRACT_UPDATED: Final = "ContractUpdated"
+OIDC_IDENTITY_CREATED: Final = "OIDCIdentityCreated"
+"""Of a Trigger or Subscription whose Broker or channel is known; others have none."""
 EVENT_POLICIES_READY: Final = "EventPoliciesReady"
 """Of what asks its senders who they are; others have none."""
 TRANSPORT_ENCRYPTED: Final = "TransportEncrypted"
@@ -69,7 +71,7 @@ TRIGGER_CONDITIONS: Final = (
     DEAD_LETTER_SINK_RESOLVED,
     SUBSCRIPTION_READY,
 )
-"""Upstream's (KN-TRG-11); its OIDC identities are not offered."""
+"""Upstream's (KN-TRG-11), but for `OIDC_IDENTITY_CREATED`, which stands beside them."""
 
 CHANNEL_CONDITIONS: Final = (
     CONFIG_PARSED,
@@ -83,7 +85,7 @@ CHANNEL_CONDITIONS: Final = (
 """Upstream's (KN-CHN-09); its contract is a ConfigMap, ours a topic."""
 
 SUBSCRIPTION_CONDITIONS: Final = (CHANNEL_READY, REFERENCES_RESOLVED, ADDED_TO_CHANNEL)
-"""Upstream's (KN-SUB-06); its OIDC identities are not offered."""
+"""Upstream's (KN-SUB-06), but for `OIDC_IDENTITY_CREATED`, which stands beside them."""
 
 SENSOR_CONDITIONS: Final = (BROKER_READY, TOPICS_READY, FUNCTION_READY, TRIGGERS_READY)
 """Ours: Argo's Sensors say only that they are deployed."""

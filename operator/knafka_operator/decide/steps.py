@@ -91,7 +91,10 @@ class Step(Enum):
     REPLACE_LEASE = auto()
     """The same, of a holder that is no more; only as long as the Lease is as it was observed."""
     APPLY_ACCOUNT = auto()
-    """There is what a Job needs to make executors."""
+    """There is what a Job needs to make executors. Of a Trigger: the account that it sends as, and
+    what its dispatchers need to ask for tokens of it."""
+    DELETE_ACCOUNT = auto()
+    """Those are gone, as nothing shows tokens any more."""
     CREATE_JOB = auto()
     DELETE_OPERATION = auto()
     """An operation has ended longer ago than it is to be kept."""
@@ -131,6 +134,7 @@ TRIGGER_ORDER: Final = (
     Step.DELETE_GROUP,
     Step.COMMIT_OFFSETS,  # before the function, and before Ready: later events are the group's
     Step.PROMISE_GROUP,  # after the offsets, before a function that could join the group unasked
+    Step.APPLY_ACCOUNT,  # before a function that runs as it, or has its tokens to show
     Step.CREATE_CONTRACT,
     Step.APPLY_DISPATCHER,
     Step.APPLY_SHARD,
@@ -141,6 +145,7 @@ TRIGGER_ORDER: Final = (
     Step.DELETE_DISPATCHER,  # last of a move: one that goes back finds it
     Step.AWAIT_SHARD,
     Step.AWAIT_REPLACEMENT,
+    Step.DELETE_ACCOUNT,  # after no function runs as it
     Step.PUBLISH_STATUS,
 )
 SENSOR_ORDER: Final = (

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from knafka.core.contract import Egress
+from knafka.core.contract import Egress, Sink
 from knafka_operator.decide.dead_letters import DEAD_LETTERS
 from knafka_operator.decide.entries import is_entry
 from knafka_operator.decide.status import (
@@ -19,6 +19,7 @@ from knafka_operator.decide.status import (
     CHANNEL_READY,
     DEAD_LETTER_SINK_RESOLVED,
     DELIVERING,
+    OIDC_IDENTITY_CREATED,
     REFERENCES_RESOLVED,
     ROLLED_OUT,
     SUBSCRIBER_RESOLVED,
@@ -36,6 +37,7 @@ _RESOLVED: Final = (
     *("subscriberUri", "replyUri", "deadLetterSinkUri"),
     *("subscriberCACerts", "replyCACerts", "deadLetterSinkCACerts"),
 )
+_AUDIENCES: Final = ("subscriberAudience", "replyAudience", "deadLetterSinkAudience")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ def conditions_of(decided: ConditionSet) -> ConditionSet:
     unresolved = [found[each] for each in _REFERENCES if found[each].status is not Status.TRUE]
     for each in unresolved[:1] or [found[SUBSCRIBER_RESOLVED]]:
         shown.set(replace(each, type=REFERENCES_RESOLVED))
-    for type_ in (DELIVERING, DEAD_LETTERS, LOOP_FREE, ROLLED_OUT):
+    for type_ in (OIDC_IDENTITY_CREATED, DELIVERING, DEAD_LETTERS, LOOP_FREE, ROLLED_OUT):
         if type_ in found:
             shown.set(found[type_])
     return shown
@@ -64,8 +66,10 @@ def conditions_of(decided: ConditionSet) -> ConditionSet:
 
 def status_of(decided: Mapping[str, Any]) -> dict[str, Any]:
     """A Trigger's status as a Subscription's, conditions apart."""
-    others = {key: each for key, each in decided.items() if key not in _RESOLVED}
+    named = {*_RESOLVED, *_AUDIENCES}
+    others = {key: each for key, each in decided.items() if key not in named}
     physical = {key: decided.get(key) or None for key in _RESOLVED}
+    physical |= {key: decided[key] for key in _AUDIENCES if decided.get(key)}
     physical["subscriberUri"] = physical["subscriberUri"] or ""  # KN-SUB-03
     return {**others, "physicalSubscription": physical}
 
@@ -94,18 +98,28 @@ def subscribed(
     }
     if egress.subscriber.ca_certs:
         declared["subscriberCACerts"] = egress.subscriber.ca_certs
+    if egress.subscriber.audience is not None:
+        declared["subscriberAudience"] = egress.subscriber.audience
     if egress.reply is not None:
         declared["replyUri"] = egress.reply.url
         if egress.reply.ca_certs:
             declared["replyCACerts"] = egress.reply.ca_certs
+        if egress.reply.audience is not None:
+            declared["replyAudience"] = egress.reply.audience
+    if egress.service_account is not None:
+        declared["auth"] = {"serviceAccountName": egress.service_account}
     if delivery := (document.get("spec") or {}).get("delivery"):
         options = {key: each for key, each in delivery.items() if key != "deadLetterSink"}
         if egress.dead_letter_sink is not None:
-            sink = egress.dead_letter_sink
-            trusted = {"CACerts": sink.ca_certs} if sink.ca_certs else {}
-            options["deadLetterSink"] = {"uri": sink.url, **trusted}
+            options["deadLetterSink"] = _destination(egress.dead_letter_sink)
         declared["delivery"] = options
     return Subscribed(declared, reported)
+
+
+def _destination(sink: Sink) -> dict[str, str]:
+    trusted = {"CACerts": sink.ca_certs} if sink.ca_certs else {}
+    audience = {} if sink.audience is None else {"audience": sink.audience}
+    return {"uri": sink.url, **trusted, **audience}
 
 
 def orphaned(document: Mapping[str, Any], handling: Handling) -> tuple[tuple[str, ...], str]:

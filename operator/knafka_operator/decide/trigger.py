@@ -16,6 +16,7 @@ from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka_operator.decide import (
     desired,
     kafka_settings,
+    service_accounts,
     services,
     shards,
     trigger_conditions,
@@ -45,6 +46,7 @@ from knafka_operator.decide.status import (
     BROKER_READY,
     DEAD_LETTER_SINK_RESOLVED,
     DEPENDENCY_READY,
+    OIDC_IDENTITY_CREATED,
     SUBSCRIBER_RESOLVED,
     SUBSCRIPTION_READY,
     TRIGGER_CONDITIONS,
@@ -103,6 +105,8 @@ class BrokerState(Generic[K]):
     ready: str
     """The status of its `Ready`: True, False or Unknown."""
     why_not: str = ""
+    oidc: bool = False
+    """Whether tokens are shown (`authentication-oidc`)."""
 
 
 @dataclass(frozen=True)
@@ -205,6 +209,8 @@ def decide(
     decision.status["annotations"].update(seen.written)
     if seen.failure is not None:
         decision.conditions.fail(SUBSCRIPTION_READY, seen.failure)
+    if (refused := seen.failed.get(Step.APPLY_ACCOUNT)) is not None:
+        decision.conditions.fail(OIDC_IDENTITY_CREATED, refused)
     return replace(decision, effects=()) if seen.acted else decision
 
 
@@ -220,6 +226,8 @@ def _decide(
         "subscriberCACerts": None,
         "deadLetterSinkUri": None,
         "deadLetterSinkCACerts": None,
+        "subscriberAudience": None,
+        "deadLetterSinkAudience": None,
     }
     subscriber = dead_letter_sink = reply = None
 
@@ -250,6 +258,7 @@ def _decide(
         goes_on = not paused and (seen.watched is None or seen.stored_broker is not None)
         return TriggerDecision(() if goes_on else stopping, conditions, status)
 
+    conditions.set(service_accounts.WAITING if broker.oidc else service_accounts.DISABLED)
     if isinstance(seen.actions, KnafkaError):
         conditions.fail(SUBSCRIPTION_READY, seen.actions)
         return TriggerDecision(stop(seen.document, settings), conditions, status)
@@ -269,6 +278,17 @@ def _decide(
         conditions.set(_waiting("it has no subscriber to deliver to: its events wait in Kafka"))
         return TriggerDecision(stopping, conditions, status)
 
+    sender = None
+    with conditions.step(OIDC_IDENTITY_CREATED):
+        if broker.oidc:
+            sender = service_accounts.sender_of(trigger, seen.document)
+            status["auth"] = {"serviceAccountName": sender}
+            status.update(_audiences(subscriber, dead_letter_sink, reply))
+            conditions.find(OIDC_IDENTITY_CREATED)
+    wants_token = any(each and each.audience for each in (subscriber, dead_letter_sink, reply))
+    if broker.oidc and sender is None and wants_token:
+        conditions.set(_waiting("it has no service account to send as: its events wait in Kafka"))
+        return TriggerDecision(stopping, conditions, status)
     with conditions.step(SUBSCRIPTION_READY):
         autoscaling = Autoscaling.from_annotations(
             trigger.metadata.annotations, DEFAULT_AUTOSCALING, settings.maxima
@@ -284,6 +304,7 @@ def _decide(
             broker.defaults,
             taken,
             reply,
+            sender,
         )
         if seen.actions is not None:
             batch = trigger.metadata.annotations.get(PAYLOAD) == BATCH
@@ -320,6 +341,11 @@ def _decide(
         effects: tuple[Effect, ...] = ()
         if not seen.acted:
             effects = _effects(trigger, broker, watched, contract or Contract(), seen, settings)
+        account = service_accounts.account_in_status(seen.document)
+        if account is not None and not broker.oidc:
+            # It stands in the status until it is gone.
+            effects += () if seen.acted else (service_accounts.deleting(seen.document, account),)
+            status["auth"] = None if seen.failure is None else {"serviceAccountName": account}
         return TriggerDecision(effects, conditions, status, watched, automatic)
     return TriggerDecision(stopping if paused else (), conditions, status)
 
@@ -383,9 +409,16 @@ def _effects(
     name = services.dispatcher_name(family, who)
     namespace = services.namespace_of(family, who, settings)
     effects.append(_promise(egress, None if paused else name, seen))
+    effects += _accounts(trigger, broker, watched, seen, settings)
     if not paused:
         manifest = services.dispatcher_service(
-            trigger, egress, watched.autoscaling, watched.partitions, watched.secret, settings
+            trigger,
+            egress,
+            watched.autoscaling,
+            watched.partitions,
+            watched.secret,
+            settings,
+            account=service_accounts.dispatchers_account(egress),
         )
         effects.append(ApplyService(Step.APPLY_DISPATCHER, manifest))
         if shared or (elsewhere and before is not None and before.place is not None):
@@ -433,10 +466,16 @@ def _in_shard(
     news = hands_over or contract.records.get(egress.group) != wanted
 
     yield _promise(egress, None if moves else name, seen)
+    yield from _accounts(trigger, broker, watched, seen, settings)
     if not contract.exists:
         yield CreateContract(shards.contract_topic(broker.broker, broker.topic))
     manifest = services.shard_service(
-        broker.broker, place.shard, place.number, watched.secret, settings
+        broker.broker,
+        place.shard,
+        place.number,
+        watched.secret,
+        settings,
+        account=service_accounts.shards_account(broker.broker) if broker.oidc else None,
     )
     yield ApplyShard(place.number, manifest)
     if hands_over:
@@ -452,6 +491,30 @@ def _in_shard(
         yield AwaitShard(place.shard.group)
     if replaces:
         yield AwaitReplacement(namespace, own)
+
+
+def _accounts(
+    trigger: Trigger,
+    broker: BrokerState[K],
+    watched: Watched[K],
+    seen: ObservedTrigger[K],
+    settings: Settings,
+) -> tuple[Effect, ...]:
+    if not broker.oidc:
+        return ()
+    shared = watched.place is not None
+    of = trigger, seen.document, broker.broker, watched.egress
+    return service_accounts.creating(*of, settings, shared=shared)
+
+
+def _audiences(
+    subscriber: Sink, dead_letter_sink: Sink | None, reply: Sink | None
+) -> dict[str, str | None]:
+    shown = {
+        "subscriberAudience": subscriber.audience,
+        "deadLetterSinkAudience": None if dead_letter_sink is None else dead_letter_sink.audience,
+    }
+    return shown if reply is None else {**shown, "replyAudience": reply.audience}
 
 
 def stop(document: Mapping[str, Any], settings: Settings) -> tuple[Effect, ...]:

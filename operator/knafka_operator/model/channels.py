@@ -37,6 +37,11 @@ CHANNEL: Final = "Channel"
 SUBSCRIBABLE: Final = "messaging.knative.dev/subscribable"
 """On a KafkaChannel: the version of `spec.subscribers`, always `v1` (KN-CHN-07)."""
 
+ENTRY: Final = "entryOf"
+"""In the metadata of a Subscription that is an entry: its channel. The API server has no such
+field, so no object has it."""
+SENDS_AS: Final = "entrySendsAs"
+"""Beside it: the service account that an entry names, where a stored Subscription has its UID."""
 PROMISE: Final = f"{OURS}subscriber."
 """What keys of `status.annotations` begin with that say what an entry of `spec.subscribers` was
 promised; its UID follows. While there is one, the entry's consumer group keeps its offsets."""

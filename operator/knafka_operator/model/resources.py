@@ -26,6 +26,7 @@ from knafka.core.filter_limits import DeclaredAttributes, DeclaredFilters
 EVENTING: Final = "eventing.knative.dev/v1"
 SERVING: Final = "serving.knative.dev/v1"
 CORE: Final = "v1"
+RBAC: Final = "rbac.authorization.k8s.io/v1"
 
 BROKER_CLASS: Final = "eventing.knative.dev/broker.class"
 EXTERNAL_TOPIC: Final = "kafka.eventing.knative.dev/external.topic"

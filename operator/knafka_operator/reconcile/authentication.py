@@ -14,6 +14,12 @@ from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.policies import Policies
 
 
+def is_on(authentication: Authentication | KnafkaError) -> bool:
+    """Whether tokens are shown and asked for; where that can't be read, they go on to be shown to
+    whoever wants some."""
+    return isinstance(authentication, KnafkaError) or authentication.is_on
+
+
 async def observe_authentication(
     cluster: Cluster, policies: Policies, settings: Settings, namespace: str
 ) -> Authentication | KnafkaError:

@@ -46,7 +46,7 @@ from knafka_operator.model.resources import (
     Resource,
 )
 from knafka_operator.model.settings import Settings
-from knafka_operator.reconcile.authentication import observe_authentication
+from knafka_operator.reconcile.authentication import is_on, observe_authentication
 from knafka_operator.reconcile.effects import Effects, resource_of
 from knafka_operator.reconcile.encryption import observe_encryption, observe_https
 from knafka_operator.reconcile.endpoints import check_endpoint
@@ -390,4 +390,5 @@ def _remember(
         kafka=record.kafka,
         ready=ready.get("status", "Unknown"),
         why_not=f"{ready.get('reason', '')} {ready.get('message', '')}".strip(),
+        oidc=is_on(seen.authentication),
     )

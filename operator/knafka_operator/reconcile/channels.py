@@ -38,7 +38,7 @@ from knafka_operator.model.handler import Handling
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE, TOPIC_STATUS, Broker
 from knafka_operator.model.settings import Settings
-from knafka_operator.reconcile.authentication import observe_authentication
+from knafka_operator.reconcile.authentication import is_on, observe_authentication
 from knafka_operator.reconcile.channel_kafkas import ChannelKafkas
 from knafka_operator.reconcile.effects import Effects
 from knafka_operator.reconcile.encryption import observe_encryption, observe_https_of
@@ -318,4 +318,5 @@ def _remember(
         kafka=record.kafka,
         ready=ready.get("status", "Unknown"),
         why_not=f"{ready.get('reason', '')} {ready.get('message', '')}".strip(),
+        oidc=is_on(seen.authentication),
     )

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from knafka_operator.decide import entries
-from knafka_operator.model.channels import MESSAGING, PROMISE
+from knafka_operator.model.channels import ENTRY, MESSAGING, PROMISE
 from knafka_operator.model.cluster import Cluster, ClusterError, Document
 from knafka_operator.model.family import CHANNELS, is_of_kafka_channel
 from knafka_operator.model.handler import Handler, Handling
@@ -266,7 +266,7 @@ class Entries:
             await self._inner.write_status(document, status)
             return
         metadata = document["metadata"]
-        channel = Identity(metadata["namespace"], metadata[entries.ENTRY])
+        channel = Identity(metadata["namespace"], metadata[ENTRY])
         of = CHANNELS.broker_version, CHANNELS.broker
         stored = await self._inner.get(*of, *channel)
         if stored is not None:
@@ -278,7 +278,7 @@ class Entries:
     async def forget(self, document: Document) -> None:
         """An entry is deleted, and its group with it: it was promised nothing any more."""
         metadata = document["metadata"]
-        channel = Identity(metadata["namespace"], metadata[entries.ENTRY])
+        channel = Identity(metadata["namespace"], metadata[ENTRY])
         await self._write(channel, {PROMISE + metadata["uid"]: None})
 
     async def _write(self, channel: Identity, values: Mapping[str, str | None]) -> None:

@@ -18,6 +18,7 @@ from typing import Any, Final
 from knafka.core import names
 from knafka.core.errors import InvalidDocument, KnafkaError, LogError
 from knafka_operator.decide import desired, services
+from knafka_operator.decide.service_accounts import dispatchers_account
 from knafka_operator.decide.status import NotReady
 from knafka_operator.model.cluster import Cluster
 from knafka_operator.model.identity import Identity
@@ -119,6 +120,7 @@ class Replays:
             watched.secret,
             self._settings,
             replays=True,
+            account=dispatchers_account(egress),
         )
         await apply_service(self._cluster, manifest, trigger)
         namespace = services.namespace_of(family, who, self._settings)

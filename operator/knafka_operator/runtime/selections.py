@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from knafka_operator.decide import services
-from knafka_operator.decide.archive_manifests import BATCH, COORDINATION, RBAC
+from knafka_operator.decide.archive_manifests import BATCH, COORDINATION
 from knafka_operator.model import operations
 from knafka_operator.model.archives import OF_ARCHIVE
 from knafka_operator.model.event_policies import POLICIES_VERSION, POLICY
-from knafka_operator.model.resources import CORE, EVENTING, SERVING
+from knafka_operator.model.resources import CORE, EVENTING, RBAC, SERVING
 from knafka_operator.model.sensors import KNAFKA, SENSOR
 from knafka_operator.runtime.cluster import Selection
 
@@ -51,12 +51,13 @@ UNWATCHED: Final = frozenset(
     {
         (COORDINATION, "Lease"),
         (CORE, "ServiceAccount"),
+        (RBAC, "Role"),
         (RBAC, "RoleBinding"),
         (SERVING, "Revision"),
     }
 )
-"""apiVersion and kind of what is asked for and nobody has to hear of, by an archive or for a
-function that isn't Ready, whose Service changes with its Revision. All of a cluster's Leases change
-all the time, and our role lists none of these."""
+"""apiVersion and kind of what is asked for and nobody has to hear of, by an archive, for a Trigger
+that shows tokens, or for a function that isn't Ready, whose Service changes with its Revision. All
+of a cluster's Leases change all the time, and our role lists none of these."""
 BESIDE: Final = (FUNCTIONS, SUBSCRIBERS, PODS, CONFIG_MAPS, SECRETS, DEFINITIONS)
 """What is followed beside the kinds that are reconciled."""

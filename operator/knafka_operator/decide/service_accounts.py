@@ -1,0 +1,192 @@
+"""Service accounts: as whom a Trigger or Subscription sends (KN-TRG-11, KN-SUB-06). Pure.
+
+    Trigger                 an account of its own, beside it, whatever its destinations want
+    a destination with an   a Role that lets its dispatchers ask for tokens of that account and of
+    audience                no other, and a RoleBinding to the accounts that those run as
+
+    dispatchers of          run as
+    a Trigger alone         an account of the Trigger's, for them only
+    a Broker's Triggers     an account of the Broker's, for them only
+    a KafkaChannel's        `CHANNEL_DISPATCHERS`, of the installation's namespace, where they are
+
+The account whose tokens are shown has no right at all: who is shown one may have it be for the API
+server. All of it goes with its Trigger (docs/decisions/0040-tokens-for-sinks.md).
+
+Not here: the tokens, which no operator ever sees (`knafka.core.sink_tokens`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, Final
+
+from knafka.core import names
+from knafka.core.contract import Egress
+from knafka_operator.decide import services
+from knafka_operator.decide.effects import Apply, Create, Delete, Effect, ObjectName, Refusal
+from knafka_operator.decide.services import Manifest
+from knafka_operator.decide.status import OIDC_IDENTITY_CREATED, NotReady
+from knafka_operator.decide.steps import Step
+from knafka_operator.model.channels import ENTRY, SENDS_AS
+from knafka_operator.model.conditions import Condition, Status
+from knafka_operator.model.family import CHANNELS, family_of
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.resources import CORE, RBAC, Broker, Resource, Trigger
+from knafka_operator.model.settings import Settings
+
+CHANNEL_DISPATCHERS: Final = "knafka-channel-dispatchers"
+"""In operator/deploy/channels/rbac.yaml."""
+
+_LONGEST: Final = 63
+_DIGEST: Final = 32
+_GROUP: Final = RBAC.partition("/")[0]
+
+DISABLED: Final = Condition(OIDC_IDENTITY_CREATED, Status.TRUE, "OIDCFeatureDisabled")
+"""As upstream: there is none, and none is missing."""
+WAITING: Final = Condition(
+    OIDC_IDENTITY_CREATED, Status.UNKNOWN, "Waiting", "it is created once there is where to send"
+)
+
+
+def account_name(trigger: Resource) -> str:
+    """Upstream's name of it, so that one that is there already stays who it is."""
+    group = trigger.api_version.partition("/")[0]
+    parent, suffix = trigger.metadata.name, f"oidc-{group}-{trigger.kind}"
+    if len(parent + suffix) > _LONGEST:
+        digest = hashlib.md5((parent + suffix).encode(), usedforsecurity=False).hexdigest()
+        return f"{parent[: _LONGEST - _DIGEST]}{digest}".lower()
+    return f"{parent}{suffix}".lower()
+
+
+def sender_of(trigger: Trigger, document: Mapping[str, Any]) -> str:
+    """The account that a Trigger sends as.
+
+    Of an entry of a channel another controller makes it: its name must be the one that a stored
+    Subscription with the entry's UID has by its own name. Whoever may write a channel could name
+    any account there, and have its tokens sent to himself. Raises `NotReady`.
+    """
+    name, metadata = account_name(trigger), document["metadata"]
+    if ENTRY not in metadata or metadata[SENDS_AS] == name:
+        return name
+    message = (
+        "its entry in the channel's spec.subscribers must have the UID of a Subscription, and "
+        f"{name} as auth.serviceAccountName"
+    )
+    raise NotReady("ServiceAccountNotNamed", message)
+
+
+def dispatchers_account(egress: Egress) -> str | None:
+    """As whom a dispatcher of this Egress alone runs; None: as nobody, for it shows no tokens."""
+    if egress.service_account is None:
+        return None
+    family = family_of(egress.kind)
+    if family is CHANNELS:
+        return CHANNEL_DISPATCHERS
+    return services.dispatcher_name(family, Identity(egress.namespace, egress.trigger))
+
+
+def shards_account(broker: Resource) -> str:
+    """As whom the shared dispatchers of a Broker or channel run."""
+    if family_of(broker.kind) is CHANNELS:
+        return CHANNEL_DISPATCHERS
+    return names.child(broker.metadata.name, "-kn-shards")
+
+
+def creating(
+    trigger: Trigger,
+    document: Mapping[str, Any],
+    broker: Broker,
+    egress: Egress,
+    settings: Settings,
+    *,
+    shared: bool,
+) -> tuple[Effect, ...]:
+    """Have a Trigger's account, and what its dispatchers need; `shared`: a shard delivers it."""
+    family = family_of(trigger.kind)
+    effects: list[Effect] = []
+    if shared and not family.centralized:
+        manifest = _account(_metadata(broker, shards_account(broker)))
+        # Its owner isn't the Trigger; the label says whose it is.
+        labels = {**manifest["metadata"]["labels"], services.OWNER: broker.metadata.uid}
+        manifest["metadata"]["labels"] = labels
+        refusal = _refusal(family.broker)
+        effects.append(Create(Step.APPLY_ACCOUNT, manifest, refusal, services.OWNER))
+    name, applied = account_name(trigger), list[Manifest]()
+    metadata = _metadata(trigger, name)
+    if ENTRY not in document["metadata"]:
+        applied.append(_account(metadata))
+    if egress.service_account is not None:
+        if (runs_as := dispatchers_account(egress)) is not None and not family.centralized:
+            applied.append(_account(_metadata(trigger, runs_as)))
+        applied += _grant(metadata, egress, broker, settings)
+    if applied:
+        effects.append(Apply(Step.APPLY_ACCOUNT, tuple(applied), _refusal(family.trigger)))
+    return tuple(effects)
+
+
+def deleting(document: Mapping[str, Any], name: str) -> Delete:
+    """Have none of it, as the feature is turned off; what isn't the Trigger's stays."""
+    family, who = family_of(document["kind"]), Identity.of(document)
+    kinds = ((RBAC, "RoleBinding"), (RBAC, "Role"), (CORE, "ServiceAccount"))
+    objects = [ObjectName(*kind, who.namespace, name) for kind in kinds]
+    if not family.centralized:
+        runs_as = services.dispatcher_name(family, who)
+        objects.append(ObjectName(CORE, "ServiceAccount", who.namespace, runs_as))
+    return Delete(Step.DELETE_ACCOUNT, tuple(objects), owned=True)
+
+
+def account_in_status(document: Mapping[str, Any]) -> str | None:
+    """The account that a Trigger had, as its status says."""
+    auth = (document.get("status") or {}).get("auth") or {}
+    name = auth.get("serviceAccountName")
+    return name if isinstance(name, str) and name else None
+
+
+def _account(metadata: Manifest) -> Manifest:
+    return {
+        "apiVersion": CORE,
+        "kind": "ServiceAccount",
+        "metadata": metadata,
+        "automountServiceAccountToken": False,
+    }
+
+
+def _grant(
+    metadata: Manifest, egress: Egress, broker: Broker, settings: Settings
+) -> tuple[Manifest, Manifest]:
+    """The right to ask for tokens of the Egress's account, for a dispatcher of its own and for
+    shards: which of them delivers may change, and both go on until it has."""
+    account, family = egress.service_account, family_of(egress.kind)
+    namespace = services.namespace_of(family, Identity(egress.namespace, ""), settings)
+    runs_as = dict.fromkeys((dispatchers_account(egress), shards_account(broker)))
+    rule = {
+        "apiGroups": [""],
+        "resources": ["serviceaccounts/token"],
+        "resourceNames": [account],
+        "verbs": ["create"],
+    }
+    role: Manifest = {"apiVersion": RBAC, "kind": "Role", "metadata": metadata, "rules": [rule]}
+    binding: Manifest = {
+        "apiVersion": RBAC,
+        "kind": "RoleBinding",
+        "metadata": metadata,
+        "roleRef": {"apiGroup": _GROUP, "kind": "Role", "name": account},
+        "subjects": [
+            {"kind": "ServiceAccount", "namespace": namespace, "name": name} for name in runs_as
+        ],
+    }
+    return role, binding
+
+
+def _metadata(owner: Resource, name: str) -> Manifest:
+    return {
+        "namespace": owner.metadata.namespace,
+        "name": name,
+        "labels": dict(services.with_common_labels({})),
+        "ownerReferences": [services.owner_reference(owner)],
+    }
+
+
+def _refusal(kind: str) -> Refusal:
+    return Refusal(f"this {kind}", "ServiceAccountNotOwned", "ServiceAccountNotCreated")
