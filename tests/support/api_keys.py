@@ -31,6 +31,9 @@ class Api:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         lines = [line.partition(": ") for line in head.splitlines()]
         self.tokens += [value for name, _, value in lines if name.lower() == "authorization"]
+        # As Kubernetes, for its keys.
+        accepted = "accept: application/json, application/jwk-set+json" in head.lower()
+        self.status = self.status if accepted or "/jwks" not in lines[0][0] + lines[0][2] else 406
         location = f"Location: {self.url}/elsewhere\r\n" if self.status == 302 else ""
         length = f"Content-Length: {len(self.body)}\r\nConnection: close\r\n"
         writer.write(f"HTTP/1.1 {self.status} X\r\n{location}{length}\r\n".encode() + self.body)

@@ -24,6 +24,8 @@ CA: Final = "ca.crt"
 """Files of the folder with the pod's own credentials."""
 TIMEOUT: Final = 5.0
 MAX_BYTES: Final = 256 * 1024
+ACCEPT: Final = "application/json, application/jwk-set+json"
+"""Its keys are of the second type only: who doesn't take that is answered 406."""
 
 Ask: TypeAlias = Callable[[str, "bytes | None"], bytes]
 """The body of the answer at a path, to GET, or to POST of JSON; blocks. Raises `OSError`."""
@@ -38,7 +40,7 @@ def ask_with_credentials(url: str, folder: Path) -> Ask:
     def ask(path: str, document: bytes | None) -> bytes:
         token = (folder / TOKEN).read_text().strip()
         context = ssl.create_default_context(cafile=str(folder / CA))
-        headers = {"authorization": f"Bearer {token}", "accept": "application/json"}
+        headers = {"authorization": f"Bearer {token}", "accept": ACCEPT}
         if document is not None:
             headers["content-type"] = "application/json"
         request = urllib.request.Request(url.rstrip("/") + path, document, headers)
