@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from support.memory.account_tokens import MemoryTokens
@@ -63,10 +64,12 @@ def test_a_dispatcher_that_shows_no_tokens_imports_nothing_for_it() -> None:
     """What a start imports is most of what a cold start takes."""
     code = (
         "import sys, knafka.dispatcher.function as function\n"
-        "assert function.sink_tokens(None) is None\n"
+        "from pathlib import Path\n"
+        "folder = Path('/var/run')\n"
+        "assert function.sink_tokens(None, folder) is None\n"
         "wanted = {'knafka.dispatcher.authorizing', 'knafka.clients.api_server', 'jwt'}\n"
         "assert not wanted & sys.modules.keys()\n"
-        "assert function.sink_tokens('https://kubernetes.default.svc') is not None\n"
+        "assert function.sink_tokens('https://kubernetes.default.svc', folder) is not None\n"
         "assert 'jwt' not in sys.modules\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
@@ -75,4 +78,4 @@ def test_a_dispatcher_that_shows_no_tokens_imports_nothing_for_it() -> None:
 
 def test_tokens_come_by_tls_only() -> None:
     with pytest.raises(InvalidDocument, match=r"KNAFKA_OIDC_URL.*want https"):
-        sink_tokens("http://kubernetes.default.svc")
+        sink_tokens("http://kubernetes.default.svc", Path("/var/run"))

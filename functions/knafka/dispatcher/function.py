@@ -56,8 +56,8 @@ class Dispatcher(DrainingFunction):
 
 
 def sink_tokens(url: str | None, folder: Path) -> SinkTokens | None:
-    """Tokens from the API server at `url`, with what is in `folder`; None: there is none to ask. Nothing is asked before a
-    destination wants one. Raises `InvalidDocument`."""
+    """Tokens from the API server at `url`, with what is in `folder`; None: there is none to ask.
+    Nothing is asked before a destination wants one. Raises `InvalidDocument`."""
     if url is None:
         return None
     # Here, as most dispatchers need none of it.
