@@ -100,7 +100,7 @@ def test_a_subscriber_a_dead_letter_sink_and_a_reply_destination_that_demand_tok
 def _kind(event: dict[str, Any]) -> str:
     if event["type"] == "answered":
         return "reply"
-    return "dead letter" if "knativeerrorcode" in event else "forwarded"
+    return "dead letter" if "knativeerrorcode" in event["attributes"] else "forwarded"
 
 
 def _rights_are_of_one_account_only(cluster: Cluster, namespace: str) -> None:

@@ -262,3 +262,11 @@ async def test_without_an_account_or_anybody_to_ask_nothing_is_sent(has_issuer: 
     assert raised.value.reason == "no-token"
     assert inner.posts == []
     assert (await posts.post(PLAIN, HEAD, b"", 5)).status == 200
+
+
+async def test_what_posts_for_an_egress_shows_tokens_of_its_account() -> None:
+    """The tokens of a process that has just begun: there are none so far."""
+    inner = ScriptedSubscriber(at_first())
+    posts = authorized(egress("mail"), inner, SinkTokens(MemoryTokens(MAIL)))
+    assert (await posts.post(TARGET, HEAD, b"", 5)).status == 200
+    assert inner.posts[0].request.header(b"authorization") == b"Bearer shop.mail.orders.1"

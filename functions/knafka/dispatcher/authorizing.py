@@ -191,7 +191,9 @@ def authorized(egress: Egress, subscriber: Subscriber, tokens: SinkTokens | None
     """What posts for this Egress, one of whose destinations has an audience."""
     account = egress.service_account
     whose = None if account is None else Account(egress.namespace, account)
-    return AuthorizedSubscriber(subscriber, tokens or SinkTokens(None), whose)
+    # Not `or`: those that have given nothing so far are as good as none.
+    tokens = SinkTokens(None) if tokens is None else tokens
+    return AuthorizedSubscriber(subscriber, tokens, whose)
 
 
 def _without(token: bytes, response: Response) -> Response:
