@@ -42,6 +42,7 @@ _ERRORS = {
     Reason.UNDECODABLE: "the record has no ce_specversion header",
     Reason.INTERNAL_ERROR: "KeyError: 'subject'",
     Reason.TOO_LARGE: "the action topic takes no record of 19800423 bytes",
+    Reason.NO_TOKEN: "the API server gives none",
     Reason.STATE_FULL: "the Sensor held more than 1000000 keys, and these events were the oldest",
 }
 _NAMES = ("orders", "billing", "shipping", "stock", "mail", "audit", "fraud", "search")

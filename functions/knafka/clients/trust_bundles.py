@@ -81,8 +81,10 @@ class TlsContext:
         pem = "" if self._bundles is None else self._bundles.read()
         if self._context is None or pem != self._pem:
             context = self._make()
-            for trusted in filter(None, (self._ca_certs, pem)):
-                context.load_verify_locations(cadata=trusted)
+            if self._ca_certs is not None:
+                context.load_verify_locations(cadata=self._ca_certs)
+            if pem:
+                context.load_verify_locations(cadata=pem)
             self._context, self._pem = context, pem
         return self._context
 
