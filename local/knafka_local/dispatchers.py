@@ -12,7 +12,7 @@ import asyncio
 import json
 import secrets
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,8 +77,10 @@ class _Dispatcher:
 class DispatcherProcesses:
     """Runs all dispatchers; what they log lies in `logs`."""
 
-    def __init__(self, logs: Path) -> None:
+    def __init__(self, logs: Path, environment: Mapping[str, str] | None = None) -> None:
+        """`environment`: variables that they all have."""
         self._logs = logs
+        self._environment = environment or {}
         self._tokens = FunctionTokens((secrets.token_bytes(32),))
         self._waiting: dict[_Function, list[tuple[_Dispatcher, asyncio.Task[None]]]] = {}
         """Processes between two requests."""
@@ -160,6 +162,7 @@ class DispatcherProcesses:
                     (sys.executable, "-m", function.program, "--fd", str(listener.fileno())),
                     log,
                     {
+                        **self._environment,
                         function.variable: function.contract,
                         LOCAL_ADDRESSES: "allowed",
                         CALLERS: callers,

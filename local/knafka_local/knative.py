@@ -55,8 +55,8 @@ class LocalKnative:
         issuer: Mapping[str, str] | None = None,
     ) -> None:
         """Brokers are served at `url`, on `listener`, and KafkaChannels on `channels`; processes
-        log into `logs`. `issuer`: where receivers find that of senders' tokens, as variables of
-        their environment; None: nobody is asked for a token."""
+        log into `logs`. `issuer`: where functions find that of tokens, as variables of their
+        environment; None: nobody is asked for a token."""
         self._say = view.say
         self.channels_url = f"http://{HOST}:{port_of(channels)}"
         self._cluster = LocalCluster(url, self.channels_url, requires_auth=issuer is not None)
@@ -66,7 +66,7 @@ class LocalKnative:
         self._channels = ReceiverProcess(
             channels, logs, view.say, "channel-receiver", self._declining.stop, issuer
         )
-        self._drains = DispatcherProcesses(logs)
+        self._drains = DispatcherProcesses(logs, issuer)
         self._serving = LocalServing(self._cluster, self._programs, self._receiver, self._channels)
         self._controller: LocalController
         self._observer: Observer

@@ -49,6 +49,7 @@ TRIGGER: Final = {
     "DependencyReady": "True",
     "SubscriberResolved": "True",
     "DeadLetterSinkResolved": "True DeadLetterSinkNotConfigured",
+    "OIDCIdentityCreated": "True OIDCFeatureDisabled",
     "SubscriptionReady": "True",
     "Delivering": "True",
     "Ready": "True",

@@ -7,6 +7,7 @@ import stat
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import jwt
@@ -15,8 +16,10 @@ from support.receiving import Server
 from typer.testing import CliRunner
 
 from knafka import settings
-from knafka.clients.api_server import CA
+from knafka.clients.api_server import CA, ask_with_credentials, own_audiences
 from knafka.clients.api_server_keys import ApiServerKeys, fetch_with_credentials, parse_keys
+from knafka.clients.api_server_tokens import ApiServerTokens
+from knafka.core import sink_tokens
 from knafka.core.contract import Exact, Ingress, Kafka, Policy
 from knafka.receiver.authentication import TokenVerifier
 from knafka_local import issuer as issuing
@@ -103,6 +106,24 @@ async def test_what_is_served_is_public_and_the_tls_key_stays_nowhere(folder: Pa
         assert b'"d"' not in await asyncio.to_thread(fetch, "/openid/v1/jwks")
         there = await asyncio.to_thread(lambda: {file.name for file in folder.iterdir()})
         assert there == {CA, "token", "tls.crt", issuing.KEY}
+
+
+async def test_dispatchers_get_tokens_as_from_an_api_server_and_nobody_else_does(
+    folder: Path,
+) -> None:
+    """Every account of the machine reaches loopback; the functions' folder is the user's."""
+    async with following(folder) as keys, issuer_server.served(folder) as environment:
+        url = settings.oidc_url(environment)
+        assert url is not None
+        ask = ask_with_credentials(url, folder)
+        tokens = ApiServerTokens(ask, partial(own_audiences, folder))
+        issued = await tokens.issue(sink_tokens.Account("shop", "web"), AUDIENCE)
+        assert 3500 < issued.life <= 3600
+        subject = TokenVerifier(keys).verify(issued.value, AUDIENCE)
+        assert subject == "system:serviceaccount:shop:web"
+        (folder / "token").write_text("another")
+        with pytest.raises(OSError, match="401"):
+            await asyncio.to_thread(ask, "/api/v1/namespaces/shop/serviceaccounts/web/token", b"{}")
 
 
 @pytest.mark.parametrize("text", ["", "-----BEGIN PRIVATE KEY-----\nAAAA", "x" * 10_000])
