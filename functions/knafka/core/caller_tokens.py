@@ -20,6 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from knafka.core.bearer import SCHEME, bearer_token
 from knafka.core.errors import InvalidDocument
 
 CALLERS: Final = "KNAFKA_CALLERS"
@@ -29,7 +30,9 @@ MAX_HEADER_BYTES: Final = 256
 MAX_VERIFIERS: Final = 16
 """Keys of an installation at once; two are usual while one takes over from another."""
 
-_SCHEME: Final = b"bearer "
+REFUSED: Final = "only this function's operator is answered here: want its token in Authorization"
+"""What everybody else is told, with 401."""
+
 _VERIFIER: Final = re.compile(r"[0-9a-f]{64}").fullmatch
 _PURPOSE: Final = b"knafka caller token\n"
 
@@ -48,13 +51,10 @@ def verifier_of(token: str) -> str:
 def bearer_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
     """The token of a request's `Authorization: Bearer`; empty: it has none, more than one, or one
     that is none of ours by its length."""
-    values = [value for name, value in headers if name.lower() == b"authorization"]
-    if len(values) != 1 or len(values[0]) > MAX_HEADER_BYTES:
+    token = bearer_token(headers)
+    if token is None or len(SCHEME) + len(token) > MAX_HEADER_BYTES:
         return ""
-    value = values[0].strip()
-    if value[: len(_SCHEME)].lower() != _SCHEME:
-        return ""
-    return value[len(_SCHEME) :].strip().decode("latin-1")
+    return token.strip().decode("latin-1")
 
 
 @dataclass(frozen=True, slots=True)

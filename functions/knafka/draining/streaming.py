@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from knafka.core import drain as contract
+from knafka.core.caller_tokens import REFUSED
 from knafka.core.drain import DrainProgress, DrainRequest, Ended, ShardProgress
 from knafka.draining.lease import Lease, Leased
 from knafka.serving import Send
@@ -80,7 +81,7 @@ async def _end_of(running: asyncio.Task[P], drain: Leased[P]) -> P:
 
 async def refuse_caller(send: Send) -> None:
     """The response to a request without the token of this function's operator."""
-    text = b"only this function's operator is answered here: want its token in Authorization\n"
+    text = f"{REFUSED}\n".encode()
     await start(send, 401, b"text/plain; charset=utf-8", (b"www-authenticate", b"Bearer"))
     await send({"type": "http.response.body", "body": text})
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Final
 
+from knafka.core.caller_tokens import REFUSED
+
 
 class Answer:
     """A whole HTTP response; `wire` and `closing` are its bytes, the latter for a last answer."""
@@ -50,9 +52,7 @@ UNREAD: Final = Answer(
 )
 """In place of NOT_FOUND until a receiver knows its contract, and of what it can't read."""
 NOT_THE_OPERATOR: Final = Answer(
-    HTTPStatus.UNAUTHORIZED,
-    "only this function's operator is answered here: want its token in Authorization",
-    headers=((b"www-authenticate", b"Bearer"),),
+    HTTPStatus.UNAUTHORIZED, REFUSED, headers=((b"www-authenticate", b"Bearer"),)
 )
 UNAUTHENTICATED: Final = Answer(
     HTTPStatus.UNAUTHORIZED,

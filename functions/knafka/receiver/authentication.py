@@ -28,6 +28,7 @@ from knafka.core.auth_tokens import (
     split,
 )
 from knafka.core.authorization import Authorization
+from knafka.core.bearer import bearer_token
 from knafka.core.contract import Ingress
 from knafka.core.errors import KnafkaError
 from knafka.core.filters import Predicate
@@ -48,9 +49,6 @@ MAX_FAILURES_OF_ONE: Final = 100
 """The same of tokens that say they are of one sender of whom a good one is kept."""
 MAX_SENDERS: Final = 2048
 """Senders of one Broker whose verdict is kept."""
-
-_AUTHORIZATION: Final = b"authorization"
-_SCHEME: Final = b"bearer "
 
 
 class Undecided(KnafkaError):
@@ -168,8 +166,10 @@ class SenderCheck:
         event's attributes must fulfil."""
         if self._verifier is None:
             return answers.UNDECIDED
+        if (token := bearer_token(headers)) is None:
+            return answers.UNAUTHENTICATED
         try:
-            subject = self._verifier.verify(_token_of(headers), self._audience)
+            subject = self._verifier.verify(token, self._audience)
         except InvalidToken:
             return answers.UNAUTHENTICATED
         except Undecided:
@@ -182,16 +182,3 @@ class SenderCheck:
         if verdict is True:
             return None
         return answers.FORBIDDEN if verdict is False else verdict
-
-
-def _token_of(headers: HttpHeaders) -> bytes:
-    """The token of `Authorization: Bearer`; raises `InvalidToken` where there isn't exactly one."""
-    given: bytes | None = None
-    for name, value in headers:
-        if len(name) == 13 and name.lower() == _AUTHORIZATION:
-            if given is not None:
-                raise InvalidToken("there are several")
-            given = value
-    if given is None or given[:7].lower() != _SCHEME:
-        raise InvalidToken("there is none")
-    return given[7:]

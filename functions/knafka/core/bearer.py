@@ -1,0 +1,26 @@
+"""Bearer tokens in a request's headers (RFC 6750, 2.1). Pure.
+
+Not here: what a token proves (`caller_tokens`, `auth_tokens`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+SCHEME: Final = b"bearer "
+_AUTHORIZATION: Final = b"authorization"
+
+
+def bearer_token(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+    """What follows `Authorization: Bearer`; None: there is no such header, or there are several, of
+    which one alone may be that of whoever sends."""
+    given: bytes | None = None
+    for name, value in headers:
+        if len(name) == len(_AUTHORIZATION) and name.lower() == _AUTHORIZATION:
+            if given is not None:
+                return None
+            given = value
+    if given is None or given[: len(SCHEME)].lower() != SCHEME:
+        return None
+    return given[len(SCHEME) :]
