@@ -21,18 +21,22 @@ class Policies:
     def __init__(self) -> None:
         self.is_known = True
         """Whether those are all; whoever follows them says so."""
-        self._found: dict[Identity, Document] = {}
+        self._by_namespace: dict[str, dict[Identity, Document]] = {}
 
     def __len__(self) -> int:
         """Policies that are kept."""
-        return len(self._found)
+        return sum(map(len, self._by_namespace.values()))
 
     def heard(self, changed: Sequence[Document], gone: Sequence[Document]) -> set[str]:
         """These are there, or not any more; gives the namespaces that they are in."""
         for document in changed:
-            self._found[Identity.of(document)] = document
+            identity = Identity.of(document)
+            self._by_namespace.setdefault(identity.namespace, {})[identity] = document
         for document in gone:
-            self._found.pop(Identity.of(document), None)
+            identity = Identity.of(document)
+            kept = self._by_namespace.get(identity.namespace, {})
+            if kept.pop(identity, None) is not None and not kept:
+                del self._by_namespace[identity.namespace]
         return {Identity.of(each).namespace for each in (*changed, *gone)}
 
     def of(self, namespace: str) -> tuple[Document, ...]:
@@ -40,5 +44,4 @@ class Policies:
         if not self.is_known:
             message = "the EventPolicies are not read yet, and nothing is opened without them"
             raise NotReady("EventPoliciesGetFailed", message, transient=True)
-        found = self._found.items()
-        return tuple(each for identity, each in found if identity.namespace == namespace)
+        return tuple(self._by_namespace.get(namespace, {}).values())
