@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from support.scaling import SCALING, FakeDrains, FakeLags, egress, now, running
+from support.scaling import SCALING, FakeDrain, FakeDrains, FakeLags, egress, now, running
 
 from knafka.core.contract import Exact
 from knafka.core.drain import Ended
@@ -16,6 +16,8 @@ from knafka_operator.scale.holds import FIRST_BUDGET, REQUEST_BUDGET, REQUEST_BU
 from knafka_operator.scale.scaler import BUDGET, Scaler
 
 pytestmark = pytest.mark.looptime
+
+EDITED = egress().model_copy(update={"filters": (Exact(exact={"type": "new"}),)})
 
 
 async def serve(drains: FakeDrains, seconds: float) -> None:
@@ -48,6 +50,16 @@ async def test_a_drain_goes_on_by_one_request_after_another(
         assert status.error is None
 
 
+async def draining(scaler: Scaler, lags: FakeLags, drains: FakeDrains) -> FakeDrain:
+    """A Trigger's drain that has told of an event."""
+    lags.by_group["group-mail"] = 50
+    await scaler.watch("mail", egress(), SCALING)
+    await serve(drains, 5)
+    (first,) = drains.open
+    first.tell(delivered=1)
+    return first
+
+
 async def changed_as_a_request_ends(
     scaler: Scaler, lags: FakeLags, drains: FakeDrains
 ) -> asyncio.Task[None]:
@@ -56,8 +68,7 @@ async def changed_as_a_request_ends(
     await scaler.watch("mail", egress(), SCALING)
     await serve(drains, FIRST_BUDGET - 1)
     (first,) = drains.open
-    edited = egress().model_copy(update={"filters": (Exact(exact={"type": "new"}),)})
-    changing = asyncio.create_task(scaler.watch("mail", edited, SCALING))
+    changing = asyncio.create_task(scaler.watch("mail", EDITED, SCALING))
     first.end(Ended.BUDGET)
     await asyncio.sleep(0)
     return changing
@@ -95,17 +106,12 @@ async def test_a_drain_whose_request_broke_off_is_told_to_stop_by_another_one(
 ) -> None:
     """It goes on without the operator, which is between two tries; KN-TRG-05, issue 30."""
     async with running(lags, drains, REQUEST_BUDGETS) as scaler:
-        lags.by_group["group-mail"] = 50
-        await scaler.watch("mail", egress(), SCALING)
-        await serve(drains, 5)
-        (first,) = drains.open
-        first.tell(delivered=1)
+        first = await draining(scaler, lags, drains)
         await asyncio.sleep(0.1)
         first.break_off(ConnectionResetError())
         await asyncio.sleep(0.1)
         assert len(drains.all) == 1, "it tries again after a pause"
-        edited = egress().model_copy(update={"filters": (Exact(exact={"type": "new"}),)})
-        await scaler.watch("mail", edited, SCALING)
+        await scaler.watch("mail", EDITED, SCALING)
         _, stopping, *_ = drains.all
         assert (stopping.egress, stopping.told_to_stop) == (first.egress, True)
 
@@ -115,18 +121,13 @@ async def test_a_drain_that_has_failed_is_not_asked_to_stop(
 ) -> None:
     """It is over: an edit needn't wait for it, nor wake a pod of what was before."""
     async with running(lags, drains, REQUEST_BUDGETS) as scaler:
-        lags.by_group["group-mail"] = 50
-        await scaler.watch("mail", egress(), SCALING)
-        await serve(drains, 5)
-        (first,) = drains.open
-        first.tell(delivered=1)
+        first = await draining(scaler, lags, drains)
         first.end(Ended.FAILED)
         await asyncio.sleep(0.1)
-        edited = egress().model_copy(update={"filters": (Exact(exact={"type": "new"}),)})
         began = now()
-        await scaler.watch("mail", edited, SCALING)
+        await scaler.watch("mail", EDITED, SCALING)
         assert now() == began
-        assert all(each.egress == edited for each in drains.all[1:])
+        assert all(each.egress == EDITED for each in drains.all[1:])
 
 
 async def test_one_that_is_not_wanted_any_more_is_ended_as_seldom_as_before(

@@ -129,7 +129,7 @@ class ScaledTrigger(ScaledGroup):
     """Of its own drains."""
 
     @property
-    def of_own(self) -> Egress | None:
+    def own_egress(self) -> Egress | None:
         """By what dispatchers of its own drain that may be held by nobody; None: it has none. Those
         of min-scale are waited for as pods."""
         is_own = self.declared is None and not self.autoscaling.min_scale

@@ -141,7 +141,9 @@ class Scaler:
         now, and ends with the last one. Returns when what was to end is over.
         """
         trigger = self._triggers.get(trigger_id)
-        own_before = self._forgotten.pop(trigger_id, None) if trigger is None else trigger.of_own
+        own_before = (
+            self._forgotten.pop(trigger_id, None) if trigger is None else trigger.own_egress
+        )
         if trigger is None:
             trigger = self._triggers[trigger_id] = self._new(trigger_id, egress, autoscaling)
         before, had = trigger.egress, trigger.shard
@@ -153,7 +155,7 @@ class Scaler:
         if shard is not None or autoscaling.paused or before != egress:
             self._ending.end(trigger_id, trigger.own)
         if own_before is not None and (own_before != egress or shard is not None):
-            self._until_left(trigger_id, own_before.group, egress.group, autoscaling)
+            self._await_empty(trigger_id, own_before.group, egress.group, autoscaling)
         if before != egress:
             self._unlist(trigger)
             trigger.egress = egress
@@ -183,7 +185,7 @@ class Scaler:
         if scaled.sensor != sensor:
             if not scaled.autoscaling.min_scale:
                 group = scaled.sensor.group
-                self._until_left(sensor_id, group, sensor.group, autoscaling)
+                self._await_empty(sensor_id, group, sensor.group, autoscaling)
             scaled.sensor = sensor
             scaled.drain_error = None
             scaled.holding.clear()  # of triggers that may be other ones
@@ -197,8 +199,8 @@ class Scaler:
             self._unlist(trigger)
             self._leave(trigger)
             self._ending.end(id_, trigger.own)
-            if trigger.of_own is not None:
-                self._forgotten[id_] = trigger.of_own
+            if trigger.own_egress is not None:
+                self._forgotten[id_] = trigger.own_egress
                 if len(self._forgotten) > MAX_FORGOTTEN:
                     del self._forgotten[next(iter(self._forgotten))]
         if sensor := self._sensors.pop(id_, None):
@@ -312,7 +314,7 @@ class Scaler:
         """Of all Triggers, by id."""
         return {each.id: each.status() for each in self._triggers.values()}
 
-    def _until_left(self, id_: str, before: str, group: str, autoscaling: Autoscaling) -> None:
+    def _await_empty(self, id_: str, before: str, group: str, autoscaling: Autoscaling) -> None:
         """Begin nothing of what has changed before nobody is in its group any more: a drain that we
         don't hold goes on by what was before, such as that of a pod which another pod has asked.
 
@@ -320,9 +322,10 @@ class Scaler:
         those of before have been waited for.
         """
         if before == group and not autoscaling.min_scale:
-            self._ending.wait_for(id_, partial(self._left, id_, group))
+            self._ending.wait_for(id_, partial(self._until_empty, id_, group))
 
-    async def _left(self, id_: str, group: str) -> None:
+    async def _until_empty(self, id_: str, group: str) -> None:
+        """Returns when nobody is in the group, or after `LEAVE_TIMEOUT`, which the log tells."""
         loop, why = asyncio.get_running_loop(), ""
         deadline = loop.time() + LEAVE_TIMEOUT
         while loop.time() < deadline:
