@@ -14,7 +14,7 @@ from knafka.core.contract import Ingress, Kafka
 from knafka.receiver.ingest import IngestHandler
 
 LOOP = 5_000
-HEADERS = (
+EVENT_HEADERS = (
     (b"host", b"default-kn-receiver.shop.svc.cluster.local"),
     (b"user-agent", b"Go-http-client/1.1"),
     (b"content-length", b"128"),
@@ -49,7 +49,7 @@ def main() -> None:
         handle, respond = handler.handle, answers.append
         began = time.thread_time()
         for _ in range(LOOP):
-            handle(b"POST", b"/shop/default", HEADERS, body, respond)
+            handle(b"POST", b"/shop/default", EVENT_HEADERS, body, respond)
         return time.thread_time() - began
 
     spent = min(loop() for _ in range(int(sys.argv[1])))

@@ -20,6 +20,7 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 
+from bench.one_ingest import EVENT_HEADERS
 from bench.results import BEFORE, OURS, Results
 from bench.targets import External
 from bench.world import HERE, World
@@ -38,18 +39,6 @@ OFF: Final = "an event where nobody is asked"
 PAIRS: Final = 30
 LOOP: Final = 1000
 """Requests whose headers are made before the clock starts."""
-OTHERS: Final = (
-    (b"host", b"default-kn-receiver.shop.svc.cluster.local"),
-    (b"user-agent", b"Go-http-client/1.1"),
-    (b"content-length", b"128"),
-    (b"content-type", b"application/json"),
-    (b"ce-id", b"0f6a4a52-8b0e-4f0e-9c3c-2a7d3f4b5c6d"),
-    (b"ce-source", b"/shop/checkout"),
-    (b"ce-specversion", b"1.0"),
-    (b"ce-type", b"com.example.order.placed"),
-)
-"""The headers of an event beside its token."""
-
 BAD_TOKENS: Final = MAX_FAILURES_OF_ONE
 """As many of one sender as are looked at in a second."""
 
@@ -148,7 +137,7 @@ def _with_signature_of(other: bytes, token: bytes) -> bytes:
 
 def _with(token: bytes) -> Headers:
     """A new object each time, as from a socket: nobody has its hash."""
-    return (*OTHERS, (b"authorization", b"Bearer " + token))
+    return (*EVENT_HEADERS, (b"authorization", b"Bearer " + token))
 
 
 def _seconds(check: SenderCheck, tokens: Sequence[bytes]) -> float:
