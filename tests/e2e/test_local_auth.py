@@ -92,5 +92,5 @@ def test_policies_are_tried_by_the_commands_of_the_docs(
     ]
     assert "name a service account with --as" in answers[-1][1]
     assert "HTTP/1.1 202" in shell.run(curl)[1]
-    assert "eyJ" not in shell.logs(), "no token is in a log"
+    assert re.search(r"eyJ[\w-]+\.eyJ", shell.logs()) is None, "no token is in a log"
     assert shell.run(down)[0] == 0

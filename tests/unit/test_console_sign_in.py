@@ -28,7 +28,7 @@ STATE = "/api/state"
 
 
 class Cluster:
-    """Knows `ada`, who may see all, and `bob`, who may see the namespace `shop`."""
+    """Knows `adelaide`, who may see all, and `bob`, who may see the namespace `shop`."""
 
     def __init__(self) -> None:
         self.asked: list[Viewer] = []
@@ -36,7 +36,7 @@ class Cluster:
 
     def of(self, viewer: Viewer) -> MemorySource:
         self.asked.append(viewer)
-        if viewer.token == "ada" or (viewer.token == "bob" and viewer.namespaces == ("shop",)):
+        if viewer.token == "adelaide" or (viewer.token == "bob" and viewer.namespaces == ("shop",)):
             return self.source
         return Refusing(Forbidden("name yours") if viewer.token == "bob" else NotSignedIn("again"))
 
@@ -97,7 +97,9 @@ async def test_a_token_is_kept_in_a_cookie_that_no_script_and_no_other_site_gets
     cluster: Cluster,
 ) -> None:
     async with browser(cluster) as session:
-        async with session.post("/api/sign-in", headers=TLS, json={"token": " ada "}) as response:
+        async with session.post(
+            "/api/sign-in", headers=TLS, json={"token": " adelaide "}
+        ) as response:
             assert response.status == 204
             cookies = response.headers.getall("Set-Cookie")
         (token,) = [each for each in cookies if each.startswith("knafka-token=")]
@@ -106,11 +108,11 @@ async def test_a_token_is_kept_in_a_cookie_that_no_script_and_no_other_site_gets
         assert "Max-Age" not in token, "it ends with the browser"
         assert "expires" not in token.lower()
         (shown,) = [each for each in cookies if each.startswith("knafka-session=")]
-        assert "ada" not in shown
+        assert "adelaide" not in shown
         async with session.get("/") as response:
             assert response.status == 200
             text = await response.text()
-        assert "ada" not in text.replace("Nevada", ""), "the token is in no page"
+        assert "adelaide" not in text, "the token is in no page"
         async with session.get(STATE) as response:
             assert response.status == 200
         async with session.post("/api/sign-out", headers=MARKED) as response:
@@ -140,7 +142,7 @@ async def test_a_token_that_the_cluster_refuses_begins_no_session(cluster: Clust
 
 async def test_a_session_whose_token_is_no_longer_valid_ends(cluster: Cluster) -> None:
     async with browser(cluster) as session:
-        async with session.post("/api/sign-in", headers=TLS, json={"token": "ada"}):
+        async with session.post("/api/sign-in", headers=TLS, json={"token": "adelaide"}):
             pass
         cluster.source = Refusing(NotSignedIn("the cluster doesn't accept this token"))
         async with session.get(STATE) as response:
@@ -153,7 +155,7 @@ async def test_a_token_is_not_taken_over_plain_http_unless_that_is_allowed(
     cluster: Cluster,
 ) -> None:
     async with browser(cluster) as session:
-        asked = {"token": "ada"}
+        asked = {"token": "adelaide"}
         async with session.post("/api/sign-in", headers=MARKED, json=asked) as response:
             assert response.status == 403
             assert "https" in (await response.json())["error"]
@@ -167,14 +169,14 @@ async def test_a_token_is_not_taken_over_plain_http_unless_that_is_allowed(
 
 async def test_a_proxys_bearer_token_is_used_and_comes_first(cluster: Cluster) -> None:
     async with browser(cluster) as session:
-        async with session.get(STATE, headers={"Authorization": "Bearer ada"}) as response:
+        async with session.get(STATE, headers={"Authorization": "Bearer adelaide"}) as response:
             assert response.status == 200
-        both = {"Authorization": "Bearer ada", "Cookie": "knafka-token=eve"}
+        both = {"Authorization": "Bearer adelaide", "Cookie": "knafka-token=eve"}
         async with session.get(STATE, headers=both) as response:
             assert response.status == 200
         async with session.get("/", headers={"Authorization": "Basic YTpi"}) as response:
             assert response.status == 401
-        async with session.get(f"{STATE}?token=ada&access_token=ada") as response:
+        async with session.get(f"{STATE}?token=adelaide&access_token=adelaide") as response:
             assert response.status == 401, "an address carries no token"
 
 
@@ -190,7 +192,7 @@ async def test_a_proxys_bearer_token_is_used_and_comes_first(cluster: Cluster) -
 async def test_another_sites_page_presses_no_button_with_ones_session(
     cluster: Cluster, headers: dict[str, str]
 ) -> None:
-    cookie = {"Cookie": "knafka-token=ada"}
+    cookie = {"Cookie": "knafka-token=adelaide"}
     async with browser(cluster) as session:
         for path in ("/api/triggers/default/mail/pause", "/api/sign-in", "/api/sign-out"):
             async with session.post(path, headers={**headers, **cookie}) as response:
@@ -221,8 +223,8 @@ async def test_no_log_and_no_text_of_a_viewer_has_the_token(
 
 
 def test_names_of_namespaces_in_a_cookie_are_names() -> None:
-    cookies = {"knafka-token": "ada", "knafka-namespaces": "shop.../x.Y.a-b"}
-    assert viewer({}, cookies) == Viewer("ada", ("shop", "a-b"))
+    cookies = {"knafka-token": "adelaide", "knafka-namespaces": "shop.../x.Y.a-b"}
+    assert viewer({}, cookies) == Viewer("adelaide", ("shop", "a-b"))
     assert viewer({}, {"knafka-token": "a b"}) is None
     assert viewer({}, {}) is None
 
@@ -237,12 +239,12 @@ def test_a_viewer_is_forgotten_who_has_not_asked_for_a_while() -> None:
     now = 0.0
     with api_server() as (_, client):
         viewers = Viewers(client, NoFigures(), Settings("knafka"), lambda: now)
-        first = viewers.source(Viewer("ada"))
-        assert viewers.source(Viewer("ada")) is first
-        assert viewers.source(Viewer("ada", ("shop",))) is not first
+        first = viewers.source(Viewer("adelaide"))
+        assert viewers.source(Viewer("adelaide")) is first
+        assert viewers.source(Viewer("adelaide", ("shop",))) is not first
         now = KEPT + 1
         viewers.source(Viewer("bob"))
-        assert viewers.source(Viewer("ada")) is not first
+        assert viewers.source(Viewer("adelaide")) is not first
         for number in range(MOST_VIEWERS + 5):
             viewers.source(Viewer(f"user-{number}"))
         assert len(viewers._known) == MOST_VIEWERS
@@ -251,13 +253,15 @@ def test_a_viewer_is_forgotten_who_has_not_asked_for_a_while() -> None:
 async def test_nothing_of_the_functions_own_account_is_used_for_a_viewer() -> None:
     with api_server() as (server, client):
         client.configuration.api_key = {"authorization": "Bearer function"}
-        server.users = {"function": lambda _: True, "ada": lambda _: False}
+        server.users = {"function": lambda _: True, "adelaide": lambda _: False}
         viewers = Viewers(client, NoFigures(), Settings("knafka"))
         with pytest.raises(Forbidden):
-            await viewers.source(Viewer("ada")).state()
+            await viewers.source(Viewer("adelaide")).state()
         with pytest.raises(NotSignedIn):
             await viewers.source(Viewer("eve")).state()
-        assert as_bearer(client, "ada").configuration.api_key == {"authorization": "Bearer ada"}
+        assert as_bearer(client, "adelaide").configuration.api_key == {
+            "authorization": "Bearer adelaide"
+        }
 
 
 def test_settings_say_which_variable_is_wrong() -> None:
