@@ -22,6 +22,15 @@ OBJECTS: Mapping[tuple[str, str, str, str], Mapping[str, Any]] = {
     ("example.com/v1", "Inbox", "shop", "secure"): {
         "status": {"addresses": [{"url": "https://inbox.shop", "CACerts": PEM}]}
     },
+    ("example.com/v1", "Inbox", "shop", "both"): {
+        "status": {
+            "address": {"name": "http", "url": "http://both.shop"},
+            "addresses": [
+                {"name": "https", "url": "https://both.shop", "CACerts": PEM},
+                {"name": "http", "url": "http://both.shop"},
+            ],
+        }
+    },
     ("example.com/v1", "Inbox", "shop", "odd"): {"status": {"address": {"url": "mailto:you"}}},
 }
 
@@ -66,6 +75,34 @@ FUNCTION = _ref("serving.knative.dev/v1", "Service", "fn")
 )
 async def test_a_destination_has_an_address(declared: Mapping[str, Any], url: str) -> None:
     assert await _resolve(declared) == (url, None)
+
+
+@pytest.mark.conformance("KN-DST-01")
+@pytest.mark.parametrize(
+    ("name", "url"),
+    [
+        ({}, ("https://both.shop", PEM)),
+        ({"address": "https"}, ("https://both.shop", PEM)),
+        ({"address": "http"}, ("http://both.shop", None)),
+    ],
+    ids=["unnamed", "https", "http"],
+)
+async def test_of_several_addresses_the_named_one_is_used_or_the_first(
+    name: dict[str, str], url: tuple[str, str | None]
+) -> None:
+    assert await _resolve({"ref": _ref("example.com/v1", "Inbox", "both", **name)}) == url
+
+
+async def test_an_address_that_is_not_among_them_is_named() -> None:
+    ref = _ref("example.com/v1", "Inbox", "both", address="grpc")
+    with pytest.raises(Unresolved, match="status.addresses has none with the name grpc"):
+        await _resolve({"ref": ref})
+
+
+async def test_a_service_with_authorities_is_asked_by_https() -> None:
+    """As upstream's resolver does."""
+    url = "https://plain.shop.svc.cluster.local"
+    assert await _resolve({"ref": PLAIN, "CACerts": PEM}) == (url, PEM)
 
 
 async def test_an_addressables_authorities_are_trusted_unless_others_are_declared() -> None:

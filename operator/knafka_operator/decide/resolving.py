@@ -1,6 +1,8 @@
 """Resolving: a declared destination as an address (KN-DST).
 
-    ref            an Addressable's `status.address`, with its audience; a Service's by its name
+    ref            an Addressable's address, with its authorities and its audience: of its
+                   `status.addresses` the one that `ref.address` names, or the first; where there
+                   are none, `status.address`. A Service's by its name, https if it has CACerts
     ref and uri    the uri, relative to the ref's address
     uri            itself
 
@@ -17,7 +19,7 @@ from knafka.core import addresses
 from knafka.core.contract import Sink
 from knafka.core.documents import parse, shown_url
 from knafka.core.errors import InvalidDocument, KnafkaError
-from knafka_operator.model.resources import CORE, Destination, KReference, are_certificates
+from knafka_operator.model.resources import CORE, AddressReference, Destination, are_certificates
 
 Get: TypeAlias = Callable[[str, str, str, str], Awaitable[Mapping[str, Any] | None]]
 """apiVersion, kind, namespace, name -> the object, None if there is none."""
@@ -63,7 +65,9 @@ async def resolve(
     url, ca_certs = destination.uri or "", destination.ca_certs
     audience = destination.audience
     if destination.ref is not None:
-        address = await _address(destination.ref, namespace, get, domain)
+        address = await _address(
+            destination.ref, namespace, get, domain, service_scheme="https" if ca_certs else "http"
+        )
         url = urljoin(str(address["url"]), url)
         ca_certs = ca_certs or address.get("CACerts")
         audience = audience or address.get("audience")
@@ -95,7 +99,9 @@ def _check_address(url: str) -> None:
         )
 
 
-async def _address(ref: KReference, namespace: str, get: Get, domain: str) -> Mapping[str, Any]:
+async def _address(
+    ref: AddressReference, namespace: str, get: Get, domain: str, *, service_scheme: str
+) -> Mapping[str, Any]:
     """Its `url`, and, where they are known, `CACerts` and `audience`."""
     where = ref.namespace or namespace
     found = await get(ref.api_version, ref.kind, where, ref.name)
@@ -103,11 +109,15 @@ async def _address(ref: KReference, namespace: str, get: Get, domain: str) -> Ma
     if found is None:
         raise Unresolved(NOT_FOUND, f"{named} does not exist")
     if (ref.api_version, ref.kind) == (CORE, "Service"):
-        return {"url": f"http://{ref.name}.{where}.svc.{domain}"}  # KN-DST-02
+        return {"url": f"{service_scheme}://{ref.name}.{where}.svc.{domain}"}  # KN-DST-02
     status = found.get("status") or {}
-    address = status.get("address") or next(iter(status.get("addresses") or ()), None) or {}
+    listed = status.get("addresses") or ()
+    if ref.address:
+        address = next((one for one in listed if one.get("name") == ref.address), {})
+        missing = f"status.addresses has none with the name {ref.address:.63}"
+    else:
+        address = next(iter(listed), None) or status.get("address") or {}
+        missing = "its status.address.url is empty"
     if not address.get("url"):
-        raise Unresolved(
-            NOT_ADDRESSABLE, f"{named} has no address: its status.address.url is empty"
-        )
+        raise Unresolved(NOT_ADDRESSABLE, f"{named} has no address: {missing}")
     return dict(address)

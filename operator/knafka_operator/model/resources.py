@@ -125,6 +125,13 @@ class KReference(Declared):
     namespace: Annotated[Namespace | None, BeforeValidator(lambda value: value or None)] = None
 
 
+class AddressReference(KReference):
+    """A reference to an Addressable."""
+
+    address: str | None = None
+    """Name of one of its `status.addresses`, such as `https`; None: the first."""
+
+
 def are_certificates(pem: str) -> bool:
     """Whether an HTTP client can trust them: one certificate or more, as PEM."""
     try:
@@ -152,7 +159,7 @@ class BrokerReference(Declared):
 class Destination(Declared):
     """Where to send: a reference, an absolute URL, or a URL relative to the reference (KN-DST)."""
 
-    ref: KReference | None = None
+    ref: AddressReference | None = None
     uri: str | None = None
     ca_certs: Annotated[str | None, AfterValidator(_certificates)] = Field(
         default=None, alias="CACerts"
