@@ -33,6 +33,7 @@ pytest_plugins = [
     # After what they import, so that asserts there are rewritten:
     "support.archiving",
     "support.channels",
+    "support.guarded",
     "support.conformance_world",
     "support.behaviour",
     "support.behaviour_memory",

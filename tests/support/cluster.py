@@ -276,11 +276,11 @@ def _shown(config: pytest.Config) -> Any:
     return config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled()
 
 
-def testcluster(command: str) -> None:
+def testcluster(*command: str) -> None:
     """Run `python -m testcluster COMMAND`; its progress is seen where output isn't captured."""
     tools = settings.ROOT / "tools"
     subprocess.run(
-        [sys.executable, "-m", "testcluster", command],
+        [sys.executable, "-m", "testcluster", *command],
         env={**os.environ, "PYTHONPATH": str(tools)},
         stdout=sys.stderr,
         check=True,

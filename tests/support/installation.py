@@ -98,6 +98,14 @@ class Subscriber:
     def forget(self) -> None:
         self._ask("DELETE", "/seen")
 
+    def is_reached(self) -> bool:
+        """Whether its Service leads to it."""
+        try:
+            self._ask("GET", "/summary")
+        except httpx.TransportError:
+            return False
+        return True
+
     def wait_for(self, count: int, within: float = ARRIVAL) -> list[dict[str, Any]]:
         """What has arrived once that many different events have."""
         what = f"{count} events at {self.name}"
@@ -325,7 +333,10 @@ class Installation:
         self.cluster.kubectl(
             "rollout", "status", "-n", namespace, f"deploy/{name}", "--timeout=120s"
         )
-        return Subscriber(self.cluster, namespace, name)
+        subscriber = Subscriber(self.cluster, namespace, name)
+        # The pod is Ready before the Service leads to it.
+        self.cluster.wait_for(subscriber.is_reached, READY, f"Service {name} leads to its pod")
+        return subscriber
 
     def send(
         self,

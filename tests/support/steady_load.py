@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import threading
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -29,12 +30,21 @@ class Load:
         *,
         source: str = "/load",
         types: Sequence[str] = ("made",),
+        headers: Mapping[str, str] | None = None,
+        through: str = f"http://{settings.NODE_IP}:81",
+        verify: ssl.SSLContext | bool = True,
     ) -> None:
-        """Event number N, whose id is N, has the type `types[N % len(types)]`."""
+        """Event number N, whose id is N, has the type `types[N % len(types)]`.
+
+        `through`: what is connected to, the cluster's private ingress or a Service's address.
+        """
         self._rate = rate
         self._source = source
         self._types = types
         self._url = urlsplit(address)
+        self._headers = dict(headers or {})
+        self._through = through
+        self._verify = verify
         self._over = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
         self.statuses: dict[str, int] = {}
@@ -52,8 +62,8 @@ class Load:
         loop = asyncio.get_running_loop()
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=200)
         async with httpx.AsyncClient(
-            base_url=f"http://{settings.NODE_IP}:81", timeout=TIMEOUT, limits=limits,
-            trust_env=False,
+            base_url=self._through, timeout=TIMEOUT, limits=limits, trust_env=False,
+            verify=self._verify,
         ) as client, asyncio.TaskGroup() as sending:  # fmt: skip
             began, number = loop.time(), 0
             while not self._over.is_set():
@@ -64,6 +74,7 @@ class Load:
     async def _send(self, client: httpx.AsyncClient, number: int) -> None:
         event = str(number)
         headers = {
+            **self._headers,
             "host": self._url.netloc,
             "ce-specversion": "1.0",
             "ce-id": event,
@@ -71,7 +82,12 @@ class Load:
             "ce-type": self._type_of(event),
         }
         try:
-            answer = await client.post(self._url.path, headers=headers, content=event.encode())
+            answer = await client.post(
+                self._url.path,
+                headers=headers,
+                content=event.encode(),
+                extensions={"sni_hostname": self._url.netloc},
+            )
         except httpx.HTTPError:
             self.statuses[event] = 0
         else:

@@ -19,8 +19,8 @@ from knafka_operator.model.resources import (
     CORE,
     EVENTING,
     SERVING,
+    AddressReference,
     Destination,
-    KReference,
     TriggerSpec,
 )
 from knafka_operator.runtime import kinds
@@ -112,7 +112,7 @@ async def test_a_reference_to_a_kind_that_there_cannot_be_is_not_found(
     assert await cluster.get(api_version, kind, "shop", "mail") is None
     if not api_version or not kind:
         return  # which is refused before
-    named = Destination(ref=KReference(api_version=api_version, kind=kind, name="mail"))
+    named = Destination(ref=AddressReference(api_version=api_version, kind=kind, name="mail"))
     with pytest.raises(Unresolved, match="does not exist") as unresolved:
         await resolve(named, "shop", cluster.get, "cluster.local")
     assert unresolved.value.reason == "NotFound"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 from support.api_keys import serving_tls
-from support.senders import EC_KEY, EC_KEY_ID, ISSUER, KEY_ID, KEYS, RSA_KEY, jwk, jwks
+from support.senders import EC_KEY, EC_KEY_ID, ISSUER, KEY_ID, KEYS, NOW, RSA_KEY, jwk, jwks
 
 from knafka.clients import api_server_keys
 from knafka.clients.api_server import MAX_BYTES
@@ -29,7 +29,11 @@ from knafka.clients.api_server_keys import (
     fetch_with_credentials,
     parse_keys,
 )
+from knafka.core.auth_tokens import LEEWAY
 from knafka.core.errors import InvalidDocument
+
+OLD = 0.0
+"""When a token was issued, long before the keys were read."""
 
 
 class ApiServer:
@@ -58,7 +62,8 @@ async def server(monkeypatch: pytest.MonkeyPatch) -> ApiServer:
 @asynccontextmanager
 async def followed(server: ApiServer) -> AsyncIterator[ApiServerKeys]:
     """Not a fixture: those have another clock."""
-    keys = ApiServerKeys(server.fetch, asyncio.get_running_loop().time)
+    loop = asyncio.get_running_loop()
+    keys = ApiServerKeys(server.fetch, loop.time, lambda: NOW + loop.time())
     following = asyncio.create_task(keys.follow())
     await keys.tried.wait()
     try:
@@ -81,13 +86,30 @@ async def test_issuer_and_keys_are_read_at_the_start(server: ApiServer) -> None:
 async def test_an_unknown_key_has_them_read_at_most_once_in_a_while(server: ApiServer) -> None:
     async with followed(server) as keys:
         await asyncio.sleep(1)
-        assert not keys.read_again(), "they have just been"
+        assert not keys.read_again(OLD), "they have just been"
         await asyncio.sleep(PAUSE)
         asked = len(server.asked)
-        assert all(keys.read_again() for _ in range(1000))
+        assert all(keys.read_again(OLD) for _ in range(1000))
         await asyncio.sleep(1)
         assert len(server.asked) == asked + 2
-        assert not keys.read_again()
+        assert not keys.read_again(OLD)
+
+
+@pytest.mark.looptime
+async def test_a_token_that_is_newer_than_the_keys_that_were_read_may_be_of_a_newer_key(
+    server: ApiServer,
+) -> None:
+    """So it is to be sent again, and never refused: its key may be a second old."""
+    loop = asyncio.get_running_loop()
+    async with followed(server) as keys:
+        await asyncio.sleep(1)
+        read = NOW + loop.time() - 1
+        assert keys.read_again(read + 1)
+        assert keys.read_again(read - LEEWAY + 1), "by whosever clock"
+        assert not keys.read_again(read - LEEWAY - 1)
+        asked = len(server.asked)
+        await asyncio.sleep(PAUSE / 2)
+        assert len(server.asked) == asked, "whoever invents tokens causes no more"
 
 
 @pytest.mark.looptime
@@ -126,7 +148,7 @@ async def test_while_the_api_server_is_away_what_was_read_is_used_on(
         await asyncio.sleep(2 * INTERVAL)
         assert keys.find(KEY_ID) is not None
         assert keys.issuer == ISSUER
-        assert keys.read_again(), "nobody can say that there is no such key"
+        assert keys.read_again(OLD), "nobody can say that there is no such key"
         assert "the API server's keys for senders' tokens" in caplog.text
 
 
@@ -138,7 +160,7 @@ async def test_an_api_server_that_is_away_is_asked_again(server: ApiServer) -> N
     await keys.tried.wait()
     assert keys.issuer is None
     for _ in range(1000):
-        keys.read_again()
+        keys.read_again(OLD)
         await asyncio.sleep(0.01)
     assert len(server.asked) <= 10 / AGAIN + 2, "however often it is asked for"
     server.error = None

@@ -19,7 +19,7 @@ from knafka_operator.model.channels import (
     Subscriber,
     Subscription,
 )
-from knafka_operator.model.resources import Destination, KReference
+from knafka_operator.model.resources import AddressReference, Destination
 
 WEEK = 7 * 24 * 3600.0
 MAIL = {"uri": "http://mail/"}
@@ -189,7 +189,7 @@ def test_a_subscription_is_read_with_all_that_it_declares() -> None:
     assert found.spec.channel.name == "orders"
     assert found.spec.subscriber.uri == "/in"
     assert found.spec.reply == Destination(
-        ref=KReference(
+        ref=AddressReference(
             api_version=KAFKA_CHANNEL_VERSIONS[0],
             kind="KafkaChannel",
             name="orders",

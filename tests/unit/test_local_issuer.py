@@ -189,7 +189,7 @@ def test_a_token_is_printed_that_its_audience_believes(
         issuer, generation, keys = issuing.ISSUER, 1, parse_keys(Issuer.of(folder).jwks)
         find = keys.get
 
-        def read_again(self) -> bool:
+        def read_again(self, issued: float) -> bool:
             return False
 
     assert TokenVerifier(Served()).verify(output.strip().encode(), AUDIENCE) == WEB.subject

@@ -95,7 +95,7 @@ async def test_of_several_addresses_the_named_one_is_used_or_the_first(
 
 async def test_an_address_that_is_not_among_them_is_named() -> None:
     ref = _ref("example.com/v1", "Inbox", "both", address="grpc")
-    with pytest.raises(Unresolved, match="status.addresses has none with the name grpc"):
+    with pytest.raises(Unresolved, match=r"status\.addresses has none with the name grpc"):
         await _resolve({"ref": ref})
 
 

@@ -12,10 +12,10 @@ from knafka.core.errors import InvalidDocument
 from knafka_operator.model.resources import (
     BROKER_CLASS,
     BROKER_CLASSES,
+    AddressReference,
     Broker,
     ConfigMap,
     Destination,
-    KReference,
     Service,
     Trigger,
     is_ours,
@@ -67,7 +67,7 @@ def test_a_trigger_is_read_with_all_its_fields() -> None:
     assert parsed.spec.filter == AttributesFilter(attributes={"type": "a"})
     assert parsed.spec.filters == (Exact(exact={"type": "b"}),)
     assert parsed.spec.subscriber == Destination(
-        ref=KReference(api_version="v1", kind="Service", name="mail"),
+        ref=AddressReference(api_version="v1", kind="Service", name="mail"),
         uri="/in",
         CACerts=PEM,
         audience="mail",

@@ -379,6 +379,14 @@ async def test_senders_of_whom_a_verdict_is_kept_are_bounded() -> None:
     assert len(route.check._verdicts) <= MAX_SENDERS
 
 
+async def test_another_issuers_token_is_refused_whatever_its_key(world: World) -> None:
+    """And has no keys read."""
+    world.keys.may_read = True
+    stranger = token(OTHER_KEY, "unknown", iss="https://somebody.example")
+    assert world.send(bearer(stranger)) == 401
+    assert world.send(bearer(token(OTHER_KEY, "unknown"))) == 503
+
+
 async def test_a_token_seen_before_is_not_verified_again_and_ends_all_the_same(
     world: World,
 ) -> None:

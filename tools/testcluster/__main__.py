@@ -5,6 +5,7 @@
     eventing      compile Knative Eventing's controller, which one test runs without the cluster
     images [TAG]  build our images, the tests' too, and push them into its registry
     jobs [TAG]    build the image of the dead-letter jobs, 0.6 GB, and push it
+    api-server ACT  `stop` it alone, what runs in the cluster runs on; or `start` it again
     down          stop it; what it knew stays, and `up` resumes
     purge         down, and forget what it knew; programs and Go's caches stay
 
@@ -26,7 +27,7 @@ from testcluster.shell import ClusterError
 IMAGE_RECIPES = ROOT / "tools" / "images" / "build.py"
 
 
-def main(command: str = "", tag: str = "latest") -> None:
+def main(command: str = "", argument: str = "") -> None:
     if platform.system() != "Linux" or os.geteuid() != 0:
         raise ClusterError("the test cluster needs Linux and root; or set KUBECONFIG to another")
     match command:
@@ -40,9 +41,13 @@ def main(command: str = "", tag: str = "latest") -> None:
             knative.install()
             print(f"export KUBECONFIG={KUBECONFIG}")
         case "images":
-            push_images("--test", tag)
+            push_images("--test", argument or "latest")
         case "jobs":
-            push_images("--jobs", tag)
+            push_images("--jobs", argument or "latest")
+        case "api-server" if argument == "stop":
+            node.stop_api_server()
+        case "api-server" if argument == "start":
+            node.start_api_server()
         case "down":
             node.stop()
         case "purge":

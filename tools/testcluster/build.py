@@ -81,12 +81,10 @@ def build_eventing() -> None:
         if _is_made(program, digest):
             return
         say("compiling eventing-controller")
-        wanted = f"knative.dev/eventing@{EVENTING_VERSION}"
-        found = json.loads(run("go", "mod", "download", "-json", wanted))
         with tempfile.TemporaryDirectory() as copied:
             # It is compiled as it is: its go.mod replaces nothing, and its caches can't be written.
             source = Path(copied) / "eventing"
-            shutil.copytree(found["Dir"], source, ignore=shutil.ignore_patterns("vendor"))
+            shutil.copytree(eventing_source(), source, ignore=shutil.ignore_patterns("vendor"))
             run("chmod", "-R", "u+w", source)
             options = ["-mod=mod", "-trimpath", _NO_DEBUGGER, "-ldflags=-s -w"]
             run(
@@ -100,6 +98,12 @@ def build_eventing() -> None:
                     source / "config" / "core" / each, config, ignore=ignored, dirs_exist_ok=True
                 )
         _made(program, digest)
+
+
+def eventing_source() -> Path:
+    """Where the Go module cache keeps Knative Eventing, CRDs included; it is fetched if need be."""
+    module = f"knative.dev/eventing@{EVENTING_VERSION}"
+    return Path(json.loads(run("go", "mod", "download", "-json", module))["Dir"])
 
 
 def module_directory(module: str) -> Path:

@@ -67,11 +67,11 @@ def start() -> None:
         "registry", BIN / "image", "registry",
         "--listen", REGISTRY_ADDRESS, "--dir", STATE / "registry",
     )  # fmt: skip
-    _start("kube-apiserver", kit, "kube-apiserver", *_API_SERVER)
+    _start_api_server()
     wait_until(lambda: succeeds(*CTR, "version"), "containerd", 30)
     _import_images()
     say("images are imported")
-    wait_until(lambda: _kubectl_succeeds("get", "--raw", "/readyz"), "the API server", 120)
+    _wait_for_api_server()
     say("the API server is ready")
     _start("kube-controller-manager", kit, "kube-controller-manager", *_CONTROLLER_MANAGER)
     _start("kube-scheduler", kit, "kube-scheduler", *_SCHEDULER)
@@ -84,6 +84,30 @@ def start() -> None:
     account = ("get", "serviceaccount", "default")
     wait_until(lambda: _kubectl_succeeds(*account), "the default service account", 60)
     say("the node is ready")
+
+
+def stop_api_server() -> None:
+    """Stop the API server alone; what runs in the cluster runs on."""
+    _stop("kube-apiserver")
+
+
+def start_api_server() -> None:
+    """Start the API server again, and return once it answers."""
+    _start_api_server()
+    _wait_for_api_server()
+
+
+def rotate_signing_key(private: str, public: str) -> None:
+    """Have a new key for service accounts' tokens, as PEM: the API server signs with it from its
+    next start on, and believes what it signed with the ones before."""
+    key = PKI / f"sa-{len(_signing_keys())}.key"
+    key.write_text(private)
+    key.with_suffix(".pub").write_text(public)
+
+
+def signing_key() -> Path:
+    """The private key with which service accounts' tokens are signed, as PEM."""
+    return _signing_keys()[-1]
 
 
 def start_ingress() -> None:
@@ -198,6 +222,25 @@ def _import_images() -> None:
             mark.touch()
 
 
+def _signing_keys() -> list[Path]:
+    """By age, the newest last."""
+    return [PKI / "sa.key", *sorted(PKI.glob("sa-*.key"), key=lambda key: int(key.stem[3:]))]
+
+
+def _start_api_server() -> None:
+    keys = [
+        option
+        for key in _signing_keys()
+        for option in ("--service-account-key-file", key.with_suffix(".pub"))
+    ]
+    signs = ("--service-account-signing-key-file", signing_key())
+    _start("kube-apiserver", BIN / "kit", "kube-apiserver", *_API_SERVER, *keys, *signs)
+
+
+def _wait_for_api_server() -> None:
+    wait_until(lambda: _kubectl_succeeds("get", "--raw", "/readyz"), "the API server", 120)
+
+
 def _kubectl_succeeds(*arguments: str) -> bool:
     return succeeds("kubectl", "--kubeconfig", KUBECONFIG, *arguments)
 
@@ -273,8 +316,6 @@ _API_SERVER: Final = (
     "--client-ca-file", PKI / "ca.crt",
     "--tls-cert-file", PKI / "apiserver.crt", "--tls-private-key-file", PKI / "apiserver.key",
     "--service-account-issuer", "https://kubernetes.default.svc.cluster.local",
-    "--service-account-key-file", PKI / "sa.pub",
-    "--service-account-signing-key-file", PKI / "sa.key",
     "--kubelet-client-certificate", PKI / "apiserver-kubelet-client.crt",
     "--kubelet-client-key", PKI / "apiserver-kubelet-client.key",
     "--kubelet-preferred-address-types", "InternalIP",

@@ -23,7 +23,7 @@ import msgspec
 from jwt import PyJWK
 
 from knafka.clients.api_server import ask_with_credentials, shown
-from knafka.core.auth_tokens import ALGORITHMS
+from knafka.core.auth_tokens import ALGORITHMS, LEEWAY
 from knafka.core.errors import KnafkaError
 from knafka.observability import RateLimitedFilter
 from knafka.ports.signing_keys import SigningKey
@@ -101,7 +101,13 @@ def parse_keys(document: bytes) -> Mapping[str, SigningKey]:
 class ApiServerKeys:
     """`ports.signing_keys.SigningKeys`, while `follow` runs."""
 
-    def __init__(self, fetch: Fetch, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        fetch: Fetch,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`wall_clock`: seconds since the Unix epoch, as the issuer's tokens have them."""
         self.issuer: str | None = None
         self.generation = 0
         self._keys: Mapping[str, SigningKey] = {}
@@ -109,7 +115,10 @@ class ApiServerKeys:
         """The keys as they were read last."""
         self._fetch = fetch
         self._clock = clock
+        self._wall_clock = wall_clock
         self._read_at: float | None = None
+        self._newest = 0.0
+        """Of when a token must be for its key to be newer than those that were read."""
         self._wanted = asyncio.Event()
         self.tried = asyncio.Event()
         """Set once the API server was asked, whatever came of it."""
@@ -117,9 +126,9 @@ class ApiServerKeys:
     def find(self, key_id: str) -> SigningKey | None:
         return self._keys.get(key_id)
 
-    def read_again(self) -> bool:
+    def read_again(self, issued: float) -> bool:
         if self._read_at is not None and self._clock() - self._read_at < PAUSE:
-            return False
+            return issued > self._newest  # and is shown again once they may be read
         self._wanted.set()
         return True
 
@@ -143,6 +152,7 @@ class ApiServerKeys:
                 await asyncio.sleep(AGAIN)
 
     async def _read(self) -> None:
+        began = self._wall_clock()
         discovery = await asyncio.to_thread(self._fetch, DISCOVERY)
         described = await asyncio.to_thread(self._fetch, JWKS)
         try:
@@ -155,7 +165,7 @@ class ApiServerKeys:
                 raise KeysUnreadable("none of its keys can be used")
             self.issuer, self._keys, self._described = issuer, keys, described
             self.generation += 1
-        self._read_at = self._clock()
+        self._read_at, self._newest = self._clock(), began - LEEWAY
 
 
 def fetch_with_credentials(url: str, folder: Path) -> Fetch:

@@ -54,6 +54,8 @@ class VerifiedToken(NamedTuple):
     """Such as `system:serviceaccount:NAMESPACE:NAME`."""
     until: float
     """When it ends, in seconds since the Unix epoch, with `LEEWAY`."""
+    issued: float = 0.0
+    """When it was, in seconds since the Unix epoch."""
 
 
 class _Head(msgspec.Struct):
@@ -77,6 +79,7 @@ class _Claims(msgspec.Struct):
     aud: str | list[str]
     exp: float
     nbf: float = -math.inf
+    iat: float = 0.0
 
 
 _HEAD: Final = msgspec.json.Decoder(_Head)
@@ -121,7 +124,7 @@ def check_claims(claims: bytes, issuer: str, audience: str, now: float) -> Verif
         raise InvalidToken("it is not valid yet")
     if not read.sub:
         raise InvalidToken("it is nobody's")
-    return VerifiedToken(read.sub, read.exp + LEEWAY)
+    return VerifiedToken(read.sub, read.exp + LEEWAY, read.iat)
 
 
 def _decoded(part: bytes) -> bytes:

@@ -38,7 +38,7 @@ class SigningKeys(Protocol):
 
     def find(self, key_id: str) -> SigningKey | None: ...
 
-    def read_again(self) -> bool:
-        """Have the keys read anew, as one is unknown. False: they have just been, so there is no
-        such key."""
+    def read_again(self, issued: float) -> bool:
+        """Have the keys read anew, as one is unknown that a token of that time names (seconds since
+        the Unix epoch). False: they have just been, since that time, so there is no such key."""
         ...

@@ -101,14 +101,14 @@ class TokenVerifier:
         parts = split(token)
         if (issuer := self._keys.issuer) is None:
             raise Undecided
+        claimed = check_claims(parts.claims, issuer, audience, now)
         key = self._keys.find(parts.key_id)
         if key is None:
-            if self._keys.read_again():
+            if self._keys.read_again(claimed.issued):
                 raise Undecided
             raise InvalidToken("its key is not the issuer's")
         if parts.algorithm not in key.algorithms:
             raise InvalidToken("its algorithm is not the key's")
-        claimed = check_claims(parts.claims, issuer, audience, now)
         subject = claimed.subject
         sender = subject if self._knows(subject) else None
         if self._failures.are_too_many(sender, int(now)):

@@ -112,11 +112,12 @@ async def _address(
         return {"url": f"{service_scheme}://{ref.name}.{where}.svc.{domain}"}  # KN-DST-02
     status = found.get("status") or {}
     listed = status.get("addresses") or ()
+    address: Mapping[str, Any]
     if ref.address:
         address = next((one for one in listed if one.get("name") == ref.address), {})
         missing = f"status.addresses has none with the name {ref.address:.63}"
     else:
-        address = next(iter(listed), None) or status.get("address") or {}
+        address = next(iter(listed), status.get("address") or {})
         missing = "its status.address.url is empty"
     if not address.get("url"):
         raise Unresolved(NOT_ADDRESSABLE, f"{named} has no address: {missing}")

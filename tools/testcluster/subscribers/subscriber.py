@@ -31,7 +31,7 @@ Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 Answer: TypeAlias = tuple[int, dict[str, str], bytes]
 
-BESIDE = ("content-type", "kn-namespace", "prefer")
+BESIDE = ("authorization", "content-type", "kn-namespace", "prefer")
 """The headers that are kept beside the event's own."""
 
 
