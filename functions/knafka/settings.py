@@ -5,7 +5,8 @@
     KNAFKA_EGRESS      dispatcher: its contract, one Egress as JSON
     KNAFKA_SHARD       dispatcher: many of them in its place, which a topic names: one Shard as JSON
     KNAFKA_SENSOR      sensor: its contract, one Sensor as JSON
-    KNAFKA_SERVICE_URL     dispatcher, sensor: its own Service, which it asks when nobody else does
+    KNAFKA_SERVICE_URL     dispatcher, sensor: its own Service, which it asks when nobody else does;
+                       receiver: where it shows its load, as events come past Knative (none: no)
     KNAFKA_DRAIN_AT_START  dispatcher, sensor: true: it drains without being asked (min-scale)
     KNAFKA_GRACE_PERIOD    dispatcher: seconds that it has from SIGTERM to its end (10)
     KNAFKA_LOG_LEVEL   debug, info, warning (the default), error
@@ -239,6 +240,11 @@ class Drains:
     """Seconds that attempts under way get when the process is to end."""
 
 
+def service_url(environment: Environment) -> str | None:
+    """The function's own Service; None: nobody scales it."""
+    return environment.get(SERVICE_URL) or None
+
+
 def drains(environment: Environment) -> Drains:
     """Raises `InvalidDocument` that names the variable."""
     at_start = environment.get(DRAIN_AT_START, "false").strip().lower()
@@ -248,8 +254,7 @@ def drains(environment: Environment) -> Drains:
     if not grace.isdecimal() or len(grace) > 6 or int(grace) < 10:
         problem = f"invalid value: {grace:.80}: want whole seconds, 10 or more"
         raise InvalidDocument(GRACE_PERIOD, problem)
-    url = environment.get(SERVICE_URL) or None
-    return Drains(url, at_start == "true", int(grace) - LEAVING)
+    return Drains(service_url(environment), at_start == "true", int(grace) - LEAVING)
 
 
 def _required(environment: Environment, name: str) -> str:

@@ -110,6 +110,8 @@ class OperatorWorld:
         self.drains = QuietDrains()
         self.probe_failure: NotReady | None = None
         """What every probe of a receiver ends with."""
+        self.probed: list[str] = []
+        """Addresses that were asked whether they answer."""
         self.behind: dict[str, int | None] = {}
         """Replicas of receivers, and up to where they have read their contract."""
         self.asked = 0
@@ -165,6 +167,7 @@ class OperatorWorld:
     async def _probe(self, url: str) -> None:
         self._seen("before", "probe")
         await asyncio.sleep(0)
+        self.probed.append(url)
         if self.probe_failure is not None:
             raise self.probe_failure
         self._seen("after", "probe")

@@ -58,12 +58,15 @@ class Load:
         self._over.set()
         self._thread.join()
 
+    def send_to(self, address: str, through: str) -> None:
+        """Send what comes next to another address, as a sender that has read it anew."""
+        self._url, self._through = urlsplit(address), through
+
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=200)
         async with httpx.AsyncClient(
-            base_url=self._through, timeout=TIMEOUT, limits=limits, trust_env=False,
-            verify=self._verify,
+            timeout=TIMEOUT, limits=limits, trust_env=False, verify=self._verify,
         ) as client, asyncio.TaskGroup() as sending:  # fmt: skip
             began, number = loop.time(), 0
             while not self._over.is_set():
@@ -83,7 +86,7 @@ class Load:
         }
         try:
             answer = await client.post(
-                self._url.path,
+                self._through + self._url.path,
                 headers=headers,
                 content=event.encode(),
                 extensions={"sni_hostname": self._url.netloc},

@@ -39,6 +39,7 @@ def of_knafka(component: str) -> Peer:
 
 OPERATOR, CONSOLE = of_knafka("operator"), of_knafka("console")
 RECEIVER = function("a receiver", "shop", services.RECEIVER)
+DIRECT = Peer("a direct receiver", "shop", {**RECEIVER.labels, **services.DIRECT_LABEL})
 DISPATCHER = function("a dispatcher", "shop", services.DISPATCHER)
 REPLAYER = function("a replayer", "shop", services.REPLAYER)
 SHARD = function("a shared dispatcher", "shop", services.SHARD_ROLE)
@@ -76,6 +77,11 @@ ALLOWED = [
     (DISPATCHER, ACTIVATOR, 8012),
     (STRANGER, GATEWAY, 8081),
     (STRANGER, RECEIVER, TLS_PORT),
+    # Or past it, where that is said.
+    (STRANGER, DIRECT, PORT),
+    (NEIGHBOUR, DIRECT, PORT),
+    (DISPATCHER, DIRECT, PORT),
+    (DIRECT, GATEWAY, 8081),
     # What the operator asks pods themselves.
     (OPERATOR, RECEIVER, PORT),
     (OPERATOR, OF_CHANNELS, PORT),
@@ -110,6 +116,7 @@ REFUSED = [
     *((STRANGER, each, 8012) for each in (RECEIVER, DISPATCHER, SHARD, SENSOR, OF_CHANNELS)),
     (NEIGHBOUR, DISPATCHER, PORT),
     (STRANGER, DISPATCHER, TLS_PORT),
+    (STRANGER, DIRECT, 8012),
     (NEIGHBOUR, DISPATCHER, 8012),
     (OPERATOR, DISPATCHER, PORT),
     (PROMETHEUS, RECEIVER, 8012),

@@ -50,6 +50,8 @@ class Connections:
         self.ingest = ingest
         self.loop = loop
         self.receiving_bytes = 0
+        self.direct_requests = 0
+        """Of senders that have come straight to this port, past Knative's proxy."""
         self.open: set[Expiring] = set()
         self._look_at = 0.0
         self._sweeper = loop.call_later(SWEEP_INTERVAL, self._sweep)

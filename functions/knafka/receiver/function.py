@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from knafka import settings
 from knafka.clients.kafka_connection import connection, writing
@@ -24,13 +24,14 @@ from knafka.clients.kafka_writer import KafkaWriter
 from knafka.contract_topic import Contract, ContractFollower
 from knafka.core import contract
 from knafka.core.contract import Ingress, Kafka
-from knafka.core.errors import InvalidDocument, LogError
+from knafka.core.errors import DeliveryError, InvalidDocument, LogError
 from knafka.ports.log import LogWriter, failure_of
 from knafka.receiver import answers
 from knafka.receiver.address import HttpHeaders, address_of, decoded_path
 from knafka.receiver.answers import Answer
 from knafka.receiver.authentication import TokenVerifier
 from knafka.receiver.connections import Connections
+from knafka.receiver.direct import HOLD_TIMEOUT, LOAD, MAX_HOLDS, DirectLoad, HeldRequests
 from knafka.receiver.entries import IngressEntries
 from knafka.receiver.ingest import (
     IngestHandler,
@@ -41,6 +42,9 @@ from knafka.receiver.ingest import (
 from knafka.receiver.tracing import IngestTracing
 from knafka.serving import Receive, Scope, Send
 from knafka.tracing.starting import Tracing, start_tracing
+
+if TYPE_CHECKING:
+    from knafka.clients.http_subscriber import HttpSubscriber
 
 PROBE_TIMEOUT: Final = 2.0
 """Seconds to wait for Kafka's first answer before asking again."""
@@ -69,6 +73,8 @@ class Receiver:
         self._keys_tried: asyncio.Event | None = None
         """See `ApiServerKeys.tried`; None: no tokens are verified."""
         self._verifier: TokenVerifier | None = None
+        self._subscriber: HttpSubscriber | None = None
+        """Its own Service's; None: it shows no load there."""
         self._statistics: ClientStatistics
 
     async def start(self, environment: Mapping[str, str]) -> None:
@@ -86,6 +92,26 @@ class Receiver:
             self._follow(declared, spans)
         self._connections = Connections(self.ingest, asyncio.get_running_loop())
         self._tasks.append(asyncio.create_task(self._wait_for_kafka()))
+        self._show_load(settings.service_url(environment))
+
+    def _show_load(self, service_url: str | None) -> None:
+        """Have Knative scale by what comes past its proxy, too. Raises `InvalidDocument`."""
+        if service_url is None:
+            return
+        # Here, as most receivers send nothing.
+        from knafka.clients.http_subscriber import HttpSubscriber
+        from knafka.ports.subscriber import Target
+
+        target = Target.parse(service_url.rstrip("/") + LOAD.decode())
+        subscriber = self._subscriber = HttpSubscriber(limit=MAX_HOLDS)
+
+        async def hold() -> None:
+            with contextlib.suppress(DeliveryError):
+                await subscriber.post(target, b"", b"", HOLD_TIMEOUT)
+
+        self.ingest.held = HeldRequests(asyncio.get_running_loop())
+        load = DirectLoad(lambda: self._connections.direct_requests, hold)
+        self._tasks.append(asyncio.create_task(load.follow()))
 
     def _open_keys(self, url: str | None, folder: Path) -> None:
         """Read the keys of senders' tokens from the API server at `url`, with the credentials in
@@ -220,6 +246,8 @@ class Receiver:
 
     async def stop(self) -> None:
         """Finish what is in flight, within `STOP_TIMEOUT`."""
+        if self.ingest.held is not None:
+            self.ingest.held.close()
         self._connections.close()
         tasks = list(self._tasks)
         for task in tasks:
@@ -227,6 +255,8 @@ class Receiver:
         await asyncio.gather(*tasks, return_exceptions=True)
         writers = [*self._writers.values(), *self._leaving]
         await asyncio.gather(*(writer.close(STOP_TIMEOUT) for writer in writers))
+        if self._subscriber is not None:
+            await self._subscriber.close()
         if self._tracing is not None:
             await self._tracing.close()
 

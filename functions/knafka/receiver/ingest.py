@@ -18,6 +18,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeAlias
 
 from knafka import serving
@@ -50,6 +51,7 @@ from knafka.receiver.address import HttpHeaders, address_of_host, is_host
 from knafka.receiver.answers import Answer
 from knafka.receiver.authentication import SenderCheck, TokenVerifier
 from knafka.receiver.batches import Batch
+from knafka.receiver.direct import LOAD, HeldRequests
 from knafka.receiver.encryption import Check, EncryptedOnly
 from knafka.receiver.tracing import IngestTracing
 
@@ -171,6 +173,8 @@ class IngestHandler:
         """The one path that this receiver will ever serve; None: there may be several."""
         self.serve(zip(ingresses, writers, strict=True), contract)
         self._is_read = contract is None
+        self.held: HeldRequests | None = None
+        """Those that only show load; None: it shows none."""
         self._waiting_bytes = 0
         self._unrouted: Counter[int] = Counter()
 
@@ -212,6 +216,8 @@ class IngestHandler:
         route = self.find(address)
         if route is None and address == METRICS and method in (b"GET", b"HEAD"):
             self._write_metrics(respond)
+        elif route is None and address == LOAD and self.held is not None:
+            self.held.add(partial(respond, answers.HEALTHY))
         elif route is None:
             respond(self._elsewhere(method, address, headers))
         elif method == b"POST":

@@ -36,12 +36,16 @@ REQUEST_TIMEOUT: Final = 30.0
 """Seconds that a started request may stand still before it is given up."""
 REQUEST_DEADLINE: Final = 120.0
 """Seconds that a request may take to arrive, however little of it comes at a time."""
+LINGER: Final = 2.0
+"""Seconds that an idle connection of a direct sender stays at the end: its next request may be on
+its way, and is answered with `Connection: close`. Less than `serving.GRACEFUL_TIMEOUT`."""
 PROGRESS_BYTES: Final = 16 * 1024
 """Bytes of which some must come in each `REQUEST_TIMEOUT`: 546 a second, as common servers want."""
 UNCOUNTED_HEAD: Final = 16 * 1024
 """Bytes of a head that are parsed before its headers are counted: they are 4,096 at most."""
 BODY_PARTS: Final = 64
 """Parts of a body that are kept as they came; more are put together, as each takes 40 bytes."""
+LOOPBACK: Final = frozenset({"::1", "::ffff:127.0.0.1"})
 _NOTED: Final = frozenset({len(b"host"), len(b"transfer-encoding"), len(b"content-encoding")})
 """How long the names are of headers that are looked at before the request is whole."""
 
@@ -64,6 +68,7 @@ class ReceiverProtocol(asyncio.Protocol):
         "_closing",
         "_counting",
         "_deadline",
+        "_direct",
         "_flaw",
         "_header_bytes",
         "_header_limit",
@@ -135,6 +140,7 @@ class ReceiverProtocol(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._responses = ResponseQueue(self._transport, self._shared.loop)
         self._slots = self._responses.slots
+        self._direct = _is_direct(transport)
         self._heard = self._idle_since = self._time()
         self._deadline = 0.0
         self._marked_at, self._marked_bytes = self._heard, 0
@@ -315,7 +321,13 @@ class ReceiverProtocol(asyncio.Protocol):
             return
         if self._slots:
             self._end_after_answers()
+        elif self._direct:
+            self._shared.loop.call_later(LINGER, self._close_if_idle)
         else:
+            self._transport.close()
+
+    def _close_if_idle(self) -> None:
+        if not self._closing and not self._in_request:
             self._transport.close()
 
     def _end_after_answers(self) -> None:
@@ -420,6 +432,7 @@ class ReceiverProtocol(asyncio.Protocol):
         if last:
             self._closing = self._responses.ends = True
         if method == b"POST" and self._route is not None:
+            self._shared.direct_requests += self._direct
             self._ingest.receive(self._route, headers, body, slot)
         else:
             self._ingest.handle(method, self._address, headers, body, slot)
@@ -465,6 +478,18 @@ class ReceiverProtocol(asyncio.Protocol):
                 self._refuse(answers.TIMED_OUT)
         elif not self._slots and now - self._idle_since > IDLE_TIMEOUT:
             self._transport.close()
+
+
+def _is_direct(transport: asyncio.BaseTransport) -> bool:
+    """Whether the sender isn't on this machine, as Knative's proxy and func's host are."""
+    host = _peer(transport)
+    return bool(host) and not (host.startswith("127.") or host in LOOPBACK)
+
+
+def _peer(transport: asyncio.BaseTransport) -> str:
+    """The sender's address; empty where it has none, as on a socket of Unix."""
+    peer = transport.get_extra_info("peername")
+    return str(peer[0]) if isinstance(peer, tuple) else ""
 
 
 class EncryptedReceiverProtocol(ReceiverProtocol):

@@ -22,6 +22,7 @@ from knafka_operator.decide.authentication import (
 )
 from knafka_operator.decide.credentials import Mount
 from knafka_operator.decide.desired import Defaults, Topic
+from knafka_operator.decide.direct import direct_service, direct_url, is_direct
 from knafka_operator.decide.effects import (
     Annotate,
     Apply,
@@ -67,6 +68,7 @@ PROBED: Final = "knafka.dev/probed"
 """Key of `status.annotations`: the receiver's Revision that has answered. Kept there, since a probe
 wakes a receiver, and a restart of the operator should not wake them all."""
 TLS_REFUSAL: Final = Refusal("this Broker", "ServiceNotOurs", "TLSServiceRejected")
+DIRECT_REFUSAL: Final = Refusal("this Broker", "ServiceNotOurs", "DirectServiceRejected")
 RECEIVER_CONTRACT: Final = "knafka.dev/receiver-contract"
 """Key of `status.annotations`: the topic that has the Broker's entry, or may have it."""
 
@@ -135,6 +137,8 @@ class ObservedBroker(Observed):
     """Of what they send."""
     https: Https | NotReady | None = None
     """How its receiver is reached by https, or why it isn't; None: nobody wants that."""
+    direct_served: bool = False
+    """Whether there is the Service that leads to its receiver past Knative's proxy."""
     tls_served: bool = False
     """Whether there is the Service that leads to its receiver's own TLS."""
     projected: bool = False
@@ -159,6 +163,8 @@ class ObservedBroker(Observed):
                 return replace(seen, accepted=True)
             case Apply(Step.APPLY_TLS_SERVICE):
                 return replace(seen, tls_served=True)
+            case Apply(Step.APPLY_DIRECT_SERVICE):
+                return replace(seen, direct_served=True)
             case Probe(answers_for=revision):
                 return replace(seen, probed=revision)
         return seen
@@ -258,14 +264,16 @@ def decide(seen: ObservedBroker, settings: Settings) -> BrokerDecision:
             needed.first(WriteIngress(service, contract, ingress.path, ingress))
     if not conditions.holds(CONTRACT_UPDATED):
         return decision(topic)
+    direct = False
     with conditions.step(DATA_PLANE_AVAILABLE):
+        direct = is_direct(broker, settings)
         if seen.revision is None:
             check_receiver_scaling(broker.metadata.annotations, settings.maxima)
             secret = None if mount is None else (mount.name, mount.version)
             # Also of a Secret that can't be used now: what is shown goes on until it can.
             tls = broker.metadata.annotations.get(TLS_SECRET) if encryption.is_on else None
             manifest = services.receiver_service(
-                broker, receiver, secret, settings, oidc=senders.is_on, tls=tls
+                broker, receiver, secret, settings, oidc=senders.is_on, tls=tls, direct=direct
             )
             needed.first(ApplyService(Step.APPLY_RECEIVER, manifest))
     if seen.revision is None:
@@ -283,6 +291,19 @@ def decide(seen: ObservedBroker, settings: Settings) -> BrokerDecision:
             https = error
     if isinstance(https, NotReady):
         unaddressed = https
+    answered = seen.revision in (annotations.get(PROBED), seen.probed)
+    probed = url
+    if direct:
+        with conditions.step(DATA_PLANE_AVAILABLE):
+            if not seen.direct_served:
+                manifest = direct_service(broker)
+                needed.first(Apply(Step.APPLY_DIRECT_SERVICE, (manifest,), DIRECT_REFUSAL))
+        if not seen.direct_served:
+            return decision(topic)
+        probed = direct_url(broker, settings) + ingress.path
+        # Once it has answered, and on from then while the receiver is replaced.
+        if answered or (before.get("address") or {}).get("url") == probed:
+            url = probed
     http = address_of(url, ingress.audience)
     addresses = encryption.addresses(http, ingress.path, https)
     status["address"] = addresses[-1] if addresses else None
@@ -292,8 +313,8 @@ def decide(seen: ObservedBroker, settings: Settings) -> BrokerDecision:
     if (policies := senders.condition_of(broker)) is not None:
         conditions.set(policies)
     with conditions.step(PROBE_SUCCEEDED):
-        if seen.revision not in (annotations.get(PROBED), seen.probed):
-            needed.first(Probe(url, seen.revision))
+        if not answered:
+            needed.first(Probe(probed, seen.revision))
         annotations[PROBED] = seen.revision
     return decision(topic)
 

@@ -24,7 +24,7 @@ from knafka_operator.decide import services
 from knafka_operator.decide.services import Manifest
 from knafka_operator.decide.status import TRANSPORT_ENCRYPTED, NotReady
 from knafka_operator.model.conditions import Condition, Severity, Status
-from knafka_operator.model.resources import OURS, Broker, ConfigMap, Resource, are_certificates
+from knafka_operator.model.resources import OURS, ConfigMap, Resource, are_certificates
 from knafka_operator.model.settings import Settings
 
 ENCRYPTION: Final = "transport-encryption"
@@ -137,24 +137,8 @@ def tls_host(broker: Resource, settings: Settings) -> str:
     return f"{tls_service_name(broker)}.{namespace}.svc.{domain}"
 
 
-def tls_service(broker: Broker) -> Manifest:
-    """The Service that leads to the pods of a Broker's receiver, at the port of their own TLS."""
-    labels = {
-        services.ROLE: services.RECEIVER,
-        services.BROKER: names.child(broker.metadata.name, ""),
-    }
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {
-            "name": tls_service_name(broker),
-            "namespace": broker.metadata.namespace,
-            # Not the role: what has that is a function.
-            "labels": services.with_common_labels({services.BROKER: labels[services.BROKER]}),
-            "ownerReferences": [services.owner_reference(broker)],
-        },
-        "spec": {
-            "selector": labels,
-            "ports": [{"name": "https", "protocol": "TCP", "port": 443, "targetPort": TLS_PORT}],
-        },
-    }
+def tls_service(broker: Resource) -> Manifest:
+    """The Service that leads to the port of the TLS which the receiver's pods end themselves."""
+    return services.receiver_pods_service(
+        broker, tls_service_name(broker), {"name": "https", "port": 443, "targetPort": TLS_PORT}
+    )

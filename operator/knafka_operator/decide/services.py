@@ -29,13 +29,14 @@ from knafka.settings import (
     LOG_FORMAT,
     OIDC_URL,
     PROFILING,
+    SERVICE_URL,
     TLS,
     TRUST_BUNDLES,
 )
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.family import BROKERS, Family, family_of
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.resources import SERVING, Broker, Resource, Trigger
+from knafka_operator.model.resources import OURS, SERVING, Broker, Resource, Trigger
 from knafka_operator.model.settings import Settings
 from knafka_operator.model.tracing import Owner
 
@@ -74,6 +75,8 @@ RECEIVER_CONTRACT: Final = "KNAFKA_RECEIVER"
 CHANNELS_RECEIVER: Final = "kafka-channel-receiver"
 CHANNELS_OWNER: Final = "kafka-channels"
 """What stands as `OWNER` on what belongs to all KafkaChannels together."""
+DIRECT_LABEL: Final[Mapping[str, str]] = {f"{OURS}direct": "true"}
+"""On the pods of a receiver whose senders go past Knative: NetworkPolicies let them in."""
 SHARD_PODS: Final = 2
 """An old and a new one while a Revision takes over; one request is held, so one pod drains."""
 
@@ -148,6 +151,18 @@ _RECEIVER_SCALING: Final[Mapping[str, str]] = {
 }
 
 
+_DIRECT_SCALING: Final[Mapping[str, str]] = {
+    **_RECEIVER_SCALING,
+    "min-scale": "1",  # nothing starts a pod for who comes past Knative
+    # By the requests that a receiver holds for the events that it has counted, 50 a second each
+    # (`knafka.receiver.direct`): seven held ones are 350 events a second, as above.
+    "metric": "concurrency",
+    "target": "10",
+    # Not with the activator in the path of them.
+    "target-burst-capacity": "0",
+}
+
+
 def receiver_name(broker: Resource) -> str:
     return names.child(broker.metadata.name, "-kn-receiver")
 
@@ -183,32 +198,43 @@ def receiver_service(
     *,
     oidc: bool = False,
     tls: str | None = None,
+    direct: bool = False,
 ) -> Manifest:
     """The receiver of one Broker; `secret` is the mounted Secret's name and version, `oidc`:
-    whether it verifies senders' tokens, `tls`: the Secret with which it ends TLS itself.
+    whether it verifies senders' tokens, `tls`: the Secret with which it ends TLS itself, `direct`:
+    whether senders come past Knative's proxy.
 
     `autoscaling.knative.dev/...` annotations of the Broker are the receiver's.
     """
-    scaling = {KNATIVE_AUTOSCALING + key: value for key, value in _RECEIVER_SCALING.items()}
+    defaults = _DIRECT_SCALING if direct else _RECEIVER_SCALING
+    scaling = {KNATIVE_AUTOSCALING + key: value for key, value in defaults.items()}
     declared = {
         key: value
         for key, value in broker.metadata.annotations.items()
         if key.startswith(KNATIVE_AUTOSCALING)
     }
+    environment = {
+        "FUNCTION_TARGET": "receive",
+        RECEIVER_CONTRACT: one_line(documents.dump(receiver)),
+    }
+    if direct:
+        environment[SERVICE_URL] = url(receiver_name(broker), broker.metadata.namespace, settings)
     return knative_service(
         receiver_name(broker),
         ownership_of(broker, BROKERS, settings),
-        labels={ROLE: RECEIVER, BROKER: names.child(broker.metadata.name, "")},
+        labels={
+            ROLE: RECEIVER,
+            BROKER: names.child(broker.metadata.name, ""),
+            **(DIRECT_LABEL if direct else {}),
+        },
         annotations={**scaling, **declared},
         declared={
             **declared,
             **(_OIDC_DECLARED if oidc else {}),
             **({} if tls is None else {"tls": tls}),
+            **({"direct": "true"} if direct else {}),
         },
-        environment={
-            "FUNCTION_TARGET": "receive",
-            RECEIVER_CONTRACT: one_line(documents.dump(receiver)),
-        },
+        environment=environment,
         secret=secret,
         resources=settings.pods.receiver_resources,
         settings=settings,
@@ -216,6 +242,23 @@ def receiver_service(
         oidc=oidc,
         tls=tls,
     )
+
+
+def receiver_pods_service(broker: Resource, name: str, port: Mapping[str, Any]) -> Manifest:
+    """A Service of ours that leads to a port of the pods of a Broker's receiver, past Knative."""
+    selector = {ROLE: RECEIVER, BROKER: names.child(broker.metadata.name, "")}
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {
+            "name": name,
+            "namespace": broker.metadata.namespace,
+            # Not the role: what has that is a function.
+            "labels": with_common_labels({BROKER: selector[BROKER]}),
+            "ownerReferences": [owner_reference(broker)],
+        },
+        "spec": {"selector": selector, "ports": [{"protocol": "TCP", **port}]},
+    }
 
 
 def channels_receiver_name(secret: str | None) -> str:
@@ -275,7 +318,7 @@ def dispatcher_service(
         "FUNCTION_TARGET": "dispatch",
         EGRESS: one_line(documents.dump(egress)),
         # Where it asks for its next drain when there is work left and nobody else asks.
-        "KNAFKA_SERVICE_URL": url(name, namespace_of(family, who, settings), settings),
+        SERVICE_URL: url(name, namespace_of(family, who, settings), settings),
         "KNAFKA_GRACE_PERIOD": str(timeout - STOPPING),
     }
     if always:
@@ -343,7 +386,7 @@ def shard_service(
         environment={
             "FUNCTION_TARGET": "dispatch",
             SHARD: one_line(documents.dump(shard)),
-            "KNAFKA_SERVICE_URL": url(name, namespace_of(family, who, settings), settings),
+            SERVICE_URL: url(name, namespace_of(family, who, settings), settings),
             "KNAFKA_GRACE_PERIOD": str(GRACE_PERIOD),
         },
         secret=secret,

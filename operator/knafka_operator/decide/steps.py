@@ -37,6 +37,8 @@ class Step(Enum):
     """The channel's own host leads to the receiver."""
     APPLY_TLS_SERVICE = auto()
     """There is the Service that leads to the TLS which a Broker's receiver ends itself."""
+    APPLY_DIRECT_SERVICE = auto()
+    """There is the Service that leads senders past Knative's proxy."""
     PROBE_RECEIVER = auto()
     LEAVE_RECEIVERS = auto()
     """Receivers accept nothing for a channel that another one serves now."""
@@ -112,6 +114,7 @@ BROKER_ORDER: Final = (
     Step.APPLY_RECEIVER,
     Step.AWAIT_RECEIVERS,
     Step.APPLY_TLS_SERVICE,  # after the receiver, whose pods listen by then
+    Step.APPLY_DIRECT_SERVICE,  # likewise
     Step.PROBE_RECEIVER,  # before the status: Ready isn't written before the address answers
     Step.PUBLISH_STATUS,
 )

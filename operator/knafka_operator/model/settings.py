@@ -10,6 +10,8 @@
                             upstream's format ("knative-eventing/config-br-defaults")
     KNAFKA_FEATURES         ConfigMap that says whether senders must show tokens, and whether there
                             is https, in upstream's format ("knative-eventing/config-features")
+    KNAFKA_DIRECT           "enabled": senders reach the receivers of Brokers that don't say so past
+                            Knative's proxy ("disabled")
     KNAFKA_TRUST_BUNDLES    namespace whose ConfigMaps labelled networking.knative.dev/trust-bundle
                             have certificate authorities that dispatchers trust ("": none have)
     KNAFKA_PROJECT_SECRETS  "true": a Secret named by a ConfigMap of another namespace is copied to
@@ -131,6 +133,8 @@ class Settings:
     log_level: str = "info"
     profiling: bool = False
     """Of functions; the operator has none."""
+    direct: bool = False
+    """Whether senders reach receivers past Knative's proxy, of Brokers that don't say."""
     local_addresses: bool = False
     """Whether what users name may be at an address of the pod or the node (`core.addresses`)."""
     aws_servers: tuple[str, ...] = ()
@@ -244,6 +248,7 @@ class Settings:
             webhooks=flag("KNAFKA_WEBHOOKS"),
             log_level=level,
             profiling=profiling(environment),
+            direct=switch("KNAFKA_DIRECT"),
             local_addresses=local_addresses(environment),
             aws_servers=parse_patterns(environment.get(AWS_SERVERS, ""), AWS_SERVERS),
             aws_roles=parse_patterns(environment.get(AWS_ROLES, ""), AWS_ROLES),

@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"crypto/tls"
 	"flag"
 	"fmt"
@@ -35,10 +36,10 @@ type request struct {
 	id, sent, key int // where their digits start; key 0: no key
 }
 
-func newRequest(u *url.URL, typ string, size int, keyed, structured bool) *request {
+func newRequest(u *url.URL, host, typ string, size int, keyed, structured bool) *request {
 	var event bytes.Buffer
 	at := func(mark string) int { return bytes.Index(event.Bytes(), []byte(mark)) + len(mark) }
-	head := fmt.Sprintf("POST %s HTTP/1.1\r\nHost: %s\r\n", u.RequestURI(), u.Host)
+	head := fmt.Sprintf("POST %s HTTP/1.1\r\nHost: %s\r\n", u.RequestURI(), cmp.Or(host, u.Host))
 	zeros := func(n int) string { return strings.Repeat("0", n) }
 	data := body(size)
 	if structured {
@@ -178,6 +179,7 @@ type outcomes struct {
 
 func runLoad(fs *flag.FlagSet, args []string) error {
 	targets := fs.String("url", "", "receiver URL; several, by comma, share the connections")
+	host := fs.String("host", "", "Host header, where it isn't the URL's")
 	conns := fs.Int("c", 64, "connections, each with one request under way")
 	warm := fs.Duration("warm", 0, "send so long before measuring")
 	dur := fs.Duration("d", 10*time.Second, "measure so long")
@@ -211,7 +213,7 @@ func runLoad(fs *flag.FlagSet, args []string) error {
 			defer wg.Done()
 			u := urls[i%len(urls)]
 			res := outcomes{status: map[string]int64{}, errors: map[string]int64{}}
-			req, c := newRequest(u, *typ, *size, *keys > 0, *structured), &client{addr: u.Host, tls: u.Scheme == "https", each: *each}
+			req, c := newRequest(u, *host, *typ, *size, *keys > 0, *structured), &client{addr: u.Host, tls: u.Scheme == "https", each: *each}
 			for {
 				k := seq.Add(1) - 1
 				if *n > 0 && k >= *n {

@@ -1,0 +1,252 @@
+"""Senders past Knative's proxy: switched on and off, scaled, rolled and stopped under load
+(issue 37, "must show" 1).
+
+    KNAFKA_RATE=300 pytest tests/cluster/test_direct.py -s
+
+also rolls and scales out, and prints how long nothing arrived.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from support.functions import receiver
+from support.installation import READY, ROOT, Installation, Subscriber
+from support.requests import ingress
+from support.steady_load import RATE, Load, longest_pause
+
+from knafka.core import names
+from knafka_operator.decide.direct import DIRECT
+from testcluster import settings
+
+FULL: Final = "KNAFKA_RATE" in os.environ
+EVENTS_A_SECOND: Final = float(os.environ.get("KNAFKA_RATE", RATE))
+RECEIVER: Final = "default-kn-receiver"
+SERVICE: Final = "default-kn-receiver-direct"
+MIN_SCALE: Final = "autoscaling.knative.dev/min-scale"
+LONGEST_PAUSE: Final = 1.0 if FULL else 3.0
+"""Seconds; in the gate, on whatever machine, three times as long."""
+AFTERWARDS: Final = 5.0
+"""Seconds of load after a change: what follows late is seen, too."""
+KBENCH: Final = ROOT / "tools" / "bench" / "build" / "kbench"
+INGRESS: Final = f"http://{settings.NODE_IP}:81"
+
+Way = tuple[str, str, Callable[[], float]]
+"""URL, Host header if it is another, and the seconds of CPU of those who serve it."""
+
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(900), pytest.mark.usefixtures("brokers_go")]
+
+
+@pytest.fixture
+def direct_component(installed: Installation) -> Iterator[None]:
+    """The operator's right to make the Service."""
+    path = str(ROOT / "operator" / "deploy" / "direct" / "rbac.yaml")
+    installed.cluster.kubectl("apply", "-f", path)
+    yield
+    installed.cluster.kubectl("delete", "-f", path)
+
+
+class Directed:
+    """A Broker and who sends to whatever address its status has."""
+
+    def __init__(self, installed: Installation, namespace: str, load: Load) -> None:
+        self.installed, self.namespace, self.load = installed, namespace, load
+
+    def follow(self, *, direct: bool) -> None:
+        """Wait until the address is of this way, and send there from then on."""
+        cluster = self.installed.cluster
+
+        def address() -> str:
+            status = self.installed.status("broker", "default", self.namespace)
+            url = str(status["address"]["url"])
+            return url if (f"{SERVICE}." in url) == direct else ""
+
+        url = cluster.wait_for(
+            address, READY, f"an address that is{'' if direct else ' not'} direct"
+        )
+        service = cluster.get("service", SERVICE, self.namespace)
+        assert service is not None
+        self.load.send_to(url, f"http://{service['spec']['clusterIP']}" if direct else INGRESS)
+
+    def annotate(self, key: str, value: str) -> None:
+        self.installed.cluster.kubectl(
+            "annotate", "broker", "default", "-n", self.namespace, "--overwrite", f"{key}={value}"
+        )
+
+    def until_ready(self) -> None:
+        self.installed.until_ready("broker", "default", self.namespace, within=120)
+
+    def pods(self) -> set[str]:
+        pods = self.installed.cluster.pods(self.namespace, RECEIVER)
+        return {pod["metadata"]["name"] for pod in pods}
+
+    def until_pods(self, count: int) -> None:
+        self.installed.cluster.wait_for(
+            lambda: len(self.pods()) == count, 180, f"{count} pods of the receiver"
+        )
+
+
+def switch_on(directed: Directed) -> None:
+    directed.annotate(DIRECT, "true")
+    directed.follow(direct=True)
+
+
+def stop_a_pod(directed: Directed) -> None:
+    """SIGTERM to the one of two that the sender's connections are at, or not."""
+    (pod, *_) = sorted(directed.pods())
+    directed.installed.cluster.kubectl(
+        "delete", "pod", pod, "-n", directed.namespace, "--timeout=90s"
+    )
+
+
+def scale_out(directed: Directed) -> None:
+    directed.annotate(MIN_SCALE, "3")
+    directed.until_pods(3)
+    directed.until_ready()
+
+
+def scale_in(directed: Directed) -> None:
+    directed.annotate(MIN_SCALE, "2")
+    directed.until_pods(2)
+    directed.until_ready()
+
+
+def switch_off(directed: Directed) -> None:
+    directed.annotate(DIRECT, "false")
+    directed.follow(direct=False)
+    directed.until_ready()
+
+
+CHANGES: Final[dict[str, Callable[[Directed], None]]] = {
+    "switched on": switch_on,
+    "a pod stopped": stop_a_pod,
+    **({"scaled out": scale_out, "scaled in": scale_in} if FULL else {}),
+    "switched off": switch_off,
+}
+
+
+def test_no_send_fails_and_none_is_lost_whatever_becomes_of_the_receiver(
+    installed: Installation, direct_component: None, namespace: str
+) -> None:
+    subscriber = installed.subscriber(namespace)
+    address = installed.broker(namespace, annotations={MIN_SCALE: "2"})
+    installed.trigger(namespace, "all", subscriber.ref)
+    pauses: dict[str, float] = {}
+    with Load(address, EVENTS_A_SECOND) as load:
+        subscriber.wait_for(50)
+        directed = Directed(installed, namespace, load)
+        for name, change in CHANGES.items():
+            began, failed = time.time(), len(load.failed)
+            change(directed)
+            time.sleep(AFTERWARDS)  # of load; it is the time that is looked at
+            pauses[name] = longest_pause(subscriber.seen(), began, time.time())
+            print(
+                f"{name}: nothing arrived for {pauses[name]:.2f} s in {time.time() - began:.0f} s, "
+                f"{len(load.failed) - failed} sends failed"
+            )
+    _all_arrive(installed, subscriber, load)
+    assert load.failed == {}
+    assert max(pauses.values()) < LONGEST_PAUSE
+
+
+def _all_arrive(installed: Installation, subscriber: Subscriber, load: Load) -> None:
+    sent = load.accepted
+    installed.cluster.wait_for(lambda: sent <= set(subscriber.ids()), 90, f"all {len(sent)} events")
+    print(f"{len(sent)} accepted, {len(load.failed)} not, 0 lost")
+
+
+@pytest.mark.skipif(not FULL, reason="make chaos: two minutes")
+def test_knative_scales_by_what_comes_past_its_proxy(
+    installed: Installation, direct_component: None, namespace: str
+) -> None:
+    """From one pod, by a target that this machine's senders reach."""
+    annotations = {DIRECT: "true", "autoscaling.knative.dev/target": "1"}
+    address = installed.broker(namespace, annotations=annotations)
+    subscriber = installed.subscriber(namespace)
+    installed.trigger(namespace, "all", subscriber.ref)
+    with Load(address, EVENTS_A_SECOND) as load:
+        directed = Directed(installed, namespace, load)
+        directed.follow(direct=True)
+        began = time.time()
+        installed.cluster.wait_for(lambda: len(directed.pods()) >= 3, 120, "three pods")
+        print(
+            f"three pods after {time.time() - began:.0f} s of {EVENTS_A_SECOND:g} events a second"
+        )
+    _all_arrive(installed, subscriber, load)
+    directed.until_pods(1)
+
+
+@pytest.mark.skipif(not FULL, reason="make chaos: it measures")
+@pytest.mark.kafka
+async def test_what_an_event_costs_by_each_way(
+    installed: Installation, direct_component: None, namespace: str, tmp_path: Path
+) -> None:
+    """Prints CPU (of Knative's proxy, too), events a second and latency. Each way is a quarter of
+    a minute with as many events as are taken, and one with 2,000 a second."""
+    annotations = {DIRECT: "true", MIN_SCALE: "1", "autoscaling.knative.dev/max-scale": "1"}
+    installed.broker(namespace, annotations=annotations)
+    with Load("", 1) as load:
+        Directed(installed, namespace, load).follow(direct=True)
+    (pod,) = installed.cluster.pods(namespace, RECEIVER)
+    path = f"/{namespace}/default"
+    service = installed.cluster.get("service", SERVICE, namespace)
+    assert service is not None
+    ways: dict[str, Way] = {
+        "direct": (f"http://{service['spec']['clusterIP']}{path}", "", _pod_cpu(pod)),
+        "its proxy": (f"http://{pod['status']['podIP']}:8012{path}", "", _pod_cpu(pod)),
+        "gateway and proxy": (
+            f"{INGRESS}{path}", f"{RECEIVER}.{namespace}.svc.cluster.local", _pod_cpu(pod)
+        ),
+    }  # fmt: skip
+    topic = names.broker_topic(namespace, "default")
+    declared = ingress(installed.kafka.bootstrap("PLAINTEXT"), topic)
+    async with receiver([declared], tmp_path / "log") as alone:
+        await alone.ready()
+        pid = alone.process.pid
+        ways = {
+            "the function alone": (f"{alone.url}{declared.path}", "", lambda: _process_cpu(pid)),
+            **ways,
+        }
+        for name, way in [*ways.items(), *ways.items()]:
+            for rate in (0, 2000):
+                found, used = await asyncio.to_thread(_load, way, rate)
+                cost, what = used * 1e6 / found["ok"], f"{rate or 'as many as are taken'}"
+                print(
+                    f"{name}, {what}: {cost:.1f} us, {found['per_s']:.0f}/s, {found['latency_ms']}"
+                )
+                assert not found["errors"]
+
+
+def _load(way: Way, rate: int) -> tuple[dict[str, Any], float]:
+    """What kbench says, and the seconds of CPU that were used meanwhile."""
+    url, host, cpu = way
+    command = [str(KBENCH), "load", f"-url={url}", f"-host={host}", f"-rate={rate}", "-c=64"]
+    began = cpu()
+    done = subprocess.run(
+        [*command, "-d=15s"], input="\n\n", capture_output=True, text=True, check=True
+    )
+    used = cpu() - began
+    return json.loads(done.stdout.splitlines()[-1]), used
+
+
+def _pod_cpu(pod: dict[str, Any]) -> Callable[[], float]:
+    """Seconds of CPU that the pod's containers have used."""
+    uid = str(pod["metadata"]["uid"])
+    hierarchy = Path(f"/sys/fs/cgroup/cpuacct{settings.CGROUP}")
+    (usage,) = [
+        path / "cpuacct.usage" for path in hierarchy.rglob("pod*") if path.name == f"pod{uid}"
+    ]
+    return lambda: int(usage.read_text()) / 1e9
+
+
+def _process_cpu(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
