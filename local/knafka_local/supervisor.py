@@ -24,13 +24,14 @@ from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.clients.kafka_connection import connection
 from knafka.core.contract import Kafka
 from knafka.core.errors import KnafkaError, LogError
-from knafka_local import kafka_distribution
-from knafka_local.children import HOST, Child, Supervised, cancel, listen
-from knafka_local.installation import Installation, State
-from knafka_local.kafka_server import KafkaServer
-from knafka_local.kept_names import KeptNames
-from knafka_local.manifests import Declared, Manifests
-from knafka_local.snapshot import Snapshot
+from knafka_client.declared.manifests import Declared, Manifests
+from knafka_client.sockets import HOST, listen
+from knafka_client.state.installation import Installation, State
+from knafka_client.state.snapshot import Snapshot
+from knafka_local.cluster.kept_names import KeptNames
+from knafka_local.kafka import kafka_distribution
+from knafka_local.kafka.kafka_server import KafkaServer
+from knafka_local.processes.children import Child, Supervised, cancel
 from knafka_local.view import View
 
 LOOK_INTERVAL: Final = 0.5
@@ -104,8 +105,8 @@ class Supervisor:
             starting = asyncio.create_task(self._start_kafka(kafka))
             stack.push_async_callback(cancel, starting)
             # The operator takes half a second to import; meanwhile Kafka starts.
-            await asyncio.to_thread(import_module, "knafka_local.knative")
-            from knafka_local.knative import LocalKnative
+            await asyncio.to_thread(import_module, "knafka_local.cluster.local_knative")
+            from knafka_local.cluster.local_knative import LocalKnative
 
             issuer = await self._serve_issuer(stack)
             self._declared = self._manifests.read()
@@ -175,7 +176,7 @@ class Supervisor:
         if not self._options.require_auth:
             return None
         # Here, as cryptography and kopf take half a second, and most ask for no tokens.
-        issuer_server = await asyncio.to_thread(import_module, "knafka_local.issuer_server")
+        issuer_server = await asyncio.to_thread(import_module, "knafka_local.tokens.issuer_server")
         folder = self._installation.issuer
         environment: Mapping[str, str] = await stack.enter_async_context(
             issuer_server.served(folder)

@@ -11,8 +11,8 @@ import pytest
 from support.cluster import OPERATOR_NAMESPACE, Cluster
 from support.installation import ROOT, Installation
 
-from knafka_local.console.server import MARK
-from knafka_local.console.sign_in import NAMESPACES
+from knafka_console.web.server import MARK
+from knafka_console.web.sign_in import NAMESPACES
 
 pytestmark = [pytest.mark.timeout(420), pytest.mark.usefixtures("brokers_go")]
 

@@ -19,10 +19,10 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from support.kafka import Kafka, MakeTopic
 
-from knafka_local import kafka_server
-from knafka_local.children import Child
-from knafka_local.kafka_distribution import KafkaDistribution, LocalKafkaError
-from knafka_local.kafka_server import STOP_TIMEOUT, KafkaServer, await_cluster
+from knafka_local.kafka import kafka_server
+from knafka_local.kafka.kafka_distribution import KafkaDistribution, LocalKafkaError
+from knafka_local.kafka.kafka_server import STOP_TIMEOUT, KafkaServer, await_cluster
+from knafka_local.processes.children import Child
 
 pytestmark = pytest.mark.kafka
 
@@ -32,8 +32,8 @@ VALUES = [b"value %d" % number for number in range(1000)]
 STARTER = """
 import asyncio, sys
 from pathlib import Path
-from knafka_local.kafka_distribution import obtain
-from knafka_local.kafka_server import KafkaServer
+from knafka_local.kafka.kafka_distribution import obtain
+from knafka_local.kafka.kafka_server import KafkaServer
 
 async def main() -> None:
     server = KafkaServer(obtain(), Path(sys.argv[1]))

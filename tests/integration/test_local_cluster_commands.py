@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 from knafka.core import names
 from knafka.core.event import Event
 from knafka.core.kafka_binding import to_record
-from knafka_local import tailing
-from knafka_local.cli import app
+from knafka_cli.command_line import app
+from knafka_cli.events import tailing
 from knafka_operator.model.resources import CORE, EVENTING
 
 pytestmark = pytest.mark.kafka

@@ -11,8 +11,9 @@ from support.kafka import Kafka, MakeTopic
 
 from knafka.core import contract
 from knafka.core.contract import Egress, Sink
-from knafka_local.rewinding import START, Delivering, rewind
-from knafka_local.tailing import NoTopic, Tail, records
+from knafka_cli.events.tailing import NoTopic, Tail, records
+from knafka_cli.shared.moments import START
+from knafka_cli.triggers.rewinding import Delivering, rewind
 
 pytestmark = pytest.mark.kafka
 

@@ -13,9 +13,9 @@ from knafka.core.errors import LogError
 from knafka.core.event import Event
 from knafka.core.kafka_binding import to_record
 from knafka.ports.log import OffsetAndMetadata, Record
-from knafka_local import searching
-from knafka_local.searching import Search, is_event
-from knafka_local.tracing import committed_in
+from knafka_cli.events import searching
+from knafka_cli.events.searching import Search, is_event
+from knafka_cli.events.tracing import committed_in
 
 pytestmark = pytest.mark.kafka
 

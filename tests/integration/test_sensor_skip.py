@@ -12,8 +12,8 @@ from support.sensors import SensorWorld, process
 
 from knafka.ports.log import Record
 from knafka.sensor.handlers import NewerSensor
-from knafka_local.installation import SensorPlace
-from knafka_local.sensor_positions import SKIPPED, CannotSkip, skip, standings
+from knafka_cli.sensors.sensor_positions import SKIPPED, CannotSkip, skip, standings
+from knafka_client.state.installation import SensorPlace
 
 pytestmark = pytest.mark.kafka
 

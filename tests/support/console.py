@@ -10,9 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from knafka.core.event import Event
-from knafka_local.children import HOST, listen, port_of
-from knafka_local.console import snapshot_document
-from knafka_local.console.document import (
+from knafka_client.sockets import HOST, listen, port_of
+from knafka_client.state.snapshot import BrokerRow, ConditionRow, Snapshot, TriggerRow
+from knafka_client.topics.dead_letters import DeadLetter
+from knafka_console.model import snapshot_document
+from knafka_console.model.document import (
     Action,
     Chosen,
     ConsoleState,
@@ -22,10 +24,8 @@ from knafka_local.console.document import (
     TriggerDetails,
     Verdict,
 )
-from knafka_local.console.server import ConsoleServer
-from knafka_local.console.source import ArchiveReports, Forbidden, NotFound, TriggerName
-from knafka_local.dead_letters import DeadLetter
-from knafka_local.snapshot import BrokerRow, ConditionRow, Snapshot, TriggerRow
+from knafka_console.model.source import ArchiveReports, Forbidden, NotFound, TriggerName
+from knafka_console.web.server import ConsoleServer
 from knafka_operator.model.channels import KAFKA_CHANNEL_VERSIONS, MESSAGING
 from knafka_operator.model.family import CHANNELS
 from knafka_operator.model.resources import EVENTING, Trigger, parse_resource

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument
-from knafka_local.argo import Converted, convert
-from knafka_local.cli import app
+from knafka_cli.command_line import app
+from knafka_cli.sensors.argo import Converted, convert
 from knafka_operator.model.sensors import Sensor, go_seconds
 
 WEBHOOK = """

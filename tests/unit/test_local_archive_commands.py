@@ -19,9 +19,9 @@ from knafka.core import names
 from knafka.core.contract import Egress, Ingress, Kafka, Sink
 from knafka.core.dead_letter import Failure, Origin, dead_letter_of
 from knafka.core.delivery import Reason
-from knafka_local import archive_commands, dead_letter_commands
-from knafka_local.cli import app
-from knafka_local.declared_source import DeclaredView
+from knafka_cli.command_line import app
+from knafka_cli.dead_letters import archive_commands, dead_letter_commands
+from knafka_client.declared.declared_source import DeclaredView
 from knafka_operator.model.operations import operation_of
 from knafka_operator.model.sensors import KNAFKA
 
@@ -76,7 +76,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
         found = Cluster(server, kubeconfig(tmp_path, client.configuration.host))
         # Not time's own: threads that earlier tests left, as Spark's, sleep by that.
         clock = SimpleNamespace(sleep=found.pause, time=time.time, monotonic=time.monotonic)
-        monkeypatch.setattr("knafka_local.archive_operations.time", clock)
+        monkeypatch.setattr("knafka_cli.dead_letters.archive_operations.time", clock)
         yield found
 
 

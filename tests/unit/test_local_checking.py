@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from knafka.core.cesql.functions import names
-from knafka_local.checking import Severity, check
-from knafka_local.cli import app
+from knafka_cli.checks.checking import Severity, check
+from knafka_cli.command_line import app
 
 CHANNEL_EXAMPLE = Path(__file__).parents[2] / "examples" / "channel"
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"

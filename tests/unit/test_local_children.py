@@ -13,8 +13,9 @@ import pytest
 from support.waiting import until
 from support.wire import get
 
-from knafka_local import children
-from knafka_local.children import Child, Command, Supervised, listen, port_of
+from knafka_client.sockets import listen, port_of
+from knafka_local.processes import children
+from knafka_local.processes.children import Child, Command, Supervised
 
 SERVER = """
 import os, socket, sys

@@ -8,9 +8,9 @@ import socket
 import pytest
 from support.wire import Wire
 
-from knafka_local import declining
-from knafka_local.children import listen, port_of
-from knafka_local.declining import Declining
+from knafka_client.sockets import listen, port_of
+from knafka_local.processes import declining
+from knafka_local.processes.declining import Declining
 
 WHY = "nothing is declared here"
 EVENT = (

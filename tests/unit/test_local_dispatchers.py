@@ -15,9 +15,10 @@ from support.waiting import until
 from knafka import settings
 from knafka.core.contract import Egress, Kafka, Shard, Sink
 from knafka.core.drain import DrainRequest, Ended
-from knafka_local import dispatchers
-from knafka_local.children import Child, Command, listen, port_of
-from knafka_local.dispatchers import DispatcherProcesses
+from knafka_client.sockets import listen, port_of
+from knafka_local.processes import dispatchers
+from knafka_local.processes.children import Child, Command
+from knafka_local.processes.dispatchers import DispatcherProcesses
 
 DISPATCHER = """
 import os, socket, sys

@@ -9,7 +9,7 @@ from threading import Timer
 
 import pytest
 
-from knafka_local.installation import Installation, InUse, NotRunning, State
+from knafka_client.state.installation import Installation, InUse, NotRunning, State
 
 STATE = State(pid=1, url="http://127.0.0.1:8080", bootstrap_servers="127.0.0.1:9092")
 

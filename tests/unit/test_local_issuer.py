@@ -22,14 +22,15 @@ from knafka.clients.api_server_tokens import ApiServerTokens
 from knafka.core import sink_tokens
 from knafka.core.contract import Exact, Ingress, Kafka, Policy
 from knafka.receiver.authentication import TokenVerifier
-from knafka_local import issuer as issuing
-from knafka_local import issuer_server
-from knafka_local.accounts import Account
-from knafka_local.cli import app
-from knafka_local.installation import Installation, State
-from knafka_local.issuer import BadIssuer, Issuer, Sender
-from knafka_local.sending import Answer, sample, send
-from knafka_local.up import authorization_of
+from knafka_cli.command_line import app
+from knafka_cli.events.sending import Answer, send
+from knafka_cli.running.up import authorization_of
+from knafka_cli.shared.event_input import sample
+from knafka_client.state.installation import Installation, State
+from knafka_local.tokens import issuer as issuing
+from knafka_local.tokens import issuer_server
+from knafka_local.tokens.accounts import Account
+from knafka_local.tokens.issuer import BadIssuer, Issuer, Sender
 
 AUDIENCE = "eventing.knative.dev/broker/ns/broker"
 WEB = Account("shop", "web")

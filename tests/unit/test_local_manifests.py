@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from knafka_local.manifests import Declared, Identity, Manifests, NoManifests
+from knafka_client.declared.manifests import Declared, Identity, Manifests, NoManifests
 
 BROKER = """\
 apiVersion: eventing.knative.dev/v1

@@ -20,10 +20,10 @@ from knafka.core.contract import Policy, Prefix
 from knafka.receiver.answers import Answer
 from knafka.receiver.authentication import TokenVerifier
 from knafka.receiver.ingest import IngestHandler
-from knafka_local import policies
-from knafka_local.checking import Severity, check
-from knafka_local.cli import app
-from knafka_local.manifests import Identity, Manifests
+from knafka_cli.access import policies
+from knafka_cli.checks.checking import Severity, check
+from knafka_cli.command_line import app
+from knafka_client.declared.manifests import Identity, Manifests
 from knafka_operator.model.event_policies import POLICIES_VERSION, POLICY, EventPolicy
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "policies"

@@ -14,8 +14,8 @@ from support.waiting import until
 from support.wire import get
 
 from knafka.core.errors import InvalidDocument
-from knafka_local import children
-from knafka_local.programs import Identity, Program, Programs, program_of
+from knafka_local.processes import children
+from knafka_local.processes.programs import Identity, Program, Programs, program_of
 from knafka_operator.model.conditions import Status
 from knafka_operator.model.resources import Service
 

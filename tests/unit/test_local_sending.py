@@ -12,8 +12,9 @@ import pytest
 from support.loopback import LoopbackServer
 
 from knafka.core.errors import InvalidDocument
-from knafka_local import sending
-from knafka_local.sending import Answer, BadInput, Summary, events_of, sample, send
+from knafka_cli.events import sending
+from knafka_cli.events.sending import Answer, Summary, send
+from knafka_cli.shared.event_input import BadInput, events_of, sample
 
 OK = b"HTTP/1.1 202 Accepted\r\ncontent-length: 0\r\n\r\n"
 BUSY = b"HTTP/1.1 503 No\r\nretry-after: 1\r\ncontent-length: 4\r\n\r\nbusy"

@@ -13,8 +13,8 @@ from support.memory.log import MemoryLog
 from support.waiting import until
 from typer.testing import CliRunner
 
-from knafka_local.cli import app
-from knafka_local.kept_names import OF_SENSORS, KeptNames
+from knafka_cli.command_line import app
+from knafka_local.cluster.kept_names import OF_SENSORS, KeptNames
 from knafka_operator.decide import sensor as deciding
 from knafka_operator.decide.sensor_topics import TOPICS as TOPICS_OF_SENSORS
 from knafka_operator.model.sensors import KNAFKA, SENSOR

@@ -16,11 +16,12 @@ from knafka.core.errors import LogError
 from knafka.core.event import Event
 from knafka.core.kafka_binding import to_record
 from knafka.ports.log import Record
-from knafka_local import cluster_source, tailing
-from knafka_local.cli import app
-from knafka_local.declared_source import DeclaredView
-from knafka_local.installation import Installation, State
-from knafka_local.tailing import NoTopic, Tail
+from knafka_cli.command_line import app
+from knafka_cli.events import tailing
+from knafka_cli.events.tailing import NoTopic, Tail
+from knafka_client.declared import cluster_source
+from knafka_client.declared.declared_source import DeclaredView
+from knafka_client.state.installation import Installation, State
 
 KAFKA = Kafka(bootstrap_servers="k:1")
 RUNNING = State(

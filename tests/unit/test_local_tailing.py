@@ -9,9 +9,9 @@ from support.memory.records import MemoryRecord
 
 from knafka.core.event import Event
 from knafka.core.kafka_binding import to_record
-from knafka_local.rewinding import START, moment
-from knafka_local.sending import BadInput
-from knafka_local.tailing import Format, line_of, problem_of
+from knafka_cli.events.tailing import Format, line_of, problem_of
+from knafka_cli.shared.event_input import BadInput
+from knafka_cli.shared.moments import START, moment
 
 ATTRIBUTES = {
     "specversion": "1.0",

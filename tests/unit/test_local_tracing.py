@@ -19,11 +19,11 @@ from knafka.core.kafka_binding import to_record
 from knafka.core.names import replay_topic
 from knafka.core.progress import DeliveryStage, DeliveryState, Progress, encode, policy_of
 from knafka.ports.log import Commits, OffsetAndMetadata
-from knafka_local.dead_letters import letters
-from knafka_local.replaying import choose, send
-from knafka_local.searching import is_event
-from knafka_local.steps import Step, merged
-from knafka_local.tracing import State, Trace, holds_event, state_of, trace
+from knafka_cli.events.searching import is_event
+from knafka_cli.events.steps import Step, merged
+from knafka_cli.events.tracing import State, Trace, holds_event, state_of, trace
+from knafka_client.topics.dead_letters import letters
+from knafka_client.topics.replaying import choose, send
 
 ATTRIBUTES = {"specversion": "1.0", "id": "1", "source": "/shop", "type": "order"}
 FAILURE = Failure("http://mail/", Reason.STATUS, 3, 0.0, 1.5, 500, b"no")

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from knafka.core.contract import Egress, Kafka, Sink
-from knafka_local.children import free_port
-from knafka_local.steps import Step
-from knafka_local.zipkin import NoSpans, spans_of, steps_of
+from knafka_cli.events.steps import Step
+from knafka_cli.events.zipkin import NoSpans, spans_of, steps_of
+from knafka_client.sockets import free_port
 
 EGRESS = Egress(
     namespace="shop", broker="main", trigger="mail", topic="t", group="g", dead_letter_topic="d",

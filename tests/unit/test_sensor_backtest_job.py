@@ -12,10 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from knafka.core.contract import Ingress, Kafka
+from knafka_cli.command_line import app
+from knafka_cli.shared import dead_letter_jobs
+from knafka_client.state.installation import Installation, State
 from knafka_jobs.options import moment_or_ago, parser
-from knafka_local import dead_letter_jobs
-from knafka_local.cli import app
-from knafka_local.installation import Installation, State
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sensor"
 FOUND: Mapping[str, Any] = {

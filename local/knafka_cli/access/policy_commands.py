@@ -1,0 +1,82 @@
+"""`knafka policy test`: would a sender's event be taken, and which EventPolicy says so?"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from knafka_cli.shared.options import (
+    FAILED,
+    DataDir,
+    Files,
+    account_of,
+    add,
+    declared_in,
+    read_event,
+    usage,
+)
+from knafka_client.state.installation import DEFAULT_DATA
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add `knafka policy`."""
+    example = "knafka policy test shop/checkout event.json -f examples/policies"
+    add(app, "test", would_pass, example)
+
+
+def would_pass(
+    sender: Annotated[
+        str,
+        typer.Argument(
+            help="A service account, [NAMESPACE/]NAME; or a token's whole subject, with colons."
+        ),
+    ],
+    event: Annotated[
+        str | None,
+        typer.Argument(
+            help="A structured CloudEvent: a JSON file, - for stdin, or the JSON. Without one: "
+            "what the sender may send at all."
+        ),
+    ] = None,
+    broker: Annotated[
+        str | None,
+        typer.Option(
+            help="To whom: [NAMESPACE/]NAME, or channel/[NAMESPACE/]NAME; the only one if not "
+            "given."
+        ),
+    ] = None,
+    files: Files = None,
+    data_dir: DataDir = DEFAULT_DATA,
+) -> None:
+    """Would this sender's event be taken, and which EventPolicy says so?
+
+    Judged by the same code as on a cluster, from the Brokers, EventPolicies and config-features in
+    the files; nothing has to run if -f names them. What a policy's status says counts, too, as
+    `kubectl get eventpolicy -o yaml` writes it. Exit code 0: it is taken, 1: it is refused, 2:
+    something can't be read.
+    """
+    # Here, as the operator's decisions cost every other command's start.
+    from knafka_cli.access import policies
+
+    subject = sender if ":" in sender else account_of(sender).subject
+    with usage():
+        declared = declared_in(files, data_dir)
+        target = policies.target(declared, broker)
+        read = None if event is None else read_event(event)
+        asked = policies.authentication(declared, target.metadata.namespace)
+        attributes = None if read is None else read.attributes
+        verdict = policies.judge(asked, target, subject, attributes)
+    what = "any event" if read is None else f"{read.attributes['type']} {read.attributes['id']}"
+    where = f"{target.kind} {target.id}"
+    match verdict.passes:
+        case True:
+            typer.echo(f"passes: {where} takes {what} of {subject}")
+        case None:
+            typer.echo(f"passes: {where} takes some events of {subject}")
+        case _:
+            typer.echo(f"refused: {where} doesn't take {what} of {subject}")
+    for reason in verdict.reasons:
+        typer.echo(f"  {reason}")
+    if verdict.passes is False:
+        raise typer.Exit(FAILED)

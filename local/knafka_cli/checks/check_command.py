@@ -1,0 +1,48 @@
+"""`knafka check`: what a cluster would say to these files, without one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from knafka_cli.shared.options import FAILED, add
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add `knafka check`."""
+    add(app, "check", check, "knafka check examples/quickstart")
+
+
+def check(
+    files: Annotated[
+        list[Path], typer.Argument(help="YAML files, or folders of them; they are taken together.")
+    ],
+    partial: Annotated[
+        bool,
+        typer.Option("--partial", help="What isn't among the files may be in the cluster already."),
+    ] = False,
+) -> None:
+    """Check Brokers, Triggers, channels, Subscriptions, EventPolicies and ConfigMaps without a
+    cluster.
+
+    Says what admission would refuse (unknown fields, values that are none, CESQL that doesn't
+    parse or calls what isn't there), what refers to nothing, and filters that no event can match.
+    Exit code 1 if there is an error; warnings alone are 0.
+    """
+    # Here, as admission costs every other command's start.
+    from knafka_cli.checks import checking
+
+    checked = checking.check(files, partial=partial)
+    for each in checked.findings:
+        typer.echo(str(each))
+    errors = sum(each.severity is checking.Severity.ERROR for each in checked.findings)
+    counted = (_count(errors, "error"), _count(len(checked.findings) - errors, "warning"))
+    typer.echo(f"{_count(checked.objects, 'object')} checked: {', '.join(counted)}")
+    if checked.failed:
+        raise typer.Exit(FAILED)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

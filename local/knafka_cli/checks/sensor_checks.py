@@ -1,0 +1,73 @@
+"""What is wrong with a Sensor in a file, as `knafka check` says it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from knafka.core.documents import parse
+from knafka.core.errors import InvalidDocument
+from knafka.core.filters import never_true
+from knafka_cli.checks.impossible import impossible
+from knafka_cli.shared.cesql_calls import missing_functions
+from knafka_operator.decide.sensor_limits import held_limits, too_many_events
+from knafka_operator.decide.sensor_scaling import autoscaling
+from knafka_operator.model.maxima import UNLIMITED
+from knafka_operator.model.resources import Destination
+from knafka_operator.model.sensors import KNAFKA, SENSOR, Sensor
+
+
+def is_sensor(document: object) -> bool:
+    return isinstance(document, dict) and (
+        (document.get("apiVersion"), document.get("kind")) == (KNAFKA, SENSOR)
+    )
+
+
+def read(document: Mapping[str, Any]) -> Sensor:
+    """Raises `InvalidDocument`."""
+    return parse(Sensor, document)
+
+
+def errors(sensor: Sensor) -> list[str]:
+    """Annotations that say nothing usable, filters that no event can match, and what their
+    expressions call that isn't there."""
+    found: list[str] = []
+    for read_annotations in (partial(autoscaling, maxima=UNLIMITED), held_limits):
+        try:
+            read_annotations(sensor)
+        except InvalidDocument as error:
+            found.append(str(error))
+    for number, each in enumerate(sensor.spec.dependencies):
+        path = f"spec.dependencies[{number}].filters"
+        found += [f"{where}: {problem}" for where, problem in never_true(each.filters, path)]
+        found += missing_functions(each.filters, path)
+        found += impossible(each.filters, path)
+    return found
+
+
+def warnings(sensor: Sensor) -> list[str]:
+    """What is allowed and probably a mistake."""
+    found = []
+    used = frozenset[str]().union(*(rule.condition.names for rule in sensor.spec.rules()))
+    for number, each in enumerate(sensor.spec.dependencies):
+        if each.name not in used:
+            found.append(f"spec.dependencies[{number}]: no trigger's conditions name {each.name}")
+        if each.filters and each.filter.attributes:
+            found.append(f"spec.dependencies[{number}].filter says nothing, as filters is there")
+    for number, doubt in too_many_events(sensor.spec):
+        found.append(f"spec.triggers[{number}].conditions: {doubt}")
+    return found
+
+
+def destinations(sensor: Sensor) -> Mapping[str, Destination | None]:
+    """Where it sends, by path."""
+    found: dict[str, Destination | None] = {}
+    for number, each in enumerate(sensor.spec.triggers):
+        path = f"spec.triggers[{number}]"
+        found[f"{path}.subscriber"] = each.subscriber
+        found[f"{path}.reply"] = each.reply
+        found[f"{path}.delivery.deadLetterSink"] = each.delivery.dead_letter_sink
+        if each.dlq_trigger is not None:
+            found[f"{path}.dlqTrigger.subscriber"] = each.dlq_trigger.subscriber
+    return found

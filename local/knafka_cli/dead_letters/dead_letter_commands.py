@@ -1,0 +1,373 @@
+"""`knafka dead-letters ...`: looked at, reported on, sent again.
+
+`list`, `show` and a dry run of `replay` read the topics and the tables' files; `compact`, `report`,
+`replay` and `purge` hand their options to a Spark job (see `dead_letter_jobs`), but for a replay of
+single events, which needs none.
+"""
+
+from __future__ import annotations
+
+import webbrowser
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.clients.kafka_writer import KafkaWriter
+from knafka.core import names
+from knafka.core.contract import Egress
+from knafka_cli.dead_letters import archive_commands, dead_letter_tables
+from knafka_cli.dead_letters.archive_commands import WHOSE, TopicsTarget, WaitingTarget, on_cluster
+from knafka_cli.shared import dead_letter_jobs
+from knafka_cli.shared.job_options import Asked, run_job, taking
+from knafka_cli.shared.options import (
+    FAILED,
+    DataDir,
+    add,
+    arguments_of,
+    egress_of,
+    ingress_of,
+    kafka_of,
+    print_table,
+    refuse,
+    with_kafka,
+)
+from knafka_client.declared import triggers
+from knafka_client.state.installation import CHANNEL, DEFAULT_DATA, Installation, NotRunning, State
+from knafka_client.topics import dead_letters, replaying
+from knafka_jobs.options import SELECTION, Selection, parser
+from knafka_jobs.schema import TRIGGER
+from knafka_jobs.selecting import Condition, TriggerName, conditions
+
+if TYPE_CHECKING:
+    from knafka_jobs.lookup.run import TableFiles
+
+TABLES: Final = "dead-letters"
+"""The tables' folder within an installation's data."""
+CLOSE_TIMEOUT: Final = 5.0
+"""Seconds for the writer to let go."""
+
+Tables = Annotated[
+    str | None,
+    typer.Option(help="The tables' folder or URI, if not dead-letters in the data folder."),
+]
+OneTrigger = Annotated[
+    str | None, typer.Argument(metavar="TRIGGER", help="NAMESPACE/NAME, or NAME in default.")
+]
+OneBroker = Annotated[
+    str | None,
+    typer.Option(
+        "--broker",
+        help="In place of a Trigger: what no Trigger has, as it holds no event. NAMESPACE/NAME, or "
+        "channel/NAMESPACE/NAME of a KafkaChannel.",
+    ),
+]
+NO_TABLES: Final = "there are no tables to read at "
+FIELDS: Final = ("destination", "reason", "code", "type", "source")
+"""Options that ask for a field of a dead letter, as it lies in its topic."""
+OF_TABLES: Final = ("summary", "since", "until", "where", "replay-id", "rate")
+"""Options that only the job knows, which needs Spark."""
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands to `knafka dead-letters`."""
+    add(app, "list", list_letters, "knafka dead-letters list orders")
+    add(app, "show", show_letters, "knafka dead-letters show orders --limit 3 --json")
+    add(app, "compact", compact, "knafka dead-letters compact")
+    add(app, "report", report, "knafka dead-letters report --open")
+    add(app, "replay", replay, "knafka dead-letters replay --id payment-1 --dry-run")
+    add(app, "purge", purge, "knafka dead-letters purge --until 2026-01-31 --dry-run")
+
+
+@on_cluster(TopicsTarget, archive_commands.list_letters)
+def list_letters(
+    trigger: Annotated[str | None, typer.Argument(help="Only this Trigger's.")] = None,
+    tables: Tables = None,
+    data_dir: DataDir = DEFAULT_DATA,
+) -> None:
+    """How many dead letters each Trigger has, from when, and why.
+
+    Those that were sent again, and have not failed since, are counted by themselves. What was
+    compacted is counted by its tables, once for each event; the rest as it lies in the topics. With
+    --tables these alone are asked. Records that hold no event are no Trigger's: they stand under
+    broker/NAMESPACE/NAME.
+    """
+    running, files = _sources(tables, data_dir)
+    found: dict[TriggerName, dead_letters.Overview] = {}
+    if files is not None:
+        found = dead_letter_tables.overviews(files, _of(running, trigger))
+    if running is not None:
+        chosen = list(running.egresses) if trigger is None else [egress_of(running, trigger)]
+        if trigger is None:
+            chosen += map(dead_letters.of_broker, running.ingresses)
+        tabled = _tabled(files)
+
+        async def look(admin: KafkaAdmin) -> list[dead_letters.Overview]:
+            return [await dead_letters.overview(admin, egress, tabled) for egress in chosen]
+
+        for egress, each in zip(chosen, with_kafka(running, look), strict=True):
+            name = dead_letters.name_of(egress)
+            if name in found:
+                found[name] = each + found[name]
+            elif egress.trigger or each.count or each.replayed:
+                found[name] = each
+    rows = [each.row for each in found.values()]
+    print_table(dead_letters.COLUMNS, rows, "no Trigger runs" if running else "no dead letters")
+
+
+@on_cluster(TopicsTarget, archive_commands.show_letters)
+def show_letters(
+    trigger: OneTrigger = None,
+    broker: OneBroker = None,
+    limit: Annotated[int, typer.Option(min=1, help="The last so many.")] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    tables: Tables = None,
+    data_dir: DataDir = DEFAULT_DATA,
+) -> None:
+    """The last dead letters of a Trigger: what, why, how often tried, and what was answered.
+
+    First those that were compacted, of each event the last, then those in the topic. Those of a
+    Broker are of records that hold no event, and so no Trigger's.
+    """
+    if (trigger is None) is (broker is None):
+        raise refuse(WHOSE)
+    running, files = _sources(tables, data_dir)
+    found: list[dead_letters.DeadLetter] = []
+    if files is not None:
+        found += dead_letter_tables.latest(files, _of(running, trigger, broker), limit)
+    if running is not None:
+        egress, tabled = _egress(running, trigger, broker), _tabled(files)
+        found += with_kafka(
+            running, lambda admin: dead_letters.letters(admin, egress, limit, tabled)
+        )
+    for each in found[-limit:]:
+        typer.echo(each.json() if as_json else each.text())
+    if not found and not as_json:
+        whose = triggers.named(trigger or broker or "", "Trigger")
+        typer.echo(f"{whose.namespace}/{whose.name} has no dead letters")
+
+
+def _sources(tables: str | None, data_dir: Path) -> tuple[State | None, TableFiles | None]:
+    """What runs, unless tables are named, and the tables, if there are any."""
+    files = dead_letter_tables.open_tables(_place(data_dir, tables)["tables"], _tell)
+    if tables is not None:
+        if files is None:
+            raise refuse(NO_TABLES + tables)
+        return None, files
+    try:
+        return Installation(data_dir).running(), files
+    except NotRunning:
+        if files is None:
+            raise
+        return None, files
+
+
+def _egress(running: State, trigger: str | None, broker: str | None) -> Egress:
+    """What has the dead letters of a Trigger, or of a Broker."""
+    if trigger is not None:
+        return egress_of(running, trigger)
+    return dead_letters.of_broker(ingress_of(running, broker))
+
+
+def _of(
+    running: State | None, trigger: str | None, broker: str | None = None
+) -> Sequence[Condition]:
+    if trigger is None and broker is None:
+        return ()
+    if running is not None:
+        parts = dead_letters.name_of(_egress(running, trigger, broker))
+        named = dict(zip(TRIGGER, parts, strict=True))
+    elif trigger is not None:
+        identity = triggers.named(trigger, "Trigger")
+        named = {"namespace": identity.namespace, "trigger": identity.name}
+    else:
+        assert broker is not None
+        identity = triggers.named(broker.removeprefix(CHANNEL), "Broker")
+        of = names.of_channel(identity.name) if broker.startswith(CHANNEL) else identity.name
+        named = {"namespace": identity.namespace, "broker": of, "trigger": ""}
+    return [Condition(name, "=", value) for name, value in named.items()]
+
+
+def _tabled(files: TableFiles | None) -> dead_letters.Tabled:
+    if files is None:
+        return {}
+    from knafka_jobs.lookup.run import tabled_until
+
+    return tabled_until(files)
+
+
+def _tell(line: str) -> None:
+    typer.echo(f"knafka: {line}", err=True)
+
+
+@taking("broker", "keep-hours", "forget-resolved-days", "forget-unresolved-days")
+@on_cluster(WaitingTarget, archive_commands.compact)
+def compact(asked: Asked, tables: Tables = None, data_dir: DataDir = DEFAULT_DATA) -> None:
+    """Take the dead letters from their topics into tables: durable, counted, small."""
+    done = run_job("compact", _place(data_dir, tables), _kafka(data_dir), asked)
+    typer.echo(
+        f"{done['records']} new dead letters in {done['topics']} topics; {done['deleted']} deleted"
+    )
+    if done["missed"]:
+        typer.echo(f"{done['missed']} were deleted by somebody else before they were read")
+
+
+@taking("broker", "days", "trace-url")
+@on_cluster(WaitingTarget, archive_commands.report)
+def report(
+    asked: Asked,
+    html: Annotated[Path | None, typer.Option(help="The page; report.html in the tables.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="The JSON; report.json in the tables.")
+    ] = None,
+    open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    tables: Tables = None,
+    data_dir: DataDir = DEFAULT_DATA,
+) -> None:
+    """Say what failed, why, since when, and what has changed since the last report.
+
+    Compacts first if the installation runs; else tells what the last compaction knew.
+    """
+    beside = Installation(data_dir).data / TABLES
+    page, document = html or beside / "report.html", json_file or beside / "report.json"
+    try:
+        kafka = {**_kafka(data_dir), "compact": True}
+    except NotRunning:
+        kafka = {}
+    files = {"html": page, "json": document}
+    done = run_job("report", _place(data_dir, tables), kafka, asked, files)
+    changes = ", ".join(
+        f"{count} {kind.replace('_', ' ')}" for kind, count in done["changes"].items() if count
+    )
+    groups = "1 group" if done["groups"] == 1 else f"{done['groups']} groups"
+    typer.echo(
+        f"{done['unresolved']} of {done['events']} events unresolved in {groups}"
+        f" ({changes or 'nothing failed'}): {page}"
+    )
+    if open_page:
+        webbrowser.open(page.absolute().as_uri())
+
+
+@taking(*(each for each in SELECTION if each != "id"), "dry-run", "replay-id", "rate")
+@on_cluster(WaitingTarget, archive_commands.replay)
+def replay(
+    asked: Asked,
+    ids: Annotated[
+        list[str] | None,
+        typer.Option("--id", help="Only the event of this id; can be repeated. Needs no Spark."),
+    ] = None,
+    tables: Tables = None,
+    data_dir: DataDir = DEFAULT_DATA,
+) -> None:
+    """Send failed events again, each to the Trigger that failed it and to no other.
+
+    Without options: everything that is unresolved and was compacted. Single events (--id) are
+    taken straight from their topics, without Spark, where there are no tables yet or they don't
+    know them; a later report doesn't know of that.
+    """
+    dry_run = asked["dry-run"]
+    needs_tables = tables is not None or any(asked[name] is not None for name in OF_TABLES)
+    direct = bool(ids) and not needs_tables
+    place = _place(data_dir, tables)
+    if tables is not None and "://" not in tables and not Path(tables).exists():
+        raise refuse(NO_TABLES + tables)
+    if ids and direct and not (Path(place["tables"]).exists() and dead_letter_jobs.are_available()):
+        _replay_directly(data_dir, asked, ids)
+        return
+    wanted = dict(asked)
+    if ids and len(ids) > 1:
+        wanted["where"] = _any_of(ids, asked["where"])
+    elif ids:
+        wanted["id"] = ids[0]
+    done = _previewed(place["tables"], asked, ids or ()) if dry_run else None
+    if done is None:
+        done = run_job("replay", place, _kafka(data_dir), wanted)
+    if ids and direct and not done["would_send" if dry_run else "sent"]:
+        _replay_directly(data_dir, asked, ids)
+        return
+    if not dry_run:
+        events = "1 event" if done["sent"] == 1 else f"{done['sent']} events"
+        typer.echo(f"{events} sent again by the replay {done['replay']}")
+        if left_out := done.get("left_out"):
+            typer.echo(f"{left_out} left out: {'; '.join(done['problems'])}")
+        return
+    for line in dead_letters.preview_lines(done):
+        typer.echo(line)
+
+
+def _previewed(place: str, asked: Asked, ids: Sequence[str]) -> dict[str, Any] | None:
+    """A dry run without Spark; None where only Spark can tell."""
+    if asked["where"] is not None:
+        return None
+    files = dead_letter_tables.open_tables(place, _tell)
+    if files is None:
+        return None
+    from knafka_jobs.lookup.run import preview
+
+    said = {name: asked[name] for name in SELECTION if name in asked}
+    given = parser().parse_args(
+        ["purge", f"--tables={place}", *arguments_of(said)]  # which takes what selects
+    )
+    wanted = conditions(Selection.given(given))
+    if ids:
+        wanted.append(Condition("id", "in", tuple(ids)))
+    return preview(files, wanted).document()
+
+
+def _any_of(ids: Sequence[str], where: str | None) -> str:
+    """A predicate for the job, which takes one id by itself."""
+    quoted = ["'" + each.replace("\\", "\\\\").replace("'", "\\'") + "'" for each in ids]
+    one_of = f"id IN ({', '.join(quoted)})"
+    return one_of if where is None else f"({where}) AND {one_of}"
+
+
+def _replay_directly(data_dir: Path, asked: Asked, ids: Sequence[str]) -> None:
+    running = Installation(data_dir).running()
+    dry_run, broker, trigger = asked["dry-run"], asked["broker"], asked["trigger"]
+    egresses = [
+        each
+        for each in running.egresses
+        if broker in (None, f"{each.namespace}/{each.broker}") and trigger in (None, each.trigger)
+    ]
+    wanted = {name: asked[name] for name in FIELDS if asked[name] is not None}
+
+    async def replayed(admin: KafkaAdmin) -> tuple[Sequence[replaying.Chosen], str]:
+        found = await replaying.choose(admin, egresses, ids, wanted)
+        sendable = [each for each in found if not each.obstacle]
+        if dry_run or not sendable:
+            return found, ""
+        writer = KafkaWriter(kafka_of(running))
+        try:
+            return found, await replaying.send(admin, writer, sendable)
+        finally:
+            await writer.close(CLOSE_TIMEOUT)
+
+    found, replay_id = with_kafka(running, replayed)
+    for each in found:
+        typer.echo(f"{each.about}{f': left out: {each.obstacle}' if each.obstacle else ''}")
+    count = sum(not each.obstacle for each in found)
+    if not found:
+        typer.echo("no dead letter of such an event is in the topics")
+        raise typer.Exit(FAILED)
+    by = f" by the replay {replay_id}" if replay_id else ""
+    events = "1 event" if count == 1 else f"{count} events"
+    typer.echo(f"{events} would be sent" if dry_run else f"{events} sent again{by}")
+
+
+@taking(*SELECTION, "unresolved", "dry-run")
+@on_cluster(WaitingTarget, archive_commands.purge)
+def purge(asked: Asked, tables: Tables = None, data_dir: DataDir = DEFAULT_DATA) -> None:
+    """Forget resolved failures and their events, for good."""
+    done = run_job("purge", _place(data_dir, tables), asked)
+    for what, count in done.items():
+        typer.echo(f"{count} failures {what.replace('_', ' ')}")
+
+
+def _place(data_dir: Path, tables: str | None) -> dict[str, Any]:
+    return {"tables": tables or str(Installation(data_dir).data / TABLES)}
+
+
+def _kafka(data_dir: Path) -> dict[str, Any]:
+    return {"bootstrap-servers": Installation(data_dir).running().bootstrap_servers}

@@ -1,0 +1,226 @@
+"""`knafka trace`: what became of one event."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.core.contract import Ingress
+from knafka.core.dead_letter import timestamp
+from knafka_cli.events import searching, tracing
+from knafka_cli.events.searching import Search
+from knafka_cli.events.steps import merged
+from knafka_cli.events.tracing import Trace
+from knafka_cli.shared import moments
+from knafka_cli.shared.options import FAILED, DataDir, add, ask_kafka, print_table, usage
+from knafka_cli.shared.source_options import (
+    BootstrapServers,
+    ContextName,
+    Kubeconfig,
+    NamespaceName,
+    SystemNamespace,
+    source_of,
+    view_of,
+)
+from knafka_client.declared.declared_source import (
+    SYSTEM_NAMESPACE,
+    DeclaredView,
+    broker_of,
+    trigger_of,
+)
+from knafka_client.state.installation import CHANNEL, DEFAULT_DATA
+from knafka_client.topics import replaying
+from knafka_client.topics.dead_letters import shown
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add `knafka trace`."""
+    add(app, "trace", trace, "knafka trace payment-1 --since 2h")
+
+
+def trace(
+    id_: Annotated[str, typer.Argument(metavar="EVENT_ID", help="The event's id.")],
+    broker: Annotated[
+        str | None,
+        typer.Option(
+            help="Only in this Broker: NAMESPACE/NAME, or NAME; or in this KafkaChannel: "
+            "channel/[NAMESPACE/]NAME; all of them."
+        ),
+    ] = None,
+    source: Annotated[str | None, typer.Option(help="Only of this source.")] = None,
+    since: Annotated[
+        str,
+        typer.Option(help="Not older: how long ago (90s, 15m, 2h, 1d), a time, or start."),
+    ] = "24h",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    zipkin: Annotated[
+        str,
+        typer.Option(
+            "--zipkin-url",
+            envvar="KNAFKA_ZIPKIN_URL",
+            help="Link sampled traces to this one, and show what it has of them: each attempt.",
+        ),
+    ] = "",
+    namespace: NamespaceName = None,
+    context: ContextName = None,
+    kubeconfig: Kubeconfig = None,
+    bootstrap_servers: BootstrapServers = None,
+    system_namespace: SystemNamespace = SYSTEM_NAMESPACE,
+    data_dir: DataDir = DEFAULT_DATA,
+) -> None:
+    """What became of an event, here or on a cluster: when it was accepted, and how far each Trigger
+    or Subscription is with it.
+
+    Below that, each attempt that is known one by one: the last ten of a dead letter, and what a
+    Zipkin has. Filters are those that are declared now. Settled is what was delivered, and also
+    what came before the Trigger was there. A reply is an event of its own, with nothing in it that
+    leads back to this one: ask by its own id. Exit code 1: no such event is there (any more).
+    """
+    with usage():
+        moment = moments.moment(since, time.time())
+    source_ = source_of(
+        data_dir, context, kubeconfig, namespace, bootstrap_servers, system_namespace
+    )
+    view = view_of(source_, namespace, broker)
+    with usage():
+        ingresses = view.ingresses if broker is None else (view.ingress(broker),)
+    searches = [_search(view, each, id_, source, moment) for each in ingresses]
+    found = [
+        each
+        for ingress, search in zip(ingresses, searches, strict=True)
+        for each in _traced(view, ingress, search)
+    ]
+    if zipkin:
+        found = [_with_spans(view, each, zipkin) for each in found]
+    if as_json:
+        complete = all(each.ended for each in searches)
+        typer.echo(
+            json.dumps(
+                {"complete": complete, "events": [asdict(each) for each in found]},
+                ensure_ascii=False,
+            )
+        )
+    else:
+        for each in found:
+            _print(each, zipkin)
+    for search in searches:
+        if not search.ended:
+            typer.echo(
+                f"knafka: interrupted: {search.total - search.read} older records of "
+                f"{search.topic} were not looked at",
+                err=True,
+            )
+    if not found:
+        typer.echo(f"knafka: {_not_found(view, id_, source, moment, searches)}", err=True)
+        raise typer.Exit(FAILED)
+
+
+def _traced(view: DeclaredView, ingress: Ingress, search: Search) -> Sequence[Trace]:
+    """What became of each record that was found."""
+    records = [each for each in search.found if tracing.holds_event(each)]
+    if not records:
+        return []
+    reached = view.connection(ingress)
+
+    async def traced(admin: KafkaAdmin) -> list[Trace]:
+        committed = tracing.committed_in(reached)
+        return [
+            await tracing.trace(
+                admin, committed, each, broker_of(ingress), view.of_broker(ingress), view.paused
+            )
+            for each in records
+        ]
+
+    with view.reaching(ingress):
+        return ask_kafka(reached, traced)
+
+
+def _search(
+    view: DeclaredView, ingress: Ingress, id_: str, source: str | None, moment: float
+) -> Search:
+    """Ctrl-C ends it with what was found until then."""
+    search = Search(ingress.topic)
+    wanted = searching.is_event(id_, source)
+    with Console(stderr=True).status(f"searching {ingress.topic}") as line:
+
+        def progress(now: Search) -> None:
+            line.update(f"searching {now.topic}: {now.read} of {now.total} records")
+
+        with contextlib.suppress(KeyboardInterrupt), view.reaching(ingress):
+            searching.run(view.connection(ingress), search, wanted, moment, progress)
+    return search
+
+
+def _with_spans(view: DeclaredView, found: Trace, zipkin: str) -> Trace:
+    """With what Zipkin has of its trace, if that is sampled."""
+    # Not above: the client of HTTP that it needs takes longer to import than a command does.
+    from knafka_cli.events.zipkin import NoSpans, spans_of, steps_of
+
+    if not found.sampled:
+        return found
+    try:
+        spans = spans_of(zipkin, found.trace_id)
+    except NoSpans as error:
+        typer.echo(f"knafka: the spans are not shown: {error}", err=True)
+        return found
+    by_name = {trigger_of(each): each for each in view.egresses}
+    deliveries = [
+        replace(each, steps=merged(each.steps, steps_of(spans, by_name[each.trigger])))
+        for each in found.deliveries
+    ]
+    return replace(found, deliveries=deliveries)
+
+
+def _print(found: Trace, zipkin: str) -> None:
+    typer.echo(shown(f"{found.type} {found.id} from {found.source}"))
+    place = f"{found.topic}/{found.partition}/{found.offset}"
+    typer.echo(f"accepted {found.accepted} by {found.broker}, at {place}")
+    if found.trace_id:
+        link = f", {zipkin.rstrip('/')}/zipkin/traces/{found.trace_id}" if zipkin else ""
+        sampled = "sampled" if found.sampled else "not sampled"
+        typer.echo(f"trace {found.trace_id} ({sampled}){link if found.sampled else ''}")
+    rows = [[each.trigger, each.state.value, each.detail] for each in found.deliveries]
+    what = "SUBSCRIPTION" if found.broker.startswith(CHANNEL) else "TRIGGER"
+    print_table([what, "STATE", "MORE"], rows, f"there is no {what.capitalize()} to {found.broker}")
+    steps = [
+        [step.at, each.trigger, step.what, step.result]
+        for each in found.deliveries
+        for step in each.steps
+    ]
+    if steps:
+        print_table(["TIME", what, "STEP", "RESULT"], sorted(steps), "")
+
+
+def _not_found(
+    view: DeclaredView, id_: str, source: str | None, moment: float, searches: Sequence[Search]
+) -> str:
+    event = f"event {id_}" + (f" of the source {source}" if source else "")
+    topics = ", ".join(each.topic for each in searches) or "no Broker"
+    if all(each.whole for each in searches):
+        said = f"no {event} is in {topics}: it was not accepted, or Kafka has deleted it by now"
+    else:
+        said = (
+            f"no {event} is in {topics} since {timestamp(moment)}: it may be older (--since 7d, or "
+            "--since start for all that Kafka has kept)"
+        )
+    for ingress in view.ingresses:
+        for each in _dead_letters(view, ingress, id_):
+            if source in (None, each.letter.source):
+                said += f"\nits dead letter is kept: {each.about} {each.letter.last_time}"
+    return said
+
+
+def _dead_letters(view: DeclaredView, ingress: Ingress, id_: str) -> Sequence[replaying.Chosen]:
+    with view.reaching(ingress):
+        return ask_kafka(
+            view.connection(ingress),
+            lambda admin: replaying.choose(admin, view.of_broker(ingress), [id_], {}),
+        )

@@ -1,0 +1,338 @@
+"""What became of an event: from its record in the Broker's topic to each Trigger of the Broker.
+
+All from what is kept anyway: the record itself, the filters as they are declared now, what each
+Trigger's or Subscription's group has committed, dead letters and what was sent again of them. So it
+can't be known whether an event that a group has settled came before its Trigger, nor whether a
+reply came of it: a reply is an event of its own, and nothing in it leads back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, Final, TypeAlias
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from knafka.clients.kafka_client import log_error_of, open_client
+from knafka.core.contract import Egress
+from knafka.core.dead_letter import timestamp
+from knafka.core.delivery import Reason
+from knafka.core.errors import InvalidEvent
+from knafka.core.filters import why_not
+from knafka.core.kafka_binding import Envelope, read
+from knafka.core.progress import DeliveryStage, DeliveryState, decode, policy_of
+from knafka.ports.log import Commits, LogAdmin, OffsetAndMetadata, Record
+from knafka_cli.events.searching import is_event
+from knafka_cli.events.steps import ATTEMPT, Step
+from knafka_client.declared.declared_source import trigger_of
+from knafka_client.topics.dead_letters import READ_AT_MOST, DeadLetter, letter, read_topic
+from knafka_client.topics.ranges import TIMEOUT
+from knafka_operator.decide.desired import replay_egress
+
+_MAYBE_TABLED: Final = (
+    "delivered, or its dead letter is no longer in its topic (knafka dead-letters report)"
+)
+
+TRACEPARENT: Final = "traceparent"
+_traceparent = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-([0-9a-f]{2})").fullmatch
+
+Committed: TypeAlias = Callable[[str, str, Collection[int]], Commits]
+"""What a group has committed of these partitions of a topic. Raises `LogError`."""
+
+
+class State(StrEnum):
+    """How far one Trigger is with one event."""
+
+    NOT_WANTED = "not wanted"
+    """Its filters refuse it."""
+    WAITING = "waiting"
+    """Not settled; it may be on its way."""
+    RETRYING = "retrying"
+    """At least one attempt has failed."""
+    SETTLED = "settled"
+    DEAD_LETTER = "dead letter"
+    """It could not be delivered, and is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A dead letter that was sent again."""
+
+    at: str
+    state: State
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One event at one Trigger or Subscription."""
+
+    trigger: str
+    """As `trigger_of` gives it."""
+    state: State
+    """The last of it: a dead letter that was sent again and settled is settled."""
+    detail: str
+    """All that is known, on one line."""
+    clauses: Sequence[str] = ()
+    """Of its filters, those that refuse the event."""
+    dead_letters: Sequence[DeadLetter] = ()
+    replays: Sequence[Replay] = ()
+    steps: Sequence[Step] = ()
+    """What has happened, in the order of time, as far as it is known one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One record of an event; there are several if it was sent several times."""
+
+    id: str
+    type: str
+    source: str
+    broker: str
+    topic: str
+    partition: int
+    offset: int
+    accepted: str
+    deliveries: Sequence[Delivery]
+    trace_id: str = ""
+    """Of W3C Trace Context, 32 hexadecimal digits, if it came with one."""
+    sampled: bool = False
+    """Whether its sender asked for spans to be kept."""
+
+
+async def trace(
+    admin: LogAdmin,
+    committed: Committed,
+    record: Record,
+    broker: str,
+    egresses: Sequence[Egress],
+    paused: Collection[str] = (),
+) -> Trace:
+    """What became of this record at these Triggers, which are its Broker's; `paused` names some of
+    them. Raises `LogError`, and `InvalidEvent` if it holds no event."""
+    envelope = read(record.headers(), record.value())
+    topics = await admin.topics()
+    deliveries = [
+        _delivery(admin, committed, record, envelope, each, topics, paused) for each in egresses
+    ]
+    about = envelope.attributes
+    return Trace(
+        about["id"],
+        about["type"],
+        about["source"],
+        broker,
+        record.topic(),
+        record.partition(),
+        record.offset(),
+        timestamp(record.timestamp()[1] / 1000),
+        await asyncio.gather(*deliveries),
+        *trace_context(envelope),
+    )
+
+
+def trace_context(envelope: Envelope) -> tuple[str, bool]:
+    """The trace's id, and whether it is sampled: by the header beside the event, else by the
+    extension attribute; empty if neither is there and valid."""
+    header = next((value for name, value in envelope.passed if name == TRACEPARENT), b"") or b""
+    for text in (header.decode(errors="replace"), envelope.attributes.get(TRACEPARENT, "")):
+        if found := _traceparent(text):
+            return found[1], bool(int(found[2], 16) & 1)
+    return "", False
+
+
+async def _delivery(
+    admin: LogAdmin,
+    committed: Committed,
+    record: Record,
+    envelope: Envelope,
+    egress: Egress,
+    topics: Mapping[str, int],
+    paused: Collection[str],
+) -> Delivery:
+    name = trigger_of(egress)
+    is_it = is_event(envelope.attributes["id"], envelope.attributes["source"])
+    clauses = why_not(egress.filter, egress.filters, envelope.attributes)
+    records, complete = await _dead_letters(admin, record, is_it, egress, topics)
+    if records:
+        replays = await _replays(admin, committed, is_it, egress, topics)
+        letters = [_letter(each, replays) for each in records]
+        state, detail = _history(letters, replays)
+        steps = [step for each in records for step in _steps(each)]
+        steps += [Step(each.at, "sent again", each.state.value) for each in replays]
+        return Delivery(name, state, detail, clauses, letters, replays, sorted(steps))
+    if clauses:
+        return Delivery(name, State.NOT_WANTED, "; ".join(clauses), clauses)
+    state, detail, last = await _progress(committed, record, egress)
+    if state is State.SETTLED:
+        detail = "no dead letter: delivered" if complete else _MAYBE_TABLED
+        if egress.dead_letter_sink is not None:
+            detail += f", or taken by the dead letter sink {egress.dead_letter_sink.url}"
+        if egress.reply is not None:
+            detail += f"; a reply, if it had one, was taken by {egress.reply.url}"
+    elif name in paused:
+        detail = f"the {egress.kind} is paused; {detail}"
+    return Delivery(name, state, detail, steps=last)
+
+
+def _steps(record: Record) -> Sequence[Step]:
+    """The attempts that a dead letter lists, and that it was kept."""
+    found = letter(record)
+    how = f"{found.reason} {found.code}".strip()
+    place = f"{record.topic()}/{record.partition()}/{record.offset()}"
+    kept = Step(timestamp(record.timestamp()[1] / 1000), "dead letter", f"{how}, at {place}")
+    return [*(Step(at, ATTEMPT, result) for at, result in found.attempt_log), kept]
+
+
+def _history(letters: Sequence[DeadLetter], replays: Sequence[Replay]) -> tuple[State, str]:
+    """What is the case now, and how it came to that."""
+    parts = [(each.last_time, _failed(each)) for each in letters]
+    parts += [(each.at, f"sent again {each.at}") for each in replays]
+    history = "; ".join(text for _, text in sorted(parts))
+    last = max(replays, key=lambda each: each.at, default=None)
+    if last is None or last.at < max(each.last_time for each in letters):
+        return State.DEAD_LETTER, history
+    detail = "delivered" if last.state is State.SETTLED else last.detail
+    return last.state, f"{history}: {detail}"
+
+
+def _failed(found: DeadLetter) -> str:
+    how = f"{found.reason} {found.code}".strip()
+    if found.reason == Reason.REPLY_NOT_DELIVERED:
+        how += f" to {found.destination}"
+    return f"{how} after {found.attempts} attempts, {found.last_time}"
+
+
+async def _progress(
+    committed: Committed, record: Record, egress: Egress
+) -> tuple[State, str, Sequence[Step]]:
+    """How far the group of an Egress is with a record of its topic, and its last attempt, if that
+    has failed."""
+    partition, offset = record.partition(), record.offset()
+    found = await asyncio.to_thread(committed, egress.group, egress.topic, [partition])
+    place, policy = found.get(partition), policy_of(egress)
+    state, detail = state_of(offset, place, policy)
+    if state is not State.RETRYING or place is None:
+        return state, detail, ()
+    delivery = decode(place.offset, place.metadata, policy).deliveries[offset]
+    if delivery.failed is None:
+        return state, detail, ()
+    return state, detail, (Step(timestamp(delivery.last_attempt), ATTEMPT, delivery.failed.text),)
+
+
+def state_of(
+    offset: int, committed: OffsetAndMetadata | None, policy: int = 0
+) -> tuple[State, str]:
+    """How far a group is with one offset, and a few words about it."""
+    if committed is None:
+        return State.WAITING, "nothing of its partition is settled"
+    if offset < committed.offset:
+        return State.SETTLED, ""
+    progress = decode(committed.offset, committed.metadata, policy)
+    if any(first <= offset < behind for first, behind in progress.settled):
+        return State.SETTLED, ""
+    if (delivery := progress.deliveries.get(offset)) is not None:
+        return State.RETRYING, _attempted(delivery)
+    settled = sum(
+        min(behind, offset) - first for first, behind in progress.settled if first < offset
+    )
+    before = offset - committed.offset - settled
+    return State.WAITING, f"{before} before it aren't settled" if before else "it is next"
+
+
+def _attempted(delivery: DeliveryState) -> str:
+    where = {
+        DeliveryStage.SUBSCRIBER: "",
+        DeliveryStage.SINK: ", now at the dead letter sink",
+        DeliveryStage.TOPIC: ", now to be kept as a dead letter",
+    }[delivery.stage]
+    attempts = f"{delivery.attempts} attempt{'' if delivery.attempts == 1 else 's'}"
+    result = "" if delivery.failed is None else f" ({delivery.failed.text})"
+    return (
+        f"{attempts}{where}, the last {timestamp(delivery.last_attempt)}{result}, "
+        f"the next {timestamp(delivery.due)}"
+    )
+
+
+async def _dead_letters(
+    admin: LogAdmin,
+    record: Record,
+    is_it: Callable[[Record], bool],
+    egress: Egress,
+    topics: Mapping[str, int],
+) -> tuple[Sequence[Record], bool]:
+    """This record's dead letters, also those of what was sent again of it; and whether all that
+    there ever were are still in their topic, and not too many to be read."""
+    if egress.dead_letter_topic not in topics:
+        return [], True
+    found = await read_topic(admin, egress.dead_letter_topic, READ_AT_MOST)
+    complete = sum((await admin.end_offsets(egress.dead_letter_topic)).values()) <= len(found)
+    records = [(each, letter(each).position) for each in found if is_it(each)]
+    own = f"{record.topic()}/{record.partition()}/{record.offset()}"
+    if all(position != own for _, position in records):
+        return [], complete
+    replays = f"{replay_egress(egress).topic}/"
+    its = [each for each, at in records if at == own or at.startswith(replays)]
+    return its, complete
+
+
+def _letter(record: Record, replays: Sequence[Replay]) -> DeadLetter:
+    at = timestamp(record.timestamp()[1] / 1000)
+    return replace(
+        letter(record), replayed=min((each.at for each in replays if each.at >= at), default="")
+    )
+
+
+async def _replays(
+    admin: LogAdmin,
+    committed: Committed,
+    is_it: Callable[[Record], bool],
+    egress: Egress,
+    topics: Mapping[str, int],
+) -> Sequence[Replay]:
+    again = replay_egress(egress)
+    if again.topic not in topics:
+        return []
+    found = []
+    for record in await read_topic(admin, again.topic, READ_AT_MOST):
+        if is_it(record):
+            state, detail, _ = await _progress(committed, record, again)
+            found.append(Replay(timestamp(record.timestamp()[1] / 1000), state, detail))
+    return found
+
+
+def holds_event(record: Record) -> bool:
+    """Whether the record can be traced: one with the id of an event may lack the rest."""
+    try:
+        read(record.headers(), record.value())
+    except InvalidEvent:
+        return False
+    return True
+
+
+def committed_in(connection: Mapping[str, Any]) -> Committed:
+    """Asked of Kafka, as a consumer of the group that doesn't join it."""
+
+    def committed(group: str, topic: str, partitions: Collection[int]) -> Commits:
+        consumer = open_client(
+            Consumer, {**connection, "group.id": group, "enable.auto.commit": False}
+        )
+        try:
+            places = [TopicPartition(topic, number) for number in partitions]
+            found = consumer.committed(places, timeout=TIMEOUT)
+            if error := next((each.error for each in found if each.error is not None), None):
+                raise log_error_of(error)
+        except KafkaException as error:
+            raise log_error_of(error.args[0]) from error
+        finally:
+            consumer.close()
+        return {
+            each.partition: OffsetAndMetadata(each.offset, each.metadata or "")
+            for each in found
+            if each.offset >= 0
+        }
+
+    return committed

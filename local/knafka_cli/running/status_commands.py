@@ -1,0 +1,115 @@
+"""`knafka status`, `broker list` and `logs`: look at what runs, and change nothing."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from knafka_cli.running import logs
+from knafka_cli.running.terminal_views import StatusTable
+from knafka_cli.shared.options import (
+    FAILED,
+    DataDir,
+    Files,
+    add,
+    declared_in,
+    print_table,
+    refuse,
+    usage,
+)
+from knafka_client.state import snapshot_file
+from knafka_client.state.installation import DEFAULT_DATA, Installation
+from knafka_operator.model.resources import Broker, Trigger
+
+
+def add_to(app: typer.Typer, broker_app: typer.Typer) -> None:
+    """Add them."""
+    add(app, "status", show_status, "knafka status --json")
+    add(app, "logs", show_logs, "knafka logs orders -f")
+    add(broker_app, "list", list_brokers, "knafka broker list")
+
+
+def show_status(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    data_dir: DataDir = DEFAULT_DATA,
+) -> None:
+    """How everything stands: Kafka, Brokers, Triggers, and what waits for them.
+
+    Exit code 0: all is ready, 1: something isn't (or nothing runs).
+    """
+    installation = Installation(data_dir)
+    now = snapshot_file.read(installation)
+    if as_json:
+        typer.echo(snapshot_file.as_json(now))
+    else:
+        typer.echo(f"knafka up runs on {installation.data} (pid {installation.pid()})")
+        Console().print(StatusTable(now))
+    if snapshot_file.not_ready(now):
+        raise typer.Exit(FAILED)
+
+
+def list_brokers(files: Files = None, data_dir: DataDir = DEFAULT_DATA) -> None:
+    """The Brokers that run, or those declared in files: their URL, topic, Triggers and counts."""
+    if files:
+        with usage():
+            declared = declared_in(files, data_dir)
+        of = [(each.metadata.namespace, each.spec.broker) for each in declared.all(Trigger)]
+        rows = [
+            [each.id, str(of.count((each.metadata.namespace, each.metadata.name)))]
+            for each in declared.all(Broker)
+        ]
+        print_table(["BROKER", "TRIGGERS"], rows, "no Broker is declared")
+        if declared.problems:
+            raise typer.Exit(FAILED)
+        return
+    installation = Installation(data_dir)
+    running, now = installation.running(), snapshot_file.read(installation)
+    topics = {
+        f"{each.namespace}/{each.broker}": each.topic
+        for each in running.ingresses
+        if each.kind == "Broker"
+    }
+    brokers = [
+        f"{each.namespace}/{each.broker}" for each in running.egresses if each.kind == "Trigger"
+    ]
+    rows = [
+        [
+            each.name,
+            each.url or f"not served: {each.refused}",
+            topics.get(each.name, ""),
+            str(brokers.count(each.name)),
+            str(each.accepted),
+            str(each.rejected),
+        ]
+        for each in now.brokers
+        if each.kind == "Broker"
+    ]
+    columns = ["BROKER", "URL", "TOPIC", "TRIGGERS", "ACCEPTED", "REJECTED"]
+    print_table(columns, rows, "no Broker runs")
+
+
+def show_logs(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="A Trigger's or a Service's [NAMESPACE/]NAME, receiver, kafka or up; all of them."
+        ),
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as they grow.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="The last so many.")] = 20,
+    data_dir: DataDir = DEFAULT_DATA,
+) -> None:
+    """What the processes have written to their logs, also when nothing runs any more."""
+    found = logs.Logs(Installation(data_dir))
+    if not (names := found.names(name)):
+        there = ", ".join(found.names()) or "none"
+        raise refuse(f"there is no log{f' of {name}' if name else ''}: there is {there}")
+    for each in names:
+        for line in found.last(each, lines):
+            typer.echo(line if len(names) == 1 else f"{each} | {line}")
+    with contextlib.suppress(KeyboardInterrupt):
+        for each, line in found.follow(name) if follow else ():
+            typer.echo(line if name is not None and len(names) == 1 else f"{each} | {line}")

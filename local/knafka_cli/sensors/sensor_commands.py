@@ -1,0 +1,321 @@
+"""`knafka sensor`: what Sensors wait for, and what one would have fired: for events in a file, or
+by a Spark job for those of a topic or an archive."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+import yaml
+
+from knafka.core import json_format
+from knafka.core.documents import dump, parse
+from knafka.core.errors import InvalidDocument
+from knafka.core.times import moment, rfc3339
+from knafka_cli.shared import event_input, moments
+from knafka_cli.shared.job_options import Asked, run_job, taking
+from knafka_cli.shared.options import FAILED, DataDir, add, refuse, usage
+from knafka_cli.shared.source_options import ContextName, Kubeconfig, NamespaceName
+from knafka_client.declared.declared_source import namespace_in
+from knafka_client.state import snapshot_file
+from knafka_client.state.installation import DEFAULT_DATA, Installation
+from knafka_client.state.snapshot import TriggerRow
+
+if TYPE_CHECKING:
+    from knafka.core.sensor.backtest import Fired, PastEvent
+    from knafka.core.sensor.contract import Conditions
+    from knafka.core.sensor.held import HeldEvent
+    from knafka_operator.model.sensors import Sensor
+
+OF_TOPICS: Final = ("topic", "bootstrap-servers", "secret")
+"""Options of the job that only a topic has."""
+
+SHOWN: Final = 20
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands to `knafka sensor`."""
+    add(app, "test", try_sensor, "knafka sensor test sensor.yaml --events events.ndjson")
+    add(app, "status", show_status, "knafka sensor status")
+
+
+def show_status(
+    name: Annotated[
+        str | None, typer.Argument(help="A Sensor's [NAMESPACE/]NAME; all of them.")
+    ] = None,
+    namespace: NamespaceName = None,
+    context: ContextName = None,
+    kubeconfig: Kubeconfig = None,
+    data_dir: DataDir = DEFAULT_DATA,
+) -> None:
+    """What Sensors have fired, and what their triggers hold and wait for.
+
+    Of what `knafka up` runs, or of a namespace of a cluster, whose operator writes it into their
+    status, where firings aren't counted. Exit code 0: all are ready, 1: one isn't, 2: there is
+    none of that name.
+    """
+    on_cluster = context is not None or kubeconfig is not None
+    if on_cluster:
+        of = namespace_in(name) if name else None
+        rows = _of_cluster(context, kubeconfig, of or namespace)
+    else:
+        rows = snapshot_file.read(Installation(data_dir)).sensors
+    shown = [each for each in rows if name in (None, each.name, each.name.partition("/")[2])]
+    if not shown:
+        raise refuse(f"no Sensor {name} runs" if name else "no Sensor runs")
+    for each in shown:
+        lag = "?" if each.lag is None else each.lag
+        fired = "" if on_cluster else f", {each.delivered} firings"
+        state = each.refused or each.error or f"{lag} events unread{fired}"
+        typer.echo(f"{each.name}: {'paused, ' if each.paused else ''}{state}")
+        for line in each.waiting:
+            typer.echo(f"  {line}")
+    if any(each.refused for each in shown):
+        raise typer.Exit(FAILED)
+
+
+def _of_cluster(
+    context: str | None, kubeconfig: Path | None, namespace: str | None
+) -> Sequence[TriggerRow]:
+    """Raises `ClusterError`."""
+    # Kubernetes' client takes half a second to import: only who asks a cluster pays for it.
+    from knafka_client.declared import cluster_source
+    from knafka_client.state.condition_rows import sensor_row
+    from knafka_operator.model.sensors import KNAFKA, SENSOR
+
+    client, own = cluster_source.client_of(context, kubeconfig)
+    source = cluster_source.ClusterSource(client, namespace or own)
+    found = source.list(KNAFKA, SENSOR, namespace or own)
+    if found is None:
+        raise refuse("this cluster has no Sensors: Knafka's component of them isn't installed")
+    return [sensor_row(each) for each in found]
+
+
+@taking("topic", "archive", "bootstrap-servers", "secret", "limit", "output")
+def try_sensor(
+    asked: Asked,
+    file: Annotated[Path, typer.Argument(help="A YAML file with one Sensor.")],
+    events: Annotated[
+        Path | None, typer.Option(help="Events, each a structured CloudEvent on a line of JSON.")
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            help="The bus's events since then, or those of --topic or --archive: how long ago "
+            "(12h, 30d), a time, or start."
+        ),
+    ] = None,
+    until: Annotated[str | None, typer.Option(help="Only events before then.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    data_dir: DataDir = DEFAULT_DATA,
+) -> None:
+    """What would this Sensor have fired, and what would it wait for?
+
+    With --events nothing has to run. Events are taken in the order of their `time`; those without
+    one a millisecond after the one before. What waits for something not to come (`a && !b`) is
+    decided at the time of the last event.
+
+    With --since or --archive a Spark job does it, on as many events as there are. Those of a topic
+    are taken by the time at which Kafka has them; what waits is decided by now.
+    """
+    with usage():
+        sensor = _sensor(file)
+        if events is not None:
+            others = [name for name, value in asked.items() if value is not None]
+            others += [name for name, value in (("since", since), ("until", until)) if value]
+            if others:
+                raise event_input.BadInput(
+                    f"--events has no --{others[0]}: that is the Spark job's"
+                )
+            _test_file(sensor.spec, events, as_json)
+            return
+        if asked["archive"] is not None:
+            if others := [name for name in OF_TOPICS if asked[name] is not None]:
+                raise event_input.BadInput(f"--archive has no --{others[0]}: that is a topic's")
+        elif since is None:
+            raise event_input.BadInput("want --events FILE, --since TIME, or --archive FOLDER")
+        else:
+            asked.update(_bus(sensor, asked, data_dir))
+        span = {"events-since": _moment(since), "events-until": _moment(until)}
+    with tempfile.TemporaryDirectory() as folder:
+        document = Path(folder, "sensor.json")
+        document.write_text(json.dumps(_conditions(sensor)))
+        found = run_job("backtest", {"sensor": document}, span, asked)
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    for each in found["shown"]:
+        typer.echo(_line(each))
+    total = sum(found["firings"].values())
+    if (more := total - len(found["shown"])) > 0:
+        typer.echo(f"and {more} more")
+    waiting = found["waiting"]
+    typer.echo(f"{found['events']} events: {total} firings, {sum(waiting.values())} wait")
+    for name, count in found["firings"].items():
+        typer.echo(f"  {name}: {count} firings, {waiting.get(name, 0)} wait")
+    for problem, count in (
+        ("are no events", found["undecodable"]),
+        ("have no time, and were left out", found["undated"]),
+    ):
+        if count:
+            typer.echo(f"  {count} {problem}")
+    _say_errors(found["errors"])
+
+
+def _bus(sensor: Sensor, asked: Asked, data_dir: Path) -> Mapping[str, str]:
+    """The topic of its Broker or KafkaChannel and its Kafka, as far as neither is given."""
+    if asked["bootstrap-servers"] is not None:
+        if asked["topic"] is None:
+            raise event_input.BadInput("--bootstrap-servers wants the --topic with the events")
+        return {}
+    if asked["secret"] is not None:
+        raise event_input.BadInput("--secret is for a Kafka that is named: --bootstrap-servers")
+    running = Installation(data_dir).running()
+    found = {"bootstrap-servers": running.bootstrap_servers}
+    if asked["topic"] is not None:
+        return found
+    family, who = sensor.bus
+    for each in running.ingresses:
+        if (each.kind, each.namespace, each.broker) == (family.broker, *who):
+            return {**found, "topic": each.topic}
+    raise event_input.BadInput(f"there is no {family.broker} {who}: name the --topic")
+
+
+def _moment(text: str | None) -> str | None:
+    if text is None:
+        return None
+    at = moments.moment(text, time.time())
+    return moment(at).isoformat()
+
+
+def _conditions(sensor: Sensor) -> dict[str, Any]:
+    """Without what has nothing to do with when it fires."""
+    from knafka.core.sensor.contract import Conditions, SensorTrigger
+
+    known = SensorTrigger.model_fields.keys()
+    triggers = [
+        SensorTrigger.model_construct(**{name: getattr(each, name) for name in known})
+        for each in sensor.spec.triggers
+    ]
+    spec = Conditions(
+        dependencies=sensor.spec.dependencies,
+        triggers=tuple(triggers),
+        dedupe=sensor.spec.dedupe,
+    )
+    return dump(spec)
+
+
+def _test_file(sensor: Conditions, events: Path, as_json: bool) -> None:
+    # Here, as time zones and the operator's models cost every other command's start.
+    from knafka.core.sensor.backtest import Backtest
+    from knafka.core.sensor.records import trigger_of
+
+    errors: Counter[str] = Counter()
+    backtest = Backtest(sensor, lambda kind: errors.update([kind]))
+    past = sorted(_events(events), key=lambda each: each.at)
+    fired = list(backtest.play(past))
+    held = backtest.held
+    if as_json:
+        firings = Counter(trigger_of(each.key) for each in fired)
+        found = {
+            "events": len(past),
+            "errors": errors,
+            "firings": {each.name: firings[each.name] for each in sensor.triggers},
+            "waiting": Counter(map(trigger_of, held)),
+            "shown": [_document(each) for each in fired],
+        }
+        typer.echo(json.dumps(found))
+        return
+    for each in fired:
+        typer.echo(_line(_document(each)))
+    typer.echo(f"{len(past)} events: {len(fired)} firings, {len(held)} wait")
+    for key, waiting in sorted(held.items())[:SHOWN]:
+        typer.echo(f"  {key} has {_named([_of(each) for each in waiting])}")
+    if len(held) > SHOWN:
+        typer.echo(f"  and {len(held) - SHOWN} more")
+    _say_errors(errors)
+
+
+def _say_errors(errors: Mapping[str, int]) -> None:
+    for kind, count in errors.items():
+        typer.echo(f"  {count} filters or correlations ended with an error: {kind}")
+
+
+def _sensor(file: Path) -> Sensor:
+    from knafka_operator.model.sensors import KNAFKA, SENSOR, Sensor
+
+    try:
+        documents = [each for each in yaml.safe_load_all(file.read_text()) if each]
+    except (OSError, yaml.YAMLError) as error:
+        raise event_input.BadInput(f"{file} can't be read: {error}") from None
+    found = [
+        each
+        for each in documents
+        if isinstance(each, dict) and (each.get("apiVersion"), each.get("kind")) == (KNAFKA, SENSOR)
+    ]
+    if len(found) != 1:
+        raise event_input.BadInput(f"{file} has {len(found)} Sensors of {KNAFKA}: want one")
+    try:
+        return parse(Sensor, found[0])
+    except InvalidDocument as error:
+        raise InvalidDocument("", f"{file}: {error}") from None
+
+
+def _events(file: Path) -> Iterator[PastEvent]:
+    from knafka.core.sensor.backtest import PastEvent
+
+    try:
+        lines = file.read_bytes().splitlines()
+    except OSError as error:
+        raise event_input.BadInput(f"{file} can't be read: {error}") from None
+    at = 0
+    for event in event_input.events_of(lines, str(file)):
+        time = event.attributes.get("time")
+        at = at + 1 if time is None else _milliseconds(time)
+        yield PastEvent(at, event.attributes, json_format.write(event))
+
+
+def _milliseconds(time: str) -> int:
+    # A leap second is the one after it: datetime knows of none.
+    text = time.upper().replace(":60", ":59")
+    return round(datetime.fromisoformat(text).timestamp() * 1000) + 1000 * (":60" in time)
+
+
+def _document(fired: Fired) -> Mapping[str, Any]:
+    """As the job shows a firing."""
+    from knafka.core.sensor.records import correlation_of, trigger_of
+
+    return {
+        "trigger": trigger_of(fired.key),
+        "correlation": correlation_of(fired.key),
+        "at": _text(fired.at),
+        "events": [_of(each) for each in fired.firing.events],
+    }
+
+
+def _of(event: HeldEvent) -> Mapping[str, Any]:
+    source, _, identity = event.identity.partition(" ")
+    return {
+        "dependency": event.dependency, "source": source, "id": identity, "at": _text(event.at)
+    }  # fmt: skip
+
+
+def _text(at: int) -> str:
+    return rfc3339(at / 1000)
+
+
+def _line(firing: Mapping[str, Any]) -> str:
+    correlation = firing["correlation"]
+    key = firing["trigger"] + ("" if correlation is None else f"/{correlation}")
+    return f"{firing['at']} {key} fires with {_named(firing['events'])}"
+
+
+def _named(events: Sequence[Mapping[str, Any]]) -> str:
+    return ", ".join(f"{each['dependency']} {each['id']}" for each in events)

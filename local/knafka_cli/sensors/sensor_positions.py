@@ -1,0 +1,221 @@
+"""Where a Sensor's group stands: the record that is next in each partition, and passing over one.
+
+    committed offset --read--> the next record          what a Sensor that doesn't go on stands at
+    the record --> the dead-letter topic --> the group's offset behind it
+
+A record is passed over only once it is durable as a dead letter, and only where it is the next one.
+Kafka takes offsets from somebody who isn't in the group only while nobody is in it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.clients.kafka_client import READING, log_error_of, open_client
+from knafka.clients.kafka_writer import KafkaWriter
+from knafka.core.delivery import Reason
+from knafka.core.errors import InvalidEvent, KnafkaError, LogError
+from knafka.core.kafka_binding import Draft, RecordHeaders, read
+from knafka.core.sensor import letters, records
+from knafka.core.sensor.contract import Sensor
+from knafka.core.times import rfc3339
+from knafka.dispatcher.appending import append
+from knafka.ports.log import Record
+from knafka_cli.shared.options import ask_kafka
+from knafka_client.state.installation import SensorPlace
+from knafka_client.topics.dead_letters import shown
+from knafka_client.topics.ranges import HAS_MEMBERS, TIMEOUT, spans_of
+
+READ_TIMEOUT: Final = 10.0
+"""Seconds to get one record."""
+CLOSE_TIMEOUT: Final = 5.0
+SKIPPED: Final = "it was skipped by hand (knafka sensor skip)"
+
+
+class CannotSkip(KnafkaError):
+    """A record is not passed over; the text says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A partition in which a Sensor's group has something to read."""
+
+    topic: str
+    partition: int
+    offset: int
+    """Committed, or the partition's start."""
+    metadata: str
+    """Committed beside it."""
+    end: int
+    record: Record | None
+    """The next one; None: only transactions' markers follow, or it can't be read yet."""
+    headers: RecordHeaders | None
+    """The record's, which are asked for once; None: they can't be read."""
+
+    @property
+    def place(self) -> str:
+        offset = self.offset if self.record is None else self.record.offset()
+        return f"{self.topic}/{self.partition}/{offset}"
+
+    def text(self, sensor: SensorPlace) -> str:
+        """What is next, for a person."""
+        unread = f"{self.place}, {self.end - self.offset} offsets before the end"
+        return f"{unread}: {'nothing to read' if self.record is None else self._about(sensor)}"
+
+    def _about(self, sensor: SensorPlace) -> str:
+        record = cast(Record, self.record)
+        value = record.value()
+        what = f"{len(value or b'')} bytes of {rfc3339(record.timestamp()[1] / 1000)}"
+        headers = self.headers
+        if headers is None:
+            return f"{what}, no event: its headers can't be read"
+        try:
+            if self.topic == sensor.trigger_topic:
+                found = records.read_trigger(record.key(), value, headers, record.offset())
+                source, _, identity = found.event.identity.partition(" ")
+                generation = f"of generation {found.generation} of the Sensor"
+                what += f" for {found.key} as {found.event.dependency}, {generation}"
+                return shown(f"{what}: {identity} from {source}")
+            about = read(headers, value).attributes
+        except InvalidEvent as error:
+            return shown(f"{what}, no event: {error}")
+        return shown(f"{what}: {about['type']} {about['id']} from {about['source']}")
+
+
+def standings(connection: Mapping[str, Any], sensor: SensorPlace) -> Sequence[Standing]:
+    """Where the group stands, by partition of the bus and of the trigger topic, those without
+    anything to read left out. Raises `LogError`."""
+    consumer = _consumer(connection, sensor)
+    try:
+        return list(_standings(consumer, sensor))
+    except KafkaException as error:
+        raise log_error_of(error.args[0]) from error
+    finally:
+        consumer.close()
+
+
+def skip(connection: Mapping[str, Any], sensor: SensorPlace, place: str) -> Standing:
+    """Pass over the record at a place (`TOPIC/PARTITION/OFFSET`), which must be the next one; gives
+    where the group stood. Raises `CannotSkip` and `LogError`."""
+    consumer = _consumer(connection, sensor)
+    try:
+        there = {each.place: each for each in _standings(consumer, sensor)}
+        standing = there.get(place)
+        if standing is None or standing.record is None:
+            following = ", ".join(name for name, each in there.items() if each.record is not None)
+            raise CannotSkip(f"{place} is not next: that is {following or 'nothing'}")
+        # First as it stands: a Sensor that has processes refuses it, and nothing was written.
+        _commit(consumer, sensor, standing, standing.offset)
+        _dead_letter(connection, sensor, standing.record, standing.headers)
+        _commit(consumer, sensor, standing, standing.record.offset() + 1)
+    except KafkaException as error:
+        raise log_error_of(error.args[0]) from error
+    finally:
+        consumer.close()
+    return standing
+
+
+def _consumer(connection: Mapping[str, Any], sensor: SensorPlace) -> Consumer:
+    return open_client(
+        Consumer,
+        {
+            **READING,
+            **connection,
+            "group.id": sensor.group,
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "earliest",
+        },
+    )
+
+
+def _standings(consumer: Consumer, sensor: SensorPlace) -> Iterator[Standing]:
+    for topic in (sensor.topic, sensor.trigger_topic):
+        spans = spans_of(consumer, topic)
+        asked = [TopicPartition(topic, number) for number in spans]
+        for each in consumer.committed(asked, timeout=TIMEOUT):
+            low, end = spans[each.partition]
+            offset = each.offset if each.offset >= 0 else low
+            if offset < end:
+                record = _record_at(consumer, topic, each.partition, offset)
+                headers = None if record is None else _headers(record)
+                where = topic, each.partition, offset, each.metadata or ""
+                yield Standing(*where, end, record, headers)
+
+
+def _record_at(consumer: Consumer, topic: str, number: int, offset: int) -> Record | None:
+    """The first record at or behind an offset."""
+    consumer.assign([TopicPartition(topic, number, offset)])
+    deadline = time.monotonic() + READ_TIMEOUT
+    while time.monotonic() < deadline:
+        message = consumer.poll(1.0)
+        if message is None:
+            continue
+        if (error := message.error()) is None:
+            return cast(Record, message)
+        if error.code() == KafkaError._PARTITION_EOF:
+            return None
+        if not error.retriable():
+            raise log_error_of(error)
+    return None
+
+
+def _headers(record: Record) -> RecordHeaders | None:
+    """None: they can't be read, as one's name isn't UTF-8. To be asked for once."""
+    try:
+        return record.headers() or []
+    except Exception:
+        return None
+
+
+def _commit(consumer: Consumer, sensor: SensorPlace, standing: Standing, offset: int) -> None:
+    at = TopicPartition(standing.topic, standing.partition, offset, standing.metadata)
+    try:
+        for each in consumer.commit(offsets=[at], asynchronous=False) or ():
+            if each.error is not None:
+                raise KafkaException(each.error)
+    except KafkaException as error:
+        if error.args[0].code() in HAS_MEMBERS:
+            raise CannotSkip(
+                f"Sensor {sensor.namespace}/{sensor.name} has processes, whose offsets these are:"
+                ' give it the annotation knafka.dev/paused: "true" first, and take it away again'
+            ) from error
+        raise
+
+
+def _dead_letter(
+    connection: Mapping[str, Any],
+    sensor: SensorPlace,
+    record: Record,
+    headers: RecordHeaders | None,
+) -> None:
+    """Raises `LogError`, and nothing was passed over."""
+    whose = Sensor.model_construct(namespace=sensor.namespace, name=sensor.name, bus=sensor.bus)
+    value = record.value()
+    if record.topic() == sensor.trigger_topic:
+        headers = letters.structured(value)
+    place = record.topic(), record.partition(), record.offset()
+    draft = Draft(record.key(), headers or [], value)
+    failure = Reason.INTERNAL_ERROR, SKIPPED
+    letter = letters.of_record(whose, place, draft, failure, time.time())
+
+    async def store(admin: KafkaAdmin) -> None:
+        settings, topic = sensor.dead_letter_settings, sensor.dead_letter_topic
+        await admin.ensure_topic(topic, settings.partitions, settings.replication, settings.config)
+        writer = KafkaWriter(dict(connection))
+        try:
+            error: LogError | None = await append(writer, topic, letter)
+            if error is not None and error.too_large:
+                error = await append(writer, topic, letters.cut(letter))
+            if error is not None:
+                raise error
+        finally:
+            await writer.close(CLOSE_TIMEOUT)
+
+    ask_kafka(connection, store)

@@ -1,0 +1,177 @@
+"""`knafka sensor next|skip|dead-letters`: what stands in a Sensor's way, and what it set aside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from knafka.core import names
+from knafka_cli.shared.options import DataDir, add, ask_kafka, kafka_of, refuse, usage
+from knafka_cli.shared.source_options import (
+    BootstrapServers,
+    ContextName,
+    Kubeconfig,
+    NamespaceName,
+    SystemNamespace,
+    source_of,
+    view_of,
+)
+from knafka_client.declared.declared_source import SYSTEM_NAMESPACE, namespace_in
+from knafka_client.state.installation import CHANNEL, DEFAULT_DATA, Installation, SensorPlace
+from knafka_client.topics import dead_letters
+
+if TYPE_CHECKING:
+    from knafka.clients.kafka_admin import KafkaAdmin
+
+SensorName = Annotated[str, typer.Argument(help="A Sensor's [NAMESPACE/]NAME.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands to `knafka sensor`."""
+    add(app, "next", show_next, "knafka sensor next fulfilment")
+    add(app, "skip", skip, "knafka sensor skip fulfilment knative-broker-default-default/0/12")
+    add(app, "dead-letters", show_letters, "knafka sensor dead-letters fulfilment --limit 3")
+
+
+def show_next(
+    name: SensorName,
+    namespace: NamespaceName = None,
+    context: ContextName = None,
+    kubeconfig: Kubeconfig = None,
+    bootstrap_servers: BootstrapServers = None,
+    system_namespace: SystemNamespace = SYSTEM_NAMESPACE,
+    data_dir: DataDir = DEFAULT_DATA,
+) -> None:
+    """Which record is a Sensor's next, in each partition where it has something to read?
+
+    If it doesn't go on, that is what stands in its way.
+    """
+    from knafka_cli.sensors import sensor_positions
+
+    asked = data_dir, context, kubeconfig, namespace, bootstrap_servers, system_namespace
+    connection, sensor = _sensor(name, *asked)
+    found = sensor_positions.standings(connection, sensor)
+    for each in found:
+        typer.echo(each.text(sensor))
+    if not found:
+        typer.echo(f"{sensor.namespace}/{sensor.name} has read everything")
+
+
+def skip(
+    name: SensorName,
+    place: Annotated[
+        str, typer.Argument(help="TOPIC/PARTITION/OFFSET, as `knafka sensor next` gives it.")
+    ],
+    namespace: NamespaceName = None,
+    context: ContextName = None,
+    kubeconfig: Kubeconfig = None,
+    bootstrap_servers: BootstrapServers = None,
+    system_namespace: SystemNamespace = SYSTEM_NAMESPACE,
+    data_dir: DataDir = DEFAULT_DATA,
+) -> None:
+    """Pass over one record that stands in a Sensor's way: it becomes a dead letter.
+
+    Only the record that is next in its partition, and only while the Sensor has no process: give it
+    the annotation knafka.dev/paused first.
+    """
+    from knafka_cli.sensors import sensor_positions
+
+    asked = data_dir, context, kubeconfig, namespace, bootstrap_servers, system_namespace
+    connection, sensor = _sensor(name, *asked)
+    skipped = sensor_positions.skip(connection, sensor, place)
+    typer.echo(f"passed over {skipped.text(sensor)}; it is in {sensor.dead_letter_topic}")
+
+
+def show_letters(
+    name: SensorName,
+    limit: Annotated[int, typer.Option(min=1, help="The last so many.")] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    namespace: NamespaceName = None,
+    context: ContextName = None,
+    kubeconfig: Kubeconfig = None,
+    bootstrap_servers: BootstrapServers = None,
+    system_namespace: SystemNamespace = SYSTEM_NAMESPACE,
+    data_dir: DataDir = DEFAULT_DATA,
+) -> None:
+    """The last records and events that a Sensor couldn't handle, and why; from their topic."""
+    asked = data_dir, context, kubeconfig, namespace, bootstrap_servers, system_namespace
+    connection, sensor = _sensor(name, *asked)
+
+    async def read(admin: KafkaAdmin) -> list[dead_letters.DeadLetter]:
+        records = await dead_letters.read_topic(admin, sensor.dead_letter_topic, limit)
+        return [dead_letters.letter(each) for each in records]
+
+    found = ask_kafka(connection, read)
+    for each in found:
+        typer.echo(each.json() if as_json else each.text())
+    if not found and not as_json:
+        typer.echo(f"{sensor.namespace}/{sensor.name} has no dead letters")
+
+
+def _sensor(
+    name: str,
+    data_dir: Path,
+    context: str | None,
+    kubeconfig: Path | None,
+    namespace: str | None,
+    bootstrap_servers: str | None,
+    system_namespace: str,
+) -> tuple[dict[str, Any], SensorPlace]:
+    """How its Kafka is reached, as librdkafka takes it, and where its records lie. Raises
+    `KnafkaError`."""
+    source = source_of(
+        data_dir, context, kubeconfig, namespace, bootstrap_servers, system_namespace
+    )
+    if context is None and kubeconfig is None:
+        running = Installation(data_dir).running()
+        wanted = name if "/" in name else f"{namespace or 'default'}/{name}"
+        there = {f"{each.namespace}/{each.name}": each for each in running.sensors}
+        if wanted not in there:
+            raise refuse(f"there is no Sensor {wanted}: there is {', '.join(there) or 'none'}")
+        return kafka_of(running), there[wanted]
+    # Kubernetes' client takes half a second to import: only who asks a cluster pays for it.
+    from knafka_client.declared.cluster_source import ClusterSource
+    from knafka_operator.model.family import CHANNELS
+    from knafka_operator.model.sensors import KNAFKA, SENSOR, bus_of
+
+    assert isinstance(source, ClusterSource)
+    view = view_of(source, namespace, name)
+    documents = source.list(KNAFKA, SENSOR, namespace_in(name) or view.namespace) or ()
+    found = [each for each in documents if each["metadata"]["name"] == name.rpartition("/")[2]]
+    if not found:
+        raise refuse(f"there is no Sensor {name} in {namespace_in(name) or view.namespace}")
+    bus = bus_of(found[0])
+    prefix = CHANNEL if bus.family is CHANNELS else ""
+    with usage():
+        ingress = view.ingress(f"{prefix}{bus.who.namespace}/{bus.who.name}")
+    own_name = bus.family.own_name
+    place = place_of(found[0], own_name(bus.who.name), own_name(found[0]["metadata"]["name"]))
+    return view.connection(ingress), place.model_copy(update={"topic": ingress.topic})
+
+
+def place_of(document: Mapping[str, Any], bus: str, own_name: str) -> SensorPlace:
+    """Where the records of a Sensor of a cluster lie, by the names in its status that can be its
+    own; `bus` and `own_name` are its bus's and its own by their family."""
+    from knafka_operator.decide.sensor_topics import TOPICS, TRIGGER
+    from knafka_operator.model.resources import GROUP_STATUS
+
+    namespace, name = document["metadata"]["namespace"], document["metadata"]["name"]
+    kept = (document.get("status") or {}).get("annotations") or {}
+    group, topic = kept.get(GROUP_STATUS), kept.get(TOPICS[TRIGGER][0])
+    if not (
+        names.is_sensor_group(group, namespace, own_name)
+        and names.is_sensor_topic(topic, namespace, bus, name, TRIGGER)
+    ):
+        raise refuse(f"Sensor {namespace}/{name} has no topics yet: see kubectl describe sensor")
+    return SensorPlace(
+        namespace=namespace,
+        name=name,
+        bus=bus,
+        topic="",
+        group=str(group),
+        trigger_topic=str(topic),
+        dead_letter_topic=names.dead_letter_topic(namespace, bus, names.of_sensor(name)),
+    )

@@ -1,0 +1,83 @@
+"""The options by which a command asks about a cluster in place of what `knafka up` runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from knafka_cli.shared.options import refuse
+from knafka_client.declared.declared_source import (
+    SYSTEM_NAMESPACE,
+    DeclaredSource,
+    DeclaredView,
+    LocalSource,
+    namespace_in,
+)
+from knafka_client.state.installation import Installation
+
+ContextName = Annotated[
+    str | None,
+    typer.Option(
+        "--context",
+        help="Ask a cluster: a context of the kubeconfig. Without it, what `knafka up` runs.",
+    ),
+]
+Kubeconfig = Annotated[
+    Path | None,
+    typer.Option(
+        "--kubeconfig", help="Ask a cluster: its kubeconfig; KUBECONFIG, or ~/.kube/config."
+    ),
+]
+NamespaceName = Annotated[
+    str | None,
+    typer.Option("-n", "--namespace", help="Of names that say none; the context's, or default."),
+]
+BootstrapServers = Annotated[
+    str | None,
+    typer.Option(
+        "--bootstrap-servers",
+        metavar="HOST:PORT",
+        help="Where a cluster's Kafka is reached from here, if not where its Brokers say.",
+    ),
+]
+SystemNamespace = Annotated[
+    str,
+    typer.Option("--system-namespace", help="Where a cluster's Knafka is installed."),
+]
+
+
+def source_of(
+    data_dir: Path,
+    context: str | None,
+    kubeconfig: Path | None,
+    namespace: str | None,
+    bootstrap_servers: str | None,
+    system_namespace: str = SYSTEM_NAMESPACE,
+) -> DeclaredSource:
+    """What `knafka up` runs, unless a context or a kubeconfig is named."""
+    if context is None and kubeconfig is None:
+        if bootstrap_servers is not None:
+            raise refuse("--bootstrap-servers is for a cluster: name its --context")
+        return LocalSource(Installation(data_dir))
+    # The client takes half a second to import: only commands about a cluster pay for it.
+    from knafka_client.declared import cluster_source
+
+    client, own = cluster_source.client_of(context, kubeconfig)
+    return cluster_source.ClusterSource(
+        client,
+        namespace or own,
+        system_namespace=system_namespace,
+        bootstrap_servers=bootstrap_servers,
+    )
+
+
+def view_of(source: DeclaredSource, namespace: str | None, name: str | None) -> DeclaredView:
+    """What is declared in the namespace that a name of a Broker or Trigger says, else in
+    `namespace`; what can't be read of it is said on stderr."""
+    own = namespace_in(name) if name else None
+    view = source.read(own or namespace)
+    for each in view.problems:
+        typer.echo(f"knafka: {each}", err=True)
+    return view

@@ -1,0 +1,203 @@
+"""`knafka trigger list|test|match|pause|resume|rewind`: what Triggers want, and having one wait or
+go back in time."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.core.contract import Egress
+from knafka_cli.shared import moments
+from knafka_cli.shared.options import (
+    FAILED,
+    DataDir,
+    Files,
+    TriggerName,
+    add,
+    declared_in,
+    egress_of,
+    kafka_of,
+    print_table,
+    read_event,
+    usage,
+    with_kafka,
+)
+from knafka_cli.triggers import rewinding
+from knafka_client.declared import annotating, triggers
+from knafka_client.state import snapshot_file
+from knafka_client.state.installation import DEFAULT_DATA, Installation
+from knafka_operator.model.resources import PAUSED, Trigger
+
+EventArgument = Annotated[
+    str, typer.Argument(help="A structured CloudEvent: a JSON file, - for stdin, or the JSON.")
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands to `knafka trigger`."""
+    add(app, "list", list_triggers, "knafka trigger list -f examples/quickstart")
+    add(app, "test", would_match, "knafka trigger test orders event.json -f examples/quickstart")
+    add(app, "match", match, "knafka trigger match event.json --broker default")
+    add(app, "pause", pause, "knafka trigger pause orders")
+    add(app, "resume", resume, "knafka trigger resume orders")
+    add(app, "rewind", rewind, "knafka trigger rewind orders --to 2h --dry-run")
+
+
+def would_match(
+    trigger: TriggerName,
+    event: EventArgument,
+    files: Files = None,
+    data_dir: DataDir = DEFAULT_DATA,
+) -> None:
+    """Would this event match, and if not, which clause says no?
+
+    Nothing has to run if -f says where the Trigger is declared. Exit code 0: it matches, 1: it
+    doesn't, 2: the event or the Trigger can't be read.
+    """
+    with usage():
+        wanted = triggers.find(declared_in(files, data_dir), trigger)
+        read = read_event(event)
+    about = f"{read.attributes['type']} {read.attributes['id']}"
+    if not (clauses := triggers.refusals(wanted, read)):
+        typer.echo(f"match: {wanted.id} wants {about}")
+        return
+    typer.echo(f"no match: {wanted.id} doesn't want {about}")
+    for clause in clauses:
+        typer.echo(f"  {clause}")
+    raise typer.Exit(FAILED)
+
+
+def match(
+    event: EventArgument,
+    broker: Annotated[
+        str | None, typer.Option(help="Only this Broker's Triggers: NAMESPACE/NAME, or NAME.")
+    ] = None,
+    files: Files = None,
+    data_dir: DataDir = DEFAULT_DATA,
+) -> None:
+    """Who would get this event? Every Trigger with yes or no, and the clause that says no.
+
+    Nothing has to run if -f says where they are declared. Exit code 0: somebody gets it, 1: nobody.
+    """
+    with usage():
+        declared = declared_in(files, data_dir)
+        read = read_event(event)
+        asked = triggers.of_broker(declared, broker)
+    rows = []
+    for each in asked:
+        clauses = triggers.refusals(each, read)
+        answer = "no" if clauses else "yes"
+        why = "; ".join(clauses) or triggers.subscriber_in_short(each.spec.subscriber)
+        rows.append([answer, each.id, each.spec.broker, why])
+    columns = ["GETS IT", "TRIGGER", "BROKER", "SUBSCRIBER, OR WHY NOT"]
+    print_table(columns, rows, "there is no Trigger")
+    if not any(row[0] == "yes" for row in rows):
+        raise typer.Exit(FAILED)
+
+
+def list_triggers(files: Files = None, data_dir: DataDir = DEFAULT_DATA) -> None:
+    """The Triggers that run, or those declared in files: filters, subscriber, order, what waits.
+
+    Exit code 1 if something in the files can't be used; `knafka check` says more about it.
+    """
+    with usage():
+        declared = declared_in(files, data_dir)
+    lags: dict[str, int] = {}
+    if not files:
+        running = Installation(data_dir).running()
+        lags = with_kafka(running, lambda admin: _lags(admin, running.egresses))
+    some_paused = any(map(triggers.is_paused, declared.all(Trigger)))
+    columns = ["TRIGGER", "BROKER", "FILTERS", "SUBSCRIBER", "ORDER"]
+    rows = [
+        [
+            each.id,
+            each.spec.broker,
+            triggers.filters_in_short(each),
+            triggers.subscriber_in_short(each.spec.subscriber),
+            triggers.order_in_short(each),
+            *([str(lags.get(each.id, "?"))] if lags else []),
+            *(["paused" if triggers.is_paused(each) else ""] if some_paused else []),
+        ]
+        for each in declared.all(Trigger)
+    ]
+    columns += [*(["WAITING"] if lags else []), *(["STATE"] if some_paused else [])]
+    print_table(columns, rows, "no Trigger is declared")
+    if files and declared.problems:
+        raise typer.Exit(FAILED)
+
+
+def pause(trigger: TriggerName, files: Files = None, data_dir: DataDir = DEFAULT_DATA) -> None:
+    """Deliver nothing to a Trigger's subscriber until `resume`: its events wait.
+
+    Writes the annotation knafka.dev/paused into the file that declares it, as `kubectl annotate`
+    does on a cluster; what is being delivered is finished.
+    """
+    _annotate(trigger, files, data_dir, "is paused", paused=True)
+
+
+def resume(trigger: TriggerName, files: Files = None, data_dir: DataDir = DEFAULT_DATA) -> None:
+    """Have a paused Trigger go on from where it was."""
+    _annotate(trigger, files, data_dir, "goes on", paused=False)
+
+
+def rewind(
+    trigger: TriggerName,
+    to: Annotated[
+        str,
+        typer.Option(help="A time (ISO 8601), how long ago (90s, 15m, 2h, 1d), or start."),
+    ],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say how many events it would get again.")
+    ] = False,
+    data_dir: DataDir = DEFAULT_DATA,
+) -> None:
+    """Have a Trigger get events again: all that its Broker accepted since a time.
+
+    Only while it delivers nothing (no dispatcher runs), and only back: nothing is left out. What
+    its filters refuse is refused again.
+    """
+    installation = Installation(data_dir)
+    running = installation.running()
+    egress = egress_of(running, trigger)
+    with usage():
+        moment = moments.moment(to, time.time())
+    name = f"{egress.namespace}/{egress.trigger}"
+    rows = snapshot_file.read(installation).triggers
+    if not dry_run and any(each.replicas for each in rows if each.name == name):
+        raise rewinding.Delivering(egress)
+    count = rewinding.rewind(kafka_of(running), egress, moment, dry_run=dry_run)
+    if count == 0:
+        typer.echo(f"{name} has nothing behind it since then: it stays where it is")
+    elif dry_run:
+        typer.echo(f"{name} would read {count} records again")
+    else:
+        # A group at the end is asked now and then only (`kafka_groups`).
+        when = "it begins with the next event, or within a minute"
+        typer.echo(f"{name} reads {count} records again; {when}")
+
+
+def _annotate(
+    trigger: str, files: list[Path] | None, data_dir: Path, state: str, *, paused: bool
+) -> None:
+    with usage():
+        declared = declared_in(files, data_dir)
+        who = triggers.named(trigger, "Trigger")
+        found = triggers.find(declared, trigger)
+    if triggers.is_paused(found) is paused:
+        typer.echo(f"{found.id} {state} already")
+        return
+    file = declared.resources[who][1].file
+    annotating.annotate(file, who, PAUSED, str(paused).lower())
+    typer.echo(f"{found.id} {state}: written into {file}")
+
+
+async def _lags(admin: KafkaAdmin, egresses: tuple[Egress, ...]) -> dict[str, int]:
+    lags = {}
+    for each in egresses:
+        found = await admin.lags([each.group], each.topic)
+        lags[f"{each.namespace}/{each.trigger}"] = found[each.group].total
+    return lags

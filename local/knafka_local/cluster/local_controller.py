@@ -1,0 +1,323 @@
+"""Controller: the one that Kubernetes' leader has, on a LocalCluster: for Brokers, and for
+KafkaChannels beside them.
+
+    watch --> work queue --> one object (`knafka_operator.engine`): at once, and now and then
+    apply: what the files declare, and nothing else, in the order in which it depends on another
+
+Not here: reconciling (`knafka_operator`), reading files (`manifests`), running what was made
+(`serving`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, Final
+
+from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.clients.kafka_writer import KafkaWriter
+from knafka.core.contract import Egress, Ingress
+from knafka.core.errors import LogError
+from knafka.ports.log import LogAdmin, LogWriter
+from knafka_client.declared import manifests
+from knafka_client.declared.manifests import Declared
+from knafka_client.state.installation import SensorPlace
+from knafka_local.cluster import localize
+from knafka_local.cluster.local_cluster import (
+    FOLDER,
+    KINDS,
+    LocalCluster,
+    name_of,
+    ready_of,
+    version_of,
+)
+from knafka_local.cluster.local_serving import Served
+from knafka_local.processes.children import Say
+from knafka_operator.decide.scaling import TriggerStatus
+from knafka_operator.engine.controller import Controller, Pace
+from knafka_operator.engine.deletions import LEFT_IN_KAFKA, EventType
+from knafka_operator.model.cluster import Document
+from knafka_operator.model.event_policies import POLICY
+from knafka_operator.model.family import BROKERS, CHANNELS, Family, family_of
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.resources import EXTERNAL_TOPIC, SERVING
+from knafka_operator.model.sensors import SENSOR, bus_of
+from knafka_operator.operator import Operator
+from knafka_operator.reconcile.contracts import Contract
+from knafka_operator.reconcile.kind import Sources, key_of
+from knafka_operator.reconcile.work_queue import Key
+from knafka_operator.scale.scaler import Drains
+
+log = logging.getLogger(__name__)
+
+PACE: Final = Pace(not_ready=3.0, deletion=0.5)
+"""What isn't Ready is tried again as often for ever: objects are few here, nobody tells of all that
+they wait for (Kafka, a dependency), and a person is watching."""
+SETTLE_TIMEOUT: Final = 20.0
+"""Seconds for what is declared to become Ready, or say why not, before what depends on it is told
+of it: a program that is slow holds nothing else up for longer."""
+
+
+_IN_ORDER: Final = (
+    ("ConfigMap", "Service"),  # and EventPolicies, which the operator is told of
+    ("Broker", "KafkaChannel"),
+    ("Trigger", "Subscription", SENSOR),
+)
+"""Kinds, in the order in which objects depend on one another."""
+
+
+class _Store:
+    """The LocalCluster as the controller's store: it tells of every change, whoever looked."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self._cluster = cluster
+
+    def tracking(self, key: Key) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def forget(self, key: Key) -> None: ...
+
+    async def set_finalizers(
+        self, document: Document, finalizers: Sequence[str]
+    ) -> Document | None:
+        key = key_of(document)
+        self._cluster.set_finalizers(version_of(key[0]), *key, *finalizers)
+        return self._cluster.reconciled(*key)
+
+
+class LocalController(Controller):
+    """Both operators, with one queue; `run` it, then `apply`."""
+
+    def __init__(
+        self,
+        cluster: LocalCluster,
+        drains: Drains,
+        served: Mapping[Family, Served],
+        say: Say,
+        connect: Callable[[Mapping[str, Any]], LogAdmin] = KafkaAdmin,
+        open_writer: Callable[[Mapping[str, Any]], LogWriter] = KafkaWriter,
+    ) -> None:
+        self._cluster = cluster
+        self._say = say
+        operator = Operator(
+            localize.SETTINGS,
+            cluster,
+            connect,
+            drains=drains,
+            probe=served[BROKERS].probe,
+            wake=_is_awake,
+            open_writer=open_writer,
+            positions=served[BROKERS].positions,
+        )
+        beside = Operator(
+            localize.SETTINGS,
+            cluster,
+            connect,
+            drains=drains,
+            probe=served[CHANNELS].probe,
+            wake=_is_awake,
+            open_writer=open_writer,
+            beside=operator,
+            positions=served[CHANNELS].positions,
+        )
+        self._operators = {each.family: each for each in (operator, beside)}
+        for each in self._operators.values():
+            each.moves.on_move = lambda trigger, why: say(f"{name_of(trigger)}: {why}")
+        self._policies: Mapping[Identity, Document] = {}
+        """EventPolicies as they were applied last."""
+        self._heard = asyncio.Event()
+        """Of a change of anything."""
+        super().__init__(operator, _Store(cluster), self._post, PACE)
+        for kind in self.kinds.values():
+            if isinstance(kind, Sources):
+                kind.on_deleted = self._on_deleted
+
+    async def run(self) -> None:
+        """For ever; afterwards nothing of it runs, and every drain has ended."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._operator.queue.run(self.reconcile), name="reconcile")
+                for api_version, kind in (*KINDS, (SERVING, "Service")):
+                    group.create_task(self._follow(api_version, kind), name=f"watch {kind}")
+        finally:
+            await self._operator.close()
+
+    async def apply(self, declared: Declared) -> None:
+        """Have the cluster hold what is declared; what it held beside that is deleted.
+
+        Returns when all of it is Ready or says why not; what is slow may go on longer.
+        """
+        config_maps = self._all("ConfigMap")
+        declared_before = self._all(*(kind for kinds in reversed(_IN_ORDER) for kind in kinds))
+        gone = [each for each in declared_before if _is_gone(each, declared)]
+        for each in gone:
+            self._cluster.remove(each["apiVersion"], *key_of(each))
+        await self._until(lambda: not any(map(self._is_there, gone)), None)
+        self._apply_policies(declared)
+        for kinds in _IN_ORDER:
+            for who, (document, folder) in declared.documents.items():
+                if who.kind in kinds:
+                    self._cluster.declare(document, folder)
+            if config_maps != (config_maps := self._all("ConfigMap")):
+                self._reconcile_configured()
+            await self._until(partial(self._are_settled, *kinds), SETTLE_TIMEOUT)
+        await self._withdraw_undeclared()
+
+    def _apply_policies(self, declared: Declared) -> None:
+        """Tell the operator of EventPolicies before a Broker that they are about is looked at."""
+        policies = [
+            localize.localized(document)
+            for who, (document, _) in declared.documents.items()
+            if who.kind == POLICY
+        ]
+        previous, self._policies = self._policies, {Identity.of(each): each for each in policies}
+        changed = [each for who, each in self._policies.items() if previous.get(who) != each]
+        gone = [each for who, each in previous.items() if who not in self._policies]
+        if changed and not self._cluster.requires_auth:
+            self._say("EventPolicies keep nobody out here: for that, `knafka up --require-auth`")
+        self._operator.on_policies(changed, gone)
+
+    def is_ours(self, document: Document) -> bool:
+        """Whether a Broker's class is ours, or a Trigger's Broker may be; the same for channels."""
+        kind = self.kinds.get(document["kind"])
+        return kind is None or kind.is_ours(document)
+
+    def _of(self, kind: str) -> Operator:
+        return self._operators[family_of(kind)]
+
+    def egresses(self) -> list[Egress]:
+        """How each Trigger is delivered, or will be once it isn't paused any more; then each
+        Subscription."""
+        operators = self._operators.values()
+        return [each.egress for of in operators for each in of.triggers.watched.values()]
+
+    def sensors(self) -> list[SensorPlace]:
+        """Where the records of each Sensor lie that is ready to run."""
+        records = self._operator.states.sensors.values()
+        places = SensorPlace.model_fields
+        return [
+            SensorPlace(**{name: getattr(each.scaled[1], name) for name in places})
+            for each in records
+            if each.scaled is not None
+        ]
+
+    def ingresses(self, *families: Family) -> list[Ingress]:
+        """What receivers serve of what is declared, by name: that of Brokers, then the other."""
+        return [each for of in families or self._operators for each in self._ingresses(of)]
+
+    def _ingresses(self, family: Family) -> Iterator[Ingress]:
+        served: dict[str, Ingress] = {}
+        for each in self._contracts(family):
+            served |= each.records
+        declared = sorted(f"/{Identity.of(each)}" for each in self._cluster.of(family.broker))
+        return (served[path] for path in declared if path in served)
+
+    def _contracts(self, family: Family) -> Collection[Contract[Ingress]]:
+        """What the receiver of a family follows; here is one at most."""
+        return self._operators[family].brokers.receivers.contracts.values()
+
+    async def _withdraw_undeclared(self) -> None:
+        """Have no Broker or KafkaChannel served that left the files while nothing ran: its topic
+        stays. Those of others that use the same Kafka are not ours to withdraw."""
+        for family in self._operators:
+            for who in self._cluster.undeclared(family.broker):
+                for contract in self._contracts(family):
+                    if f"/{who}" in contract.records:
+                        try:
+                            await contract.write(f"/{who}", None)
+                        except LogError as error:  # again with the next change of a file
+                            self._say(f"{family.broker} {who} is still served: {error}")
+
+    def scaled(self, namespace: str, name: str, kind: str = "Trigger") -> TriggerStatus | None:
+        """What the scaler knows of a Trigger, Subscription or Sensor; None: it isn't scaled."""
+        if kind == SENSOR:
+            assert self._operator.sensors is not None, "localize.SETTINGS has them"
+            return self._operator.sensors.status(Identity(namespace, name))
+        return self._of(kind).triggers.status(Identity(namespace, name))
+
+    async def _follow(self, api_version: str, kind: str) -> None:
+        async for event in self._cluster.watch(api_version, kind):
+            document, gone = event.document, event.type == "DELETED"
+            for owner in document["metadata"].get("ownerReferences") or ():
+                namespace, _ = Identity.of(document)
+                self._operator.queue.enqueue((owner["kind"], namespace, owner["name"]))
+            if (reconciled := self.kinds.get(kind)) is not None:
+                self.on_change(reconciled, document, gone=gone)
+                self._enqueue_made_by(document)
+            else:
+                for each in self._operators.values():
+                    each.on_service(document)
+            if gone and reconciled is not None:
+                self._cluster.forget(document)
+            self._heard.set()
+
+    def _enqueue_made_by(self, document: Document) -> None:
+        """The Triggers of a Sensor go by its status."""
+        for family in self._operators if document["kind"] == SENSOR else ():
+            for each in self._cluster.of(family.trigger):
+                owners = each["metadata"].get("ownerReferences") or ()
+                if any(owner["uid"] == document["metadata"]["uid"] for owner in owners):
+                    self._operator.queue.enqueue(key_of(each))
+
+    def _on_deleted(self, document: Document) -> None:
+        if EXTERNAL_TOPIC not in _annotations(document):
+            self._say(f"{name_of(document)} has left the files, so its topic is deleted")
+
+    def _post(self, document: Document, type_: EventType, reason: str, message: str) -> None:
+        """What Kubernetes would have an Event for: people see whether it is Ready."""
+        if reason == LEFT_IN_KAFKA:
+            self._say(f"{name_of(document)}: {message}")
+
+    def _reconcile_configured(self) -> None:
+        """A ConfigMap has changed: whose it is only Brokers and KafkaChannels know."""
+        for family in self._operators:
+            for each in self._cluster.of(family.broker):
+                self._operator.queue.enqueue(key_of(each))
+
+    def _all(self, *kinds: str) -> list[Document]:
+        """What is declared of these kinds."""
+        return [
+            each
+            for kind in kinds
+            for each in self._cluster.of(kind)
+            if (kind != "Service" or FOLDER in _annotations(each))
+            and not each["metadata"].get("ownerReferences")  # a Sensor has made it
+        ]
+
+    def _is_there(self, document: Document) -> bool:
+        return self._cluster.find(document["apiVersion"], *key_of(document)) is not None
+
+    def _are_settled(self, *kinds: str) -> bool:
+        """Whether all that is declared of these kinds is Ready, or says why not."""
+        return all(
+            ready_of(each).get("status") in ("True", "False")
+            for each in self._all(*kinds)
+            if each["kind"] != "ConfigMap" and self.is_ours(each)
+        )
+
+    async def _until(self, condition: Callable[[], bool], within: float | None) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                while not condition():
+                    self._heard.clear()
+                    await self._heard.wait()
+
+
+async def _is_awake(url: str) -> None:
+    """A dispatcher's process starts with its first request."""
+
+
+def _annotations(document: Document) -> Mapping[str, str]:
+    return document["metadata"].get("annotations") or {}
+
+
+def _is_gone(document: Document, declared: Declared) -> bool:
+    """Whether no file declares it any more: a Sensor on another bus is another one."""
+    found = declared.documents.get(manifests.Identity(*key_of(document)))
+    if found is None or document["kind"] != SENSOR:
+        return found is None
+    return bus_of(localize.localized(found[0])) != bus_of(document)
