@@ -20,7 +20,7 @@ from knafka_cli.dead_letters import dead_letter_commands
 from knafka_cli.events import send_command, tail_command, trace_command
 from knafka_cli.running import console_command, status_commands, up_commands
 from knafka_cli.sensors import convert_commands, sensor_commands, sensor_record_commands
-from knafka_cli.shared.options import FAILED
+from knafka_cli.shared.options import EXIT_FAILED
 from knafka_cli.triggers import trigger_commands
 
 app = typer.Typer(
@@ -76,11 +76,11 @@ def main() -> None:
             app()
     except KnafkaError as error:
         typer.echo(f"knafka: {error}", err=True)
-        sys.exit(FAILED)
+        sys.exit(EXIT_FAILED)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_given: bool) -> None:
+    if is_given:
         typer.echo(f"knafka {version('knafka')}")
         raise typer.Exit
 

@@ -9,9 +9,15 @@ import random
 import socket
 from typing import Final
 
+from knafka.core.errors import KnafkaError
+
 HOST: Final = "127.0.0.1"
 _BELOW_EPHEMERAL: Final = range(10_000, 30_000)
 """Ports that no kernel gives to connections by itself: Linux begins at 32,768."""
+
+
+class PortTaken(KnafkaError):
+    """Another process already listens on a port that was asked for."""
 
 
 def listen(port: int = 0) -> socket.socket:

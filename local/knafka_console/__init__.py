@@ -2,7 +2,7 @@
 may do to them.
 
     model     the console's documents, and `Source`, the Protocol that gets them
-    sources   of a `knafka up` (`local_source`), and of a cluster under one viewer's rights
+    sources   of a `knafka up` (`installation_console`), and of a cluster under one viewer's rights
     web       the server, the page, signing in
     opening   a console on this machine: that of `knafka up`, and `knafka console` of a cluster
     function  the same in the cluster, for many viewers (`settings`)

@@ -8,10 +8,10 @@ import sys
 
 from knafka.core.errors import KnafkaError
 from knafka_console.function import own_account, serve
-from knafka_console.settings import Settings
+from knafka_console.settings import ConsoleSettings
 
 if __name__ == "__main__":
     try:
-        asyncio.run(serve(Settings.from_environment(os.environ), own_account()))
+        asyncio.run(serve(ConsoleSettings.from_environment(os.environ), own_account()))
     except KnafkaError as error:
         sys.exit(f"knafka console: {error}")

@@ -19,7 +19,7 @@ from typing import Final
 import kubernetes
 
 from knafka_client.declared.kubernetes_api import KubernetesApi
-from knafka_console.settings import Settings
+from knafka_console.settings import ConsoleSettings
 from knafka_console.sources.cluster_console import ClusterConsole, GetsFigures
 from knafka_console.sources.cluster_kafka import ClusterKafka
 from knafka_console.sources.metrics import DirectMetrics, SharedFigures
@@ -29,7 +29,7 @@ from knafka_console.web.sign_in import SignIn, Viewer
 
 MOST_VIEWERS: Final = 100
 """Whose lists are kept at once."""
-KEPT: Final = 60.0
+VIEWER_KEPT_FOR: Final = 60.0
 """Seconds after which a viewer who didn't ask is forgotten, with the token."""
 
 
@@ -40,7 +40,7 @@ class Viewers:
         self,
         system: kubernetes.client.ApiClient,
         figures: GetsFigures,
-        settings: Settings,
+        settings: ConsoleSettings,
         clock: Callable[[], float] = time.monotonic,
         topics: ReportTopics | None = None,
     ) -> None:
@@ -57,10 +57,10 @@ class Viewers:
         """That of the viewer; whether the token is any good, the API server says."""
         now = self._clock()
         key = hashlib.sha256("\n".join([viewer.token, *viewer.namespaces]).encode()).digest()
-        _, found = self._known.pop(key, (now, None))
-        source = found or self._made(viewer)
+        _, kept_source = self._known.pop(key, (now, None))
+        source = kept_source or self._made(viewer)
         self._known[key] = now, source
-        while len(self._known) > MOST_VIEWERS or self._oldest() < now - KEPT:
+        while len(self._known) > MOST_VIEWERS or self._oldest() < now - VIEWER_KEPT_FOR:
             self._known.popitem(last=False)
         return source
 
@@ -99,13 +99,13 @@ def own_account() -> kubernetes.client.ApiClient:
     return kubernetes.client.ApiClient(configuration)
 
 
-async def serve(settings: Settings, system: kubernetes.client.ApiClient) -> None:
+async def serve(settings: ConsoleSettings, system: kubernetes.client.ApiClient) -> None:
     """Until SIGTERM."""
     viewers = Viewers(system, SharedFigures(DirectMetrics(settings.metrics)), settings)
     sign_in = SignIn(viewers.source, plain_http=settings.plain_http)
     stop = asyncio.Event()
-    for each in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(each, stop.set)
+    for signal_number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(signal_number, stop.set)
     with contextlib.closing(socket.create_server(("", settings.port))) as listener:
         server = await ConsoleServer.start_signed_in(listener, sign_in)
         await stop.wait()

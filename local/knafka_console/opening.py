@@ -10,40 +10,35 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from knafka.core.errors import KnafkaError
-from knafka_client.sockets import HOST, listen, port_of
+from knafka_client.sockets import HOST, PortTaken, listen, port_of
 
 if TYPE_CHECKING:
     from knafka_console.model.source import Source
-    from knafka_console.sources.local_source import Running
+    from knafka_console.sources.installation_console import Running
 
-PORT: Final = 8090
-PORTS: Final = 20
+CONSOLE_PORT: Final = 8090
+CONSOLE_PORTS_TRIED: Final = 20
 """How many are tried from there on: somebody may have as many installations on a machine."""
-
-
-class PortTaken(KnafkaError):
-    """The port that the console should be served at belongs to somebody else."""
 
 
 @contextlib.contextmanager
 def listener(
     port: int | None,
     *,
-    wanted: bool = True,
+    enabled: bool = True,
     option: str = "--console-port, or --no-console",
 ) -> Iterator[socket.socket | None]:
-    """A console's socket: at `port`, or at the first that is free from `PORT` on; None: none is
-    wanted, or none is free.
+    """A listening socket for the console: at `port`, or at the first free port from
+    `CONSOLE_PORT` on. None: the console is not `enabled`, or no port is free.
 
     Raises `PortTaken` if `port` can't be had.
     """
-    found = _listen(port, option) if wanted else None
+    opened_listener = _listen(port, option) if enabled else None
     try:
-        yield found
+        yield opened_listener
     finally:
-        if found is not None:
-            found.close()
+        if opened_listener is not None:
+            opened_listener.close()
 
 
 @contextlib.asynccontextmanager
@@ -56,9 +51,9 @@ async def opened(
         return
     # Not above: an HTTP server that every other command would import; it takes 0.1 s.
     await asyncio.to_thread(import_module, "knafka_console.web.server")
-    from knafka_console.sources.local_source import LocalSource
+    from knafka_console.sources.installation_console import InstallationConsole
 
-    async with served(LocalSource(running, data), listener) as url:
+    async with served(InstallationConsole(running, data), listener) as url:
         yield url
 
 
@@ -77,9 +72,11 @@ async def served(source: Source, listener: socket.socket) -> AsyncIterator[str]:
 
 
 def _listen(port: int | None, option: str) -> socket.socket | None:
-    for each in range(PORT, PORT + PORTS) if port is None else (port,):
+    for candidate in (
+        range(CONSOLE_PORT, CONSOLE_PORT + CONSOLE_PORTS_TRIED) if port is None else (port,)
+    ):
         try:
-            return listen(each)
+            return listen(candidate)
         except OSError as error:
             if port is not None:
                 raise PortTaken(

@@ -19,7 +19,7 @@ from knafka.core.trace_url import trace_url
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ConsoleSettings:
     """How this function is installed."""
 
     namespace: str
@@ -30,7 +30,7 @@ class Settings:
     port: int = 8080
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str]) -> Settings:
+    def from_environment(cls, environment: Mapping[str, str]) -> ConsoleSettings:
         """Raises `InvalidDocument` that names the variable."""
         namespace = environment.get("KNAFKA_NAMESPACE", "")
         if not namespace:

@@ -24,9 +24,9 @@ from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.clients.kafka_connection import connection
 from knafka.core.contract import Kafka
 from knafka.core.errors import KnafkaError, LogError
-from knafka_client.declared.manifests import Declared, Manifests
-from knafka_client.sockets import HOST, listen
-from knafka_client.state.installation import Installation, State
+from knafka_client.declared.manifests import DeclaredObjects, Manifests
+from knafka_client.sockets import HOST, PortTaken, listen
+from knafka_client.state.installation import Installation, RunningState
 from knafka_client.state.snapshot import Snapshot
 from knafka_local.cluster.kept_names import KeptNames
 from knafka_local.kafka import kafka_distribution
@@ -34,15 +34,11 @@ from knafka_local.kafka.kafka_server import KafkaServer
 from knafka_local.processes.children import Child, Supervised, cancel
 from knafka_local.view import View
 
-LOOK_INTERVAL: Final = 0.5
+RECEIVER_COUNT_INTERVAL: Final = 0.5
 """Seconds between two looks at the receiver's counters."""
-SECOND_LOOK: Final = 1.0
+REMOVAL_DELAY: Final = 1.0
 """Seconds until something is believed to have left the files: its data goes with it, and an editor,
 or git, may be about to write the file anew."""
-
-
-class PortTaken(KnafkaError):
-    """The address that Brokers should be served at belongs to somebody else."""
 
 
 class BadData(KnafkaError):
@@ -82,8 +78,8 @@ class Supervisor:
         self._view = view
         self._manifests = Manifests(options.manifests)
         self._installation = Installation(options.data)
-        self._declared = Declared({})
-        self._state: State | None = None
+        self._declared = DeclaredObjects({})
+        self._state: RunningState | None = None
         """As it was written last."""
         self._server: KafkaServer | None = None
         self.url = f"http://{HOST}:{options.port}"
@@ -140,12 +136,12 @@ class Supervisor:
         return self._knative.snapshot(problems, self.kafka)
 
     @property
-    def declared(self) -> Declared:
+    def declared(self) -> DeclaredObjects:
         """What the files say."""
         return self._declared
 
     @property
-    def state(self) -> State:
+    def state(self) -> RunningState:
         """What runs, as the other commands know it."""
         assert self._state is not None, "it is up"
         return self._state
@@ -227,7 +223,7 @@ class Supervisor:
         async for _ in self._manifests.changes():
             declared = self._manifests.read()
             if not self._declared.documents.keys() <= declared.documents.keys():
-                await asyncio.sleep(SECOND_LOOK)
+                await asyncio.sleep(REMOVAL_DELAY)
                 declared = self._manifests.read()
             self._declared = declared
             await self._knative.apply(declared)
@@ -236,11 +232,11 @@ class Supervisor:
         while True:
             await self._knative.count()
             self._write_state()
-            await asyncio.sleep(LOOK_INTERVAL)
+            await asyncio.sleep(RECEIVER_COUNT_INTERVAL)
 
     def _write_state(self) -> None:
         """Tell the other commands, if it is news."""
-        state = State(
+        state = RunningState(
             pid=os.getpid(),
             url=self.url,
             channels_url=self._knative.channels_url,

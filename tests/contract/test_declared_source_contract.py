@@ -16,13 +16,13 @@ from knafka.core.names import dead_letter_topic
 from knafka_client.declared.cluster_source import ClusterSource, client_of
 from knafka_client.declared.declared_source import (
     DeclaredSource,
-    LocalSource,
+    InstallationSource,
     NotReached,
     trigger_of,
 )
 from knafka_client.declared.triggers import Unknown
 from knafka_client.state import snapshot_file
-from knafka_client.state.installation import Installation, State
+from knafka_client.state.installation import Installation, RunningState
 from knafka_client.state.snapshot import Snapshot, TriggerRow
 from knafka_operator.model.cluster import ClusterError, NotAllowed
 from knafka_operator.model.resources import CORE, EVENTING
@@ -144,7 +144,7 @@ class TestLocalChannels(ChannelsContract):
         broker = Ingress(namespace="shop", broker="main", topic="main", kafka=KAFKA)
         with installation.held():
             installation.write(
-                State(
+                RunningState(
                     pid=1, url="http://x", bootstrap_servers="kafka:9092",
                     ingresses=(broker, channel),
                     egresses=(trigger, subscription("audit"), subscription("mail")),
@@ -154,7 +154,7 @@ class TestLocalChannels(ChannelsContract):
             snapshot_file.write(
                 installation, Snapshot("", triggers=(TriggerRow("shop/audit"), paused))
             )
-            yield LocalSource(installation)
+            yield InstallationSource(installation)
 
 
 class TestLocal(DeclaredSourceContract):
@@ -177,14 +177,14 @@ class TestLocal(DeclaredSourceContract):
         )
         with installation.held():
             installation.write(
-                State(
+                RunningState(
                     pid=1, url="http://x", bootstrap_servers="kafka:9092", ingresses=ingresses,
                     egresses=egresses,
                 )
             )  # fmt: skip
             paused = (TriggerRow("shop/audit", paused=True), TriggerRow("shop/mail"))
             snapshot_file.write(installation, Snapshot("", triggers=paused))
-            yield LocalSource(installation)
+            yield InstallationSource(installation)
 
 
 @pytest.fixture

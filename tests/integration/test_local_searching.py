@@ -47,7 +47,7 @@ def look(kafka: Kafka, topic: str, id_: str, ago: float) -> tuple[Search, list[i
 def test_every_record_of_an_event_is_found_newest_chunk_first(
     kafka: Kafka, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(searching, "CHUNK", 2)
+    monkeypatch.setattr(searching, "SEARCH_CHUNK_OFFSETS", 2)
     name = topic(partitions=2)
     for number, id_ in enumerate(["a", "wanted", "b", "c", "wanted", "d"]):
         append(kafka, name, id_, ago=100 - number * 10)
@@ -63,7 +63,7 @@ def test_each_record_is_looked_at_once(
     kafka: Kafka, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where a partition has many more than another, which ends in the middle of a round."""
-    monkeypatch.setattr(searching, "CHUNK", 70)
+    monkeypatch.setattr(searching, "SEARCH_CHUNK_OFFSETS", 70)
     name = topic(partitions=4)
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
     for number in range(1000):

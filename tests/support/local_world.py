@@ -17,7 +17,7 @@ from knafka.core.contract import Egress, Ingress, Receiver, Shard
 from knafka.core.drain import DrainProgress, DrainRequest, Ended, ShardProgress
 from knafka.core.errors import LogError
 from knafka.ports.log import Record, TopicDescription
-from knafka_client.declared.manifests import Declared, Identity
+from knafka_client.declared.manifests import DeclaredObjects, ObjectIdentity
 from knafka_client.state.snapshot import Snapshot
 from knafka_local.cluster.kept_names import KeptNames
 from knafka_local.cluster.local_cluster import LocalCluster
@@ -155,8 +155,8 @@ class LocalWorld:
         for each in documents:
             metadata = each["metadata"]
             namespace = metadata.get("namespace", "default")
-            found[Identity(each["kind"], namespace, metadata["name"])] = each, FOLDER
-        await self.controller.apply(Declared({}, documents=found))
+            found[ObjectIdentity(each["kind"], namespace, metadata["name"])] = each, FOLDER
+        await self.controller.apply(DeclaredObjects({}, documents=found))
 
     def egress(self, name: str = "orders", namespace: str = "default") -> Egress | None:
         """How a Trigger is delivered; None: it isn't."""

@@ -20,14 +20,14 @@ from support.waiting import until
 from typer.testing import CliRunner
 
 from knafka_cli.command_line import app
-from knafka_client.sockets import HOST, listen, port_of
+from knafka_client.sockets import HOST, PortTaken, listen, port_of
 from knafka_console import opening
 from knafka_console.model.document import Action
 from knafka_console.web import server
 from knafka_console.web.page import page
-from knafka_console.web.server import MARK, ConsoleServer, refusal
+from knafka_console.web.server import CHANGE_HEADER, ConsoleServer, refusal
 
-MARKED = {MARK: "1"}
+MARKED = {CHANGE_HEADER: "1"}
 EVENT = '{"specversion":"1.0","id":"1","source":"/shop","type":"order"}'
 
 
@@ -92,7 +92,7 @@ def test_the_page_is_small_enough_to_be_read() -> None:
 async def test_the_state_is_answered_once_it_differs_from_what_the_page_has(
     source: MemorySource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "LOOK_INTERVAL", 0.01)
+    monkeypatch.setattr(server, "STATE_POLL_INTERVAL", 0.01)
     async with client(source) as session:
         async with session.get("/api/state") as response:
             first, tag = await response.json(), response.headers["ETag"]
@@ -114,7 +114,7 @@ async def test_nothing_is_asked_while_no_page_is_open(
     source: MemorySource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An idle console costs nothing, also after its last page was closed."""
-    monkeypatch.setattr(server, "LOOK_INTERVAL", 0.01)
+    monkeypatch.setattr(server, "STATE_POLL_INTERVAL", 0.01)
     async with client(source) as session:
         assert source.asked == 0
         async with session.get("/api/state") as response:
@@ -130,7 +130,7 @@ async def test_nothing_is_asked_while_no_page_is_open(
             await asyncio.sleep(0.2)  # twenty looks, if there were any
             return before == seen
 
-        async with asyncio.timeout(server.MOST_WAIT / 4):
+        async with asyncio.timeout(server.LONGEST_STATE_WAIT / 4):
             while not await at_rest():
                 pass
 
@@ -145,7 +145,7 @@ async def test_a_page_that_waits_is_answered_when_the_server_ends(source: Memory
                 known = {"If-None-Match": response.headers["ETag"]}
             waiting = asyncio.create_task(session.get("/api/state?wait=20", headers=known))
             await until(lambda: source.asked >= 2)
-            async with asyncio.timeout(server.MOST_WAIT / 4):
+            async with asyncio.timeout(server.LONGEST_STATE_WAIT / 4):
                 await console.close()
                 async with await waiting as response:
                     assert response.status == 304
@@ -301,13 +301,13 @@ def test_the_console_takes_the_next_port_unless_one_was_asked_for() -> None:
     with opening.listener(None) as first, opening.listener(None) as second:
         assert isinstance(first, socket.socket)
         assert isinstance(second, socket.socket)
-        assert opening.PORT <= port_of(first) < port_of(second)
+        assert opening.CONSOLE_PORT <= port_of(first) < port_of(second)
         with (
-            pytest.raises(opening.PortTaken, match="--console-port"),
+            pytest.raises(PortTaken, match="--console-port"),
             opening.listener(port_of(first)),
         ):
             pass
-        with opening.listener(None, wanted=False) as none:
+        with opening.listener(None, enabled=False) as none:
             assert none is None
 
 
@@ -320,5 +320,5 @@ def test_a_port_that_was_asked_for_and_is_taken_ends_knafka_up_before_it_begins(
         words = [*command, "--console-port", port_of(taken)]
         result = CliRunner().invoke(app, [str(each) for each in words])
     assert result.exit_code == 1
-    assert isinstance(result.exception, opening.PortTaken)
+    assert isinstance(result.exception, PortTaken)
     assert not (tmp_path / "data").exists()

@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 
 from knafka_cli.command_line import app
 from knafka_client.declared.annotating import NotAnnotated, annotate, annotated
-from knafka_client.declared.manifests import Identity
+from knafka_client.declared.manifests import ObjectIdentity
 
-WHO = Identity("Trigger", "default", "orders")
+WHO = ObjectIdentity("Trigger", "default", "orders")
 KEY = "knafka.dev/paused"
 TRIGGER = """\
 apiVersion: eventing.knative.dev/v1

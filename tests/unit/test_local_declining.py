@@ -52,7 +52,7 @@ async def test_once_it_is_stopped_who_connects_waits_for_the_process_that_comes(
 
 
 async def test_one_that_says_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(declining, "PATIENCE", 0.05)
+    monkeypatch.setattr(declining, "DECLINED_REQUEST_TIMEOUT", 0.05)
     with listen() as listener:
         tested = Declining(listener, WHY)
         await tested.start()

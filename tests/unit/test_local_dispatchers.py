@@ -127,7 +127,7 @@ async def test_a_process_that_dies_is_an_error_with_its_signal_and_its_log(tmp_p
 async def test_a_process_that_nobody_asks_again_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatchers, "HANDOVER", 0.05)
+    monkeypatch.setattr(dispatchers, "NEXT_REQUEST_TIMEOUT", 0.05)
     async with processes(tmp_path) as it:
         first = await it.pid()
         await until(lambda: not runs(first))

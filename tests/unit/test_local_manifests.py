@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from knafka_client.declared.manifests import Declared, Identity, Manifests, NoManifests
+from knafka_client.declared.manifests import DeclaredObjects, Manifests, NoManifests, ObjectIdentity
 
 BROKER = """\
 apiVersion: eventing.knative.dev/v1
@@ -24,8 +24,8 @@ spec:
   delivery: {retry: 3}
 """
 BROKEN = TRIGGER.replace("retry: 3", "retry: -1")
-THE_BROKER = Identity("Broker", "default", "shop")
-THE_TRIGGER = Identity("Trigger", "default", "orders")
+THE_BROKER = ObjectIdentity("Broker", "default", "shop")
+THE_TRIGGER = ObjectIdentity("Trigger", "default", "orders")
 
 
 def write(folder: Path, **files: str) -> None:
@@ -33,7 +33,7 @@ def write(folder: Path, **files: str) -> None:
         (folder / f"{name}.yaml").write_text(text)
 
 
-def problems(declared: Declared) -> list[str]:
+def problems(declared: DeclaredObjects) -> list[str]:
     return list(map(str, declared.problems))
 
 

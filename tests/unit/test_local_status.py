@@ -16,7 +16,7 @@ from knafka_cli.command_line import app
 from knafka_cli.running import detached
 from knafka_cli.running.detached import NotStarted, NotStopped
 from knafka_client.state import snapshot_file
-from knafka_client.state.installation import Installation, NotRunning, State
+from knafka_client.state.installation import Installation, NotRunning, RunningState
 from knafka_client.state.snapshot import BrokerRow, Snapshot, TriggerRow
 
 NOW = Snapshot(
@@ -32,7 +32,9 @@ NOW = Snapshot(
         ),
     ),
 )
-STATE = State(pid=os.getpid(), url="http://127.0.0.1:8080", bootstrap_servers="127.0.0.1:9092")
+STATE = RunningState(
+    pid=os.getpid(), url="http://127.0.0.1:8080", bootstrap_servers="127.0.0.1:9092"
+)
 
 
 def knafka(*words: str | Path) -> tuple[int, str]:

@@ -21,10 +21,10 @@ from knafka_cli.events import tailing
 from knafka_cli.events.tailing import NoTopic, Tail
 from knafka_client.declared import cluster_source
 from knafka_client.declared.declared_source import DeclaredView
-from knafka_client.state.installation import Installation, State
+from knafka_client.state.installation import Installation, RunningState
 
 KAFKA = Kafka(bootstrap_servers="k:1")
-RUNNING = State(
+RUNNING = RunningState(
     pid=1,
     url="http://127.0.0.1:1",
     bootstrap_servers="k:1",

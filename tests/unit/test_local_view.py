@@ -149,10 +149,10 @@ def test_the_table_shows_brokers_triggers_and_problems() -> None:
 
 def test_a_trigger_at_rest_shows_its_dead_letters() -> None:
     waits = ConditionRow(
-        terminal_views.DEAD_LETTERS, "False", "DeadLettersWait", "3 dead letters wait"
+        terminal_views.DEAD_LETTERS_CONDITION, "False", "DeadLettersWait", "3 dead letters wait"
     )
     assert "3 dead letters wait" in drawn(with_trigger(conditions=(waits,)), 140)
-    assert terminal_views.DEAD_LETTERS == dead_letters.DEAD_LETTERS
+    assert terminal_views.DEAD_LETTERS_CONDITION == dead_letters.DEAD_LETTERS
 
 
 def drawn(now: Snapshot, width: int) -> str:

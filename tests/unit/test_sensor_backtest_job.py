@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from knafka.core.contract import Ingress, Kafka
 from knafka_cli.command_line import app
 from knafka_cli.shared import dead_letter_jobs
-from knafka_client.state.installation import Installation, State
+from knafka_client.state.installation import Installation, RunningState
 from knafka_jobs.options import moment_or_ago, parser
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sensor"
@@ -61,7 +61,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Job:
     of["kafka"] = Kafka(bootstrap_servers="k:1")
     of_channel = Ingress(**of, kind="KafkaChannel", topic="of-channel")
     ingresses = of_channel, Ingress(**of, topic="bus")
-    running = State(pid=1, url="http://a", bootstrap_servers="k:1", ingresses=ingresses)
+    running = RunningState(pid=1, url="http://a", bootstrap_servers="k:1", ingresses=ingresses)
     monkeypatch.setattr(Installation, "running", lambda _: running)
     return made
 

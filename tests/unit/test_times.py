@@ -156,4 +156,4 @@ def test_sensor_test_plays_events_of_the_first_and_the_last_day(tmp_path: Path) 
 @pytest.mark.parametrize("ago", ["99999999999999999d", "9" * 400 + "s"])
 def test_as_long_ago_as_nobody_can_count_is_the_start(ago: str) -> None:
     """Kafka's client takes times of 64 bits."""
-    assert moments.moment(ago, 1_764_096_000.0) == moments.START
+    assert moments.moment(ago, 1_764_096_000.0) == moments.START_OF_TOPIC

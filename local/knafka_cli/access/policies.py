@@ -18,21 +18,21 @@ from knafka.core.contract import AttributesFilter, Ingress, Kafka
 from knafka.core.documents import parse
 from knafka.core.event import Attributes
 from knafka.core.filters import why_not
-from knafka_client.declared.manifests import Declared
+from knafka_client.declared.manifests import DeclaredObjects
 from knafka_client.declared.triggers import Unknown
-from knafka_client.state.installation import CHANNEL
-from knafka_local.cluster.localize import SETTINGS, config_map
+from knafka_client.state.installation import CHANNEL_PREFIX
+from knafka_local.cluster.localize import LOCAL_SETTINGS, config_map
 from knafka_operator.decide.authentication import OIDC, Authentication
 from knafka_operator.decide.event_policies import AppliedPolicy
 from knafka_operator.model.channels import KafkaChannel
 from knafka_operator.model.event_policies import POLICY
 from knafka_operator.model.resources import Broker, ConfigMap
 
-FEATURES: Final = SETTINGS.features_config.name
+FEATURES_CONFIG_MAP: Final = LOCAL_SETTINGS.features_config.name
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class PolicyVerdict:
     """What a Broker or KafkaChannel does with a sender's event."""
 
     passes: bool | None
@@ -41,25 +41,27 @@ class Verdict:
     """Of each policy that applies, or of the default: which lets it through, and which not, why."""
 
 
-def target(declared: Declared, name: str | None) -> Broker | KafkaChannel:
+def target(declared: DeclaredObjects, name: str | None) -> Broker | KafkaChannel:
     """The Broker of this name, or the KafkaChannel of `channel/[NAMESPACE/]NAME`, or the only one
     of both. Raises `Unknown`."""
-    targets: dict[str, Broker | KafkaChannel] = {each.id: each for each in declared.all(Broker)}
-    targets |= {CHANNEL + each.id: each for each in declared.all(KafkaChannel)}
+    targets: dict[str, Broker | KafkaChannel] = {
+        broker.id: broker for broker in declared.all(Broker)
+    }
+    targets |= {CHANNEL_PREFIX + channel.id: channel for channel in declared.all(KafkaChannel)}
     known = ", ".join(targets) or "none"
     if name is None:
         if len(targets) == 1:
             return next(iter(targets.values()))
         raise Unknown(f"which Broker? There is {known}: choose one with --broker")
-    bare = name.removeprefix(CHANNEL)
+    bare = name.removeprefix(CHANNEL_PREFIX)
     full = bare if "/" in bare else f"default/{bare}"
-    for key in (name, full) if name == bare else (name, CHANNEL + full):
+    for key in (name, full) if name == bare else (name, CHANNEL_PREFIX + full):
         if key in targets:
             return targets[key]
     raise Unknown(f"there is no Broker {name}: there is {known}")
 
 
-def authentication(declared: Declared, namespace: str) -> Authentication:
+def authentication(declared: DeclaredObjects, namespace: str) -> Authentication:
     """What is asked of the senders of a namespace, as if `authentication-oidc` were enabled.
 
     Raises `InvalidDocument`.
@@ -79,7 +81,7 @@ def judge(
     broker: Broker | KafkaChannel,
     subject: str,
     event: Attributes | None,
-) -> Verdict:
+) -> PolicyVerdict:
     """Whether `broker` takes `event` of the sender with this subject; None: any of its events."""
     ingress = asked.demanded(_ingress(broker), broker)
     authorization = Authorization(
@@ -91,15 +93,15 @@ def judge(
     if not applied:
         reasons = [f"no EventPolicy applies, and default-authorization-mode is {asked.mode}"]
     else:
-        reasons = [_reason(each, subject, event) for each in applied]
-    return Verdict(passes, reasons)
+        reasons = [_reason(policy, subject, event) for policy in applied]
+    return PolicyVerdict(passes, reasons)
 
 
 def _reason(applied: AppliedPolicy, subject: str, event: Attributes | None) -> str:
     policy, name = applied.policy, f"EventPolicy {applied.name}"
     if not applied.is_ready:
         return f"{name}: it isn't Ready or can't be read, so it lets nobody through"
-    if not any(subject_matches(subject, each) for each in policy.subjects):
+    if not any(subject_matches(subject, pattern) for pattern in policy.subjects):
         named = ", ".join(policy.subjects) or "nobody"
         return f"{name}: names {named}, and not this sender"
     if not policy.filters:
@@ -110,15 +112,15 @@ def _reason(applied: AppliedPolicy, subject: str, event: Attributes | None) -> s
     return f"{name}: {'; '.join(clauses) or 'lets it through'}"
 
 
-def _enabled(declared: Declared) -> ConfigMap:
+def _enabled(declared: DeclaredObjects) -> ConfigMap:
     """The features that are declared, with authentication."""
     # Knative Eventing's namespace may be another one, the name isn't.
-    for found in declared.all(ConfigMap):
-        if found.metadata.name == FEATURES:
-            data = {**found.data, OIDC: "enabled"}
-            enabled: ConfigMap = found.model_copy(update={"data": data})
+    for features in declared.all(ConfigMap):
+        if features.metadata.name == FEATURES_CONFIG_MAP:
+            data = {**features.data, OIDC: "enabled"}
+            enabled: ConfigMap = features.model_copy(update={"data": data})
             return enabled
-    return parse(ConfigMap, config_map(*SETTINGS.features_config, {OIDC: "enabled"}))
+    return parse(ConfigMap, config_map(*LOCAL_SETTINGS.features_config, {OIDC: "enabled"}))
 
 
 def _ingress(broker: Broker | KafkaChannel) -> Ingress:

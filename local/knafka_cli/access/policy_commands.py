@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from knafka_cli.shared.options import (
-    FAILED,
+    EXIT_FAILED,
     DataDir,
     Files,
     account_of,
@@ -79,4 +79,4 @@ def would_pass(
     for reason in verdict.reasons:
         typer.echo(f"  {reason}")
     if verdict.passes is False:
-        raise typer.Exit(FAILED)
+        raise typer.Exit(EXIT_FAILED)

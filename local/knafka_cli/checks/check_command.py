@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from knafka_cli.shared.options import FAILED, add
+from knafka_cli.shared.options import EXIT_FAILED, add
 
 
 def add_to(app: typer.Typer) -> None:
@@ -35,13 +35,13 @@ def check(
     from knafka_cli.checks import checking
 
     checked = checking.check(files, partial=partial)
-    for each in checked.findings:
-        typer.echo(str(each))
-    errors = sum(each.severity is checking.Severity.ERROR for each in checked.findings)
+    for finding in checked.findings:
+        typer.echo(str(finding))
+    errors = sum(finding.severity is checking.FindingSeverity.ERROR for finding in checked.findings)
     counted = (_count(errors, "error"), _count(len(checked.findings) - errors, "warning"))
     typer.echo(f"{_count(checked.objects, 'object')} checked: {', '.join(counted)}")
     if checked.failed:
-        raise typer.Exit(FAILED)
+        raise typer.Exit(EXIT_FAILED)
 
 
 def _count(number: int, what: str) -> str:

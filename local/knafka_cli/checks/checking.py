@@ -26,9 +26,9 @@ from knafka_cli.checks import loop_checks, policy_checks, sensor_checks
 from knafka_cli.checks.impossible import impossible
 from knafka_cli.shared.cesql_calls import missing_functions
 from knafka_client.declared.manifests import (
-    Identity,
+    ManifestPlace,
     Manifests,
-    Place,
+    ObjectIdentity,
     Unreadable,
     documents,
     identity_of,
@@ -68,7 +68,7 @@ from knafka_operator.model.resources import (
 )
 from knafka_operator.model.sensors import Sensor
 
-ANNOTATIONS: Final = frozenset(
+KNOWN_ANNOTATIONS: Final = frozenset(
     {
         EXTERNAL_TOPIC,
         DELIVERY_ORDER,
@@ -83,8 +83,8 @@ ANNOTATIONS: Final = frozenset(
         dead_letter_topics.RETENTION_ANNOTATION,
         *(f"{OURS}{side}.{name}" for side, settings in SIDES.items() for name in settings),
         *(
-            AUTOSCALING + each
-            for each in (
+            AUTOSCALING + annotation
+            for annotation in (
                 "class",
                 "min-scale",
                 "max-scale",
@@ -121,7 +121,7 @@ CONFIG_KEYS: Final = (
 """What a Broker's ConfigMap may hold besides `default.topic.config.`…"""
 
 
-class Severity(Enum):
+class FindingSeverity(Enum):
     ERROR = "error"
     WARNING = "warning"
 
@@ -130,10 +130,10 @@ class Severity(Enum):
 class Finding:
     """One thing that is wrong with a document."""
 
-    place: Place
+    place: ManifestPlace
     who: str
     """`Trigger default/orders`; empty for what has no name."""
-    severity: Severity
+    severity: FindingSeverity
     text: str
     """May have several lines: Knative's details follow on their own."""
 
@@ -141,7 +141,7 @@ class Finding:
         about = f"{self.place}: {self.who}: " if self.who else f"{self.place}: "
         first, *rest = self.text.split("\n")
         return "\n".join(
-            [f"{about}{self.severity.value}: {first}", *(f"    {each}" for each in rest)]
+            [f"{about}{self.severity.value}: {first}", *(f"    {line}" for line in rest)]
         )
 
 
@@ -154,7 +154,7 @@ class Checked:
 
     @property
     def failed(self) -> bool:
-        return any(each.severity is Severity.ERROR for each in self.findings)
+        return any(finding.severity is FindingSeverity.ERROR for finding in self.findings)
 
 
 def check(paths: Sequence[Path], *, partial: bool = False) -> Checked:
@@ -162,35 +162,40 @@ def check(paths: Sequence[Path], *, partial: bool = False) -> Checked:
 
     Raises `NoManifests` if a path isn't there.
     """
-    found: list[tuple[Place, Any]] = []
+    placed_documents: list[tuple[ManifestPlace, Any]] = []
     findings = []
     for file in Manifests(paths).files():
         try:
-            found += documents(file)
+            placed_documents += documents(file)
         except Unreadable as error:
-            findings.append(Finding(Place(file), "", Severity.ERROR, str(error)))
-    known = _known(found)
+            findings.append(Finding(ManifestPlace(file), "", FindingSeverity.ERROR, str(error)))
+    known = _known(placed_documents)
     objects = 0
-    first: dict[Identity, Place] = {}
-    for place, document in found:
-        who = identity_of(document)
-        name = str(who or "")
+    first: dict[ObjectIdentity, ManifestPlace] = {}
+    for place, document in placed_documents:
+        identity = identity_of(document)
+        name = str(identity or "")
         if (judged := _judge(document, known, partial)) is None:
             continue
         objects += 1
-        if who and who in first:
+        if identity and identity in first:
             findings.append(
-                Finding(place, name, Severity.ERROR, f"it is declared in {first[who]} already")
+                Finding(
+                    place,
+                    name,
+                    FindingSeverity.ERROR,
+                    f"it is declared in {first[identity]} already",
+                )
             )
-        elif who:
-            first[who] = place
+        elif identity:
+            first[identity] = place
         findings += [Finding(place, name, severity, text) for severity, text in judged]
     return Checked(objects, findings)
 
 
 def _judge(
-    document: Any, known: Mapping[Identity, Any], partial: bool
-) -> list[tuple[Severity, str]] | None:
+    document: Any, known: Mapping[ObjectIdentity, Any], partial: bool
+) -> list[tuple[FindingSeverity, str]] | None:
     """What is wrong with one document; None: it is none of our kinds."""
     errors: list[str] = []
     warnings: list[str] = []
@@ -232,8 +237,8 @@ def _judge(
         missing, doubts = [], []
     errors += [] if partial else missing
     return [
-        *((Severity.ERROR, each) for each in errors),
-        *((Severity.WARNING, each) for each in [*warnings, *doubts]),
+        *((FindingSeverity.ERROR, error) for error in errors),
+        *((FindingSeverity.WARNING, warning) for warning in [*warnings, *doubts]),
     ]
 
 
@@ -255,7 +260,7 @@ def _refused(kind: str, document: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _of_broker(broker: Broker, known: Mapping[Identity, Any]) -> tuple[list[str], list[str]]:
+def _of_broker(broker: Broker, known: Mapping[ObjectIdentity, Any]) -> tuple[list[str], list[str]]:
     """What it refers to and isn't there; what is doubtful."""
     given = broker.metadata.annotations.get(BROKER_CLASS, "")
     if given not in BROKER_CLASSES | {""}:
@@ -266,12 +271,14 @@ def _of_broker(broker: Broker, known: Mapping[Identity, Any]) -> tuple[list[str]
         return [str(error)], []
     if reference is None:
         return [], []
-    wanted = Identity("ConfigMap", *reference)
-    config = known.get(wanted)
+    config_map = ObjectIdentity("ConfigMap", *reference)
+    config = known.get(config_map)
     if config is None:
-        if wanted.namespace != broker.metadata.namespace:
-            return [], [f"spec.config: {wanted} isn't among the files: it has to be in the cluster"]
-        return [_missing("spec.config", wanted, known)], []
+        if config_map.namespace != broker.metadata.namespace:
+            return [], [
+                f"spec.config: {config_map} isn't among the files: it has to be in the cluster"
+            ]
+        return [_missing("spec.config", config_map, known)], []
     return _of_config(config) if isinstance(config, ConfigMap) else ([], [])
 
 
@@ -284,34 +291,36 @@ def _of_config(config: ConfigMap) -> tuple[list[str], list[str]]:
     except InvalidDocument as error:
         errors.append(f"{name}: {error}")
     unknown = [
-        each
-        for each in config.data
-        if each not in CONFIG_KEYS and not each.startswith(desired.TOPIC_CONFIG)
+        key
+        for key in config.data
+        if key not in CONFIG_KEYS and not key.startswith(desired.TOPIC_CONFIG)
     ]
     return errors, [
-        f"{name}: data.{each} is no key that a Broker reads{_meant(each, CONFIG_KEYS)}"
-        for each in unknown
+        f"{name}: data.{key} is no key that a Broker reads{_meant(key, CONFIG_KEYS)}"
+        for key in unknown
     ]
 
 
-def _of_trigger(trigger: Trigger, known: Mapping[Identity, Any]) -> tuple[list[str], list[str]]:
+def _of_trigger(
+    trigger: Trigger, known: Mapping[ObjectIdentity, Any]
+) -> tuple[list[str], list[str]]:
     """What it refers to and isn't there; what is doubtful."""
     missing = []
-    broker = Identity("Broker", trigger.metadata.namespace, trigger.spec.broker)
+    broker = ObjectIdentity("Broker", trigger.metadata.namespace, trigger.spec.broker)
     if broker not in known:
         missing.append(_missing("spec.broker", broker, known))
     destinations = {
         "spec.subscriber": trigger.spec.subscriber,
         "spec.delivery.deadLetterSink": trigger.spec.delivery.dead_letter_sink,
     }
-    for path, wanted in _referred(destinations, trigger.metadata.namespace):
-        if wanted not in known:
-            missing.append(_missing(f"{path}.ref", wanted, known))
+    for path, referenced in _referred(destinations, trigger.metadata.namespace):
+        if referenced not in known:
+            missing.append(_missing(f"{path}.ref", referenced, known))
     return missing, loop_checks.warnings(destinations, broker, known)
 
 
 def _of_subscription(
-    subscription: Subscription, known: Mapping[Identity, Any]
+    subscription: Subscription, known: Mapping[ObjectIdentity, Any]
 ) -> tuple[list[str], list[str]]:
     """The same of a Subscription."""
     spec, namespace = subscription.spec, subscription.metadata.namespace
@@ -319,7 +328,7 @@ def _of_subscription(
         what = f"{spec.channel.kind} of {spec.channel.api_version}"
         return [], [f"its channel is a {what}, another implementation's: it is not checked"]
     missing = []
-    channel = Identity(KAFKA_CHANNEL, namespace, spec.channel.name)
+    channel = ObjectIdentity(KAFKA_CHANNEL, namespace, spec.channel.name)
     if channel not in known:
         missing.append(_missing("spec.channel", channel, known))
     destinations = {
@@ -327,47 +336,52 @@ def _of_subscription(
         "spec.reply": spec.reply,
         "spec.delivery.deadLetterSink": spec.delivery.dead_letter_sink,
     }
-    for path, wanted in _referred(destinations, namespace):
-        if wanted not in known:
-            missing.append(_missing(f"{path}.ref", wanted, known))
+    for path, referenced in _referred(destinations, namespace):
+        if referenced not in known:
+            missing.append(_missing(f"{path}.ref", referenced, known))
     return missing, loop_checks.warnings(destinations, channel, known)
 
 
-def _of_sensor(sensor: Sensor, known: Mapping[Identity, Any]) -> tuple[list[str], list[str]]:
+def _of_sensor(sensor: Sensor, known: Mapping[ObjectIdentity, Any]) -> tuple[list[str], list[str]]:
     """The same of a Sensor."""
     namespace, family = sensor.metadata.namespace, sensor.bus.family
-    bus = Identity(family.broker, *sensor.bus.who)
+    bus = ObjectIdentity(family.broker, *sensor.bus.who)
     path = "spec.broker" if family is BROKERS else "spec.channel"
     missing = [] if bus in known else [_missing(path, bus, known)]
-    for path, wanted in _referred(sensor_checks.destinations(sensor), namespace):
-        if wanted not in known:
-            missing.append(_missing(f"{path}.ref", wanted, known))
+    for path, referenced in _referred(sensor_checks.destinations(sensor), namespace):
+        if referenced not in known:
+            missing.append(_missing(f"{path}.ref", referenced, known))
     return missing, sensor_checks.warnings(sensor)
 
 
 def _referred(
     destinations: Mapping[str, Destination | None], namespace: str
-) -> Iterator[tuple[str, Identity]]:
+) -> Iterator[tuple[str, ObjectIdentity]]:
     """The Knative Services, Brokers and KafkaChannels that destinations name, by path; others may
     be of any kind."""
     for path, destination in destinations.items():
         if destination is not None and (ref := destination.ref) is not None:
             if (ref.api_version, ref.kind) in _REFERRED:
-                yield path, Identity(ref.kind, ref.namespace or namespace, ref.name)
+                yield path, ObjectIdentity(ref.kind, ref.namespace or namespace, ref.name)
 
 
-def _missing(path: str, wanted: Identity, known: Mapping[Identity, Any]) -> str:
-    names = [each.name for each in known if each[:2] == wanted[:2]]
-    text = f"{path}: {wanted} isn't among the files{_meant(wanted.name, names)}"
+def _missing(path: str, referenced: ObjectIdentity, known: Mapping[ObjectIdentity, Any]) -> str:
+    names = [identity.name for identity in known if identity[:2] == referenced[:2]]
+    text = f"{path}: {referenced} isn't among the files{_meant(referenced.name, names)}"
     return f"{text} (--partial, if it is in the cluster already)"
 
 
 def _unknown_annotations(document: Mapping[str, Any]) -> Iterator[str]:
     metadata = document.get("metadata")
     annotations = metadata.get("annotations") if isinstance(metadata, Mapping) else None
-    for each in annotations if isinstance(annotations, Mapping) else ():
-        if isinstance(each, str) and _OURS(each) and each not in ANNOTATIONS:
-            yield f"metadata.annotations[{each}] means nothing here{_meant(each, ANNOTATIONS)}"
+    for annotation in annotations if isinstance(annotations, Mapping) else ():
+        if (
+            isinstance(annotation, str)
+            and _OURS(annotation)
+            and annotation not in KNOWN_ANNOTATIONS
+        ):
+            meant = _meant(annotation, KNOWN_ANNOTATIONS)
+            yield f"metadata.annotations[{annotation}] means nothing here{meant}"
 
 
 def _meant(given: str, known: Iterable[str]) -> str:
@@ -375,15 +389,15 @@ def _meant(given: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def _known(found: Iterable[tuple[Place, Any]]) -> dict[Identity, Any]:
+def _known(placed_documents: Iterable[tuple[ManifestPlace, Any]]) -> dict[ObjectIdentity, Any]:
     """Every object of our kinds that has a name, the first of each; broken ones count as there."""
-    known: dict[Identity, Any] = {}
-    for _, document in found:
-        if (who := identity_of(document)) is not None:
+    known: dict[ObjectIdentity, Any] = {}
+    for _, document in placed_documents:
+        if (identity := identity_of(document)) is not None:
             try:
-                known.setdefault(who, parse(document))
+                known.setdefault(identity, parse(document))
             except InvalidDocument:
-                known.setdefault(who, _Broken())
+                known.setdefault(identity, _Broken())
     return known
 
 

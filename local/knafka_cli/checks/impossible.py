@@ -42,18 +42,18 @@ def _contradictions(
 ) -> Iterator[str]:
     demands = [
         *above,
-        *(each for i, spec in enumerate(filters) for each in _demands(spec, f"{path}[{i}]")),
+        *(demand for i, spec in enumerate(filters) for demand in _demands(spec, f"{path}[{i}]")),
     ]
-    for each in demands[len(above) :]:
-        if each.attribute == SPEC_VERSION and not _possible_version(each):
-            yield f"{each} never matches: specversion is {' or '.join(sorted(SPEC_VERSIONS))}"
+    for demand in demands[len(above) :]:
+        if demand.attribute == SPEC_VERSION and not _possible_version(demand):
+            yield f"{demand} never matches: specversion is {' or '.join(sorted(SPEC_VERSIONS))}"
     for index, one in enumerate(demands):
         for other in demands[max(index + 1, len(above)) :]:
             if one.attribute == other.attribute and not _together(one, other):
                 yield f"{other} never matches together with {one}"
     for where, branches in _choices(filters, path):
         # Of a choice one branch is enough: it can't match if none can beside what is demanded.
-        refused = [list(_contradictions(demands, [each], f"{where}.any")) for each in branches]
+        refused = [list(_contradictions(demands, [branch], f"{where}.any")) for branch in branches]
         if branches and all(refused):
             yield from refused[0]
 
@@ -62,17 +62,17 @@ def _demands(spec: Filter, path: str) -> Iterator[_Demand]:
     """What must hold of single attributes for the filter to match."""
     match spec:
         case Exact() | Prefix() | Suffix():
-            for dialect, wanted in spec:  # its only field
-                for attribute, value in wanted.items():
+            for dialect, operand in spec:  # its only field
+                for attribute, value in operand.items():
                     yield _Demand(f"{path}.{dialect}.{attribute}", dialect, attribute, value)
         case All(all=inner):
-            for index, each in enumerate(inner):
-                yield from _demands(each, f"{path}.all[{index}]")
+            for index, inner_filter in enumerate(inner):
+                yield from _demands(inner_filter, f"{path}.all[{index}]")
 
 
 def _choices(filters: Sequence[Filter], path: str) -> Iterator[tuple[str, Sequence[Filter]]]:
-    for index, each in enumerate(filters):
-        match each:
+    for index, filter_ in enumerate(filters):
+        match filter_:
             case Any_(any=branches):
                 yield f"{path}[{index}]", branches
             case All(all=inner):
@@ -87,7 +87,7 @@ def _together(one: _Demand, other: _Demand) -> bool:
 
 
 def _possible_version(demand: _Demand) -> bool:
-    return any(_meets(each, demand) for each in SPEC_VERSIONS)
+    return any(_meets(version, demand) for version in SPEC_VERSIONS)
 
 
 def _meets(value: str, demand: _Demand) -> bool:

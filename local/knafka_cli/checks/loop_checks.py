@@ -9,16 +9,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from knafka.core.hops import FIRST_TTL, MAX_HOPS
-from knafka_client.declared.manifests import Identity
+from knafka_client.declared.manifests import ObjectIdentity
 from knafka_operator.decide.trigger_conditions import leads_back
 from knafka_operator.model.family import BROKERS, CHANNELS
 from knafka_operator.model.resources import Broker, Destination
 
-DEAD_LETTERS: Final = "spec.delivery.deadLetterSink"
+DEAD_LETTER_SINK_PATH: Final = "spec.delivery.deadLetterSink"
 
 
 def warnings(
-    destinations: Mapping[str, Destination | None], bus: Identity, known: Mapping[Identity, Any]
+    destinations: Mapping[str, Destination | None],
+    bus: ObjectIdentity,
+    known: Mapping[ObjectIdentity, Any],
 ) -> list[str]:
     """A sentence for each of these destinations, by path, that is the Broker or channel `bus`
     itself, and for each dead letter sink from which other Brokers' sinks lead back to it."""
@@ -31,21 +33,21 @@ def warnings(
             where = f"{path}.{'uri' if destination.ref is None else 'ref'}"
             itself = "Broker" if family is BROKERS else "channel"
             doubts.append(f"{where}: its own {itself}: {_meant(path)}")
-        elif path == DEAD_LETTERS and (way := _way_back(destination, bus, known)):
+        elif path == DEAD_LETTER_SINK_PATH and (way := _way_back(destination, bus, known)):
             doubts.append(f"{path}: leads back over {', '.join(map(str, way))}: {_meant(path)}")
     return doubts
 
 
-def of_broker(broker: Broker, known: Mapping[Identity, Any]) -> list[str]:
+def of_broker(broker: Broker, known: Mapping[ObjectIdentity, Any]) -> list[str]:
     """The same of a Broker's own dead letter sink, which all its Triggers have that declare no
     delivery."""
-    bus = Identity(BROKERS.broker, broker.metadata.namespace, broker.metadata.name)
-    sinks = {DEAD_LETTERS: broker.spec.delivery.dead_letter_sink}
+    bus = ObjectIdentity(BROKERS.broker, broker.metadata.namespace, broker.metadata.name)
+    sinks = {DEAD_LETTER_SINK_PATH: broker.spec.delivery.dead_letter_sink}
     return warnings(sinks, bus, known)
 
 
 def _meant(path: str) -> str:
-    if path == DEAD_LETTERS:
+    if path == DEAD_LETTER_SINK_PATH:
         return (
             f"what fails comes back to it, {MAX_HOPS} times at most, and is kept in the "
             "dead-letter topic then; without a sink it is kept there at once"
@@ -56,14 +58,14 @@ def _meant(path: str) -> str:
 
 
 def _way_back(
-    destination: Destination, bus: Identity, known: Mapping[Identity, Any]
-) -> Sequence[Identity]:
+    destination: Destination, bus: ObjectIdentity, known: Mapping[ObjectIdentity, Any]
+) -> Sequence[ObjectIdentity]:
     """The Brokers over whose own dead letter sinks this one leads back; empty: it doesn't."""
-    way: list[Identity] = []
+    way: list[ObjectIdentity] = []
     sink: Destination | None = destination
     namespace = bus.namespace
     while sink is not None and sink.ref is not None and sink.ref.kind == BROKERS.broker:
-        step = Identity(BROKERS.broker, sink.ref.namespace or namespace, sink.ref.name)
+        step = ObjectIdentity(BROKERS.broker, sink.ref.namespace or namespace, sink.ref.name)
         if step == bus:
             return way
         broker = known.get(step)

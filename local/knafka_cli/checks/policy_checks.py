@@ -16,7 +16,7 @@ from knafka.core.errors import InvalidDocument
 from knafka.core.filter_limits import DeclaredFilters
 from knafka_cli.checks.impossible import impossible
 from knafka_cli.shared.cesql_calls import missing_functions
-from knafka_client.declared.manifests import Identity
+from knafka_client.declared.manifests import ObjectIdentity
 from knafka_operator.decide.event_policies import applied_policies
 from knafka_operator.model.channels import KafkaChannel
 from knafka_operator.model.event_policies import EventPolicy, Requirement
@@ -65,14 +65,14 @@ class _Sender(Declared):
         return self
 
 
-class _Spec(Declared):
+class _PolicySpec(Declared):
     to: tuple[_Target, ...] = ()
     from_: tuple[_Sender, ...] = Field(default=(), alias="from")
     filters: DeclaredFilters = ()
 
 
 class _Policy(Declared):
-    spec: _Spec = _Spec()
+    spec: _PolicySpec = _PolicySpec()
 
 
 def errors(policy: EventPolicy) -> list[str]:
@@ -85,17 +85,17 @@ def errors(policy: EventPolicy) -> list[str]:
     return [*calls, *impossible(spec.filters, "spec.filters")]
 
 
-def missing(policy: EventPolicy, known: Mapping[Identity, Any]) -> Iterator[Identity]:
+def missing(policy: EventPolicy, known: Mapping[ObjectIdentity, Any]) -> Iterator[ObjectIdentity]:
     """What it is about by name and isn't there."""
     for target in _spec(policy).to:
         if target.ref is not None and target.ref.kind in ADDRESSED:
-            identity = Identity(target.ref.kind, policy.metadata.namespace, target.ref.name)
+            identity = ObjectIdentity(target.ref.kind, policy.metadata.namespace, target.ref.name)
             if identity not in known:
                 yield identity
 
 
 def warnings(
-    policy: EventPolicy, document: Mapping[str, Any], known: Mapping[Identity, Any]
+    policy: EventPolicy, document: Mapping[str, Any], known: Mapping[ObjectIdentity, Any]
 ) -> Iterator[str]:
     """What is allowed and probably a mistake."""
     spec = _spec(policy)
@@ -111,7 +111,9 @@ def warnings(
         if isinstance(resource, (Broker, KafkaChannel))
         and identity.namespace == policy.metadata.namespace
     ]
-    by_label = [each for each in spec.to if each.selector and each.selector.kind in ADDRESSED]
+    by_label = [
+        target for target in spec.to if target.selector and target.selector.kind in ADDRESSED
+    ]
     if by_label and not any(applied_policies([document], broker) for broker in brokers):
         yield "spec.to selects nothing among the files"
 
@@ -123,15 +125,15 @@ def _may_be_an_account(sub: str) -> bool:
     return beginning != sub and SERVICE_ACCOUNTS.startswith(beginning)
 
 
-def _spec(policy: EventPolicy) -> _Spec:
+def _spec(policy: EventPolicy) -> _PolicySpec:
     """Of one that is refused: nothing that anything can be said of."""
     try:
         return _read(policy)
     except InvalidDocument:
-        return _Spec.model_construct(from_=(_Sender(sub=f"{SERVICE_ACCOUNTS}*"),))
+        return _PolicySpec.model_construct(from_=(_Sender(sub=f"{SERVICE_ACCOUNTS}*"),))
 
 
-def _read(policy: EventPolicy) -> _Spec:
+def _read(policy: EventPolicy) -> _PolicySpec:
     return parse(_Policy, {"spec": policy.spec or {}}).spec
 
 
@@ -139,5 +141,5 @@ def _exactly_one(**given: object) -> None:
     """Raises what Knative's webhook says."""
     there = [name for name, value in given.items() if value is not None]
     if len(there) != 1:
-        found = "neither" if not there else "both"
-        raise problem(f"expected exactly one, got {found}", *given)
+        got = "neither" if not there else "both"
+        raise problem(f"expected exactly one, got {got}", *given)

@@ -32,42 +32,46 @@ def read(document: Mapping[str, Any]) -> Sensor:
 def errors(sensor: Sensor) -> list[str]:
     """Annotations that say nothing usable, filters that no event can match, and what their
     expressions call that isn't there."""
-    found: list[str] = []
+    problems: list[str] = []
     for read_annotations in (partial(autoscaling, maxima=UNLIMITED), held_limits):
         try:
             read_annotations(sensor)
         except InvalidDocument as error:
-            found.append(str(error))
-    for number, each in enumerate(sensor.spec.dependencies):
+            problems.append(str(error))
+    for number, dependency in enumerate(sensor.spec.dependencies):
         path = f"spec.dependencies[{number}].filters"
-        found += [f"{where}: {problem}" for where, problem in never_true(each.filters, path)]
-        found += missing_functions(each.filters, path)
-        found += impossible(each.filters, path)
-    return found
+        problems += [
+            f"{where}: {problem}" for where, problem in never_true(dependency.filters, path)
+        ]
+        problems += missing_functions(dependency.filters, path)
+        problems += impossible(dependency.filters, path)
+    return problems
 
 
 def warnings(sensor: Sensor) -> list[str]:
     """What is allowed and probably a mistake."""
-    found = []
+    doubts = []
     used = frozenset[str]().union(*(rule.condition.names for rule in sensor.spec.rules()))
-    for number, each in enumerate(sensor.spec.dependencies):
-        if each.name not in used:
-            found.append(f"spec.dependencies[{number}]: no trigger's conditions name {each.name}")
-        if each.filters and each.filter.attributes:
-            found.append(f"spec.dependencies[{number}].filter says nothing, as filters is there")
+    for number, dependency in enumerate(sensor.spec.dependencies):
+        if dependency.name not in used:
+            doubts.append(
+                f"spec.dependencies[{number}]: no trigger's conditions name {dependency.name}"
+            )
+        if dependency.filters and dependency.filter.attributes:
+            doubts.append(f"spec.dependencies[{number}].filter says nothing, as filters is there")
     for number, doubt in too_many_events(sensor.spec):
-        found.append(f"spec.triggers[{number}].conditions: {doubt}")
-    return found
+        doubts.append(f"spec.triggers[{number}].conditions: {doubt}")
+    return doubts
 
 
 def destinations(sensor: Sensor) -> Mapping[str, Destination | None]:
     """Where it sends, by path."""
-    found: dict[str, Destination | None] = {}
-    for number, each in enumerate(sensor.spec.triggers):
+    by_path: dict[str, Destination | None] = {}
+    for number, trigger in enumerate(sensor.spec.triggers):
         path = f"spec.triggers[{number}]"
-        found[f"{path}.subscriber"] = each.subscriber
-        found[f"{path}.reply"] = each.reply
-        found[f"{path}.delivery.deadLetterSink"] = each.delivery.dead_letter_sink
-        if each.dlq_trigger is not None:
-            found[f"{path}.dlqTrigger.subscriber"] = each.dlq_trigger.subscriber
-    return found
+        by_path[f"{path}.subscriber"] = trigger.subscriber
+        by_path[f"{path}.reply"] = trigger.reply
+        by_path[f"{path}.delivery.deadLetterSink"] = trigger.delivery.dead_letter_sink
+        if trigger.dlq_trigger is not None:
+            by_path[f"{path}.dlqTrigger.subscriber"] = trigger.dlq_trigger.subscriber
+    return by_path

@@ -17,7 +17,14 @@ import typer
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.core.contract import Egress
 from knafka_cli.shared.job_options import Asked
-from knafka_cli.shared.options import FAILED, INTERRUPTED, ask_kafka, print_table, refuse, usage
+from knafka_cli.shared.options import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    ask_kafka,
+    print_table,
+    refuse,
+    usage,
+)
 from knafka_cli.shared.source_options import (
     BootstrapServers,
     ContextName,
@@ -35,11 +42,13 @@ from knafka_jobs.options import SELECTION
 if TYPE_CHECKING:
     from knafka_cli.dead_letters.archive_operations import ArchiveOperations
 
-INTEGERS: Final = ("code",)
+INTEGER_OPTIONS: Final = ("code",)
 """Options that a selection has as a number."""
 OPTIONS_BY_NAME: Final = {"json_file": "json", "open_page": "open"}
-WHOSE: Final = "whose dead letters? Name a Trigger, or a Broker with --broker NAMESPACE/NAME"
-WHY: Final = "where tables are and how long they keep, its DeadLetterArchive says"
+WHOSE_DEAD_LETTERS: Final = (
+    "whose dead letters? Name a Trigger, or a Broker with --broker NAMESPACE/NAME"
+)
+ARCHIVE_SAYS: Final = "where tables are and how long they keep, its DeadLetterArchive says"
 
 ArchiveOption = Annotated[
     str | None,
@@ -54,7 +63,7 @@ Wait = Annotated[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class ClusterTarget:
     """Which cluster, and what of it: fields are options."""
 
     context: ContextName = None
@@ -67,7 +76,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TopicsTarget(Target):
+class TopicsTarget(ClusterTarget):
     """Whose dead letters are read where they lie."""
 
     bootstrap_servers: BootstrapServers = None
@@ -86,7 +95,7 @@ class TopicsTarget(Target):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ArchiveTarget(Target):
+class ArchiveTarget(ClusterTarget):
     """What an archive is asked for."""
 
     archive: ArchiveOption = None
@@ -98,7 +107,7 @@ class WaitingTarget(ArchiveTarget):
 
 
 def on_cluster(
-    target: type[Target], there: Callable[..., None]
+    target: type[ClusterTarget], there: Callable[..., None]
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """A command that also takes these options; with a context or a kubeconfig, `there` is run with
     them in its place."""
@@ -107,24 +116,28 @@ def on_cluster(
         own = inspect.signature(command, eval_str=True)
         added = inspect.signature(target, eval_str=True).parameters
         positional = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        parameters = [each.replace(kind=positional) for each in added.values()]
+        parameters = [parameter.replace(kind=positional) for parameter in added.values()]
 
         @wraps(command)
         def run(*arguments: Any, **given: Any) -> None:
-            where = target(**{name: given.pop(name, each.default) for name, each in added.items()})
+            where = target(
+                **{name: given.pop(name, parameter.default) for name, parameter in added.items()}
+            )
             if where.is_cluster:
                 there(where, *arguments, **given)
                 return
-            for each in fields(where):
-                if getattr(where, each.name) != added[each.name].default:
-                    said = each.name.replace("_", "-")
+            for field in fields(where):
+                if getattr(where, field.name) != added[field.name].default:
+                    said = field.name.replace("_", "-")
                     raise refuse(f"--{said} is for a cluster: name its --context")
             command(*arguments, **given)
 
         # `taking` and Typer read both.
         signature = own.replace(parameters=[*own.parameters.values(), *parameters])
         setattr(run, "__signature__", signature)  # noqa: B010  # mypy knows no such attribute
-        run.__annotations__ = {name: each.annotation for name, each in signature.parameters.items()}
+        run.__annotations__ = {
+            name: parameter.annotation for name, parameter in signature.parameters.items()
+        }
         return run
 
     return decorate
@@ -137,8 +150,12 @@ def list_letters(where: TopicsTarget, trigger: str | None = None, **given: Any) 
         chosen = list(view.egresses) if trigger is None else [view.egress(trigger)]
     if trigger is None:
         chosen += map(dead_letters.of_broker, view.ingresses)
-    found = [(each, _asked(view, each, dead_letters.overview)) for each in chosen]
-    rows = [each.row for of, each in found if of.trigger or each.count or each.replayed]
+    overviews = [(egress, _asked(view, egress, dead_letters.overview)) for egress in chosen]
+    rows = [
+        overview.row
+        for egress, overview in overviews
+        if egress.trigger or overview.count or overview.replayed
+    ]
     print_table(dead_letters.COLUMNS, rows, "there is no Trigger")
 
 
@@ -152,7 +169,7 @@ def show_letters(
 ) -> None:
     _refuse_given(given)
     if (trigger is None) is (broker is None):
-        raise refuse(WHOSE)
+        raise refuse(WHOSE_DEAD_LETTERS)
     view = where.view(trigger or broker)
     with usage():
         if trigger is not None:
@@ -160,10 +177,10 @@ def show_letters(
         else:
             egress = dead_letters.of_broker(view.ingress(broker))
 
-    found = _asked(view, egress, lambda admin, of: dead_letters.letters(admin, of, limit))
-    for each in found:
-        typer.echo(each.json() if as_json else each.text())
-    if not found and not as_json:
+    letters = _asked(view, egress, lambda admin, egress: dead_letters.letters(admin, egress, limit))
+    for letter in letters:
+        typer.echo(letter.json() if as_json else letter.text())
+    if not letters and not as_json:
         whose = dead_letters.owner(*dead_letters.name_of(egress))
         typer.echo(f"the topic of {whose} has no dead letters")
 
@@ -231,7 +248,7 @@ def _refuse_given(given: Mapping[str, Any]) -> None:
     for name, value in given.items():
         if name != "data_dir" and value not in (None, False):
             said = OPTIONS_BY_NAME.get(name, name.replace("_", "-"))
-            raise refuse(f"--{said} can't be asked of a cluster: leave it out ({WHY})")
+            raise refuse(f"--{said} can't be asked of a cluster: leave it out ({ARCHIVE_SAYS})")
 
 
 def _pick(asked: Asked, *names: str) -> dict[str, Any]:
@@ -244,14 +261,14 @@ def _interruptible() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         _tell("it goes on without this command: its status tells the rest")
-        raise typer.Exit(INTERRUPTED) from None
+        raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
 def _tell(line: str) -> None:
     typer.echo(f"knafka: {line}", err=True)
 
 
-def _operations(where: Target, asked: Asked) -> ArchiveOperations:
+def _operations(where: ClusterTarget, asked: Asked) -> ArchiveOperations:
     # The client takes half a second to import: only commands about a cluster pay for it.
     from knafka_cli.dead_letters import archive_operations
     from knafka_client.declared import cluster_source
@@ -280,7 +297,7 @@ def _operate(
         status: Mapping[str, Any] = operations.follow(kind, name)
     if status["phase"] != "Succeeded":
         _tell(status.get("message") or "it failed")
-        raise typer.Exit(FAILED)
+        raise typer.Exit(EXIT_FAILED)
     return status
 
 
@@ -288,7 +305,7 @@ def _run(
     where: WaitingTarget, asked: Asked, given: Mapping[str, Any], *, needs_report: bool = False
 ) -> Mapping[str, Any] | None:
     """The status of an archive that has run; None: nobody waits for it."""
-    _refuse_given({**given, **_pick(asked, *(each for each in asked if each != "broker"))})
+    _refuse_given({**given, **_pick(asked, *(name for name in asked if name != "broker"))})
     operations = _operations(where, asked)
     with usage():
         archive = operations.archive(where.archive, asked["broker"])
@@ -297,20 +314,20 @@ def _run(
             f"DeadLetterArchive {archive['metadata']['name']} makes no reports: set its "
             "spec.report.schedule"
         )
-    wanted = operations.ask_to_run(archive)
+    compaction = operations.ask_to_run(archive)
     if not where.wait:
         return None
     with _interruptible():
-        status: Mapping[str, Any] = operations.follow_run(archive, wanted)
+        status: Mapping[str, Any] = operations.follow_run(archive, compaction)
     if (last := status.get("lastRun") or {}).get("outcome") != "Succeeded":
         _tell(last.get("message") or "it failed")
-        raise typer.Exit(FAILED)
+        raise typer.Exit(EXIT_FAILED)
     return status
 
 
 def _selected(asked: Asked, ids: list[str] | None) -> dict[str, Any]:
     """As a DeadLetterReplay selects."""
-    names = [each for each in SELECTION if each not in ("broker", "id", "where")]
-    found = {name: asked[name] for name in names if asked.get(name) is not None}
-    found |= {name: int(found[name]) for name in INTEGERS if name in found}
-    return {**found, "ids": list(ids)} if ids else found
+    names = [name for name in SELECTION if name not in ("broker", "id", "where")]
+    selection = {name: asked[name] for name in names if asked.get(name) is not None}
+    selection |= {name: int(selection[name]) for name in INTEGER_OPTIONS if name in selection}
+    return {**selection, "ids": list(ids)} if ids else selection

@@ -25,18 +25,18 @@ from knafka_operator.model.cluster import ClusterError, Document
 from knafka_operator.model.operations import PURGE, REPLAY
 from knafka_operator.model.sensors import KNAFKA
 
-ARCHIVES: Final = Objects(KNAFKA, "deadletterarchives")
-KINDS: Final = {
+ARCHIVE_OBJECTS: Final = Objects(KNAFKA, "deadletterarchives")
+OPERATION_OBJECTS: Final = {
     REPLAY: Objects(KNAFKA, "deadletterreplays"),
     PURGE: Objects(KNAFKA, "deadletterpurges"),
 }
-TRIED: Final = 3_600
+DRY_RUN_KEPT_FOR: Final = 3_600
 """Seconds for which a dry run stays once it has ended: for nothing but to be read."""
-PAUSE: Final = 1.0
+OPERATION_POLL_INTERVAL: Final = 1.0
 """Seconds between two looks."""
-NOBODY: Final = 20.0
+NO_OPERATOR_AFTER: Final = 20.0
 """Seconds after which it is said that no operator has looked."""
-NO_KIND: Final = (
+CRD_MISSING: Final = (
     "this cluster has no {plural}: their CRD is not installed (docs/how-to/archive-dead-letters.md)"
 )
 IDLE: Final = ("Idle", "Failing")
@@ -52,25 +52,25 @@ class ArchiveOperations:
     namespace: str
     tell: Tell
     """Is given each line of progress."""
-    pause: float = PAUSE
+    pause: float = OPERATION_POLL_INTERVAL
 
     def archive(self, name: str | None, broker: str | None = None) -> Document:
         """The archive of this name, else the only one of that Broker (`namespace/name`), or at all.
 
         Raises `Unknown`.
         """
-        found = self.api.list(ARCHIVES, self.namespace)
-        if found is None:
-            raise ClusterError(NO_KIND.format(plural=ARCHIVES.plural))
+        archives = self.api.list(ARCHIVE_OBJECTS, self.namespace)
+        if archives is None:
+            raise ClusterError(CRD_MISSING.format(plural=ARCHIVE_OBJECTS.plural))
         fits = [
-            each
-            for each in found
-            if name in (None, each["metadata"]["name"])
-            and broker in (None, f"{self.namespace}/{_broker_of(each)}")
+            archive
+            for archive in archives
+            if name in (None, archive["metadata"]["name"])
+            and broker in (None, f"{self.namespace}/{_broker_of(archive)}")
         ]
         if len(fits) == 1:
             return fits[0]
-        known = ", ".join(f"{_name_of(each)} of {_broker_of(each)}" for each in found)
+        known = ", ".join(f"{_name_of(archive)} of {_broker_of(archive)}" for archive in archives)
         asked = f" {name}" if name else f" of {broker}" if broker else ""
         problem = "which DeadLetterArchive (--archive)?"
         if not fits:
@@ -79,7 +79,7 @@ class ArchiveOperations:
 
     def make(self, kind: str, archive: Document, spec: Mapping[str, Any]) -> str:
         """Have an operation done; its name."""
-        dry_run = {"ttlSecondsAfterFinished": TRIED} if spec.get("dryRun") else {}
+        dry_run = {"ttlSecondsAfterFinished": DRY_RUN_KEPT_FOR} if spec.get("dryRun") else {}
         words = kind.removeprefix("DeadLetter").lower()
         name = f"{words}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
         body = {
@@ -88,19 +88,19 @@ class ArchiveOperations:
             "metadata": {"namespace": self.namespace, "name": name},
             "spec": {"archive": _name_of(archive), **spec, **dry_run},
         }
-        if self.api.create(KINDS[kind], self.namespace, body) is None:
-            raise ClusterError(NO_KIND.format(plural=KINDS[kind].plural))
+        if self.api.create(OPERATION_OBJECTS[kind], self.namespace, body) is None:
+            raise ClusterError(CRD_MISSING.format(plural=OPERATION_OBJECTS[kind].plural))
         self.tell(f"{kind} {self.namespace}/{name}")
         return name
 
     def follow(self, kind: str, name: str) -> Mapping[str, Any]:
         """An operation's status once it has ended."""
-        return self._followed(KINDS[kind], name, is_finished)
+        return self._followed(OPERATION_OBJECTS[kind], name, is_finished)
 
     def ask_to_run(self, archive: Document) -> str:
         """Have an archive run now; what its status says once it has been done."""
         name, asked = _name_of(archive), f"{time.time():.3f}"
-        if not self.api.annotate(ARCHIVES, self.namespace, name, RUN, asked):
+        if not self.api.annotate(ARCHIVE_OBJECTS, self.namespace, name, RUN, asked):
             raise ClusterError(f"DeadLetterArchive {self.namespace}/{name} is gone")
         return asked
 
@@ -110,21 +110,21 @@ class ArchiveOperations:
         def has_run(status: Mapping[str, Any]) -> bool:
             return status.get("requested") == asked and status.get("phase") in IDLE
 
-        return self._followed(ARCHIVES, _name_of(archive), has_run)
+        return self._followed(ARCHIVE_OBJECTS, _name_of(archive), has_run)
 
     def _followed(
-        self, of: Objects, name: str, has_ended: Callable[[Mapping[str, Any]], bool]
+        self, kind: Objects, name: str, has_ended: Callable[[Mapping[str, Any]], bool]
     ) -> Mapping[str, Any]:
         told, begun = "", time.monotonic()
         while True:
-            document = self.api.get(of, self.namespace, name)
+            document = self.api.get(kind, self.namespace, name)
             if document is None:
-                raise ClusterError(f"{of.plural} {self.namespace}/{name} was deleted meanwhile")
+                raise ClusterError(f"{kind.plural} {self.namespace}/{name} was deleted meanwhile")
             status: Mapping[str, Any] = document.get("status") or {}
             if has_ended(status):
                 return status
             line = ": ".join(filter(None, (status.get("phase", ""), status.get("message", ""))))
-            if not line and time.monotonic() - begun > NOBODY:
+            if not line and time.monotonic() - begun > NO_OPERATOR_AFTER:
                 line = (
                     "no operator has looked at it yet: is KNAFKA_JOBS_IMAGE set, and does it run?"
                 )

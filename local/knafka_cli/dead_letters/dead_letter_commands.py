@@ -19,11 +19,16 @@ from knafka.clients.kafka_writer import KafkaWriter
 from knafka.core import names
 from knafka.core.contract import Egress
 from knafka_cli.dead_letters import archive_commands, dead_letter_tables
-from knafka_cli.dead_letters.archive_commands import WHOSE, TopicsTarget, WaitingTarget, on_cluster
+from knafka_cli.dead_letters.archive_commands import (
+    WHOSE_DEAD_LETTERS,
+    TopicsTarget,
+    WaitingTarget,
+    on_cluster,
+)
 from knafka_cli.shared import dead_letter_jobs
 from knafka_cli.shared.job_options import Asked, run_job, taking
 from knafka_cli.shared.options import (
-    FAILED,
+    EXIT_FAILED,
     DataDir,
     add,
     arguments_of,
@@ -35,7 +40,13 @@ from knafka_cli.shared.options import (
     with_kafka,
 )
 from knafka_client.declared import triggers
-from knafka_client.state.installation import CHANNEL, DEFAULT_DATA, Installation, NotRunning, State
+from knafka_client.state.installation import (
+    CHANNEL_PREFIX,
+    DEFAULT_DATA,
+    Installation,
+    NotRunning,
+    RunningState,
+)
 from knafka_client.topics import dead_letters, replaying
 from knafka_jobs.options import SELECTION, Selection, parser
 from knafka_jobs.schema import TRIGGER
@@ -44,9 +55,9 @@ from knafka_jobs.selecting import Condition, TriggerName, conditions
 if TYPE_CHECKING:
     from knafka_jobs.lookup.run import TableFiles
 
-TABLES: Final = "dead-letters"
+TABLES_FOLDER: Final = "dead-letters"
 """The tables' folder within an installation's data."""
-CLOSE_TIMEOUT: Final = 5.0
+WRITER_CLOSE_TIMEOUT: Final = 5.0
 """Seconds for the writer to let go."""
 
 Tables = Annotated[
@@ -65,9 +76,9 @@ OneBroker = Annotated[
     ),
 ]
 NO_TABLES: Final = "there are no tables to read at "
-FIELDS: Final = ("destination", "reason", "code", "type", "source")
+FIELD_OPTIONS: Final = ("destination", "reason", "code", "type", "source")
 """Options that ask for a field of a dead letter, as it lies in its topic."""
-OF_TABLES: Final = ("summary", "since", "until", "where", "replay-id", "rate")
+JOB_OPTIONS: Final = ("summary", "since", "until", "where", "replay-id", "rate")
 """Options that only the job knows, which needs Spark."""
 
 
@@ -95,9 +106,9 @@ def list_letters(
     broker/NAMESPACE/NAME.
     """
     running, files = _sources(tables, data_dir)
-    found: dict[TriggerName, dead_letters.Overview] = {}
+    by_trigger: dict[TriggerName, dead_letters.Overview] = {}
     if files is not None:
-        found = dead_letter_tables.overviews(files, _of(running, trigger))
+        by_trigger = dead_letter_tables.overviews(files, _of(running, trigger))
     if running is not None:
         chosen = list(running.egresses) if trigger is None else [egress_of(running, trigger)]
         if trigger is None:
@@ -107,13 +118,13 @@ def list_letters(
         async def look(admin: KafkaAdmin) -> list[dead_letters.Overview]:
             return [await dead_letters.overview(admin, egress, tabled) for egress in chosen]
 
-        for egress, each in zip(chosen, with_kafka(running, look), strict=True):
+        for egress, overview in zip(chosen, with_kafka(running, look), strict=True):
             name = dead_letters.name_of(egress)
-            if name in found:
-                found[name] = each + found[name]
-            elif egress.trigger or each.count or each.replayed:
-                found[name] = each
-    rows = [each.row for each in found.values()]
+            if name in by_trigger:
+                by_trigger[name] = overview + by_trigger[name]
+            elif egress.trigger or overview.count or overview.replayed:
+                by_trigger[name] = overview
+    rows = [overview.row for overview in by_trigger.values()]
     print_table(dead_letters.COLUMNS, rows, "no Trigger runs" if running else "no dead letters")
 
 
@@ -132,24 +143,24 @@ def show_letters(
     Broker are of records that hold no event, and so no Trigger's.
     """
     if (trigger is None) is (broker is None):
-        raise refuse(WHOSE)
+        raise refuse(WHOSE_DEAD_LETTERS)
     running, files = _sources(tables, data_dir)
-    found: list[dead_letters.DeadLetter] = []
+    letters: list[dead_letters.StoredDeadLetter] = []
     if files is not None:
-        found += dead_letter_tables.latest(files, _of(running, trigger, broker), limit)
+        letters += dead_letter_tables.latest(files, _of(running, trigger, broker), limit)
     if running is not None:
         egress, tabled = _egress(running, trigger, broker), _tabled(files)
-        found += with_kafka(
+        letters += with_kafka(
             running, lambda admin: dead_letters.letters(admin, egress, limit, tabled)
         )
-    for each in found[-limit:]:
-        typer.echo(each.json() if as_json else each.text())
-    if not found and not as_json:
+    for letter in letters[-limit:]:
+        typer.echo(letter.json() if as_json else letter.text())
+    if not letters and not as_json:
         whose = triggers.named(trigger or broker or "", "Trigger")
         typer.echo(f"{whose.namespace}/{whose.name} has no dead letters")
 
 
-def _sources(tables: str | None, data_dir: Path) -> tuple[State | None, TableFiles | None]:
+def _sources(tables: str | None, data_dir: Path) -> tuple[RunningState | None, TableFiles | None]:
     """What runs, unless tables are named, and the tables, if there are any."""
     files = dead_letter_tables.open_tables(_place(data_dir, tables)["tables"], _tell)
     if tables is not None:
@@ -164,7 +175,7 @@ def _sources(tables: str | None, data_dir: Path) -> tuple[State | None, TableFil
         return None, files
 
 
-def _egress(running: State, trigger: str | None, broker: str | None) -> Egress:
+def _egress(running: RunningState, trigger: str | None, broker: str | None) -> Egress:
     """What has the dead letters of a Trigger, or of a Broker."""
     if trigger is not None:
         return egress_of(running, trigger)
@@ -172,7 +183,7 @@ def _egress(running: State, trigger: str | None, broker: str | None) -> Egress:
 
 
 def _of(
-    running: State | None, trigger: str | None, broker: str | None = None
+    running: RunningState | None, trigger: str | None, broker: str | None = None
 ) -> Sequence[Condition]:
     if trigger is None and broker is None:
         return ()
@@ -184,9 +195,11 @@ def _of(
         named = {"namespace": identity.namespace, "trigger": identity.name}
     else:
         assert broker is not None
-        identity = triggers.named(broker.removeprefix(CHANNEL), "Broker")
-        of = names.of_channel(identity.name) if broker.startswith(CHANNEL) else identity.name
-        named = {"namespace": identity.namespace, "broker": of, "trigger": ""}
+        identity = triggers.named(broker.removeprefix(CHANNEL_PREFIX), "Broker")
+        bus = (
+            names.of_channel(identity.name) if broker.startswith(CHANNEL_PREFIX) else identity.name
+        )
+        named = {"namespace": identity.namespace, "broker": bus, "trigger": ""}
     return [Condition(name, "=", value) for name, value in named.items()]
 
 
@@ -230,7 +243,7 @@ def report(
 
     Compacts first if the installation runs; else tells what the last compaction knew.
     """
-    beside = Installation(data_dir).data / TABLES
+    beside = Installation(data_dir).data / TABLES_FOLDER
     page, document = html or beside / "report.html", json_file or beside / "report.json"
     try:
         kafka = {**_kafka(data_dir), "compact": True}
@@ -250,7 +263,7 @@ def report(
         webbrowser.open(page.absolute().as_uri())
 
 
-@taking(*(each for each in SELECTION if each != "id"), "dry-run", "replay-id", "rate")
+@taking(*(name for name in SELECTION if name != "id"), "dry-run", "replay-id", "rate")
 @on_cluster(WaitingTarget, archive_commands.replay)
 def replay(
     asked: Asked,
@@ -268,7 +281,7 @@ def replay(
     know them; a later report doesn't know of that.
     """
     dry_run = asked["dry-run"]
-    needs_tables = tables is not None or any(asked[name] is not None for name in OF_TABLES)
+    needs_tables = tables is not None or any(asked[name] is not None for name in JOB_OPTIONS)
     direct = bool(ids) and not needs_tables
     place = _place(data_dir, tables)
     if tables is not None and "://" not in tables and not Path(tables).exists():
@@ -276,14 +289,14 @@ def replay(
     if ids and direct and not (Path(place["tables"]).exists() and dead_letter_jobs.are_available()):
         _replay_directly(data_dir, asked, ids)
         return
-    wanted = dict(asked)
+    given = dict(asked)
     if ids and len(ids) > 1:
-        wanted["where"] = _any_of(ids, asked["where"])
+        given["where"] = _any_of(ids, asked["where"])
     elif ids:
-        wanted["id"] = ids[0]
+        given["id"] = ids[0]
     done = _previewed(place["tables"], asked, ids or ()) if dry_run else None
     if done is None:
-        done = run_job("replay", place, _kafka(data_dir), wanted)
+        done = run_job("replay", place, _kafka(data_dir), given)
     if ids and direct and not done["would_send" if dry_run else "sent"]:
         _replay_directly(data_dir, asked, ids)
         return
@@ -310,15 +323,15 @@ def _previewed(place: str, asked: Asked, ids: Sequence[str]) -> dict[str, Any] |
     given = parser().parse_args(
         ["purge", f"--tables={place}", *arguments_of(said)]  # which takes what selects
     )
-    wanted = conditions(Selection.given(given))
+    selected = conditions(Selection.given(given))
     if ids:
-        wanted.append(Condition("id", "in", tuple(ids)))
-    return preview(files, wanted).document()
+        selected.append(Condition("id", "in", tuple(ids)))
+    return preview(files, selected).document()
 
 
 def _any_of(ids: Sequence[str], where: str | None) -> str:
     """A predicate for the job, which takes one id by itself."""
-    quoted = ["'" + each.replace("\\", "\\\\").replace("'", "\\'") + "'" for each in ids]
+    quoted = ["'" + id_.replace("\\", "\\\\").replace("'", "\\'") + "'" for id_ in ids]
     one_of = f"id IN ({', '.join(quoted)})"
     return one_of if where is None else f"({where}) AND {one_of}"
 
@@ -327,30 +340,31 @@ def _replay_directly(data_dir: Path, asked: Asked, ids: Sequence[str]) -> None:
     running = Installation(data_dir).running()
     dry_run, broker, trigger = asked["dry-run"], asked["broker"], asked["trigger"]
     egresses = [
-        each
-        for each in running.egresses
-        if broker in (None, f"{each.namespace}/{each.broker}") and trigger in (None, each.trigger)
+        egress
+        for egress in running.egresses
+        if broker in (None, f"{egress.namespace}/{egress.broker}")
+        and trigger in (None, egress.trigger)
     ]
-    wanted = {name: asked[name] for name in FIELDS if asked[name] is not None}
+    fields = {name: asked[name] for name in FIELD_OPTIONS if asked[name] is not None}
 
-    async def replayed(admin: KafkaAdmin) -> tuple[Sequence[replaying.Chosen], str]:
-        found = await replaying.choose(admin, egresses, ids, wanted)
-        sendable = [each for each in found if not each.obstacle]
+    async def replayed(admin: KafkaAdmin) -> tuple[Sequence[replaying.ReplayChoice], str]:
+        letters = await replaying.choose(admin, egresses, ids, fields)
+        sendable = [letter for letter in letters if not letter.obstacle]
         if dry_run or not sendable:
-            return found, ""
+            return letters, ""
         writer = KafkaWriter(kafka_of(running))
         try:
-            return found, await replaying.send(admin, writer, sendable)
+            return letters, await replaying.send(admin, writer, sendable)
         finally:
-            await writer.close(CLOSE_TIMEOUT)
+            await writer.close(WRITER_CLOSE_TIMEOUT)
 
-    found, replay_id = with_kafka(running, replayed)
-    for each in found:
-        typer.echo(f"{each.about}{f': left out: {each.obstacle}' if each.obstacle else ''}")
-    count = sum(not each.obstacle for each in found)
-    if not found:
+    letters, replay_id = with_kafka(running, replayed)
+    for letter in letters:
+        typer.echo(f"{letter.about}{f': left out: {letter.obstacle}' if letter.obstacle else ''}")
+    count = sum(not letter.obstacle for letter in letters)
+    if not letters:
         typer.echo("no dead letter of such an event is in the topics")
-        raise typer.Exit(FAILED)
+        raise typer.Exit(EXIT_FAILED)
     by = f" by the replay {replay_id}" if replay_id else ""
     events = "1 event" if count == 1 else f"{count} events"
     typer.echo(f"{events} would be sent" if dry_run else f"{events} sent again{by}")
@@ -366,7 +380,7 @@ def purge(asked: Asked, tables: Tables = None, data_dir: DataDir = DEFAULT_DATA)
 
 
 def _place(data_dir: Path, tables: str | None) -> dict[str, Any]:
-    return {"tables": tables or str(Installation(data_dir).data / TABLES)}
+    return {"tables": tables or str(Installation(data_dir).data / TABLES_FOLDER)}
 
 
 def _kafka(data_dir: Path) -> dict[str, Any]:

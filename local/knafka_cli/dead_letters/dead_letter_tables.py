@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from knafka.core.dead_letter import timestamp
-from knafka_client.topics.dead_letters import DeadLetter, Overview, letter, owner
+from knafka_client.topics.dead_letters import Overview, StoredDeadLetter, letter, owner
 from knafka_jobs.errors import NeedsSpark
 from knafka_jobs.selecting import Condition, TriggerName
 
 if TYPE_CHECKING:
     from knafka_jobs.lookup.run import TableFiles
 
-HOW_TO: Final = "make jobs, or pip install 'knafka[tables]' (55 MB) where Knafka came from pip"
+INSTALL_TABLES: Final = (
+    "make jobs, or pip install 'knafka[tables]' (55 MB) where Knafka came from pip"
+)
 
 
 def open_tables(place: str, tell: Callable[[str], None]) -> TableFiles | None:
@@ -30,7 +32,7 @@ def open_tables(place: str, tell: Callable[[str], None]) -> TableFiles | None:
     try:
         from knafka_jobs.lookup.run import TableFiles
     except ImportError:
-        tell(f"what was compacted is not looked at: {HOW_TO}")
+        tell(f"what was compacted is not looked at: {INSTALL_TABLES}")
         return None
     files = TableFiles(place)
     try:
@@ -45,26 +47,30 @@ def overviews(files: TableFiles, conditions: Sequence[Condition]) -> dict[Trigge
     from knafka_jobs.lookup import run as lookup
 
     sent = lookup.on_their_way(files, conditions)
-    found: dict[TriggerName, Overview] = {}
-    for each in lookup.unresolved(files, conditions):
-        how = f"{each.reason} {'' if each.code is None else each.code}".strip()
-        times = (_text(each.oldest), _text(each.newest))
-        one = Overview(owner(*each.trigger), each.number, *times, Counter({how: each.number}))
-        found[each.trigger] = found[each.trigger] + one if each.trigger in found else one
+    by_trigger: dict[TriggerName, Overview] = {}
+    for row in lookup.unresolved(files, conditions):
+        how = f"{row.reason} {'' if row.code is None else row.code}".strip()
+        times = (_text(row.oldest), _text(row.newest))
+        one = Overview(owner(*row.trigger), row.number, *times, Counter({how: row.number}))
+        by_trigger[row.trigger] = (
+            by_trigger[row.trigger] + one if row.trigger in by_trigger else one
+        )
     for trigger, count in sent.items():
         one = Overview(owner(*trigger), 0, "", "", Counter(), count)
-        found[trigger] = found[trigger] + one if trigger in found else one
-    return found
+        by_trigger[trigger] = by_trigger[trigger] + one if trigger in by_trigger else one
+    return by_trigger
 
 
-def latest(files: TableFiles, conditions: Sequence[Condition], limit: int) -> Sequence[DeadLetter]:
+def latest(
+    files: TableFiles, conditions: Sequence[Condition], limit: int
+) -> Sequence[StoredDeadLetter]:
     """The last `limit` that the tables have, the oldest first. Raises `JobError`."""
     from knafka_jobs.lookup import run as lookup
 
-    found = lookup.latest(files, conditions, limit)
+    rows = lookup.latest(files, conditions, limit)
     return [
-        letter(record, None if at is None else round(at.timestamp() * 1000))
-        for record, at in reversed(found)
+        letter(record, None if replayed is None else round(replayed.timestamp() * 1000))
+        for record, replayed in reversed(rows)
     ]
 
 

@@ -28,14 +28,14 @@ def expression(text: str) -> Predicate:
 
 def attributes(given: Sequence[str]) -> Predicate:
     """`name=value`, or `name` for any value; an event needs them all. Raises `InvalidDocument`."""
-    wanted: dict[str, str] = {}
-    for each in given:
-        name, _, value = each.partition("=")
-        if name in wanted:
+    by_name: dict[str, str] = {}
+    for pair in given:
+        name, _, value = pair.partition("=")
+        if name in by_name:
             raise InvalidDocument("", f"--attribute {name} is given twice: an event has it once")
-        wanted[name] = value
+        by_name[name] = value
     try:
-        return compile_attributes(parse(AttributesFilter, {"attributes": wanted}))
+        return compile_attributes(parse(AttributesFilter, {"attributes": by_name}))
     except InvalidDocument as error:
         raise InvalidDocument("", f"--attribute NAME=VALUE: {error.problem}") from None
 
@@ -44,6 +44,6 @@ def all_of(predicates: Sequence[Predicate]) -> Predicate | None:
     """What all of them are true of; None: there are none."""
 
     def wants(event: Attributes) -> bool:
-        return all(each(event) for each in predicates)
+        return all(predicate(event) for predicate in predicates)
 
     return wants if predicates else None

@@ -17,15 +17,15 @@ from knafka.clients.kafka_client import log_error_of, open_client
 from knafka.core.errors import InvalidEvent, LogError
 from knafka.core.kafka_binding import CONTENT_TYPE, Mode, mode_of, read
 from knafka.ports.log import Record
-from knafka_client.topics.ranges import TIMEOUT, offsets_since, spans_of
+from knafka_client.topics.ranges import KAFKA_ANSWER_TIMEOUT, offsets_since, spans_of
 
-CHUNK: Final = 10_000
+SEARCH_CHUNK_OFFSETS: Final = 10_000
 """Offsets of each partition that are read before older ones are."""
-BATCH: Final = 1000
+SEARCH_BATCH_RECORDS: Final = 1000
 """Records that are taken from the client at once."""
-WAIT: Final = 0.1
+SEARCH_BATCH_WAIT: Final = 0.1
 """Seconds to wait for so many: the last of a chunk are fewer."""
-QUEUE_KILOBYTES: Final = 8192
+SEARCH_QUEUE_KILOBYTES: Final = 8192
 """What the client reads ahead of a partition; what lies behind a chunk's end is read in vain."""
 
 
@@ -54,8 +54,8 @@ def is_event(id_: str, source: str | None) -> Callable[[Record], bool]:
 
     def is_it(record: Record) -> bool:
         headers = dict(record.headers() or ())
-        if (found := headers.get("ce_id")) is not None:
-            return found == wanted_id and wanted_source in (None, headers.get("ce_source"))
+        if (record_id := headers.get("ce_id")) is not None:
+            return record_id == wanted_id and wanted_source in (None, headers.get("ce_source"))
         if mode_of(_content_type(headers)) is not Mode.STRUCTURED:
             return False
         try:
@@ -68,14 +68,14 @@ def is_event(id_: str, source: str | None) -> Callable[[Record], bool]:
 
 
 def _content_type(headers: Mapping[str, bytes | None]) -> str:
-    found = (value for name, value in headers.items() if name.lower() == CONTENT_TYPE)
-    return (next(found, None) or b"").decode(errors="replace")
+    content_types = (value for name, value in headers.items() if name.lower() == CONTENT_TYPE)
+    return (next(content_types, None) or b"").decode(errors="replace")
 
 
 def run(
     connection: dict[str, Any],
     search: Search,
-    wanted: Callable[[Record], bool],
+    is_wanted: Callable[[Record], bool],
     since: float,
     progress: Callable[[Search], None],
 ) -> None:
@@ -88,7 +88,7 @@ def run(
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
             "enable.partition.eof": True,
-            "queued.max.messages.kbytes": QUEUE_KILOBYTES,
+            "queued.max.messages.kbytes": SEARCH_QUEUE_KILOBYTES,
         },
     )
     try:
@@ -98,8 +98,11 @@ def run(
         search.total = sum(ends[number] - start for number, start in starts.items())
         search.whole = all(start == spans[number][0] for number, start in starts.items())
         while any(ends[number] > start for number, start in starts.items()):
-            froms = {number: max(starts[number], end - CHUNK) for number, end in ends.items()}
-            search.found += filter(wanted, _records(consumer, search.topic, froms, ends))
+            froms = {
+                number: max(starts[number], end - SEARCH_CHUNK_OFFSETS)
+                for number, end in ends.items()
+            }
+            search.found += filter(is_wanted, _records(consumer, search.topic, froms, ends))
             search.read += sum(ends[number] - start for number, start in froms.items())
             ends = froms
             progress(search)
@@ -107,7 +110,7 @@ def run(
         raise log_error_of(error.args[0]) from error
     finally:
         consumer.close()
-        search.found.sort(key=lambda each: (each.timestamp()[1], each.offset()))
+        search.found.sort(key=lambda record: (record.timestamp()[1], record.offset()))
 
 
 def _records(
@@ -118,11 +121,13 @@ def _records(
     consumer.assign([TopicPartition(topic, number, froms[number]) for number in unread])
     heard = time.monotonic()
     while unread:
-        messages = consumer.consume(BATCH, WAIT)
+        messages = consumer.consume(SEARCH_BATCH_RECORDS, SEARCH_BATCH_WAIT)
         if messages:
             heard = time.monotonic()
-        elif time.monotonic() > heard + TIMEOUT:
-            raise LogError(f"Kafka has not answered for {TIMEOUT:.0f} s: {topic} can't be read on")
+        elif time.monotonic() > heard + KAFKA_ANSWER_TIMEOUT:
+            raise LogError(
+                f"Kafka has not answered for {KAFKA_ANSWER_TIMEOUT:.0f} s: {topic} can't be read on"
+            )
         for message in messages:
             number, offset = cast(int, message.partition()), cast(int, message.offset())
             if (error := message.error()) is not None:

@@ -16,7 +16,7 @@ from knafka.core.http_binding import MAX_BATCH
 from knafka_cli.events import sending
 from knafka_cli.shared import event_input
 from knafka_cli.shared.options import (
-    FAILED,
+    EXIT_FAILED,
     BrokerName,
     DataDir,
     account_of,
@@ -113,7 +113,7 @@ def send(
         )
         shown = itertools.count(1)
 
-        def show(answer: sending.Answer) -> None:
+        def show(answer: sending.SendResult) -> None:
             if next(shown) <= SHOWN_ANSWERS or not answer.accepted:
                 typer.echo(str(answer))
 
@@ -124,7 +124,7 @@ def send(
                 show,
                 retry=not no_retry,
                 rate=rate,
-                connections=1 if in_order else sending.CONNECTIONS,
+                connections=1 if in_order else sending.SEND_CONNECTIONS,
                 batch=batch,
                 authorization=authorization,
             )
@@ -133,7 +133,7 @@ def send(
         typer.echo(str(summary))
     if summary.statuses[HTTPStatus.UNAUTHORIZED] and url is None and account is None:
         typer.echo("knafka: it asks who sends: name a service account with --as", err=True)
-    raise typer.Exit(0 if summary.all_accepted else FAILED)
+    raise typer.Exit(0 if summary.all_accepted else EXIT_FAILED)
 
 
 def _extension(text: str) -> tuple[str, str]:
@@ -154,7 +154,7 @@ def _target(
     if account is None:
         return running.url_of(ingress), bytes
     # Here, as cryptography costs every other command's start.
-    from knafka_local.tokens.issuer import Issuer, Sender
+    from knafka_local.tokens.issuer import Issuer, TokenSender
 
-    sender = Sender(Issuer.of(installation.issuer), account_of(account), audience_of(ingress))
+    sender = TokenSender(Issuer.of(installation.issuer), account_of(account), audience_of(ingress))
     return running.url_of(ingress), sender.header

@@ -22,20 +22,20 @@ from knafka.core.event import Event
 from knafka.core.http_binding import head_of
 from knafka.ports.subscriber import Response, Subscriber, Target
 
-CONNECTIONS: Final = 16
+SEND_CONNECTIONS: Final = 16
 """Events under way at once: Kafka answers them together, and order is kept per key only for a
 sender who waits, so `--rate` or one connection is for those who need it."""
-TIMEOUT: Final = 30.0
+SEND_ATTEMPT_TIMEOUT: Final = 30.0
 """Seconds for one attempt; a receiver gives up on Kafka after ten."""
-RETRIES: Final = 20
-FIRST_BACKOFF: Final = 0.2
-LONGEST_BACKOFF: Final = 5.0
+SEND_RETRIES: Final = 20
+FIRST_SEND_BACKOFF: Final = 0.2
+LONGEST_SEND_BACKOFF: Final = 5.0
 """Seconds; twenty of them outlast a restart of Kafka by a minute."""
-RETRIED: Final = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
+RETRIED_STATUSES: Final = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SendResult:
     """What became of one event at last; `status` is None if nobody answered."""
 
     event: Event
@@ -83,11 +83,11 @@ class Summary:
 async def send(
     events: Iterable[Event],
     url: str,
-    show: Callable[[Answer], None],
+    show: Callable[[SendResult], None],
     *,
     retry: bool = True,
     rate: float | None = None,
-    connections: int = CONNECTIONS,
+    connections: int = SEND_CONNECTIONS,
     batch: int = 0,
     authorization: Callable[[], bytes] = bytes,
 ) -> Summary:
@@ -112,7 +112,7 @@ async def send(
                 await asyncio.sleep(began + number / rate - loop.time())
             head, body = _batch_of(together) if batch else _request_of(together[0])
             head += authorization()
-            retries = RETRIES if retry else 0
+            retries = SEND_RETRIES if retry else 0
             answer = await _post(subscriber, target, together[0], head, body, retries)
             for event in together:
                 summary.statuses[answer.status] += 1
@@ -149,25 +149,25 @@ def _batch_of(events: Sequence[Event]) -> tuple[bytes, bytes]:
 
 async def _post(
     subscriber: Subscriber, target: Target, event: Event, head: bytes, body: bytes, retries: int
-) -> Answer:
-    backoff = FIRST_BACKOFF
+) -> SendResult:
+    backoff = FIRST_SEND_BACKOFF
     attempt = 1
     while True:
         wait = backoff
         try:
-            response = await subscriber.post(target, head, body, TIMEOUT)
+            response = await subscriber.post(target, head, body, SEND_ATTEMPT_TIMEOUT)
         except DeliveryError as error:
-            answer = Answer(event, None, str(error), attempt)
+            answer = SendResult(event, None, str(error), attempt)
         else:
             text = response.body.decode(errors="replace").strip()
-            answer = Answer(event, response.status, text[:500], attempt)
-            if response.status not in RETRIED:
+            answer = SendResult(event, response.status, text[:500], attempt)
+            if response.status not in RETRIED_STATUSES:
                 return answer
             wait = max(wait, _asked_to_wait(response))
         if attempt > retries:
             return answer
         await asyncio.sleep(wait)
-        backoff = min(2 * backoff, LONGEST_BACKOFF)
+        backoff = min(2 * backoff, LONGEST_SEND_BACKOFF)
         attempt += 1
 
 

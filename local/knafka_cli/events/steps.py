@@ -8,12 +8,12 @@ from datetime import datetime
 from typing import Final
 
 ATTEMPT: Final = "attempt"
-SAME: Final = 0.05
+SAME_ATTEMPT_SECONDS: Final = 0.05
 """Seconds that two notes of one attempt are apart, at most."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Step:
+class TraceStep:
     """One attempt, reply, dead letter, or replay."""
 
     at: str
@@ -23,17 +23,19 @@ class Step:
     """For a person: the status, or why there is none."""
 
 
-def merged(kept: Iterable[Step], spans: Sequence[Step]) -> Sequence[Step]:
+def merged(kept: Iterable[TraceStep], spans: Sequence[TraceStep]) -> Sequence[TraceStep]:
     """Both in the order of time; of an attempt that both have, the span, which says more."""
-    attempts = [_seconds(each) for each in spans if each.what == ATTEMPT]
+    attempts = [_seconds(step) for step in spans if step.what == ATTEMPT]
 
-    def has_span(step: Step) -> bool:
-        return step.what == ATTEMPT and any(abs(_seconds(step) - at) < SAME for at in attempts)
+    def has_span(step: TraceStep) -> bool:
+        return step.what == ATTEMPT and any(
+            abs(_seconds(step) - attempt) < SAME_ATTEMPT_SECONDS for attempt in attempts
+        )
 
-    return sorted([*spans, *(each for each in kept if not has_span(each))])
+    return sorted([*spans, *(step for step in kept if not has_span(step))])
 
 
-def _seconds(step: Step) -> float:
+def _seconds(step: TraceStep) -> float:
     try:
         return datetime.fromisoformat(step.at).timestamp()
     except ValueError:  # a dead letter says what it says

@@ -15,7 +15,7 @@ from knafka_cli.events import event_filters, tailing
 from knafka_cli.events.event_filters import all_of
 from knafka_cli.events.tailing import Format, Tail
 from knafka_cli.shared import moments
-from knafka_cli.shared.options import FAILED, INTERRUPTED, DataDir, add, refuse, usage
+from knafka_cli.shared.options import EXIT_FAILED, EXIT_INTERRUPTED, DataDir, add, refuse, usage
 from knafka_cli.shared.source_options import (
     BootstrapServers,
     ContextName,
@@ -31,7 +31,7 @@ from knafka_client.declared.declared_source import (
     broker_of,
     trigger_of,
 )
-from knafka_client.state.installation import DEFAULT_DATA, SUBSCRIPTION
+from knafka_client.state.installation import DEFAULT_DATA, SUBSCRIPTION_PREFIX
 from knafka_client.topics import dead_letters as letters_of
 
 
@@ -110,7 +110,7 @@ def tail(
     broker, trigger = _target(target, trigger)
     try:
         with usage():
-            wants = [event_filters.expression(each) for each in filters or ()]
+            wants = [event_filters.expression(expression) for expression in filters or ()]
             if attributes:
                 wants.append(event_filters.attributes(attributes))
             start = None if since is None else moments.moment(since, time.time())
@@ -119,14 +119,14 @@ def tail(
         )
         view = view_of(source, namespace, trigger or broker)
         with usage():
-            of, topics, of_trigger = _topics(view, broker, trigger, dead_letters)
+            owner, topics, of_trigger = _topics(view, broker, trigger, dead_letters)
         if of_trigger is not None:
             wants.append(of_trigger)
         format_ = Format.JSON if as_json else output or Format.TEXT
-        with view.reaching(of):
-            _show(view, of, topics, Tail(start, last), wants, format_, limit)
+        with view.reaching(owner):
+            _show(view, owner, topics, Tail(start, last), wants, format_, limit)
     except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
+        raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
 def _target(target: str | None, trigger: str | None) -> tuple[str | None, str | None]:
@@ -136,7 +136,7 @@ def _target(target: str | None, trigger: str | None) -> tuple[str | None, str | 
     if slash and kind in ("trigger", "triggers"):
         broker, own = None, name
     elif slash and kind in ("subscription", "subscriptions"):
-        broker, own = None, SUBSCRIPTION + name
+        broker, own = None, SUBSCRIPTION_PREFIX + name
     elif slash and kind in ("broker", "brokers"):
         broker = name
     if trigger is not None and own is not None:
@@ -151,7 +151,7 @@ def _topics(
     if trigger is None:
         ingress = view.ingress(broker)
         owners = [*view.of_broker(ingress), letters_of.of_broker(ingress)]
-        letters = [each.dead_letter_topic for each in owners]
+        letters = [owner.dead_letter_topic for owner in owners]
         return ingress, letters if dead_letters else [ingress.topic], None
     egress = view.egress(trigger)
     if broker is not None and broker_of(view.ingress(broker)) != broker_of(egress):
@@ -163,7 +163,7 @@ def _topics(
 
 def _show(
     view: DeclaredView,
-    of: Ingress | Egress,
+    owner: Ingress | Egress,
     topics: Sequence[str],
     tail: Tail,
     wants: Sequence[Predicate],
@@ -171,13 +171,13 @@ def _show(
     limit: int | None,
 ) -> None:
     shown = 0
-    wanted = all_of(wants)
+    is_wanted = all_of(wants)
     try:
-        for record in tailing.records(view.connection(of), topics, tail):
+        for record in tailing.records(view.connection(owner), topics, tail):
             if (problem := tailing.problem_of(record)) is not None:
                 typer.echo(f"knafka: {problem}", err=True)
                 continue
-            line = tailing.line_of(record, wanted, format_)
+            line = tailing.line_of(record, is_wanted, format_)
             if line is not None:
                 typer.echo(line)
                 shown += 1
@@ -185,4 +185,4 @@ def _show(
                 return
     except tailing.NoTopic as error:
         typer.echo(f"knafka: {error}", err=True)
-        raise typer.Exit(FAILED) from None
+        raise typer.Exit(EXIT_FAILED) from None

@@ -20,11 +20,11 @@ from knafka.ports.log import Record
 from knafka_client.topics.dead_letters import letter, shown
 from knafka_client.topics.ranges import offsets_since, spans_of
 
-POLL: Final = 0.5
+TAIL_POLL_INTERVAL: Final = 0.5
 """Seconds without an event after which Ctrl-C is looked for."""
-HELD_AT_MOST: Final = 50_000
+ORDERED_RECORDS: Final = 50_000
 """Records of the past that are put in order."""
-REASON: Final = f"{ATTRIBUTE_PREFIX}reason"
+REASON_ATTRIBUTE: Final = f"{ATTRIBUTE_PREFIX}reason"
 """Attribute that every dead letter has."""
 
 _SAID: Final = frozenset({"specversion", "type", "id", "source", "subject"})
@@ -61,7 +61,7 @@ class Tail:
 def records(connection: Mapping[str, Any], topics: Sequence[str], tail: Tail) -> Iterator[Record]:
     """The past of the topics, oldest first, and then each record as it arrives, for ever.
 
-    More than `HELD_AT_MOST` records of the past are in the order of each partition only. A topic
+    More than `ORDERED_RECORDS` records of the past are in the order of each partition only. A topic
     that isn't there is left out. Raises `LogError` if one can't be read, `NoTopic` without any.
     """
     consumer = open_client(
@@ -81,7 +81,7 @@ def records(connection: Mapping[str, Any], topics: Sequence[str], tail: Tail) ->
         unread = {place for place, start in starts.items() if start < ends[place]}
         past: list[Record] = []
         while True:
-            message = consumer.poll(POLL)
+            message = consumer.poll(TAIL_POLL_INTERVAL)
             if message is None:
                 continue
             if (error := message.error()) is not None:
@@ -93,7 +93,7 @@ def records(connection: Mapping[str, Any], topics: Sequence[str], tail: Tail) ->
                 past.append(cast(Record, message))
             else:
                 yield cast(Record, message)
-            if past and (not unread or (tail.last is None and len(past) >= HELD_AT_MOST)):
+            if past and (not unread or (tail.last is None and len(past) >= ORDERED_RECORDS)):
                 yield from _last(past, ends, tail.last)
                 past, unread = [], set()
     finally:
@@ -129,12 +129,12 @@ def _spans(
 
 def _last(past: list[Record], ends: Mapping[Place, int], count: int | None) -> list[Record]:
     """What was there already but for the last `count`, left out; in the order of time."""
-    past.sort(key=lambda each: (each.timestamp()[1], each.offset()))
+    past.sort(key=lambda record: (record.timestamp()[1], record.offset()))
     if count is None:
         return past
-    old = [each for each in past if each.offset() < ends[each.topic(), each.partition()]]
-    dropped = {id(each) for each in old[: len(old) - count]}
-    return [each for each in past if id(each) not in dropped]
+    old = [record for record in past if record.offset() < ends[record.topic(), record.partition()]]
+    dropped = {id(record) for record in old[: len(old) - count]}
+    return [record for record in past if id(record) not in dropped]
 
 
 def problem_of(record: Record) -> str | None:
@@ -156,7 +156,7 @@ def line_of(record: Record, wants: Predicate | None, format_: Format) -> str | N
         return json_format.write(event).decode()
     subject = f" about {about['subject']}" if "subject" in about else ""
     said = shown(f"{about['type']} {about['id']} from {about['source']}{subject}")
-    if REASON in about:
+    if REASON_ATTRIBUTE in about:
         failure = letter(record)
         how = f"{failure.reason} {failure.code}".strip()
         said += f" ({shown(how)} after {failure.attempts} attempts)"

@@ -20,7 +20,7 @@ from knafka_cli.events.searching import Search
 from knafka_cli.events.steps import merged
 from knafka_cli.events.tracing import Trace
 from knafka_cli.shared import moments
-from knafka_cli.shared.options import FAILED, DataDir, add, ask_kafka, print_table, usage
+from knafka_cli.shared.options import EXIT_FAILED, DataDir, add, ask_kafka, print_table, usage
 from knafka_cli.shared.source_options import (
     BootstrapServers,
     ContextName,
@@ -36,7 +36,7 @@ from knafka_client.declared.declared_source import (
     broker_of,
     trigger_of,
 )
-from knafka_client.state.installation import CHANNEL, DEFAULT_DATA
+from knafka_client.state.installation import CHANNEL_PREFIX, DEFAULT_DATA
 from knafka_client.topics import replaying
 from knafka_client.topics.dead_letters import shown
 
@@ -92,25 +92,25 @@ def trace(
     view = view_of(source_, namespace, broker)
     with usage():
         ingresses = view.ingresses if broker is None else (view.ingress(broker),)
-    searches = [_search(view, each, id_, source, moment) for each in ingresses]
-    found = [
-        each
+    searches = [_search(view, ingress, id_, source, moment) for ingress in ingresses]
+    traces = [
+        record_trace
         for ingress, search in zip(ingresses, searches, strict=True)
-        for each in _traced(view, ingress, search)
+        for record_trace in _traced(view, ingress, search)
     ]
     if zipkin:
-        found = [_with_spans(view, each, zipkin) for each in found]
+        traces = [_with_spans(view, record_trace, zipkin) for record_trace in traces]
     if as_json:
-        complete = all(each.ended for each in searches)
+        complete = all(search.ended for search in searches)
         typer.echo(
             json.dumps(
-                {"complete": complete, "events": [asdict(each) for each in found]},
+                {"complete": complete, "events": [asdict(record_trace) for record_trace in traces]},
                 ensure_ascii=False,
             )
         )
     else:
-        for each in found:
-            _print(each, zipkin)
+        for record_trace in traces:
+            _print(record_trace, zipkin)
     for search in searches:
         if not search.ended:
             typer.echo(
@@ -118,14 +118,14 @@ def trace(
                 f"{search.topic} were not looked at",
                 err=True,
             )
-    if not found:
+    if not traces:
         typer.echo(f"knafka: {_not_found(view, id_, source, moment, searches)}", err=True)
-        raise typer.Exit(FAILED)
+        raise typer.Exit(EXIT_FAILED)
 
 
 def _traced(view: DeclaredView, ingress: Ingress, search: Search) -> Sequence[Trace]:
     """What became of each record that was found."""
-    records = [each for each in search.found if tracing.holds_event(each)]
+    records = [record for record in search.found if tracing.holds_event(record)]
     if not records:
         return []
     reached = view.connection(ingress)
@@ -134,9 +134,9 @@ def _traced(view: DeclaredView, ingress: Ingress, search: Search) -> Sequence[Tr
         committed = tracing.committed_in(reached)
         return [
             await tracing.trace(
-                admin, committed, each, broker_of(ingress), view.of_broker(ingress), view.paused
+                admin, committed, record, broker_of(ingress), view.of_broker(ingress), view.paused
             )
-            for each in records
+            for record in records
         ]
 
     with view.reaching(ingress):
@@ -148,52 +148,59 @@ def _search(
 ) -> Search:
     """Ctrl-C ends it with what was found until then."""
     search = Search(ingress.topic)
-    wanted = searching.is_event(id_, source)
+    is_event = searching.is_event(id_, source)
     with Console(stderr=True).status(f"searching {ingress.topic}") as line:
 
         def progress(now: Search) -> None:
             line.update(f"searching {now.topic}: {now.read} of {now.total} records")
 
         with contextlib.suppress(KeyboardInterrupt), view.reaching(ingress):
-            searching.run(view.connection(ingress), search, wanted, moment, progress)
+            searching.run(view.connection(ingress), search, is_event, moment, progress)
     return search
 
 
-def _with_spans(view: DeclaredView, found: Trace, zipkin: str) -> Trace:
+def _with_spans(view: DeclaredView, record_trace: Trace, zipkin: str) -> Trace:
     """With what Zipkin has of its trace, if that is sampled."""
     # Not above: the client of HTTP that it needs takes longer to import than a command does.
     from knafka_cli.events.zipkin import NoSpans, spans_of, steps_of
 
-    if not found.sampled:
-        return found
+    if not record_trace.sampled:
+        return record_trace
     try:
-        spans = spans_of(zipkin, found.trace_id)
+        spans = spans_of(zipkin, record_trace.trace_id)
     except NoSpans as error:
         typer.echo(f"knafka: the spans are not shown: {error}", err=True)
-        return found
-    by_name = {trigger_of(each): each for each in view.egresses}
+        return record_trace
+    by_name = {trigger_of(egress): egress for egress in view.egresses}
     deliveries = [
-        replace(each, steps=merged(each.steps, steps_of(spans, by_name[each.trigger])))
-        for each in found.deliveries
+        replace(delivery, steps=merged(delivery.steps, steps_of(spans, by_name[delivery.trigger])))
+        for delivery in record_trace.deliveries
     ]
-    return replace(found, deliveries=deliveries)
+    return replace(record_trace, deliveries=deliveries)
 
 
-def _print(found: Trace, zipkin: str) -> None:
-    typer.echo(shown(f"{found.type} {found.id} from {found.source}"))
-    place = f"{found.topic}/{found.partition}/{found.offset}"
-    typer.echo(f"accepted {found.accepted} by {found.broker}, at {place}")
-    if found.trace_id:
-        link = f", {zipkin.rstrip('/')}/zipkin/traces/{found.trace_id}" if zipkin else ""
-        sampled = "sampled" if found.sampled else "not sampled"
-        typer.echo(f"trace {found.trace_id} ({sampled}){link if found.sampled else ''}")
-    rows = [[each.trigger, each.state.value, each.detail] for each in found.deliveries]
-    what = "SUBSCRIPTION" if found.broker.startswith(CHANNEL) else "TRIGGER"
-    print_table([what, "STATE", "MORE"], rows, f"there is no {what.capitalize()} to {found.broker}")
+def _print(record_trace: Trace, zipkin: str) -> None:
+    typer.echo(shown(f"{record_trace.type} {record_trace.id} from {record_trace.source}"))
+    place = f"{record_trace.topic}/{record_trace.partition}/{record_trace.offset}"
+    typer.echo(f"accepted {record_trace.accepted} by {record_trace.broker}, at {place}")
+    if record_trace.trace_id:
+        link = f", {zipkin.rstrip('/')}/zipkin/traces/{record_trace.trace_id}" if zipkin else ""
+        sampled = "sampled" if record_trace.sampled else "not sampled"
+        typer.echo(
+            f"trace {record_trace.trace_id} ({sampled}){link if record_trace.sampled else ''}"
+        )
+    rows = [
+        [delivery.trigger, delivery.state.value, delivery.detail]
+        for delivery in record_trace.deliveries
+    ]
+    what = "SUBSCRIPTION" if record_trace.broker.startswith(CHANNEL_PREFIX) else "TRIGGER"
+    print_table(
+        [what, "STATE", "MORE"], rows, f"there is no {what.capitalize()} to {record_trace.broker}"
+    )
     steps = [
-        [step.at, each.trigger, step.what, step.result]
-        for each in found.deliveries
-        for step in each.steps
+        [step.at, delivery.trigger, step.what, step.result]
+        for delivery in record_trace.deliveries
+        for step in delivery.steps
     ]
     if steps:
         print_table(["TIME", what, "STEP", "RESULT"], sorted(steps), "")
@@ -203,8 +210,8 @@ def _not_found(
     view: DeclaredView, id_: str, source: str | None, moment: float, searches: Sequence[Search]
 ) -> str:
     event = f"event {id_}" + (f" of the source {source}" if source else "")
-    topics = ", ".join(each.topic for each in searches) or "no Broker"
-    if all(each.whole for each in searches):
+    topics = ", ".join(search.topic for search in searches) or "no Broker"
+    if all(search.whole for search in searches):
         said = f"no {event} is in {topics}: it was not accepted, or Kafka has deleted it by now"
     else:
         said = (
@@ -212,13 +219,15 @@ def _not_found(
             "--since start for all that Kafka has kept)"
         )
     for ingress in view.ingresses:
-        for each in _dead_letters(view, ingress, id_):
-            if source in (None, each.letter.source):
-                said += f"\nits dead letter is kept: {each.about} {each.letter.last_time}"
+        for letter in _dead_letters(view, ingress, id_):
+            if source in (None, letter.letter.source):
+                said += f"\nits dead letter is kept: {letter.about} {letter.letter.last_time}"
     return said
 
 
-def _dead_letters(view: DeclaredView, ingress: Ingress, id_: str) -> Sequence[replaying.Chosen]:
+def _dead_letters(
+    view: DeclaredView, ingress: Ingress, id_: str
+) -> Sequence[replaying.ReplayChoice]:
     with view.reaching(ingress):
         return ask_kafka(
             view.connection(ingress),

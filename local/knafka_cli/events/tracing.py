@@ -27,10 +27,10 @@ from knafka.core.kafka_binding import Envelope, read
 from knafka.core.progress import DeliveryStage, DeliveryState, decode, policy_of
 from knafka.ports.log import Commits, LogAdmin, OffsetAndMetadata, Record
 from knafka_cli.events.searching import is_event
-from knafka_cli.events.steps import ATTEMPT, Step
+from knafka_cli.events.steps import ATTEMPT, TraceStep
 from knafka_client.declared.declared_source import trigger_of
-from knafka_client.topics.dead_letters import READ_AT_MOST, DeadLetter, letter, read_topic
-from knafka_client.topics.ranges import TIMEOUT
+from knafka_client.topics.dead_letters import READ_AT_MOST, StoredDeadLetter, letter, read_topic
+from knafka_client.topics.ranges import KAFKA_ANSWER_TIMEOUT
 from knafka_operator.decide.desired import replay_egress
 
 _MAYBE_TABLED: Final = (
@@ -44,7 +44,7 @@ Committed: TypeAlias = Callable[[str, str, Collection[int]], Commits]
 """What a group has committed of these partitions of a topic. Raises `LogError`."""
 
 
-class State(StrEnum):
+class TracedState(StrEnum):
     """How far one Trigger is with one event."""
 
     NOT_WANTED = "not wanted"
@@ -59,29 +59,29 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Replay:
+class TracedReplay:
     """A dead letter that was sent again."""
 
     at: str
-    state: State
+    state: TracedState
     detail: str
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class TracedDelivery:
     """One event at one Trigger or Subscription."""
 
     trigger: str
     """As `trigger_of` gives it."""
-    state: State
+    state: TracedState
     """The last of it: a dead letter that was sent again and settled is settled."""
     detail: str
     """All that is known, on one line."""
     clauses: Sequence[str] = ()
     """Of its filters, those that refuse the event."""
-    dead_letters: Sequence[DeadLetter] = ()
-    replays: Sequence[Replay] = ()
-    steps: Sequence[Step] = ()
+    dead_letters: Sequence[StoredDeadLetter] = ()
+    replays: Sequence[TracedReplay] = ()
+    steps: Sequence[TraceStep] = ()
     """What has happened, in the order of time, as far as it is known one by one."""
 
 
@@ -97,7 +97,7 @@ class Trace:
     partition: int
     offset: int
     accepted: str
-    deliveries: Sequence[Delivery]
+    deliveries: Sequence[TracedDelivery]
     trace_id: str = ""
     """Of W3C Trace Context, 32 hexadecimal digits, if it came with one."""
     sampled: bool = False
@@ -117,7 +117,7 @@ async def trace(
     envelope = read(record.headers(), record.value())
     topics = await admin.topics()
     deliveries = [
-        _delivery(admin, committed, record, envelope, each, topics, paused) for each in egresses
+        _delivery(admin, committed, record, envelope, egress, topics, paused) for egress in egresses
     ]
     about = envelope.attributes
     return Trace(
@@ -139,8 +139,8 @@ def trace_context(envelope: Envelope) -> tuple[str, bool]:
     extension attribute; empty if neither is there and valid."""
     header = next((value for name, value in envelope.passed if name == TRACEPARENT), b"") or b""
     for text in (header.decode(errors="replace"), envelope.attributes.get(TRACEPARENT, "")):
-        if found := _traceparent(text):
-            return found[1], bool(int(found[2], 16) & 1)
+        if parts := _traceparent(text):
+            return parts[1], bool(int(parts[2], 16) & 1)
     return "", False
 
 
@@ -152,22 +152,22 @@ async def _delivery(
     egress: Egress,
     topics: Mapping[str, int],
     paused: Collection[str],
-) -> Delivery:
+) -> TracedDelivery:
     name = trigger_of(egress)
     is_it = is_event(envelope.attributes["id"], envelope.attributes["source"])
     clauses = why_not(egress.filter, egress.filters, envelope.attributes)
     records, complete = await _dead_letters(admin, record, is_it, egress, topics)
     if records:
         replays = await _replays(admin, committed, is_it, egress, topics)
-        letters = [_letter(each, replays) for each in records]
+        letters = [_letter(dead_letter, replays) for dead_letter in records]
         state, detail = _history(letters, replays)
-        steps = [step for each in records for step in _steps(each)]
-        steps += [Step(each.at, "sent again", each.state.value) for each in replays]
-        return Delivery(name, state, detail, clauses, letters, replays, sorted(steps))
+        steps = [step for dead_letter in records for step in _steps(dead_letter)]
+        steps += [TraceStep(replay.at, "sent again", replay.state.value) for replay in replays]
+        return TracedDelivery(name, state, detail, clauses, letters, replays, sorted(steps))
     if clauses:
-        return Delivery(name, State.NOT_WANTED, "; ".join(clauses), clauses)
+        return TracedDelivery(name, TracedState.NOT_WANTED, "; ".join(clauses), clauses)
     state, detail, last = await _progress(committed, record, egress)
-    if state is State.SETTLED:
+    if state is TracedState.SETTLED:
         detail = "no dead letter: delivered" if complete else _MAYBE_TABLED
         if egress.dead_letter_sink is not None:
             detail += f", or taken by the dead letter sink {egress.dead_letter_sink.url}"
@@ -175,72 +175,81 @@ async def _delivery(
             detail += f"; a reply, if it had one, was taken by {egress.reply.url}"
     elif name in paused:
         detail = f"the {egress.kind} is paused; {detail}"
-    return Delivery(name, state, detail, steps=last)
+    return TracedDelivery(name, state, detail, steps=last)
 
 
-def _steps(record: Record) -> Sequence[Step]:
+def _steps(record: Record) -> Sequence[TraceStep]:
     """The attempts that a dead letter lists, and that it was kept."""
-    found = letter(record)
-    how = f"{found.reason} {found.code}".strip()
+    details = letter(record)
+    how = f"{details.reason} {details.code}".strip()
     place = f"{record.topic()}/{record.partition()}/{record.offset()}"
-    kept = Step(timestamp(record.timestamp()[1] / 1000), "dead letter", f"{how}, at {place}")
-    return [*(Step(at, ATTEMPT, result) for at, result in found.attempt_log), kept]
+    kept = TraceStep(timestamp(record.timestamp()[1] / 1000), "dead letter", f"{how}, at {place}")
+    return [*(TraceStep(time, ATTEMPT, result) for time, result in details.attempt_log), kept]
 
 
-def _history(letters: Sequence[DeadLetter], replays: Sequence[Replay]) -> tuple[State, str]:
+def _history(
+    letters: Sequence[StoredDeadLetter], replays: Sequence[TracedReplay]
+) -> tuple[TracedState, str]:
     """What is the case now, and how it came to that."""
-    parts = [(each.last_time, _failed(each)) for each in letters]
-    parts += [(each.at, f"sent again {each.at}") for each in replays]
+    parts = [(dead_letter.last_time, _failed(dead_letter)) for dead_letter in letters]
+    parts += [(replay.at, f"sent again {replay.at}") for replay in replays]
     history = "; ".join(text for _, text in sorted(parts))
-    last = max(replays, key=lambda each: each.at, default=None)
-    if last is None or last.at < max(each.last_time for each in letters):
-        return State.DEAD_LETTER, history
-    detail = "delivered" if last.state is State.SETTLED else last.detail
+    last = max(replays, key=lambda replay: replay.at, default=None)
+    if last is None or last.at < max(dead_letter.last_time for dead_letter in letters):
+        return TracedState.DEAD_LETTER, history
+    detail = "delivered" if last.state is TracedState.SETTLED else last.detail
     return last.state, f"{history}: {detail}"
 
 
-def _failed(found: DeadLetter) -> str:
-    how = f"{found.reason} {found.code}".strip()
-    if found.reason == Reason.REPLY_NOT_DELIVERED:
-        how += f" to {found.destination}"
-    return f"{how} after {found.attempts} attempts, {found.last_time}"
+def _failed(dead_letter: StoredDeadLetter) -> str:
+    how = f"{dead_letter.reason} {dead_letter.code}".strip()
+    if dead_letter.reason == Reason.REPLY_NOT_DELIVERED:
+        how += f" to {dead_letter.destination}"
+    return f"{how} after {dead_letter.attempts} attempts, {dead_letter.last_time}"
 
 
 async def _progress(
     committed: Committed, record: Record, egress: Egress
-) -> tuple[State, str, Sequence[Step]]:
+) -> tuple[TracedState, str, Sequence[TraceStep]]:
     """How far the group of an Egress is with a record of its topic, and its last attempt, if that
     has failed."""
     partition, offset = record.partition(), record.offset()
-    found = await asyncio.to_thread(committed, egress.group, egress.topic, [partition])
-    place, policy = found.get(partition), policy_of(egress)
+    commits = await asyncio.to_thread(committed, egress.group, egress.topic, [partition])
+    place, policy = commits.get(partition), policy_of(egress)
     state, detail = state_of(offset, place, policy)
-    if state is not State.RETRYING or place is None:
+    if state is not TracedState.RETRYING or place is None:
         return state, detail, ()
     delivery = decode(place.offset, place.metadata, policy).deliveries[offset]
     if delivery.failed is None:
         return state, detail, ()
-    return state, detail, (Step(timestamp(delivery.last_attempt), ATTEMPT, delivery.failed.text),)
+    return (
+        state,
+        detail,
+        (TraceStep(timestamp(delivery.last_attempt), ATTEMPT, delivery.failed.text),),
+    )
 
 
 def state_of(
     offset: int, committed: OffsetAndMetadata | None, policy: int = 0
-) -> tuple[State, str]:
+) -> tuple[TracedState, str]:
     """How far a group is with one offset, and a few words about it."""
     if committed is None:
-        return State.WAITING, "nothing of its partition is settled"
+        return TracedState.WAITING, "nothing of its partition is settled"
     if offset < committed.offset:
-        return State.SETTLED, ""
+        return TracedState.SETTLED, ""
     progress = decode(committed.offset, committed.metadata, policy)
     if any(first <= offset < behind for first, behind in progress.settled):
-        return State.SETTLED, ""
+        return TracedState.SETTLED, ""
     if (delivery := progress.deliveries.get(offset)) is not None:
-        return State.RETRYING, _attempted(delivery)
+        return TracedState.RETRYING, _attempted(delivery)
     settled = sum(
         min(behind, offset) - first for first, behind in progress.settled if first < offset
     )
-    before = offset - committed.offset - settled
-    return State.WAITING, f"{before} before it aren't settled" if before else "it is next"
+    unsettled = offset - committed.offset - settled
+    return (
+        TracedState.WAITING,
+        f"{unsettled} before it aren't settled" if unsettled else "it is next",
+    )
 
 
 def _attempted(delivery: DeliveryState) -> str:
@@ -268,21 +277,32 @@ async def _dead_letters(
     there ever were are still in their topic, and not too many to be read."""
     if egress.dead_letter_topic not in topics:
         return [], True
-    found = await read_topic(admin, egress.dead_letter_topic, READ_AT_MOST)
-    complete = sum((await admin.end_offsets(egress.dead_letter_topic)).values()) <= len(found)
-    records = [(each, letter(each).position) for each in found if is_it(each)]
+    dead_letters = await read_topic(admin, egress.dead_letter_topic, READ_AT_MOST)
+    complete = sum((await admin.end_offsets(egress.dead_letter_topic)).values()) <= len(
+        dead_letters
+    )
+    records = [
+        (dead_letter, letter(dead_letter).position)
+        for dead_letter in dead_letters
+        if is_it(dead_letter)
+    ]
     own = f"{record.topic()}/{record.partition()}/{record.offset()}"
     if all(position != own for _, position in records):
         return [], complete
     replays = f"{replay_egress(egress).topic}/"
-    its = [each for each, at in records if at == own or at.startswith(replays)]
+    its = [
+        dead_letter
+        for dead_letter, position in records
+        if position == own or position.startswith(replays)
+    ]
     return its, complete
 
 
-def _letter(record: Record, replays: Sequence[Replay]) -> DeadLetter:
-    at = timestamp(record.timestamp()[1] / 1000)
+def _letter(record: Record, replays: Sequence[TracedReplay]) -> StoredDeadLetter:
+    written = timestamp(record.timestamp()[1] / 1000)
     return replace(
-        letter(record), replayed=min((each.at for each in replays if each.at >= at), default="")
+        letter(record),
+        replayed=min((replay.at for replay in replays if replay.at >= written), default=""),
     )
 
 
@@ -292,16 +312,16 @@ async def _replays(
     is_it: Callable[[Record], bool],
     egress: Egress,
     topics: Mapping[str, int],
-) -> Sequence[Replay]:
+) -> Sequence[TracedReplay]:
     again = replay_egress(egress)
     if again.topic not in topics:
         return []
-    found = []
+    replays = []
     for record in await read_topic(admin, again.topic, READ_AT_MOST):
         if is_it(record):
             state, detail, _ = await _progress(committed, record, again)
-            found.append(Replay(timestamp(record.timestamp()[1] / 1000), state, detail))
-    return found
+            replays.append(TracedReplay(timestamp(record.timestamp()[1] / 1000), state, detail))
+    return replays
 
 
 def holds_event(record: Record) -> bool:
@@ -322,17 +342,19 @@ def committed_in(connection: Mapping[str, Any]) -> Committed:
         )
         try:
             places = [TopicPartition(topic, number) for number in partitions]
-            found = consumer.committed(places, timeout=TIMEOUT)
-            if error := next((each.error for each in found if each.error is not None), None):
+            positions = consumer.committed(places, timeout=KAFKA_ANSWER_TIMEOUT)
+            if error := next(
+                (position.error for position in positions if position.error is not None), None
+            ):
                 raise log_error_of(error)
         except KafkaException as error:
             raise log_error_of(error.args[0]) from error
         finally:
             consumer.close()
         return {
-            each.partition: OffsetAndMetadata(each.offset, each.metadata or "")
-            for each in found
-            if each.offset >= 0
+            position.partition: OffsetAndMetadata(position.offset, position.metadata or "")
+            for position in positions
+            if position.offset >= 0
         }
 
     return committed

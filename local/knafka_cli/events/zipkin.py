@@ -14,12 +14,12 @@ from typing import Any, Final, TypeAlias
 from knafka.core.contract import Egress
 from knafka.core.dead_letter import timestamp
 from knafka.core.errors import KnafkaError
-from knafka_cli.events.steps import Step
+from knafka_cli.events.steps import TraceStep
 from knafka_client.topics.dead_letters import shown
 
-TIMEOUT: Final = 5.0
+ZIPKIN_TIMEOUT: Final = 5.0
 """Seconds for the answer."""
-LARGEST: Final = 16 * 1024 * 1024
+LARGEST_ZIPKIN_ANSWER: Final = 16 * 1024 * 1024
 """Bytes of an answer."""
 _SHOWN: Final = {"attempt": "attempt", "reply": "reply", "dead-letter": "dead letter"}
 """Names of spans to what a step is called."""
@@ -36,8 +36,8 @@ def spans_of(url: str, trace_id: str) -> Sequence[Span]:
     """The spans of a trace, none if Zipkin doesn't have it. Raises `NoSpans`."""
     address = f"{url.rstrip('/')}/api/v2/trace/{trace_id}"
     try:
-        with urllib.request.urlopen(address, timeout=TIMEOUT) as answer:
-            found = json.loads(answer.read(LARGEST))
+        with urllib.request.urlopen(address, timeout=ZIPKIN_TIMEOUT) as answer:
+            spans = json.loads(answer.read(LARGEST_ZIPKIN_ANSWER))
     except urllib.error.HTTPError as error:
         with error:
             if error.code == 404:
@@ -45,23 +45,23 @@ def spans_of(url: str, trace_id: str) -> Sequence[Span]:
         raise NoSpans(f"{address}: {error}") from error
     except (OSError, ValueError) as error:
         raise NoSpans(f"{address}: {error}") from error
-    if not isinstance(found, list):
+    if not isinstance(spans, list):
         raise NoSpans(f"{address}: want a list of spans")
-    return [each for each in found if isinstance(each, dict)]
+    return [span for span in spans if isinstance(span, dict)]
 
 
-def steps_of(spans: Sequence[Span], egress: Egress) -> Sequence[Step]:
+def steps_of(spans: Sequence[Span], egress: Egress) -> Sequence[TraceStep]:
     """What they tell of one Trigger or Subscription."""
     destination = f"{egress.kind.lower()}:{egress.trigger}.{egress.namespace}"
-    found = []
-    for each in spans:
-        tags = each.get("tags") or {}
-        name = _SHOWN.get(each.get("name", ""))
+    steps = []
+    for span in spans:
+        tags = span.get("tags") or {}
+        name = _SHOWN.get(span.get("name", ""))
         if name is None or tags.get("messaging.destination") != destination:
             continue
-        at = timestamp(int(each.get("timestamp", 0)) / 1_000_000)
-        found.append(Step(at, name, _result(tags, int(each.get("duration", 0)))))
-    return found
+        time = timestamp(int(span.get("timestamp", 0)) / 1_000_000)
+        steps.append(TraceStep(time, name, _result(tags, int(span.get("duration", 0)))))
+    return steps
 
 
 def _result(tags: Mapping[str, str], microseconds: int) -> str:

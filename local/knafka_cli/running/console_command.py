@@ -87,8 +87,8 @@ def console(
                 unreached=cluster_source.UNREACHED,
             )
             stop = asyncio.Event()
-            for each in (signal.SIGINT, signal.SIGTERM):
-                asyncio.get_running_loop().add_signal_handler(each, stop.set)
+            for signal_number in (signal.SIGINT, signal.SIGTERM):
+                asyncio.get_running_loop().add_signal_handler(signal_number, stop.set)
             async with opening.served(source, listener) as url:
                 typer.echo(f"console of {place} at {url}")
                 if open_:

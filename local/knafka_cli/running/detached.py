@@ -17,9 +17,9 @@ from typing import Final, TextIO
 from knafka.core.errors import KnafkaError
 from knafka_client.state.installation import Installation
 
-LOOK_INTERVAL: Final = 0.1
+DETACHED_POLL_INTERVAL: Final = 0.1
 """Seconds between two looks at a process that starts or stops."""
-STOP_TIMEOUT: Final = 60.0
+DETACHED_STOP_TIMEOUT: Final = 60.0
 """Seconds for everything to stop: what is in flight is finished, and Kafka writes its files."""
 
 Say = Callable[[str], None]
@@ -59,7 +59,7 @@ def start(arguments: Sequence[str], installation: Installation, say: Say) -> int
                 _pass_on(lines, say)
                 if ended is not None:
                     raise NotStarted(f"knafka up ended with code {ended}: see {log}")
-                time.sleep(LOOK_INTERVAL)
+                time.sleep(DETACHED_POLL_INTERVAL)
             _pass_on(lines, say)
     except BaseException:
         process.terminate()
@@ -69,7 +69,7 @@ def start(arguments: Sequence[str], installation: Installation, say: Say) -> int
     return process.pid
 
 
-def stop(installation: Installation, timeout: float = STOP_TIMEOUT) -> bool:
+def stop(installation: Installation, timeout: float = DETACHED_STOP_TIMEOUT) -> bool:
     """Have what runs stop cleanly, and wait for it; False: nothing ran. Raises `NotStopped`."""
     pid = installation.pid()
     if pid is None:
@@ -79,7 +79,7 @@ def stop(installation: Installation, timeout: float = STOP_TIMEOUT) -> bool:
     while installation.pid() == pid:
         if time.monotonic() > deadline:
             raise NotStopped(f"pid {pid} has not stopped within {timeout:g} s: kill -9 {pid}")
-        time.sleep(LOOK_INTERVAL)
+        time.sleep(DETACHED_POLL_INTERVAL)
     return True
 
 

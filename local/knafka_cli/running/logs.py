@@ -11,11 +11,11 @@ from typing import Final
 
 from knafka_client.state.installation import Installation
 
-LOOK_INTERVAL: Final = 0.3
+LOG_POLL_INTERVAL: Final = 0.3
 """Seconds between two looks for what is new."""
-BLOCK: Final = 64 * 1024
+LOG_BLOCK_BYTES: Final = 64 * 1024
 """Bytes from the end that are searched for the last lines."""
-KAFKA: Final = "kafka"
+KAFKA_LOG: Final = "kafka"
 
 
 class Logs:
@@ -26,48 +26,48 @@ class Logs:
         self._read: dict[str, int] = {}
         """Up to where each file was given."""
 
-    def names(self, wanted: str | None = None) -> Sequence[str]:
+    def names(self, part: str | None = None) -> Sequence[str]:
         """All of them, or those of one process, Trigger or Service."""
-        return sorted(name for name in self._files() if wanted is None or is_of(name, wanted))
+        return sorted(name for name in self._files() if part is None or is_of(name, part))
 
     def last(self, name: str, lines: int) -> Sequence[str]:
         """The last lines, oldest first."""
         with self._files()[name].open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - BLOCK))
-            found = file.read().decode(errors="replace").splitlines()
+            file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_BLOCK_BYTES))
+            all_lines = file.read().decode(errors="replace").splitlines()
             self._read[name] = file.tell()
-        return found[-lines:] if lines else []
+        return all_lines[-lines:] if lines else []
 
-    def follow(self, wanted: str | None = None) -> Iterator[tuple[str, str]]:
+    def follow(self, part: str | None = None) -> Iterator[tuple[str, str]]:
         """Name and line of what is written from now on, or since `last`, for ever; new files from
         their start."""
         read = {name: _size(path) for name, path in self._files().items()} | self._read
         while True:
             for name, path in self._files().items():
-                if wanted is not None and not is_of(name, wanted):
+                if part is not None and not is_of(name, part):
                     continue
                 start = read.get(name, 0)
                 if _size(path) < start:
                     start = 0  # it was set aside, and begun anew
                 lines, read[name] = _lines_from(path, start)
                 yield from ((name, line) for line in lines)
-            time.sleep(LOOK_INTERVAL)
+            time.sleep(LOG_POLL_INTERVAL)
 
     def _files(self) -> dict[str, Path]:
         files = {
-            each.stem: each
-            for each in sorted(self._installation.logs.glob("*.log"))
-            if not each.name.endswith(".old.log")
+            file.stem: file
+            for file in sorted(self._installation.logs.glob("*.log"))
+            if not file.name.endswith(".old.log")
         }
         kafka = self._installation.kafka / "kafka.log"
-        return files | ({KAFKA: kafka} if kafka.exists() else {})
+        return files | ({KAFKA_LOG: kafka} if kafka.exists() else {})
 
 
-def is_of(name: str, wanted: str) -> bool:
+def is_of(name: str, part: str) -> bool:
     """Whether a log is that of a process, or of a Trigger or Service by `[NAMESPACE/]NAME`."""
-    if name == wanted:
+    if name == part:
         return True
-    namespace, slash, own = wanted.rpartition("/")
+    namespace, slash, own = part.rpartition("/")
     whose = re.escape(f"{namespace if slash else 'default'}-{own}")
     return re.fullmatch(rf"[a-z]+-{whose}", name) is not None
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from knafka_cli.running import logs
 from knafka_cli.running.terminal_views import StatusTable
 from knafka_cli.shared.options import (
-    FAILED,
+    EXIT_FAILED,
     DataDir,
     Files,
     add,
@@ -48,7 +48,7 @@ def show_status(
         typer.echo(f"knafka up runs on {installation.data} (pid {installation.pid()})")
         Console().print(StatusTable(now))
     if snapshot_file.not_ready(now):
-        raise typer.Exit(FAILED)
+        raise typer.Exit(EXIT_FAILED)
 
 
 def list_brokers(files: Files = None, data_dir: DataDir = DEFAULT_DATA) -> None:
@@ -56,36 +56,43 @@ def list_brokers(files: Files = None, data_dir: DataDir = DEFAULT_DATA) -> None:
     if files:
         with usage():
             declared = declared_in(files, data_dir)
-        of = [(each.metadata.namespace, each.spec.broker) for each in declared.all(Trigger)]
+        brokers_of_triggers = [
+            (trigger.metadata.namespace, trigger.spec.broker) for trigger in declared.all(Trigger)
+        ]
         rows = [
-            [each.id, str(of.count((each.metadata.namespace, each.metadata.name)))]
-            for each in declared.all(Broker)
+            [
+                broker.id,
+                str(brokers_of_triggers.count((broker.metadata.namespace, broker.metadata.name))),
+            ]
+            for broker in declared.all(Broker)
         ]
         print_table(["BROKER", "TRIGGERS"], rows, "no Broker is declared")
         if declared.problems:
-            raise typer.Exit(FAILED)
+            raise typer.Exit(EXIT_FAILED)
         return
     installation = Installation(data_dir)
     running, now = installation.running(), snapshot_file.read(installation)
     topics = {
-        f"{each.namespace}/{each.broker}": each.topic
-        for each in running.ingresses
-        if each.kind == "Broker"
+        f"{ingress.namespace}/{ingress.broker}": ingress.topic
+        for ingress in running.ingresses
+        if ingress.kind == "Broker"
     }
     brokers = [
-        f"{each.namespace}/{each.broker}" for each in running.egresses if each.kind == "Trigger"
+        f"{egress.namespace}/{egress.broker}"
+        for egress in running.egresses
+        if egress.kind == "Trigger"
     ]
     rows = [
         [
-            each.name,
-            each.url or f"not served: {each.refused}",
-            topics.get(each.name, ""),
-            str(brokers.count(each.name)),
-            str(each.accepted),
-            str(each.rejected),
+            row.name,
+            row.url or f"not served: {row.refused}",
+            topics.get(row.name, ""),
+            str(brokers.count(row.name)),
+            str(row.accepted),
+            str(row.rejected),
         ]
-        for each in now.brokers
-        if each.kind == "Broker"
+        for row in now.brokers
+        if row.kind == "Broker"
     ]
     columns = ["BROKER", "URL", "TOPIC", "TRIGGERS", "ACCEPTED", "REJECTED"]
     print_table(columns, rows, "no Broker runs")
@@ -103,13 +110,13 @@ def show_logs(
     data_dir: DataDir = DEFAULT_DATA,
 ) -> None:
     """What the processes have written to their logs, also when nothing runs any more."""
-    found = logs.Logs(Installation(data_dir))
-    if not (names := found.names(name)):
-        there = ", ".join(found.names()) or "none"
+    log = logs.Logs(Installation(data_dir))
+    if not (names := log.names(name)):
+        there = ", ".join(log.names()) or "none"
         raise refuse(f"there is no log{f' of {name}' if name else ''}: there is {there}")
-    for each in names:
-        for line in found.last(each, lines):
-            typer.echo(line if len(names) == 1 else f"{each} | {line}")
+    for log_name in names:
+        for line in log.last(log_name, lines):
+            typer.echo(line if len(names) == 1 else f"{log_name} | {line}")
     with contextlib.suppress(KeyboardInterrupt):
-        for each, line in found.follow(name) if follow else ():
-            typer.echo(line if name is not None and len(names) == 1 else f"{each} | {line}")
+        for log_name, line in log.follow(name) if follow else ():
+            typer.echo(line if name is not None and len(names) == 1 else f"{log_name} | {line}")

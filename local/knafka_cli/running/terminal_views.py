@@ -30,11 +30,11 @@ SUMMARY_TRIGGERS: Final = 10
 """Triggers that a summary names at most."""
 LINES_OF_ONE_KIND: Final = 10
 """Triggers of which the same is said in lines of their own; of more it is said once."""
-LOOK_INTERVAL: Final = 0.5
+VIEW_REFRESH_INTERVAL: Final = 0.5
 AT_REST: Final = "nothing waits"
 """The scaler's reason (`decide.scaling.NOTHING_WAITS`, whose import would take longer than a whole
 command) where the figures say it already."""
-DEAD_LETTERS: Final = "DeadLetters"
+DEAD_LETTERS_CONDITION: Final = "DeadLetters"
 """A condition (`decide.dead_letters.DEAD_LETTERS`, for whose import the same is true)."""
 COLOURS: Final = ("cyan", "magenta", "green", "yellow", "blue")
 
@@ -65,8 +65,8 @@ class Lines:
                 if (text := summary(now)) != told:
                     told = text
                     self.say(text)
-            await asyncio.sleep(LOOK_INTERVAL)
-            waited += LOOK_INTERVAL
+            await asyncio.sleep(VIEW_REFRESH_INTERVAL)
+            waited += VIEW_REFRESH_INTERVAL
 
 
 class Table:
@@ -90,24 +90,26 @@ class Table:
                 if (now := (snapshot(), self._console.size)) != shown:
                     live.update(StatusTable(now[0]), refresh=True)
                     shown = now
-                await asyncio.sleep(LOOK_INTERVAL)
+                await asyncio.sleep(VIEW_REFRESH_INTERVAL)
 
 
-def changes(before: Snapshot, now: Snapshot) -> Iterator[str]:
+def changes(previous: Snapshot, now: Snapshot) -> Iterator[str]:
     """What is new in `now`, one sentence each."""
-    if now.kafka != before.kafka:
+    if now.kafka != previous.kafka:
         yield f"Kafka: {now.kafka}"
-    yield from (each for each in now.problems if each not in before.problems)
-    yield from (f"solved: {each}" for each in before.problems if each not in now.problems)
-    brokers = {(each.kind, each.name): each for each in before.brokers}
+    yield from (problem for problem in now.problems if problem not in previous.problems)
+    yield from (
+        f"solved: {problem}" for problem in previous.problems if problem not in now.problems
+    )
+    brokers = {(row.kind, row.name): row for row in previous.brokers}
     for broker in now.brokers:
         old_broker = brokers.pop((broker.kind, broker.name), None)
         if old_broker is None or old_broker.refused != broker.refused:
             state = f"is not served: {broker.refused}" if broker.refused else f"at {broker.url}"
             yield f"{broker.kind} {broker.name} {state}"
     yield from (f"{kind} {name} is gone" for kind, name in brokers)
-    yield from _said(_changes_of_triggers(before.sensors, now.sensors))
-    yield from _said(_changes_of_triggers(before.triggers, now.triggers))
+    yield from _said(_changes_of_triggers(previous.sensors, now.sensors))
+    yield from _said(_changes_of_triggers(previous.triggers, now.triggers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,44 +128,44 @@ class _Change:
 def _said(changes: Iterable[_Change]) -> Iterator[str]:
     """A line for each, but one for all of which the same is to be said where they are many."""
     same: dict[tuple[str, str], list[_Change]] = {}
-    for each in changes:
-        same.setdefault((each.row.kind, each.many), []).append(each)
-    for (kind, many), found in same.items():
-        if len(found) <= LINES_OF_ONE_KIND:
-            yield from (f"{kind} {each.row.name}{each.one}{each.more}" for each in found)
+    for change in changes:
+        same.setdefault((change.row.kind, change.many), []).append(change)
+    for (kind, many), alike in same.items():
+        if len(alike) <= LINES_OF_ONE_KIND:
+            yield from (f"{kind} {change.row.name}{change.one}{change.more}" for change in alike)
             continue
-        more = {each.more for each in found}
-        such = f", such as {found[0].row.name}{found[0].more}" if len(more) > 1 else more.pop()
-        yield f"{len(found)} {kind}s{many}{such}"
+        more = {change.more for change in alike}
+        such = f", such as {alike[0].row.name}{alike[0].more}" if len(more) > 1 else more.pop()
+        yield f"{len(alike)} {kind}s{many}{such}"
 
 
 def _changes_of_triggers(
-    before: Sequence[TriggerRow], now: Sequence[TriggerRow]
+    previous: Sequence[TriggerRow], now: Sequence[TriggerRow]
 ) -> Iterator[_Change]:
-    old = {(each.kind, each.name): each for each in before}
+    old = {(row.kind, row.name): row for row in previous}
     for row in now:
         if (known := old.pop((row.kind, row.name), None)) is not row:
             yield from _changes_of(known, row)
-    yield from (_Change(each, " is gone", " are gone") for each in old.values())
+    yield from (_Change(row, " is gone", " are gone") for row in old.values())
 
 
-def _changes_of(before: TriggerRow | None, now: TriggerRow) -> Iterator[_Change]:
-    if before is None or before.refused != now.refused:
+def _changes_of(previous: TriggerRow | None, now: TriggerRow) -> Iterator[_Change]:
+    if previous is None or previous.refused != now.refused:
         if now.refused:
             yield _Change(now, " is not ready", " are not ready", f": {now.refused}")
         else:
             yield _Change(now, " is ready", " are ready")
-    if now.paused != (before is not None and before.paused):
+    if now.paused != (previous is not None and previous.paused):
         if now.paused:
             yield _Change(now, " is paused: its events wait", " are paused: their events wait")
         else:
             yield _Change(now, " goes on", " go on")
-    if before is not None and before.replicas != now.replicas:
+    if previous is not None and previous.replicas != now.replicas:
         why = f" ({now.decision})" if now.decision else ""
         what = "processes" if now.kind == "Sensor" else "dispatchers"
         dispatchers = f": {now.replicas} of {now.most_replicas} {what}"
         yield _Change(now, dispatchers, dispatchers, why)
-    if now.error and (before is None or before.error != now.error):
+    if now.error and (previous is None or previous.error != now.error):
         yield _Change(now, "", " have trouble", f": {now.error}")
 
 
@@ -171,21 +173,22 @@ def summary(now: Snapshot) -> str:
     """The counts in one line: of each Trigger while they are few, else of the busiest, and sums of
     the others."""
     brokers = [
-        f"{_named(each)} accepted {each.accepted}"
-        + (f" rejected {each.rejected}" if each.rejected else "")
-        for each in now.brokers
-        if not each.refused
+        f"{_named(broker)} accepted {broker.accepted}"
+        + (f" rejected {broker.rejected}" if broker.rejected else "")
+        for broker in now.brokers
+        if not broker.refused
     ]
     brokers += [
-        f"Sensor {each.name} waiting {'?' if each.lag is None else each.lag} fired {each.delivered}"
-        for each in now.sensors
-        if not each.refused
+        f"Sensor {sensor.name} waiting {'?' if sensor.lag is None else sensor.lag} "
+        f"fired {sensor.delivered}"
+        for sensor in now.sensors
+        if not sensor.refused
     ]
-    triggers = [each for each in now.triggers if not each.refused]
+    triggers = [trigger for trigger in now.triggers if not trigger.refused]
     if len(triggers) <= SUMMARY_TRIGGERS:
         return "; ".join([*brokers, *map(_counts, triggers)])
     busy = sorted(filter(_is_busy, triggers), key=_waiting, reverse=True)
-    resting = [each for each in triggers if not _is_busy(each)]
+    resting = [trigger for trigger in triggers if not _is_busy(trigger)]
     parts = [*brokers, *map(_counts, busy[:SUMMARY_TRIGGERS])]
     for what, others in (("more busy", busy[SUMMARY_TRIGGERS:]), ("at rest", resting)):
         if others:
@@ -215,14 +218,14 @@ def _counts(row: TriggerRow) -> str:
 
 
 def _sum(name: str, rows: Sequence[TriggerRow]) -> TriggerRow:
-    known = [each.lag for each in rows if each.lag is not None]
+    known = [row.lag for row in rows if row.lag is not None]
     return TriggerRow(
         name,
         lag=sum(known) if known else None,
-        delivered=sum(each.delivered for each in rows),
-        filtered=sum(each.filtered for each in rows),
-        retried=sum(each.retried for each in rows),
-        dead_lettered=sum(each.dead_lettered for each in rows),
+        delivered=sum(row.delivered for row in rows),
+        filtered=sum(row.filtered for row in rows),
+        retried=sum(row.retried for row in rows),
+        dead_lettered=sum(row.dead_lettered for row in rows),
     )
 
 
@@ -271,32 +274,32 @@ class StatusTable:
         width = options.max_width
         yield Text(f"Kafka {self.now.kafka}", style="italic")
         shown = (
-            ("Broker", _BROKER, [(each, _place(each)) for each in self.now.brokers]),
-            ("Sensor", _SENSOR, [(each, _state(each)) for each in self.now.sensors]),
-            ("Trigger", _TRIGGER, [(each, _state(each)) for each in self.now.triggers]),
-            ("KafkaChannel", _BROKER, [(each, _place(each)) for each in self.now.brokers]),
-            ("Subscription", _TRIGGER, [(each, _state(each)) for each in self.now.triggers]),
+            ("Broker", _BROKER, [(row, _place(row)) for row in self.now.brokers]),
+            ("Sensor", _SENSOR, [(row, _state(row)) for row in self.now.sensors]),
+            ("Trigger", _TRIGGER, [(row, _state(row)) for row in self.now.triggers]),
+            ("KafkaChannel", _BROKER, [(row, _place(row)) for row in self.now.brokers]),
+            ("Subscription", _TRIGGER, [(row, _state(row)) for row in self.now.triggers]),
         )
-        for kind, columns, found in shown:
-            rows = [(row, row.name, state) for row, state in found if row.kind == kind]
+        for kind, columns, candidates in shown:
+            rows = [(row, row.name, state) for row, state in candidates if row.kind == kind]
             if rows or kind in ("Broker", "Trigger"):
                 yield _grid(kind, columns, rows, width)
-        yield from (Text(each, style="red") for each in self.now.problems)
+        yield from (Text(problem, style="red") for problem in self.now.problems)
 
 
 def _grid(
     what: str, columns: Sequence[_Column], rows: Sequence[tuple[Any, str, Text]], width: int
 ) -> Grid:
-    shown = [each for each in columns if each.from_width <= width]
+    shown = [column for column in columns if column.from_width <= width]
     grid = Grid(expand=True, box=SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
     grid.add_column(what, overflow="fold", ratio=1)
-    for each in shown:
-        grid.add_column(each.title, justify="right", no_wrap=True)
+    for column in shown:
+        grid.add_column(column.title, justify="right", no_wrap=True)
     for row, name, state in rows:
         lines: list[RenderableType] = [Text(name, overflow="fold")]
         if state:
             lines.append(Padding(state, (0, 0, 0, 2)))
-        grid.add_row(Group(*lines), *(each.figure(row) for each in shown))
+        grid.add_row(Group(*lines), *(column.figure(row) for column in shown))
     return grid
 
 
@@ -314,8 +317,13 @@ def _state(row: TriggerRow) -> Text:
     if row.paused:
         return Text("paused: its events wait", style="yellow")
     if row.decision == AT_REST:  # the figures say so, and the table stays short
-        left = (each for each in row.conditions if each.type == DEAD_LETTERS)
-        return Text(next((each.message for each in left if each.status == "False"), ""), "yellow")
+        left = (
+            condition for condition in row.conditions if condition.type == DEAD_LETTERS_CONDITION
+        )
+        return Text(
+            next((condition.message for condition in left if condition.status == "False"), ""),
+            "yellow",
+        )
     return Text(row.decision, style="green" if row.replicas else "dim")
 
 

@@ -14,13 +14,13 @@ from typing import Final
 from knafka_cli.events import sending
 from knafka_cli.shared import event_input
 from knafka_client.state import snapshot_file
-from knafka_client.state.installation import Installation, State
+from knafka_client.state.installation import Installation, RunningState
 from knafka_console import opening
 from knafka_local.supervisor import Options, Supervisor
-from knafka_local.tokens.accounts import Account
+from knafka_local.tokens.accounts import ServiceAccount
 from knafka_local.view import View
 
-FORCED: Final = 130
+EXIT_FORCED: Final = 130
 """Exit code of an impatient Ctrl-C, as shells have it."""
 
 
@@ -34,7 +34,7 @@ async def up(options: Options, view: View, send: Path | None = None) -> None:
     installation = Installation(options.data)
     _stop_on_signals(supervisor, view)
     try:
-        with opening.listener(options.console_port, wanted=options.console) as listener:
+        with opening.listener(options.console_port, enabled=options.console) as listener:
             await _run(supervisor, installation, listener, view, send, began)
     except asyncio.CancelledError:
         view.say(f"stopped; everything is kept in {options.data}")
@@ -75,34 +75,34 @@ def _stop_on_signals(supervisor: Supervisor, view: View) -> None:
 
     def force() -> None:
         supervisor.kill()
-        os._exit(FORCED)
+        os._exit(EXIT_FORCED)
 
     def stop() -> None:
         view.say("stopping: what is in flight is finished; once more to force it")
-        for each in signals:
-            loop.add_signal_handler(each, force)
+        for number in signals:
+            loop.add_signal_handler(number, force)
         if main is not None:
             main.cancel()
 
-    for each in signals:
-        loop.add_signal_handler(each, stop)
+    for number in signals:
+        loop.add_signal_handler(number, stop)
 
 
-def authorization_of(state: State, data: Path, url: str) -> Callable[[], bytes]:
+def authorization_of(state: RunningState, data: Path, url: str) -> Callable[[], bytes]:
     """Makes the header line of the service account `default` of a Broker's namespace, as a pod that
     names none has; an empty one where nobody is asked."""
-    ingress = next((each for each in state.ingresses if state.url_of(each) == url), None)
+    ingress = next((ingress for ingress in state.ingresses if state.url_of(ingress) == url), None)
     if ingress is None or ingress.audience is None:
         return bytes
     # Here, as most ask for no tokens.
-    from knafka_local.tokens.issuer import Issuer, Sender
+    from knafka_local.tokens.issuer import Issuer, TokenSender
 
-    account = Account(ingress.namespace, "default")
-    return Sender(Issuer.of(Installation(data).issuer), account, ingress.audience).header
+    account = ServiceAccount(ingress.namespace, "default")
+    return TokenSender(Issuer.of(Installation(data).issuer), account, ingress.audience).header
 
 
 async def _send(supervisor: Supervisor, data: Path, file: Path, view: View) -> None:
-    brokers = [each.url for each in supervisor.snapshot().brokers if each.url]
+    brokers = [broker.url for broker in supervisor.snapshot().brokers if broker.url]
     if len(brokers) != 1:
         view.say(f"{file} is not sent: that needs exactly one Broker, and there are {len(brokers)}")
         return
@@ -112,7 +112,7 @@ async def _send(supervisor: Supervisor, data: Path, file: Path, view: View) -> N
             summary = await sending.send(
                 event_input.events_of(lines, str(file)),
                 brokers[0],
-                lambda each: view.say(str(each)),
+                lambda answer: view.say(str(answer)),
                 connections=1,
                 authorization=authorization_of(supervisor.state, data, brokers[0]),
             )

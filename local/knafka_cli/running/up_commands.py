@@ -96,7 +96,7 @@ def up(
         )
         asyncio.run(run_until_stopped(options, terminal_views.choose(plain), send_file))
         return
-    arguments = [f"--file={each}" for each in manifests]
+    arguments = [f"--file={path}" for path in manifests]
     others = {"data-dir": data_dir, "port": port, "kafka-port": kafka_port, "send": send_file}
     others |= {"console-port": console_port, "no-console": not console}
     others |= {"channels-port": channels_port, "require-auth": require_auth}

@@ -14,7 +14,7 @@ from knafka.core.errors import InvalidDocument
 from knafka_operator.model.sensors import go_seconds
 
 ARGO: Final = "argoproj.io/v1alpha1"
-SENSOR: Final = "Sensor"
+SENSOR_KIND: Final = "Sensor"
 
 ARGOS_STEPS: Final = 5
 """Attempts of a retryStrategy that doesn't say how many."""
@@ -39,44 +39,44 @@ class Converted:
 def convert(argo: Document, broker: str = "default", channel: str | None = None) -> Converted:
     """Argo's Sensor on this bus, a KafkaChannel if one is named. Raises `InvalidDocument` for what
     is none."""
-    if (argo.get("apiVersion"), argo.get("kind")) != (ARGO, SENSOR):
+    if (argo.get("apiVersion"), argo.get("kind")) != (ARGO, SENSOR_KIND):
         raise InvalidDocument("", f"want a Sensor of {ARGO}")
     described = _object(argo, "metadata")
     name = described.get("name")
     if not isinstance(name, str) or not name:
         raise InvalidDocument("metadata.name", "is not set")
     spec = _object(argo, "spec")
-    found = Converted({})
+    converted = Converted({})
     metadata = {"name": name}
     if namespace := described.get("namespace"):
         metadata["namespace"] = _text(namespace, "metadata.namespace")
-    for each in ("labels", "annotations"):
-        if described.get(each):
-            found.changed.append(f"metadata.{each}: left out, add to it what is yours")
+    for dropped in ("labels", "annotations"):
+        if described.get(dropped):
+            converted.changed.append(f"metadata.{dropped}: left out, add to it what is yours")
     bus = f"the Broker {broker}" if channel is None else f"the KafkaChannel {channel}"
     if event_bus := spec.get("eventBusName"):
-        found.changed.append(f"spec.eventBusName: {event_bus!s:.80}; here the bus is {bus}")
-    found.document = {
+        converted.changed.append(f"spec.eventBusName: {event_bus!s:.80}; here the bus is {bus}")
+    converted.document = {
         "apiVersion": "knafka.dev/v1alpha1",
-        "kind": SENSOR,
+        "kind": SENSOR_KIND,
         "metadata": metadata,
         "spec": {
             **({"broker": broker} if channel is None else {"channel": channel}),
             "dependencies": [
-                _dependency(each, found)
-                for each in _list(spec, "dependencies", "spec", required=True)
+                _dependency(dependency, converted)
+                for dependency in _list(spec, "dependencies", "spec", required=True)
             ],
             "triggers": [
                 trigger
-                for each in _list(spec, "triggers", "spec", required=True)
-                if (trigger := _trigger(each, found)) is not None
+                for declared in _list(spec, "triggers", "spec", required=True)
+                if (trigger := _trigger(declared, converted)) is not None
             ],
         },
     }
-    _leave_out(spec, {"dependencies", "triggers", "eventBusName"}, "spec", found)
-    if not found.document["spec"]["triggers"]:
-        found.lost.append("spec.triggers: none is left, so this is no Sensor yet")
-    return found
+    _leave_out(spec, {"dependencies", "triggers", "eventBusName"}, "spec", converted)
+    if not converted.document["spec"]["triggers"]:
+        converted.lost.append("spec.triggers: none is left, so this is no Sensor yet")
+    return converted
 
 
 # What a document may be wrong in: each raises `InvalidDocument`
@@ -99,7 +99,7 @@ def _list(
     value = document.get(name)
     if value is None and not required:
         return ()
-    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise InvalidDocument(_join(path, name), "want a list of objects")
     return value
 
@@ -121,17 +121,17 @@ def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _leave_out(document: Document, known: set[str], path: str, found: Converted) -> None:
-    found.lost += [f"{path}.{name}: not carried over" for name in document if name not in known]
+def _leave_out(document: Document, known: set[str], path: str, converted: Converted) -> None:
+    converted.lost += [f"{path}.{name}: not carried over" for name in document if name not in known]
 
 
 # Dependencies
 
 
-def _dependency(argo: Document, found: Converted) -> dict[str, Any]:
+def _dependency(argo: Document, converted: Converted) -> dict[str, Any]:
     name = _text(argo.get("name", ""), "spec.dependencies.name")
     path = f"dependency {name}"
-    wanted = {
+    exact_values = {
         attribute: _text(argo[key], f"{path}.{key}")
         for key, attribute in (("eventSourceName", "source"), ("eventName", "subject"))
         if argo.get(key)
@@ -140,33 +140,35 @@ def _dependency(argo: Document, found: Converted) -> dict[str, Any]:
     context: dict[str, str] = {}
     for key, value in _object(filters, "context", f"{path}.filters").items():
         if (attribute := str(key).lower()) not in _CONTEXT:
-            found.lost.append(f"{path}.filters.context.{key}: not carried over")
+            converted.lost.append(f"{path}.filters.context.{key}: not carried over")
         elif value:
             context[attribute] = _text(value, f"{path}.filters.context.{key}")
     # Both must match there: of one attribute with two values, no event does.
-    both = {each: value for each, value in context.items() if wanted.get(each, value) != value}
+    both = {
+        name: value for name, value in context.items() if exact_values.get(name, value) != value
+    }
     for attribute, value in both.items():
-        found.changed.append(
+        converted.changed.append(
             f"{path}.filters.context.{attribute}: {value:.80}, and by its EventSource"
-            f" {wanted[attribute]:.80}: no event has both, here and there"
+            f" {exact_values[attribute]:.80}: no event has both, here and there"
         )
-    wanted.update({each: value for each, value in context.items() if each not in both})
+    exact_values.update({name: value for name, value in context.items() if name not in both})
     for key in filters:
         if key in ("data", "exprs", "script"):
-            found.lost.append(
+            converted.lost.append(
                 f"{path}.filters.{key}: filters see attributes only, never an event's data"
             )
         elif key == "time":
-            found.lost.append(f"{path}.filters.time: not carried over")
+            converted.lost.append(f"{path}.filters.time: not carried over")
         elif key in ("dataLogicalOperator", "exprLogicalOperator"):
             pass  # of what is left out
         elif key != "context":
-            found.lost.append(f"{path}.filters.{key}: not carried over")
+            converted.lost.append(f"{path}.filters.{key}: not carried over")
     # With one kind of filter, `or` and `and` are the same; without one, its default is `and`.
     operator = str(argo.get("filtersLogicalOperator") or "and").lower()
-    kinds = [each for each in ("exprs", "data", "context", "time", "script") if filters.get(each)]
+    kinds = [kind for kind in ("exprs", "data", "context", "time", "script") if filters.get(kind)]
     if operator != "and" and kinds != ["context"] and kinds:
-        found.lost.append(
+        converted.lost.append(
             f"{path}.filtersLogicalOperator: {operator:.80} of {', '.join(kinds)}: here all that is"
             " carried over must match"
         )
@@ -174,68 +176,70 @@ def _dependency(argo: Document, found: Converted) -> dict[str, Any]:
         argo,
         {"name", "eventSourceName", "eventName", "filters", "filtersLogicalOperator"},
         path,
-        found,
+        converted,
     )
-    exact = [{"exact": each} for each in (wanted, both) if each]
+    exact = [{"exact": values} for values in (exact_values, both) if values]
     return {"name": name, **({"filters": exact} if exact else {})}
 
 
 # Triggers
 
 
-def _trigger(argo: Document, found: Converted) -> dict[str, Any] | None:
+def _trigger(argo: Document, converted: Converted) -> dict[str, Any] | None:
     template = _object(argo, "template", "spec.triggers")
     name = _text(template.get("name", ""), "spec.triggers.template.name")
     path = f"trigger {name}"
-    url = _url(template, path, found)
+    url = _url(template, path, converted)
     if url is None:
         return None
-    _leave_out(template, {"name", "conditions", "conditionsReset", "http"}, path, found)
+    _leave_out(template, {"name", "conditions", "conditionsReset", "http"}, path, converted)
     known = {"template", "retryStrategy", "rateLimit", "atLeastOnce", "dlqTrigger"}
-    _leave_out(argo, known, path, found)
+    _leave_out(argo, known, path, converted)
     trigger: dict[str, Any] = {"name": name}
     if template.get("conditions"):
         trigger["conditions"] = _text(template["conditions"], f"{path}.conditions")
-    if resets := list(_resets(_list(template, "conditionsReset", path), path, found)):
+    if resets := list(_resets(_list(template, "conditionsReset", path), path, converted)):
         trigger["conditionsReset"] = resets
     # Argo's default is at most once (BUS-5), and ours isn't.
     trigger["atLeastOnce"] = _flag(argo, "atLeastOnce", path)
     trigger["subscriber"] = {"uri": url}
-    trigger["retryStrategy"] = _retries(_object(argo, "retryStrategy", path), path, found)
+    trigger["retryStrategy"] = _retries(_object(argo, "retryStrategy", path), path, converted)
     if limit := _object(argo, "rateLimit", path):
-        trigger["rateLimit"] = _rate_limit(limit, path, found)
+        trigger["rateLimit"] = _rate_limit(limit, path, converted)
     if dead_letters := _object(argo, "dlqTrigger", path):
         path = f"{path}.dlqTrigger"
-        _leave_out(dead_letters, {"template", "atLeastOnce"}, path, found)
-        sink = _url(_object(dead_letters, "template", path), path, found)
+        _leave_out(dead_letters, {"template", "atLeastOnce"}, path, converted)
+        sink = _url(_object(dead_letters, "template", path), path, converted)
         if sink is not None:
             trigger["dlqTrigger"] = {"subscriber": {"uri": sink}}
     return trigger
 
 
-def _url(template: Document, path: str, found: Converted) -> str | None:
+def _url(template: Document, path: str, converted: Converted) -> str | None:
     if template.get("http") is None:
         known = {"name", "conditions", "conditionsReset"}
-        kinds = ", ".join(str(each) for each in template if each not in known) or "nothing"
-        found.lost.append(f"{path}: it does {kinds}, and only http is carried over")
+        kinds = ", ".join(str(name) for name in template if name not in known) or "nothing"
+        converted.lost.append(f"{path}: it does {kinds}, and only http is carried over")
         return None
     http = _object(template, "http", path)
     if str(http.get("method", "POST")).upper() != "POST":
-        found.lost.append(f"{path}.http.method: events are sent with POST")
+        converted.lost.append(f"{path}.http.method: events are sent with POST")
     if http.get("payload") or http.get("parameters"):
-        found.lost.append(
+        converted.lost.append(
             f"{path}.http.payload: the body is the array of the events, whole and as they came"
         )
-    _leave_out(http, {"url", "method", "payload", "parameters"}, f"{path}.http", found)
+    _leave_out(http, {"url", "method", "payload", "parameters"}, f"{path}.http", converted)
     return _text(http.get("url", ""), f"{path}.http.url")
 
 
-def _resets(resets: Sequence[Document], path: str, found: Converted) -> Iterator[dict[str, Any]]:
+def _resets(
+    resets: Sequence[Document], path: str, converted: Converted
+) -> Iterator[dict[str, Any]]:
     path = f"{path}.conditionsReset"
-    for each in resets:
-        by_time = _object(each, "byTime", path)
+    for reset in resets:
+        by_time = _object(reset, "byTime", path)
         if not by_time:
-            found.lost.append(f"{path}: only byTime is carried over")
+            converted.lost.append(f"{path}: only byTime is carried over")
             continue
         written = {
             key: _text(by_time[key], f"{path}.byTime.{key}")
@@ -244,7 +248,7 @@ def _resets(resets: Sequence[Document], path: str, found: Converted) -> Iterator
         }
         if (cron := written.get("cron")) and (same := _cron(cron)) != cron:
             written["cron"] = same
-            found.changed.append(
+            converted.changed.append(
                 f"{path}.byTime.cron: {cron:.80} is written {same:.80}: with both a day and a"
                 " weekday Argo takes either, and here a field that begins with * asks for both"
             )
@@ -259,7 +263,7 @@ def _cron(cron: str) -> str:
     for number, span in ((2, "1-31"), (4, "0-6")):
         parts = fields[number].split(",")
         fields[number] = ",".join(
-            span + each[1:] if each[:2] in ("*/", "?/") else each for each in parts
+            span + part[1:] if part[:2] in ("*/", "?/") else part for part in parts
         )
     return " ".join(fields)
 
@@ -267,7 +271,7 @@ def _cron(cron: str) -> str:
 _ANY: Final = ("*", "?", "*/1", "?/1")
 
 
-def _retries(argo: Document, path: str, found: Converted) -> dict[str, Any]:
+def _retries(argo: Document, path: str, converted: Converted) -> dict[str, Any]:
     if not argo:
         # Without it a delivery has more attempts than one.
         return {"steps": 1}
@@ -282,22 +286,22 @@ def _retries(argo: Document, path: str, found: Converted) -> dict[str, Any]:
     if factor == 2:
         retries["factor"] = 2
     elif factor != 1:
-        found.lost.append(
+        converted.lost.append(
             f"{path}.factor: {factor:g}; here each wait is longer by the first one (1), or twice"
             " as long (2)"
         )
     elif retries["steps"] > 2:
-        found.changed.append(
+        converted.changed.append(
             f"{path}.factor: 1; there all waits are equal, and here each is longer by the first one"
         )
     if argo.get("jitter"):
-        found.lost.append(f"{path}.jitter: not carried over")
-    _leave_out(argo, {"steps", "duration", "factor", "jitter"}, path, found)
+        converted.lost.append(f"{path}.jitter: not carried over")
+    _leave_out(argo, {"steps", "duration", "factor", "jitter"}, path, converted)
     return retries
 
 
-def _rate_limit(argo: Document, path: str, found: Converted) -> dict[str, Any]:
-    _leave_out(argo, {"unit", "requestsPerUnit"}, f"{path}.rateLimit", found)
+def _rate_limit(argo: Document, path: str, converted: Converted) -> dict[str, Any]:
+    _leave_out(argo, {"unit", "requestsPerUnit"}, f"{path}.rateLimit", converted)
     return {name: argo[name] for name in ("unit", "requestsPerUnit") if name in argo}
 
 

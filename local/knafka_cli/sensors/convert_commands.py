@@ -11,7 +11,7 @@ import yaml
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument
 from knafka_cli.shared import event_input
-from knafka_cli.shared.options import FAILED, add, usage
+from knafka_cli.shared.options import EXIT_FAILED, add, usage
 
 
 def add_to(app: typer.Typer) -> None:
@@ -40,28 +40,39 @@ def sensor(
     with usage():
         if broker is not None and channel is not None:
             raise event_input.BadInput("want --broker or --channel, not both")
-        found = [argo.convert(each, broker or "default", channel) for each in _sensors(file)]
-        typer.echo(yaml.safe_dump_all([each.document for each in found], sort_keys=False), nl=False)
-        for each in found:
-            name = each.document["metadata"]["name"]
-            for told in (*each.changed, *each.lost):
+        conversions = [
+            argo.convert(document, broker or "default", channel) for document in _sensors(file)
+        ]
+        typer.echo(
+            yaml.safe_dump_all(
+                [conversion.document for conversion in conversions], sort_keys=False
+            ),
+            nl=False,
+        )
+        for conversion in conversions:
+            name = conversion.document["metadata"]["name"]
+            for told in (*conversion.changed, *conversion.lost):
                 typer.echo(f"knafka: {name}: {told}", err=True)
-        for each in found:
-            if each.document["spec"]["triggers"]:
+        for conversion in conversions:
+            if conversion.document["spec"]["triggers"]:
                 try:
-                    parse(Sensor, each.document)
+                    parse(Sensor, conversion.document)
                 except InvalidDocument as error:
                     raise InvalidDocument("", f"what came of {file}: {error}") from None
-    if any(each.lost for each in found):
-        raise typer.Exit(FAILED)
+    if any(conversion.lost for conversion in conversions):
+        raise typer.Exit(EXIT_FAILED)
 
 
 def _sensors(file: Path) -> list[dict[str, object]]:
     try:
-        documents = [each for each in yaml.safe_load_all(file.read_text()) if each]
+        documents = [document for document in yaml.safe_load_all(file.read_text()) if document]
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise event_input.BadInput(f"{file} can't be read: {error}") from None
-    found = [each for each in documents if isinstance(each, dict) and each.get("kind") == "Sensor"]
-    if not found:
+    sensors = [
+        document
+        for document in documents
+        if isinstance(document, dict) and document.get("kind") == "Sensor"
+    ]
+    if not sensors:
         raise event_input.BadInput(f"{file} has no Sensor")
-    return found
+    return sensors

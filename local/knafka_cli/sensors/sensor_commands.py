@@ -21,7 +21,7 @@ from knafka.core.errors import InvalidDocument
 from knafka.core.times import moment, rfc3339
 from knafka_cli.shared import event_input, moments
 from knafka_cli.shared.job_options import Asked, run_job, taking
-from knafka_cli.shared.options import FAILED, DataDir, add, refuse, usage
+from knafka_cli.shared.options import EXIT_FAILED, DataDir, add, refuse, usage
 from knafka_cli.shared.source_options import ContextName, Kubeconfig, NamespaceName
 from knafka_client.declared.declared_source import namespace_in
 from knafka_client.state import snapshot_file
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from knafka.core.sensor.held import HeldEvent
     from knafka_operator.model.sensors import Sensor
 
-OF_TOPICS: Final = ("topic", "bootstrap-servers", "secret")
+TOPIC_OPTIONS: Final = ("topic", "bootstrap-servers", "secret")
 """Options of the job that only a topic has."""
 
-SHOWN: Final = 20
+SHOWN_FIRINGS: Final = 20
 
 
 def add_to(app: typer.Typer) -> None:
@@ -63,22 +63,22 @@ def show_status(
     """
     on_cluster = context is not None or kubeconfig is not None
     if on_cluster:
-        of = namespace_in(name) if name else None
-        rows = _of_cluster(context, kubeconfig, of or namespace)
+        named_namespace = namespace_in(name) if name else None
+        rows = _of_cluster(context, kubeconfig, named_namespace or namespace)
     else:
         rows = snapshot_file.read(Installation(data_dir)).sensors
-    shown = [each for each in rows if name in (None, each.name, each.name.partition("/")[2])]
+    shown = [row for row in rows if name in (None, row.name, row.name.partition("/")[2])]
     if not shown:
         raise refuse(f"no Sensor {name} runs" if name else "no Sensor runs")
-    for each in shown:
-        lag = "?" if each.lag is None else each.lag
-        fired = "" if on_cluster else f", {each.delivered} firings"
-        state = each.refused or each.error or f"{lag} events unread{fired}"
-        typer.echo(f"{each.name}: {'paused, ' if each.paused else ''}{state}")
-        for line in each.waiting:
+    for row in shown:
+        lag = "?" if row.lag is None else row.lag
+        fired = "" if on_cluster else f", {row.delivered} firings"
+        state = row.refused or row.error or f"{lag} events unread{fired}"
+        typer.echo(f"{row.name}: {'paused, ' if row.paused else ''}{state}")
+        for line in row.waiting:
             typer.echo(f"  {line}")
-    if any(each.refused for each in shown):
-        raise typer.Exit(FAILED)
+    if any(row.refused for row in shown):
+        raise typer.Exit(EXIT_FAILED)
 
 
 def _of_cluster(
@@ -92,10 +92,10 @@ def _of_cluster(
 
     client, own = cluster_source.client_of(context, kubeconfig)
     source = cluster_source.ClusterSource(client, namespace or own)
-    found = source.list(KNAFKA, SENSOR, namespace or own)
-    if found is None:
+    sensors = source.list(KNAFKA, SENSOR, namespace or own)
+    if sensors is None:
         raise refuse("this cluster has no Sensors: Knafka's component of them isn't installed")
-    return [sensor_row(each) for each in found]
+    return [sensor_row(document) for document in sensors]
 
 
 @taking("topic", "archive", "bootstrap-servers", "secret", "limit", "output")
@@ -137,7 +137,7 @@ def try_sensor(
             _test_file(sensor.spec, events, as_json)
             return
         if asked["archive"] is not None:
-            if others := [name for name in OF_TOPICS if asked[name] is not None]:
+            if others := [name for name in TOPIC_OPTIONS if asked[name] is not None]:
                 raise event_input.BadInput(f"--archive has no --{others[0]}: that is a topic's")
         elif since is None:
             raise event_input.BadInput("want --events FILE, --since TIME, or --archive FOLDER")
@@ -147,26 +147,26 @@ def try_sensor(
     with tempfile.TemporaryDirectory() as folder:
         document = Path(folder, "sensor.json")
         document.write_text(json.dumps(_conditions(sensor)))
-        found = run_job("backtest", {"sensor": document}, span, asked)
+        result = run_job("backtest", {"sensor": document}, span, asked)
     if as_json:
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps(result))
         return
-    for each in found["shown"]:
-        typer.echo(_line(each))
-    total = sum(found["firings"].values())
-    if (more := total - len(found["shown"])) > 0:
+    for firing in result["shown"]:
+        typer.echo(_line(firing))
+    total = sum(result["firings"].values())
+    if (more := total - len(result["shown"])) > 0:
         typer.echo(f"and {more} more")
-    waiting = found["waiting"]
-    typer.echo(f"{found['events']} events: {total} firings, {sum(waiting.values())} wait")
-    for name, count in found["firings"].items():
+    waiting = result["waiting"]
+    typer.echo(f"{result['events']} events: {total} firings, {sum(waiting.values())} wait")
+    for name, count in result["firings"].items():
         typer.echo(f"  {name}: {count} firings, {waiting.get(name, 0)} wait")
     for problem, count in (
-        ("are no events", found["undecodable"]),
-        ("have no time, and were left out", found["undated"]),
+        ("are no events", result["undecodable"]),
+        ("have no time, and were left out", result["undated"]),
     ):
         if count:
             typer.echo(f"  {count} {problem}")
-    _say_errors(found["errors"])
+    _say_errors(result["errors"])
 
 
 def _bus(sensor: Sensor, asked: Asked, data_dir: Path) -> Mapping[str, str]:
@@ -178,21 +178,21 @@ def _bus(sensor: Sensor, asked: Asked, data_dir: Path) -> Mapping[str, str]:
     if asked["secret"] is not None:
         raise event_input.BadInput("--secret is for a Kafka that is named: --bootstrap-servers")
     running = Installation(data_dir).running()
-    found = {"bootstrap-servers": running.bootstrap_servers}
+    options = {"bootstrap-servers": running.bootstrap_servers}
     if asked["topic"] is not None:
-        return found
-    family, who = sensor.bus
-    for each in running.ingresses:
-        if (each.kind, each.namespace, each.broker) == (family.broker, *who):
-            return {**found, "topic": each.topic}
-    raise event_input.BadInput(f"there is no {family.broker} {who}: name the --topic")
+        return options
+    family, identity = sensor.bus
+    for ingress in running.ingresses:
+        if (ingress.kind, ingress.namespace, ingress.broker) == (family.broker, *identity):
+            return {**options, "topic": ingress.topic}
+    raise event_input.BadInput(f"there is no {family.broker} {identity}: name the --topic")
 
 
 def _moment(text: str | None) -> str | None:
     if text is None:
         return None
-    at = moments.moment(text, time.time())
-    return moment(at).isoformat()
+    seconds = moments.moment(text, time.time())
+    return moment(seconds).isoformat()
 
 
 def _conditions(sensor: Sensor) -> dict[str, Any]:
@@ -201,8 +201,8 @@ def _conditions(sensor: Sensor) -> dict[str, Any]:
 
     known = SensorTrigger.model_fields.keys()
     triggers = [
-        SensorTrigger.model_construct(**{name: getattr(each, name) for name in known})
-        for each in sensor.spec.triggers
+        SensorTrigger.model_construct(**{name: getattr(trigger, name) for name in known})
+        for trigger in sensor.spec.triggers
     ]
     spec = Conditions(
         dependencies=sensor.spec.dependencies,
@@ -219,27 +219,27 @@ def _test_file(sensor: Conditions, events: Path, as_json: bool) -> None:
 
     errors: Counter[str] = Counter()
     backtest = Backtest(sensor, lambda kind: errors.update([kind]))
-    past = sorted(_events(events), key=lambda each: each.at)
+    past = sorted(_events(events), key=lambda event: event.at)
     fired = list(backtest.play(past))
     held = backtest.held
     if as_json:
-        firings = Counter(trigger_of(each.key) for each in fired)
-        found = {
+        firings = Counter(trigger_of(firing.key) for firing in fired)
+        result = {
             "events": len(past),
             "errors": errors,
-            "firings": {each.name: firings[each.name] for each in sensor.triggers},
+            "firings": {trigger.name: firings[trigger.name] for trigger in sensor.triggers},
             "waiting": Counter(map(trigger_of, held)),
-            "shown": [_document(each) for each in fired],
+            "shown": [_document(firing) for firing in fired],
         }
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps(result))
         return
-    for each in fired:
-        typer.echo(_line(_document(each)))
+    for firing in fired:
+        typer.echo(_line(_document(firing)))
     typer.echo(f"{len(past)} events: {len(fired)} firings, {len(held)} wait")
-    for key, waiting in sorted(held.items())[:SHOWN]:
-        typer.echo(f"  {key} has {_named([_of(each) for each in waiting])}")
-    if len(held) > SHOWN:
-        typer.echo(f"  and {len(held) - SHOWN} more")
+    for key, waiting in sorted(held.items())[:SHOWN_FIRINGS]:
+        typer.echo(f"  {key} has {_named([_of(event) for event in waiting])}")
+    if len(held) > SHOWN_FIRINGS:
+        typer.echo(f"  and {len(held) - SHOWN_FIRINGS} more")
     _say_errors(errors)
 
 
@@ -252,18 +252,19 @@ def _sensor(file: Path) -> Sensor:
     from knafka_operator.model.sensors import KNAFKA, SENSOR, Sensor
 
     try:
-        documents = [each for each in yaml.safe_load_all(file.read_text()) if each]
+        documents = [document for document in yaml.safe_load_all(file.read_text()) if document]
     except (OSError, yaml.YAMLError) as error:
         raise event_input.BadInput(f"{file} can't be read: {error}") from None
-    found = [
-        each
-        for each in documents
-        if isinstance(each, dict) and (each.get("apiVersion"), each.get("kind")) == (KNAFKA, SENSOR)
+    sensors = [
+        document
+        for document in documents
+        if isinstance(document, dict)
+        and (document.get("apiVersion"), document.get("kind")) == (KNAFKA, SENSOR)
     ]
-    if len(found) != 1:
-        raise event_input.BadInput(f"{file} has {len(found)} Sensors of {KNAFKA}: want one")
+    if len(sensors) != 1:
+        raise event_input.BadInput(f"{file} has {len(sensors)} Sensors of {KNAFKA}: want one")
     try:
-        return parse(Sensor, found[0])
+        return parse(Sensor, sensors[0])
     except InvalidDocument as error:
         raise InvalidDocument("", f"{file}: {error}") from None
 
@@ -275,11 +276,11 @@ def _events(file: Path) -> Iterator[PastEvent]:
         lines = file.read_bytes().splitlines()
     except OSError as error:
         raise event_input.BadInput(f"{file} can't be read: {error}") from None
-    at = 0
+    milliseconds = 0
     for event in event_input.events_of(lines, str(file)):
         time = event.attributes.get("time")
-        at = at + 1 if time is None else _milliseconds(time)
-        yield PastEvent(at, event.attributes, json_format.write(event))
+        milliseconds = milliseconds + 1 if time is None else _milliseconds(time)
+        yield PastEvent(milliseconds, event.attributes, json_format.write(event))
 
 
 def _milliseconds(time: str) -> int:
@@ -296,7 +297,7 @@ def _document(fired: Fired) -> Mapping[str, Any]:
         "trigger": trigger_of(fired.key),
         "correlation": correlation_of(fired.key),
         "at": _text(fired.at),
-        "events": [_of(each) for each in fired.firing.events],
+        "events": [_of(event) for event in fired.firing.events],
     }
 
 
@@ -307,8 +308,8 @@ def _of(event: HeldEvent) -> Mapping[str, Any]:
     }  # fmt: skip
 
 
-def _text(at: int) -> str:
-    return rfc3339(at / 1000)
+def _text(milliseconds: int) -> str:
+    return rfc3339(milliseconds / 1000)
 
 
 def _line(firing: Mapping[str, Any]) -> str:
@@ -318,4 +319,4 @@ def _line(firing: Mapping[str, Any]) -> str:
 
 
 def _named(events: Sequence[Mapping[str, Any]]) -> str:
-    return ", ".join(f"{each['dependency']} {each['id']}" for each in events)
+    return ", ".join(f"{event['dependency']} {event['id']}" for event in events)

@@ -30,11 +30,11 @@ from knafka.ports.log import Record
 from knafka_cli.shared.options import ask_kafka
 from knafka_client.state.installation import SensorPlace
 from knafka_client.topics.dead_letters import shown
-from knafka_client.topics.ranges import HAS_MEMBERS, TIMEOUT, spans_of
+from knafka_client.topics.ranges import HAS_MEMBERS, KAFKA_ANSWER_TIMEOUT, spans_of
 
-READ_TIMEOUT: Final = 10.0
+RECORD_READ_TIMEOUT: Final = 10.0
 """Seconds to get one record."""
-CLOSE_TIMEOUT: Final = 5.0
+WRITER_CLOSE_TIMEOUT: Final = 5.0
 SKIPPED: Final = "it was skipped by hand (knafka sensor skip)"
 
 
@@ -77,10 +77,12 @@ class Standing:
             return f"{what}, no event: its headers can't be read"
         try:
             if self.topic == sensor.trigger_topic:
-                found = records.read_trigger(record.key(), value, headers, record.offset())
-                source, _, identity = found.event.identity.partition(" ")
-                generation = f"of generation {found.generation} of the Sensor"
-                what += f" for {found.key} as {found.event.dependency}, {generation}"
+                trigger_record = records.read_trigger(record.key(), value, headers, record.offset())
+                source, _, identity = trigger_record.event.identity.partition(" ")
+                generation = f"of generation {trigger_record.generation} of the Sensor"
+                what += (
+                    f" for {trigger_record.key} as {trigger_record.event.dependency}, {generation}"
+                )
                 return shown(f"{what}: {identity} from {source}")
             about = read(headers, value).attributes
         except InvalidEvent as error:
@@ -105,10 +107,12 @@ def skip(connection: Mapping[str, Any], sensor: SensorPlace, place: str) -> Stan
     where the group stood. Raises `CannotSkip` and `LogError`."""
     consumer = _consumer(connection, sensor)
     try:
-        there = {each.place: each for each in _standings(consumer, sensor)}
+        there = {standing.place: standing for standing in _standings(consumer, sensor)}
         standing = there.get(place)
         if standing is None or standing.record is None:
-            following = ", ".join(name for name, each in there.items() if each.record is not None)
+            following = ", ".join(
+                name for name, standing in there.items() if standing.record is not None
+            )
             raise CannotSkip(f"{place} is not next: that is {following or 'nothing'}")
         # First as it stands: a Sensor that has processes refuses it, and nothing was written.
         _commit(consumer, sensor, standing, standing.offset)
@@ -139,20 +143,20 @@ def _standings(consumer: Consumer, sensor: SensorPlace) -> Iterator[Standing]:
     for topic in (sensor.topic, sensor.trigger_topic):
         spans = spans_of(consumer, topic)
         asked = [TopicPartition(topic, number) for number in spans]
-        for each in consumer.committed(asked, timeout=TIMEOUT):
-            low, end = spans[each.partition]
-            offset = each.offset if each.offset >= 0 else low
+        for committed in consumer.committed(asked, timeout=KAFKA_ANSWER_TIMEOUT):
+            low, end = spans[committed.partition]
+            offset = committed.offset if committed.offset >= 0 else low
             if offset < end:
-                record = _record_at(consumer, topic, each.partition, offset)
+                record = _record_at(consumer, topic, committed.partition, offset)
                 headers = None if record is None else _headers(record)
-                where = topic, each.partition, offset, each.metadata or ""
+                where = topic, committed.partition, offset, committed.metadata or ""
                 yield Standing(*where, end, record, headers)
 
 
 def _record_at(consumer: Consumer, topic: str, number: int, offset: int) -> Record | None:
     """The first record at or behind an offset."""
     consumer.assign([TopicPartition(topic, number, offset)])
-    deadline = time.monotonic() + READ_TIMEOUT
+    deadline = time.monotonic() + RECORD_READ_TIMEOUT
     while time.monotonic() < deadline:
         message = consumer.poll(1.0)
         if message is None:
@@ -175,11 +179,11 @@ def _headers(record: Record) -> RecordHeaders | None:
 
 
 def _commit(consumer: Consumer, sensor: SensorPlace, standing: Standing, offset: int) -> None:
-    at = TopicPartition(standing.topic, standing.partition, offset, standing.metadata)
+    position = TopicPartition(standing.topic, standing.partition, offset, standing.metadata)
     try:
-        for each in consumer.commit(offsets=[at], asynchronous=False) or ():
-            if each.error is not None:
-                raise KafkaException(each.error)
+        for committed in consumer.commit(offsets=[position], asynchronous=False) or ():
+            if committed.error is not None:
+                raise KafkaException(committed.error)
     except KafkaException as error:
         if error.args[0].code() in HAS_MEMBERS:
             raise CannotSkip(
@@ -216,6 +220,6 @@ def _dead_letter(
             if error is not None:
                 raise error
         finally:
-            await writer.close(CLOSE_TIMEOUT)
+            await writer.close(WRITER_CLOSE_TIMEOUT)
 
     ask_kafka(connection, store)

@@ -20,7 +20,7 @@ from knafka_cli.shared.source_options import (
     view_of,
 )
 from knafka_client.declared.declared_source import SYSTEM_NAMESPACE, namespace_in
-from knafka_client.state.installation import CHANNEL, DEFAULT_DATA, Installation, SensorPlace
+from knafka_client.state.installation import CHANNEL_PREFIX, DEFAULT_DATA, Installation, SensorPlace
 from knafka_client.topics import dead_letters
 
 if TYPE_CHECKING:
@@ -53,10 +53,10 @@ def show_next(
 
     asked = data_dir, context, kubeconfig, namespace, bootstrap_servers, system_namespace
     connection, sensor = _sensor(name, *asked)
-    found = sensor_positions.standings(connection, sensor)
-    for each in found:
-        typer.echo(each.text(sensor))
-    if not found:
+    standings = sensor_positions.standings(connection, sensor)
+    for standing in standings:
+        typer.echo(standing.text(sensor))
+    if not standings:
         typer.echo(f"{sensor.namespace}/{sensor.name} has read everything")
 
 
@@ -100,14 +100,14 @@ def show_letters(
     asked = data_dir, context, kubeconfig, namespace, bootstrap_servers, system_namespace
     connection, sensor = _sensor(name, *asked)
 
-    async def read(admin: KafkaAdmin) -> list[dead_letters.DeadLetter]:
+    async def read(admin: KafkaAdmin) -> list[dead_letters.StoredDeadLetter]:
         records = await dead_letters.read_topic(admin, sensor.dead_letter_topic, limit)
-        return [dead_letters.letter(each) for each in records]
+        return [dead_letters.letter(record) for record in records]
 
-    found = ask_kafka(connection, read)
-    for each in found:
-        typer.echo(each.json() if as_json else each.text())
-    if not found and not as_json:
+    letters = ask_kafka(connection, read)
+    for letter in letters:
+        typer.echo(letter.json() if as_json else letter.text())
+    if not letters and not as_json:
         typer.echo(f"{sensor.namespace}/{sensor.name} has no dead letters")
 
 
@@ -127,11 +127,11 @@ def _sensor(
     )
     if context is None and kubeconfig is None:
         running = Installation(data_dir).running()
-        wanted = name if "/" in name else f"{namespace or 'default'}/{name}"
-        there = {f"{each.namespace}/{each.name}": each for each in running.sensors}
-        if wanted not in there:
-            raise refuse(f"there is no Sensor {wanted}: there is {', '.join(there) or 'none'}")
-        return kafka_of(running), there[wanted]
+        full_name = name if "/" in name else f"{namespace or 'default'}/{name}"
+        there = {f"{place.namespace}/{place.name}": place for place in running.sensors}
+        if full_name not in there:
+            raise refuse(f"there is no Sensor {full_name}: there is {', '.join(there) or 'none'}")
+        return kafka_of(running), there[full_name]
     # Kubernetes' client takes half a second to import: only who asks a cluster pays for it.
     from knafka_client.declared.cluster_source import ClusterSource
     from knafka_operator.model.family import CHANNELS
@@ -140,15 +140,19 @@ def _sensor(
     assert isinstance(source, ClusterSource)
     view = view_of(source, namespace, name)
     documents = source.list(KNAFKA, SENSOR, namespace_in(name) or view.namespace) or ()
-    found = [each for each in documents if each["metadata"]["name"] == name.rpartition("/")[2]]
-    if not found:
+    named = [
+        document
+        for document in documents
+        if document["metadata"]["name"] == name.rpartition("/")[2]
+    ]
+    if not named:
         raise refuse(f"there is no Sensor {name} in {namespace_in(name) or view.namespace}")
-    bus = bus_of(found[0])
-    prefix = CHANNEL if bus.family is CHANNELS else ""
+    bus = bus_of(named[0])
+    prefix = CHANNEL_PREFIX if bus.family is CHANNELS else ""
     with usage():
         ingress = view.ingress(f"{prefix}{bus.who.namespace}/{bus.who.name}")
     own_name = bus.family.own_name
-    place = place_of(found[0], own_name(bus.who.name), own_name(found[0]["metadata"]["name"]))
+    place = place_of(named[0], own_name(bus.who.name), own_name(named[0]["metadata"]["name"]))
     return view.connection(ingress), place.model_copy(update={"topic": ingress.topic})
 
 

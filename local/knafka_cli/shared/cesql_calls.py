@@ -36,10 +36,10 @@ def _calls(node: Node) -> Iterator[Call]:
     match node:
         case Call(arguments=arguments):
             yield node
-            for each in arguments:
-                yield from _calls(each)
+            for inner in arguments:
+                yield from _calls(inner)
         case Unary(operand=operand):
             yield from _calls(operand)
         case Chain(first=first, steps=steps):
-            for each in (first, *(operand for step in steps for operand in step.operands)):
-                yield from _calls(each)
+            for inner in (first, *(operand for step in steps for operand in step.operands)):
+                yield from _calls(inner)

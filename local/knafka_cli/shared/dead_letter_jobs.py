@@ -22,16 +22,16 @@ from knafka.core.errors import KnafkaError
 from knafka_local.kafka.kafka_distribution import find_java, obtain_for_spark
 from knafka_operator.decide.archive_manifests import s3_settings
 
-MEMORY: Final = "1g"
+DRIVER_MEMORY: Final = "1g"
 """For the driver, which in local mode does all the work: 1,000,000 records were tried with it."""
 
-CORES: Final = 2
+SPARK_CORES: Final = 2
 
-S3: Final = "s3a://"
+S3_SCHEME: Final = "s3a://"
 
-SAYS: Final = "knafka: "
+JOB_PREFIX: Final = "knafka: "
 """What a job's own lines begin with; all others are Spark's."""
-ERROR: Final = "error: "
+JOB_ERROR_PREFIX: Final = "error: "
 """What follows in the one that says why it failed."""
 
 _VECTOR_MODULE: Final = "jdk.incubator.vector"
@@ -73,7 +73,10 @@ def run(arguments: Sequence[str], progress: Callable[[str], None]) -> str:
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-        env={**os.environ, **environment(progress, s3=any(S3 in word for word in arguments))},
+        env={
+            **os.environ,
+            **environment(progress, s3=any(S3_SCHEME in word for word in arguments)),
+        },
     )
     assert process.stdout is not None
     assert process.stderr is not None
@@ -81,10 +84,10 @@ def run(arguments: Sequence[str], progress: Callable[[str], None]) -> str:
     try:
         for line in process.stderr:
             last = line.strip() or last
-            if line.startswith(f"{SAYS}{ERROR}"):
+            if line.startswith(f"{JOB_PREFIX}{JOB_ERROR_PREFIX}"):
                 told = line.strip()
-            if line.startswith(SAYS):
-                progress(line.removeprefix(SAYS).strip())
+            if line.startswith(JOB_PREFIX):
+                progress(line.removeprefix(JOB_PREFIX).strip())
         answer = process.stdout.read()
     finally:
         # Ctrl-C reaches the job too; whatever else ends us must not leave it behind.
@@ -95,7 +98,7 @@ def run(arguments: Sequence[str], progress: Callable[[str], None]) -> str:
         process.stderr.close()
     if process.returncode != 0:
         # Spark may have lines of its own behind the job's.
-        problem = (told or last).removeprefix(SAYS).removeprefix(ERROR)
+        problem = (told or last).removeprefix(JOB_PREFIX).removeprefix(JOB_ERROR_PREFIX)
         raise JobFailed(problem or f"the job ended with {process.returncode}")
     return answer.strip().rpartition("\n")[2]
 
@@ -119,7 +122,7 @@ def environment(progress: Callable[[str], None], *, s3: bool = False) -> dict[st
     if s3:
         where = (os.environ.get(name, "") for name in ("AWS_ENDPOINT_URL", "AWS_REGION"))
         settings |= s3_settings(*where)
-    words = ["--master", f"local[{CORES}]", "--driver-memory", MEMORY, "--jars", jars]
+    words = ["--master", f"local[{SPARK_CORES}]", "--driver-memory", DRIVER_MEMORY, "--jars", jars]
     # The faster start of C1 alone: the jobs of one machine are over before C2 pays.
     words += ["--driver-java-options", "-XX:TieredStopAtLevel=1"]
     for key, value in settings.items():

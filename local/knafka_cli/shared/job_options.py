@@ -33,16 +33,20 @@ def taking(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
         @wraps(command)
         def run(**given: Any) -> None:
-            asked = {name: given.pop(each.name) for name, each in parameters.items()}
+            asked = {name: given.pop(parameter.name) for name, parameter in parameters.items()}
             command(asked, **given)
 
         # Typer reads both.
         all_of_them = [*parameters.values(), *own]
         signature = inspect.Signature(
-            sorted(all_of_them, key=lambda each: each.default is not inspect.Parameter.empty)
+            sorted(
+                all_of_them, key=lambda parameter: parameter.default is not inspect.Parameter.empty
+            )
         )
         setattr(run, "__signature__", signature)  # noqa: B010  # mypy knows no such attribute
-        run.__annotations__ = {name: each.annotation for name, each in signature.parameters.items()}
+        run.__annotations__ = {
+            name: parameter.annotation for name, parameter in signature.parameters.items()
+        }
         return run
 
     return decorate
@@ -81,12 +85,12 @@ def _checked(read: Callable[[str], Any]) -> Callable[[str], str]:
 
 def run_job(command: str, *options: Mapping[str, Any]) -> dict[str, Any]:
     """A job's answer; its progress is a line that changes on a terminal, lines elsewhere."""
-    given = [command, *(word for each in options for word in arguments_of(each))]
+    given = [command, *(word for group in options for word in arguments_of(group))]
     console = Console(stderr=True)
     if not console.is_terminal:
         answer = dead_letter_jobs.run(given, lambda line: typer.echo(line, err=True))
     else:
         with console.status(command) as status:
             answer = dead_letter_jobs.run(given, lambda line: status.update(line))
-    found: dict[str, Any] = json.loads(answer)
-    return found
+    result: dict[str, Any] = json.loads(answer)
+    return result

@@ -8,7 +8,7 @@ from typing import Final
 
 from knafka_cli.shared.event_input import BadInput
 
-START: Final = 0.0
+START_OF_TOPIC: Final = 0.0
 """The moment before every event."""
 
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -19,9 +19,9 @@ def moment(text: str, now: float) -> float:
     """Seconds since the Unix epoch of `2h` (ago), `start`, or a time in ISO 8601, by local time
     unless it says otherwise. Raises `BadInput`."""
     if text == "start":
-        return START
+        return START_OF_TOPIC
     if ago := _ago(text):
-        return max(START, now - float(ago[1]) * _SECONDS[ago[2]])
+        return max(START_OF_TOPIC, now - float(ago[1]) * _SECONDS[ago[2]])
     try:
         return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError):

@@ -22,14 +22,19 @@ from knafka.core.errors import InvalidDocument, InvalidEvent
 from knafka.core.event import Event
 from knafka_cli.shared import event_input
 from knafka_client.declared import triggers
-from knafka_client.declared.manifests import Declared, Identity, Manifests
-from knafka_client.state.installation import CHANNEL, SUBSCRIPTION, Installation, State
+from knafka_client.declared.manifests import DeclaredObjects, Manifests, ObjectIdentity
+from knafka_client.state.installation import (
+    CHANNEL_PREFIX,
+    SUBSCRIPTION_PREFIX,
+    Installation,
+    RunningState,
+)
 from knafka_client.topics import dead_letters
-from knafka_local.tokens.accounts import Account
+from knafka_local.tokens.accounts import ServiceAccount
 
-FAILED: Final = 1
-USAGE: Final = 2
-INTERRUPTED: Final = 130
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_INTERRUPTED: Final = 130
 """Exit code after Ctrl-C, as a shell gives it."""
 
 DATA_DIR: Final = "--data-dir"
@@ -71,18 +76,18 @@ def usage() -> Iterator[None]:
         yield
     except (event_input.BadInput, triggers.Unknown, InvalidDocument, InvalidEvent) as error:
         typer.echo(f"knafka: {error}", err=True)
-        raise typer.Exit(USAGE) from None
+        raise typer.Exit(EXIT_USAGE) from None
 
 
 def refuse(problem: str) -> typer.Exit:
     """Say what is wrong with the question; raise what comes back."""
     typer.echo(f"knafka: {problem}", err=True)
-    return typer.Exit(USAGE)
+    return typer.Exit(EXIT_USAGE)
 
 
-def declared_in(files: list[Path] | None, data_dir: Path) -> Declared:
+def declared_in(files: list[Path] | None, data_dir: Path) -> DeclaredObjects:
     """From files, or from those that the running installation was started with."""
-    paths = files or [Path(each) for each in Installation(data_dir).running().manifests]
+    paths = files or [Path(path) for path in Installation(data_dir).running().manifests]
     declared = Manifests(paths).read()
     for problem in declared.problems:
         typer.echo(f"knafka: {problem}", err=True)
@@ -101,16 +106,21 @@ def read_event(text: str) -> Event:
         raise event_input.BadInput(f"the event can't be read: {error}") from None
 
 
-def ingress_of(running: State, broker: str | None) -> Ingress:
+def ingress_of(running: RunningState, broker: str | None) -> Ingress:
     """The Broker of this name, or the KafkaChannel of `channel/[NAMESPACE/]NAME`, or the only one
     of both."""
     ingresses = running.ingresses
     if broker is not None:
-        by_name = {Identity(each.kind, each.namespace, each.broker): each for each in ingresses}
-        found = by_name.get(triggers.named(broker, "Broker"))
-        if found is None and broker.startswith(CHANNEL):
-            found = by_name.get(triggers.named(broker.removeprefix(CHANNEL), "KafkaChannel"))
-        ingresses = () if found is None else (found,)
+        by_name = {
+            ObjectIdentity(ingress.kind, ingress.namespace, ingress.broker): ingress
+            for ingress in ingresses
+        }
+        ingress = by_name.get(triggers.named(broker, "Broker"))
+        if ingress is None and broker.startswith(CHANNEL_PREFIX):
+            ingress = by_name.get(
+                triggers.named(broker.removeprefix(CHANNEL_PREFIX), "KafkaChannel")
+            )
+        ingresses = () if ingress is None else (ingress,)
     if len(ingresses) == 1:
         return ingresses[0]
     known = ", ".join(map(_target, running.ingresses))
@@ -126,9 +136,9 @@ def audience_of(ingress: Ingress) -> str:
     return ingress.audience
 
 
-def account_of(text: str) -> Account:
+def account_of(text: str) -> ServiceAccount:
     """The service account of this name."""
-    account = Account.parse(text)
+    account = ServiceAccount.parse(text)
     if account is None:
         raise refuse(
             f"{text!r} is no service account: want [NAMESPACE/]NAME of a-z, 0-9, '-' and '.'"
@@ -138,28 +148,31 @@ def account_of(text: str) -> Account:
 
 def _target(ingress: Ingress) -> str:
     name = f"{ingress.namespace}/{ingress.broker}"
-    return CHANNEL + name if ingress.kind == "KafkaChannel" else name
+    return CHANNEL_PREFIX + name if ingress.kind == "KafkaChannel" else name
 
 
-def egress_of(running: State, trigger: str) -> Egress:
+def egress_of(running: RunningState, trigger: str) -> Egress:
     """The Trigger of this name, else the Subscription; that of `subscription/[NAMESPACE/]NAME`."""
-    prefixed = trigger.startswith(SUBSCRIPTION)
-    name = triggers.named(trigger.removeprefix(SUBSCRIPTION), "Subscription")
-    wanted = [name] if prefixed else [triggers.named(trigger, "Trigger"), name]
-    by_name = {Identity(each.kind, each.namespace, each.trigger): each for each in running.egresses}
-    for each in wanted:
-        if each in by_name:
-            return by_name[each]
-    known = ", ".join(f"{each.namespace}/{each.trigger}" for each in running.egresses)
-    raise refuse(f"no {wanted[0]} runs: there is {known or 'none'}")
+    prefixed = trigger.startswith(SUBSCRIPTION_PREFIX)
+    name = triggers.named(trigger.removeprefix(SUBSCRIPTION_PREFIX), "Subscription")
+    candidates = [name] if prefixed else [triggers.named(trigger, "Trigger"), name]
+    by_name = {
+        ObjectIdentity(egress.kind, egress.namespace, egress.trigger): egress
+        for egress in running.egresses
+    }
+    for candidate in candidates:
+        if candidate in by_name:
+            return by_name[candidate]
+    known = ", ".join(f"{egress.namespace}/{egress.trigger}" for egress in running.egresses)
+    raise refuse(f"no {candidates[0]} runs: there is {known or 'none'}")
 
 
-def kafka_of(running: State) -> dict[str, Any]:
+def kafka_of(running: RunningState) -> dict[str, Any]:
     """How to reach the Kafka of what runs, as librdkafka takes it."""
     return connection(Kafka(bootstrap_servers=running.bootstrap_servers))
 
 
-def with_kafka(running: State, ask: Callable[[KafkaAdmin], Coroutine[Any, Any, T]]) -> T:
+def with_kafka(running: RunningState, ask: Callable[[KafkaAdmin], Coroutine[Any, Any, T]]) -> T:
     """Ask the Kafka of what runs."""
     return ask_kafka(kafka_of(running), ask)
 

@@ -12,7 +12,7 @@ from knafka_client.declared.declared_source import (
     SYSTEM_NAMESPACE,
     DeclaredSource,
     DeclaredView,
-    LocalSource,
+    InstallationSource,
     namespace_in,
 )
 from knafka_client.state.installation import Installation
@@ -60,7 +60,7 @@ def source_of(
     if context is None and kubeconfig is None:
         if bootstrap_servers is not None:
             raise refuse("--bootstrap-servers is for a cluster: name its --context")
-        return LocalSource(Installation(data_dir))
+        return InstallationSource(Installation(data_dir))
     # The client takes half a second to import: only commands about a cluster pay for it.
     from knafka_client.declared import cluster_source
 
@@ -78,6 +78,6 @@ def view_of(source: DeclaredSource, namespace: str | None, name: str | None) -> 
     `namespace`; what can't be read of it is said on stderr."""
     own = namespace_in(name) if name else None
     view = source.read(own or namespace)
-    for each in view.problems:
-        typer.echo(f"knafka: {each}", err=True)
+    for problem in view.problems:
+        typer.echo(f"knafka: {problem}", err=True)
     return view

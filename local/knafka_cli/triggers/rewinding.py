@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from knafka.clients.kafka_client import log_error_of, open_client
 from knafka.core.contract import Egress
 from knafka.core.errors import KnafkaError
-from knafka_client.topics.ranges import HAS_MEMBERS, TIMEOUT, spans_of
+from knafka_client.topics.ranges import HAS_MEMBERS, KAFKA_ANSWER_TIMEOUT, spans_of
 
 
 class Delivering(KnafkaError):
@@ -41,23 +41,24 @@ def rewind(connection: dict[str, Any], egress: Egress, since: float, *, dry_run:
         spans = spans_of(consumer, topic)
         places = [TopicPartition(topic, number) for number in spans]
         committed = {
-            each.partition: each.offset for each in consumer.committed(places, timeout=TIMEOUT)
+            place.partition: place.offset
+            for place in consumer.committed(places, timeout=KAFKA_ANSWER_TIMEOUT)
         }
         times = [TopicPartition(topic, number, int(since * 1000)) for number in spans]
         back, count = [], 0
-        for each in consumer.offsets_for_times(times, timeout=TIMEOUT):
-            low, end = spans[each.partition]
+        for place in consumer.offsets_for_times(times, timeout=KAFKA_ANSWER_TIMEOUT):
+            low, end = spans[place.partition]
             # Without an offset a group reads from the start; without a record since then, from
             # the end.
-            now = committed[each.partition] if committed[each.partition] >= 0 else low
-            then = max(low, each.offset if each.offset >= 0 else end)
+            now = committed[place.partition] if committed[place.partition] >= 0 else low
+            then = max(low, place.offset if place.offset >= 0 else end)
             if then < now:
-                back.append(TopicPartition(topic, each.partition, then))
+                back.append(TopicPartition(topic, place.partition, then))
                 count += now - then
         if back and not dry_run:
-            for each in consumer.commit(offsets=back, asynchronous=False) or ():
-                if each.error is not None:
-                    raise KafkaException(each.error)
+            for place in consumer.commit(offsets=back, asynchronous=False) or ():
+                if place.error is not None:
+                    raise KafkaException(place.error)
     except KafkaException as error:
         if error.args[0].code() in HAS_MEMBERS:
             raise Delivering(egress) from error

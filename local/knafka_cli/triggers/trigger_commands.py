@@ -13,7 +13,7 @@ from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.core.contract import Egress
 from knafka_cli.shared import moments
 from knafka_cli.shared.options import (
-    FAILED,
+    EXIT_FAILED,
     DataDir,
     Files,
     TriggerName,
@@ -59,16 +59,16 @@ def would_match(
     doesn't, 2: the event or the Trigger can't be read.
     """
     with usage():
-        wanted = triggers.find(declared_in(files, data_dir), trigger)
+        declared_trigger = triggers.find(declared_in(files, data_dir), trigger)
         read = read_event(event)
     about = f"{read.attributes['type']} {read.attributes['id']}"
-    if not (clauses := triggers.refusals(wanted, read)):
-        typer.echo(f"match: {wanted.id} wants {about}")
+    if not (clauses := triggers.refusals(declared_trigger, read)):
+        typer.echo(f"match: {declared_trigger.id} wants {about}")
         return
-    typer.echo(f"no match: {wanted.id} doesn't want {about}")
+    typer.echo(f"no match: {declared_trigger.id} doesn't want {about}")
     for clause in clauses:
         typer.echo(f"  {clause}")
-    raise typer.Exit(FAILED)
+    raise typer.Exit(EXIT_FAILED)
 
 
 def match(
@@ -88,15 +88,15 @@ def match(
         read = read_event(event)
         asked = triggers.of_broker(declared, broker)
     rows = []
-    for each in asked:
-        clauses = triggers.refusals(each, read)
+    for declared_trigger in asked:
+        clauses = triggers.refusals(declared_trigger, read)
         answer = "no" if clauses else "yes"
-        why = "; ".join(clauses) or triggers.subscriber_in_short(each.spec.subscriber)
-        rows.append([answer, each.id, each.spec.broker, why])
+        why = "; ".join(clauses) or triggers.subscriber_in_short(declared_trigger.spec.subscriber)
+        rows.append([answer, declared_trigger.id, declared_trigger.spec.broker, why])
     columns = ["GETS IT", "TRIGGER", "BROKER", "SUBSCRIBER, OR WHY NOT"]
     print_table(columns, rows, "there is no Trigger")
     if not any(row[0] == "yes" for row in rows):
-        raise typer.Exit(FAILED)
+        raise typer.Exit(EXIT_FAILED)
 
 
 def list_triggers(files: Files = None, data_dir: DataDir = DEFAULT_DATA) -> None:
@@ -114,20 +114,20 @@ def list_triggers(files: Files = None, data_dir: DataDir = DEFAULT_DATA) -> None
     columns = ["TRIGGER", "BROKER", "FILTERS", "SUBSCRIBER", "ORDER"]
     rows = [
         [
-            each.id,
-            each.spec.broker,
-            triggers.filters_in_short(each),
-            triggers.subscriber_in_short(each.spec.subscriber),
-            triggers.order_in_short(each),
-            *([str(lags.get(each.id, "?"))] if lags else []),
-            *(["paused" if triggers.is_paused(each) else ""] if some_paused else []),
+            declared_trigger.id,
+            declared_trigger.spec.broker,
+            triggers.filters_in_short(declared_trigger),
+            triggers.subscriber_in_short(declared_trigger.spec.subscriber),
+            triggers.order_in_short(declared_trigger),
+            *([str(lags.get(declared_trigger.id, "?"))] if lags else []),
+            *(["paused" if triggers.is_paused(declared_trigger) else ""] if some_paused else []),
         ]
-        for each in declared.all(Trigger)
+        for declared_trigger in declared.all(Trigger)
     ]
     columns += [*(["WAITING"] if lags else []), *(["STATE"] if some_paused else [])]
     print_table(columns, rows, "no Trigger is declared")
     if files and declared.problems:
-        raise typer.Exit(FAILED)
+        raise typer.Exit(EXIT_FAILED)
 
 
 def pause(trigger: TriggerName, files: Files = None, data_dir: DataDir = DEFAULT_DATA) -> None:
@@ -167,7 +167,7 @@ def rewind(
         moment = moments.moment(to, time.time())
     name = f"{egress.namespace}/{egress.trigger}"
     rows = snapshot_file.read(installation).triggers
-    if not dry_run and any(each.replicas for each in rows if each.name == name):
+    if not dry_run and any(row.replicas for row in rows if row.name == name):
         raise rewinding.Delivering(egress)
     count = rewinding.rewind(kafka_of(running), egress, moment, dry_run=dry_run)
     if count == 0:
@@ -185,19 +185,19 @@ def _annotate(
 ) -> None:
     with usage():
         declared = declared_in(files, data_dir)
-        who = triggers.named(trigger, "Trigger")
-        found = triggers.find(declared, trigger)
-    if triggers.is_paused(found) is paused:
-        typer.echo(f"{found.id} {state} already")
+        identity = triggers.named(trigger, "Trigger")
+        declared_trigger = triggers.find(declared, trigger)
+    if triggers.is_paused(declared_trigger) is paused:
+        typer.echo(f"{declared_trigger.id} {state} already")
         return
-    file = declared.resources[who][1].file
-    annotating.annotate(file, who, PAUSED, str(paused).lower())
-    typer.echo(f"{found.id} {state}: written into {file}")
+    file = declared.resources[identity][1].file
+    annotating.annotate(file, identity, PAUSED, str(paused).lower())
+    typer.echo(f"{declared_trigger.id} {state}: written into {file}")
 
 
 async def _lags(admin: KafkaAdmin, egresses: tuple[Egress, ...]) -> dict[str, int]:
     lags = {}
-    for each in egresses:
-        found = await admin.lags([each.group], each.topic)
-        lags[f"{each.namespace}/{each.trigger}"] = found[each.group].total
+    for egress in egresses:
+        by_group = await admin.lags([egress.group], egress.topic)
+        lags[f"{egress.namespace}/{egress.trigger}"] = by_group[egress.group].total
     return lags

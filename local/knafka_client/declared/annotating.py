@@ -14,55 +14,55 @@ from typing import Any, Final
 import yaml
 
 from knafka.core.errors import KnafkaError
-from knafka_client.declared.manifests import Identity, identity_of, items_of
+from knafka_client.declared.manifests import ObjectIdentity, identity_of, items_of
 
-ANNOTATIONS: Final = "annotations"
+ANNOTATIONS_KEY: Final = "annotations"
 
 
 class NotAnnotated(KnafkaError):
     """The file can't be changed so that only the annotation does; it is left as it is."""
 
 
-def annotate(file: Path, who: Identity, key: str, value: str) -> None:
+def annotate(file: Path, identity: ObjectIdentity, key: str, value: str) -> None:
     """Have the object of this file carry the annotation; raises `NotAnnotated`."""
     file = file.resolve()
     text = file.read_text()
     try:
-        changed = annotated(text, who, key, value)
+        changed = annotated(text, identity, key, value)
     except yaml.YAMLError as error:
         raise NotAnnotated(f"{file} can't be read: {' '.join(str(error).split())}") from None
     if changed is None:
-        raise NotAnnotated(f"{file}: annotate {who} by hand, with {key}: {json.dumps(value)}")
+        raise NotAnnotated(f"{file}: annotate {identity} by hand, with {key}: {json.dumps(value)}")
     unfinished = file.with_name(f".{file.name}.new")
     unfinished.write_text(changed)
     unfinished.chmod(file.stat().st_mode)
     unfinished.replace(file)
 
 
-def annotated(text: str, who: Identity, key: str, value: str) -> str | None:
+def annotated(text: str, identity: ObjectIdentity, key: str, value: str) -> str | None:
     """The text with the annotation; None: that can't be done by changing only it.
 
     Raises `yaml.YAMLError`.
     """
-    metadata = next((each for each in _metadata(text) if each[0] == who), None)
+    metadata = next((entry for entry in _metadata(text) if entry[0] == identity), None)
     if metadata is None:
         return None
     changed = _inserted(text, metadata[1], key, json.dumps(value))
-    before, after = _documents(text), _documents(changed)
-    for each in before:
-        if identity_of(each) == who:
-            given = each["metadata"].get(ANNOTATIONS) or {}
-            each["metadata"][ANNOTATIONS] = {**given, key: value}
-    return changed if before == after else None
+    previous, after = _documents(text), _documents(changed)
+    for document in previous:
+        if identity_of(document) == identity:
+            given = document["metadata"].get(ANNOTATIONS_KEY) or {}
+            document["metadata"][ANNOTATIONS_KEY] = {**given, key: value}
+    return changed if previous == after else None
 
 
 def _inserted(text: str, metadata: yaml.MappingNode, key: str, value: str) -> str:
-    annotations = _value(metadata, ANNOTATIONS)
+    annotations = _value(metadata, ANNOTATIONS_KEY)
     if annotations is None:
         if metadata.flow_style:
-            return _before_first(text, metadata, f'"{ANNOTATIONS}": {{"{key}": {value}}}')
+            return _before_first(text, metadata, f'"{ANNOTATIONS_KEY}": {{"{key}": {value}}}')
         indent = " " * metadata.start_mark.column
-        return _before_first(text, metadata, f"{ANNOTATIONS}:\n{indent}  {key}: {value}")
+        return _before_first(text, metadata, f"{ANNOTATIONS_KEY}:\n{indent}  {key}: {value}")
     if not isinstance(annotations, yaml.MappingNode):  # nothing behind the colon
         return _replaced(text, annotations, f' {{"{key}": {value}}}')
     if (there := _value(annotations, key)) is not None:
@@ -84,15 +84,15 @@ def _replaced(text: str, node: yaml.Node, by: str) -> str:
     return text[: node.start_mark.index] + by + text[node.end_mark.index :]
 
 
-def _metadata(text: str) -> Iterator[tuple[Identity | None, yaml.MappingNode]]:
+def _metadata(text: str) -> Iterator[tuple[ObjectIdentity | None, yaml.MappingNode]]:
     """Every object's identity with its metadata, where that is a mapping with something in it."""
     loader = yaml.SafeLoader(text)
     try:
         while loader.check_node():
-            for each in _objects(loader.get_node()):
-                metadata = _value(each, "metadata")
+            for node in _objects(loader.get_node()):
+                metadata = _value(node, "metadata")
                 if isinstance(metadata, yaml.MappingNode) and metadata.value:
-                    yield identity_of(loader.construct_document(each)), metadata
+                    yield identity_of(loader.construct_document(node)), metadata
     finally:
         loader.dispose()
 
@@ -102,8 +102,8 @@ def _objects(node: yaml.Node | None) -> Iterator[yaml.MappingNode]:
     if isinstance(node, yaml.MappingNode):
         yield node
         items = _value(node, "items")
-        for each in items.value if isinstance(items, yaml.SequenceNode) else ():
-            yield from _objects(each)
+        for item in items.value if isinstance(items, yaml.SequenceNode) else ():
+            yield from _objects(item)
 
 
 def _value(mapping: yaml.MappingNode, key: str) -> yaml.Node | None:
@@ -111,4 +111,4 @@ def _value(mapping: yaml.MappingNode, key: str) -> yaml.Node | None:
 
 
 def _documents(text: str) -> list[Any]:
-    return [each for document in yaml.safe_load_all(text) for each in items_of(document)]
+    return [item for document in yaml.safe_load_all(text) for item in items_of(document)]

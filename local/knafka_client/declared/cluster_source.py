@@ -31,9 +31,9 @@ from knafka_client.declared.declared_source import (
     broker_of,
     trigger_of,
 )
-from knafka_client.declared.kubernetes_api import TIMEOUT, answered
+from knafka_client.declared.kubernetes_api import API_SERVER_TIMEOUT, answered
 from knafka_client.declared.triggers import is_paused
-from knafka_client.state.installation import CHANNEL
+from knafka_client.state.installation import CHANNEL_PREFIX
 from knafka_operator.decide import channel, credentials, desired
 from knafka_operator.decide.broker_defaults import with_default_delivery
 from knafka_operator.decide.desired import Defaults
@@ -51,7 +51,7 @@ from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import Broker, ConfigMap, is_ours
 from knafka_operator.model.settings import BROKER_DEFAULTS
 
-CONFIG: Final = "kafka-broker-config"
+BROKER_CONFIG: Final = "kafka-broker-config"
 """The installation's ConfigMap of Brokers there."""
 CHANNEL_CONFIG: Final = "kafka-channel-config"
 """That of KafkaChannels."""
@@ -76,18 +76,18 @@ def client_of(context: str | None, kubeconfig: Path | None) -> tuple[Any, str]:
     file = None if kubeconfig is None else str(kubeconfig)
     try:
         contexts, current = kubernetes.config.list_kube_config_contexts(file)  # type: ignore[no-untyped-call]
-        by_name = {each["name"]: each for each in contexts}
-        wanted = current if context is None else by_name.get(context)
-        if wanted is None:
+        by_name = {context_entry["name"]: context_entry for context_entry in contexts}
+        chosen = current if context is None else by_name.get(context)
+        if chosen is None:
             known = ", ".join(by_name) or "none"
             raise ClusterError(f"there is no context {context}: there is {known} (--context)")
-        client = kubernetes.config.new_client_from_config(file, wanted["name"])  # type: ignore[no-untyped-call]
+        client = kubernetes.config.new_client_from_config(file, chosen["name"])  # type: ignore[no-untyped-call]
     except ConfigException as error:
         raise ClusterError(
             f"no cluster: {error}: name a file with --kubeconfig or KUBECONFIG, and one of its "
             "contexts (`kubectl config get-contexts`) with --context"
         ) from error
-    return client, wanted["context"].get("namespace") or DEFAULT_NAMESPACE
+    return client, chosen["context"].get("namespace") or DEFAULT_NAMESPACE
 
 
 class ClusterSource:
@@ -168,10 +168,10 @@ class ClusterSource:
             problems.append(str(error))
         try:
             named = channel.metadata.annotations.get(credentials.KAFKA_SECRET)
-            of, values = credentials.channel_secret(named, base, self._system), None
-            if of is not None:
-                there = self._get("Secret", of)
-                secret = credentials.check_channel_secret(named, there, of)
+            secret_name, values = credentials.channel_secret(named, base, self._system), None
+            if secret_name is not None:
+                there = self._get("Secret", secret_name)
+                secret = credentials.check_channel_secret(named, there, secret_name)
                 values = dict(decoded(secret))
             config = credentials.channel_config(named, values, base, default)
         except InvalidDocument as error:
@@ -192,7 +192,7 @@ class ClusterSource:
         """How its Kafka is reached, its ConfigMap over the installation's, and what couldn't be
         read on the way. Raises `KnafkaError`."""
         problems: list[str] = []
-        default = Identity(self._system, CONFIG)
+        default = Identity(self._system, BROKER_CONFIG)
         base = None
         try:
             base = self.config_map(default)
@@ -201,25 +201,25 @@ class ClusterSource:
         reference = desired.config_reference(broker)
         own = None if reference is None else self.config_map(Identity(*reference))
         try:
-            found = credentials.configuration(reference, own, base, default)
+            configured = credentials.configuration(reference, own, base, default)
         except InvalidDocument as error:
             # Without credentials: those belong to servers that a ConfigMap names.
             servers = self._servers or broker.status.annotations.get(desired.BOOTSTRAP_SERVERS)
             if servers is None:
                 raise ClusterError("; ".join([str(error), *problems])) from error
             return connection(Kafka(bootstrap_servers=servers)), own or base, problems
-        servers = self._servers or found.config.data[desired.BOOTSTRAP_SERVERS]
+        servers = self._servers or configured.config.data[desired.BOOTSTRAP_SERVERS]
         reached = connection(Kafka(bootstrap_servers=servers))
-        if found.secret is not None:
-            secret = self._get("Secret", found.secret)
+        if configured.secret is not None:
+            secret = self._get("Secret", configured.secret)
             if secret is None:
-                raise ClusterError(f"Secret {found.secret} does not exist")
+                raise ClusterError(f"Secret {configured.secret} does not exist")
             reached.update(for_librdkafka(decoded(secret)))
-        return reached, found.config, []
+        return reached, configured.config, []
 
-    def config_map(self, of: Identity) -> ConfigMap | None:
-        found = self._get("ConfigMap", of)
-        return None if found is None else parse(ConfigMap, found)
+    def config_map(self, identity: Identity) -> ConfigMap | None:
+        document = self._get("ConfigMap", identity)
+        return None if document is None else parse(ConfigMap, document)
 
     def default_delivery(self, broker: Broker) -> Broker:
         """With the delivery of `config-br-defaults` where it declares none and that is readable."""
@@ -235,30 +235,31 @@ class ClusterSource:
         """All objects of a kind; None: the cluster doesn't have it. Raises `ClusterError`."""
         group, _, version = api_version.partition("/")
         plural = f"{kind.lower()}s"
-        found = self._asked(
+        answer = self._asked(
             f"list {plural} in {namespace}",
             self._objects.list_namespaced_custom_object,
             group, version, namespace, plural,
         )  # fmt: skip
-        if found is None:
+        if answer is None:
             return None
         # Objects in a list don't say what they are.
         about = {"apiVersion": api_version, "kind": kind}
-        return [{**about, **each} for each in found.get("items") or ()]
+        return [{**about, **item} for item in answer.get("items") or ()]
 
-    def _get(self, kind: Literal["ConfigMap", "Secret"], of: Identity) -> Document | None:
-        core = self._system_core if of.namespace == self._system else self._core
+    def _get(self, kind: Literal["ConfigMap", "Secret"], identity: Identity) -> Document | None:
+        core = self._system_core if identity.namespace == self._system else self._core
         read = {
             "ConfigMap": core.read_namespaced_config_map,
             "Secret": core.read_namespaced_secret,
         }[kind]
-        return self._asked(f"get {kind} {of}", read, of.name, of.namespace)
+        return self._asked(f"get {kind} {identity}", read, identity.name, identity.namespace)
 
     def _asked(self, what: str, ask: Callable[..., Any], *arguments: str) -> Document | None:
-        found = answered(
-            what, lambda: ask(*arguments, _preload_content=False, _request_timeout=TIMEOUT)
+        answer = answered(
+            what,
+            lambda: ask(*arguments, _preload_content=False, _request_timeout=API_SERVER_TIMEOUT),
         )
-        return None if found is None else json.loads(found)
+        return None if answer is None else json.loads(answer)
 
 
 class _Reading:
@@ -294,7 +295,7 @@ class _Reading:
         except KnafkaError as error:
             self.problems.append(f"{family.broker} {Identity.of(document)}: {error}")
             return
-        self.problems += [each for each in problems if each not in self.problems]
+        self.problems += [problem for problem in problems if problem not in self.problems]
         if family is BROKERS:
             broker = self._source.default_delivery(broker)
         self._brokers[broker_of(ingress)] = broker, topic, defaults
@@ -305,10 +306,10 @@ class _Reading:
         """A Trigger or Subscription."""
         if family is CHANNELS and not is_of_kafka_channel(document):
             return
-        of = f"{CHANNEL if family is CHANNELS else ''}{family.broker_of(document)}"
-        if (found := self._brokers.get(of)) is None:
+        broker_id = f"{CHANNEL_PREFIX if family is CHANNELS else ''}{family.broker_of(document)}"
+        if (known := self._brokers.get(broker_id)) is None:
             return  # not ours, or its Broker is a problem already
-        broker, topic, defaults = found
+        broker, topic, defaults = known
         try:
             trigger = family.read_trigger(document)
             now = document.get("status") or {}

@@ -1,8 +1,9 @@
 """Where the Brokers and Triggers are that a command asks about: one Protocol, `DeclaredSource`.
 
-Implementations: `LocalSource` here (what `knafka up` runs), and `cluster_source` (Kubernetes).
-Both give a `DeclaredView`, so that `knafka tail` and `knafka trace` are the same for both; and for
-KafkaChannels and Subscriptions, whose names have a prefix: `channel/` and `subscription/`.
+It has two implementations: `InstallationSource` here, of what `knafka up` runs, and
+`cluster_source.ClusterSource`, of a Kubernetes cluster. Both give a `DeclaredView`, so that
+`knafka tail` and `knafka trace` are the same for both; and for KafkaChannels and Subscriptions,
+whose names have a prefix: `channel/` and `subscription/`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from knafka.core.contract import Egress, Ingress, Kafka
 from knafka.core.errors import KnafkaError, LogError
 from knafka_client.declared.triggers import Unknown
 from knafka_client.state import snapshot_file
-from knafka_client.state.installation import CHANNEL, SUBSCRIPTION, Installation
+from knafka_client.state.installation import CHANNEL_PREFIX, SUBSCRIPTION_PREFIX, Installation
 
 DEFAULT_NAMESPACE: Final = "default"
 SYSTEM_NAMESPACE: Final = "knafka"
@@ -50,48 +51,50 @@ class DeclaredView:
 
     def ingress(self, broker: str | None) -> Ingress:
         """The Broker of this name, or the only one. Raises `Unknown`."""
-        found = self.ingresses
+        candidates = self.ingresses
         if broker is not None:
-            by_name = {broker_of(each): each for each in found}
+            by_name = {broker_of(ingress): ingress for ingress in candidates}
             there = by_name.get(self._full(broker))
-            if there is None and broker.startswith(CHANNEL):
-                there = by_name.get(CHANNEL + self._full(broker.removeprefix(CHANNEL)))
-            found = [] if there is None else [there]
-        if len(found) == 1:
-            return found[0]
+            if there is None and broker.startswith(CHANNEL_PREFIX):
+                there = by_name.get(
+                    CHANNEL_PREFIX + self._full(broker.removeprefix(CHANNEL_PREFIX))
+                )
+            candidates = [] if there is None else [there]
+        if len(candidates) == 1:
+            return candidates[0]
         problem = "which Broker?" if broker is None else f"there is no Broker {broker}:"
         known = ", ".join(map(broker_of, self.ingresses))
         raise Unknown(self._explained(f"{problem} there is {known or 'none'}"))
 
     def egress(self, trigger: str) -> Egress:
         """The Trigger of this name, else the Subscription. Raises `Unknown`."""
-        by_name = {trigger_of(each): each for each in self.egresses}
-        prefixed = trigger.startswith(SUBSCRIPTION)
-        wanted = SUBSCRIPTION + self._full(trigger.removeprefix(SUBSCRIPTION))
-        found = by_name.get(self._full(trigger)) or by_name.get(wanted)
-        if found is not None:
-            return found
+        by_name = {trigger_of(egress): egress for egress in self.egresses}
+        prefixed = trigger.startswith(SUBSCRIPTION_PREFIX)
+        subscription = SUBSCRIPTION_PREFIX + self._full(trigger.removeprefix(SUBSCRIPTION_PREFIX))
+        egress = by_name.get(self._full(trigger)) or by_name.get(subscription)
+        if egress is not None:
+            return egress
         known = ", ".join(by_name) or "none"
-        what = wanted if prefixed else f"Trigger {self._full(trigger)}"
+        what = subscription if prefixed else f"Trigger {self._full(trigger)}"
         raise Unknown(self._explained(f"there is no {what}: there is {known}"))
 
     def of_broker(self, ingress: Ingress) -> Sequence[Egress]:
         """The Triggers of a Broker."""
-        return [each for each in self.egresses if broker_of(each) == broker_of(ingress)]
+        return [egress for egress in self.egresses if broker_of(egress) == broker_of(ingress)]
 
-    def connection(self, of: Ingress | Egress) -> dict[str, Any]:
+    def connection(self, owner: Ingress | Egress) -> dict[str, Any]:
         """How the Kafka of a Broker or Trigger is reached."""
-        return dict(self.connections[broker_of(of)])
+        return dict(self.connections[broker_of(owner)])
 
     @contextmanager
-    def reaching(self, of: Ingress | Egress) -> Iterator[None]:
+    def reaching(self, owner: Ingress | Egress) -> Iterator[None]:
         """Have a failure to reach Kafka say what to do. Raises `NotReached`."""
         try:
             yield
         except LogError as error:
             if not self.unreached or not error.retriable or error.unknown_topic:
                 raise
-            servers = self.connections[broker_of(of)]["bootstrap.servers"]
+            servers = self.connections[broker_of(owner)]["bootstrap.servers"]
             raise NotReached(f"Kafka at {servers}: {error}: {self.unreached}") from error
 
     def _full(self, name: str) -> str:
@@ -112,7 +115,7 @@ class DeclaredSource(Protocol):
         ...
 
 
-class LocalSource:
+class InstallationSource:
     """What `knafka up` runs, by the files in its data folder."""
 
     def __init__(self, installation: Installation) -> None:
@@ -125,21 +128,23 @@ class LocalSource:
         paused: set[str] = set()
         with suppress(KnafkaError):  # it is starting; it's said where it is known
             now = snapshot_file.read(self._installation)
-            paused = {_named(each.kind, each.name) for each in now.triggers if each.paused}
-        ingresses = [each for each in running.ingresses if namespace in (None, each.namespace)]
+            paused = {_named(row.kind, row.name) for row in now.triggers if row.paused}
+        ingresses = [
+            ingress for ingress in running.ingresses if namespace in (None, ingress.namespace)
+        ]
         return DeclaredView(
             ingresses,
-            [each for each in running.egresses if namespace in (None, each.namespace)],
-            {broker_of(each): reached for each in ingresses},
+            [egress for egress in running.egresses if namespace in (None, egress.namespace)],
+            {broker_of(ingress): reached for ingress in ingresses},
             paused,
             namespace=namespace or DEFAULT_NAMESPACE,
         )
 
 
-def broker_of(of: Ingress | Egress) -> str:
+def broker_of(owner: Ingress | Egress) -> str:
     """`namespace/name` of the Broker, `channel/namespace/name` of a KafkaChannel."""
-    name = f"{of.namespace}/{of.broker}"
-    return CHANNEL + name if of.kind in ("KafkaChannel", "Subscription") else name
+    name = f"{owner.namespace}/{owner.broker}"
+    return CHANNEL_PREFIX + name if owner.kind in ("KafkaChannel", "Subscription") else name
 
 
 def trigger_of(egress: Egress) -> str:
@@ -149,10 +154,10 @@ def trigger_of(egress: Egress) -> str:
 
 def namespace_in(name: str) -> str | None:
     """The namespace that a name of any of the four says; None: it says none."""
-    for prefix in (CHANNEL, SUBSCRIPTION):
+    for prefix in (CHANNEL_PREFIX, SUBSCRIPTION_PREFIX):
         name = name.removeprefix(prefix)
     return name.rpartition("/")[0] or None
 
 
 def _named(kind: str, name: str) -> str:
-    return SUBSCRIPTION + name if kind == "Subscription" else name
+    return SUBSCRIPTION_PREFIX + name if kind == "Subscription" else name

@@ -18,7 +18,7 @@ from urllib3.exceptions import HTTPError
 
 from knafka_operator.model.cluster import ClusterError, Conflict, Document, NotAllowed
 
-TIMEOUT: Final = 15.0
+API_SERVER_TIMEOUT: Final = 15.0
 """Seconds for one request."""
 MERGE_PATCH: Final = "application/merge-patch+json"
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?").fullmatch
@@ -46,45 +46,49 @@ class KubernetesApi:
     def __init__(self, client: kubernetes.client.ApiClient) -> None:
         self._client = client
 
-    def list(self, of: Objects, namespace: str | None = None) -> Sequence[Document] | None:
+    def list(self, objects: Objects, namespace: str | None = None) -> Sequence[Document] | None:
         """In one namespace, or in all; None: there is no such kind."""
         if namespace is not None and _NAME(namespace) is None:
             raise ClusterError(f"{namespace!r:.80} is no name of a namespace")
         where = f"in {namespace}" if namespace else "in all namespaces"
         # Version 0: as the API server remembers it, so that looking often costs etcd nothing.
-        path = f"{_path(of, namespace)}?{urlencode({'resourceVersion': '0'})}"
-        found = self.ask(f"list {of.plural} {where}", "GET", path)
-        if found is None:
+        path = f"{_path(objects, namespace)}?{urlencode({'resourceVersion': '0'})}"
+        answer = self.ask(f"list {objects.plural} {where}", "GET", path)
+        if answer is None:
             return None
-        items: Sequence[Document] = json.loads(found).get("items") or []
+        items: Sequence[Document] = json.loads(answer).get("items") or []
         return items
 
-    def get(self, of: Objects, namespace: str, name: str) -> Document | None:
+    def get(self, objects: Objects, namespace: str, name: str) -> Document | None:
         """None, too, for what can't be a name: `..` or none would ask for something else."""
         if _NAME(namespace) is None or _NAME(name) is None:
             return None
-        found = self.ask(f"get {of.plural} {namespace}/{name}", "GET", _path(of, namespace, name))
-        return None if found is None else json.loads(found)
+        answer = self.ask(
+            f"get {objects.plural} {namespace}/{name}", "GET", _path(objects, namespace, name)
+        )
+        return None if answer is None else json.loads(answer)
 
-    def create(self, of: Objects, namespace: str, body: Mapping[str, Any]) -> Document | None:
+    def create(self, objects: Objects, namespace: str, body: Mapping[str, Any]) -> Document | None:
         """None: there is no such kind. Raises `Conflict` if the object is there already."""
         if _NAME(namespace) is None:
             return None
-        what = f"create {of.plural} {namespace}/{body['metadata']['name']}"
-        found = self.ask(what, "POST", _path(of, namespace), body)
-        return None if found is None else json.loads(found)
+        what = f"create {objects.plural} {namespace}/{body['metadata']['name']}"
+        answer = self.ask(what, "POST", _path(objects, namespace), body)
+        return None if answer is None else json.loads(answer)
 
-    def annotate(self, of: Objects, namespace: str, name: str, key: str, value: str) -> bool:
+    def annotate(self, objects: Objects, namespace: str, name: str, key: str, value: str) -> bool:
         """Whether the object is there."""
         body = {"metadata": {"annotations": {key: value}}}
-        what, path = f"patch {of.plural} {namespace}/{name}", _path(of, namespace, name)
+        what, path = f"patch {objects.plural} {namespace}/{name}", _path(objects, namespace, name)
         return self.ask(what, "PATCH", path, body, MERGE_PATCH) is not None
 
-    def may(self, verb: str, of: Objects, namespace: str, name: str, subresource: str = "") -> bool:
+    def may(
+        self, verb: str, objects: Objects, namespace: str, name: str, subresource: str = ""
+    ) -> bool:
         """Whether the user may, by a SelfSubjectAccessReview."""
         attributes = {
-            "verb": verb, "group": of.group, "resource": of.plural, "subresource": subresource,
-            "namespace": namespace, "name": name,
+            "verb": verb, "group": objects.group, "resource": objects.plural,
+            "subresource": subresource, "namespace": namespace, "name": name,
         }  # fmt: skip
         review = {
             "apiVersion": "authorization.k8s.io/v1",
@@ -92,8 +96,8 @@ class KubernetesApi:
             "spec": {"resourceAttributes": attributes},
         }
         path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-        found = self.ask(f"review rights to {of.plural}", "POST", path, review)
-        return found is not None and json.loads(found)["status"].get("allowed") is True
+        answer = self.ask(f"review rights to {objects.plural}", "POST", path, review)
+        return answer is not None and json.loads(answer)["status"].get("allowed") is True
 
     def ask(
         self,
@@ -118,7 +122,7 @@ class KubernetesApi:
             f"{configuration.host}{path}",
             body=body,
             headers=headers,
-            timeout=TIMEOUT,
+            timeout=API_SERVER_TIMEOUT,
             redirect=False,  # a token goes to no other address
         )
         if not 200 <= answer.status < 300:
@@ -152,11 +156,11 @@ def answered(what: str, ask: Callable[[], Any]) -> bytes | None:
     return data
 
 
-def _path(of: Objects, namespace: str | None = None, name: str | None = None) -> str:
-    root = "/apis" if of.group else "/api"
+def _path(objects: Objects, namespace: str | None = None, name: str | None = None) -> str:
+    root = "/apis" if objects.group else "/api"
     where = f"/namespaces/{quote(namespace, safe='')}" if namespace else ""
     which = f"/{quote(name, safe='')}" if name else ""
-    return f"{root}/{of.version}{where}/{of.plural}{which}"
+    return f"{root}/{objects.version}{where}/{objects.plural}{which}"
 
 
 def _message(error: ApiException) -> str:

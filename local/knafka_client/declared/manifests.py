@@ -1,8 +1,8 @@
 """Manifests: the YAML that `kubectl apply` takes, read from files and folders, and read again.
 
-What is broken is a `Problem` with file, document and field; the last good state of that object
-stays, so that a typing error in an editor takes nothing down. Only removing an object from its file
-(or the file itself) removes it.
+A `ManifestProblem` names the file, document and field that can't be used. The object's last good
+state stays meanwhile, so that a typing error in an editor takes nothing down: only removing an
+object from its file, or the file itself, removes the object.
 Not here: what the objects mean together; that is the operator's.
 """
 
@@ -43,7 +43,7 @@ SUFFIXES: Final = (".yaml", ".yml", ".json")
 Resource: TypeAlias = (
     "Broker | Trigger | ConfigMap | Service | KafkaChannel | Subscription | Sensor | EventPolicy"
 )
-SENSOR: Final = ("knafka.dev/v1alpha1", "Sensor")
+SENSOR_KIND: Final = ("knafka.dev/v1alpha1", "Sensor")
 """apiVersion and kind of a Sensor."""
 
 _OTHERS: Final[Mapping[tuple[object, object], type[KafkaChannel | Subscription | EventPolicy]]] = {
@@ -62,7 +62,7 @@ class Unreadable(KnafkaError):
     """A file is no YAML, or can't be read at all."""
 
 
-class Identity(NamedTuple):
+class ObjectIdentity(NamedTuple):
     """What an object is called; `str` is how people write it."""
 
     kind: str
@@ -74,7 +74,7 @@ class Identity(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ManifestPlace:
     """Where a document stands; `document` counts from 1, as people do."""
 
     file: Path
@@ -85,10 +85,10 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class ManifestProblem:
     """Something that can't be used as it is written."""
 
-    place: Place
+    place: ManifestPlace
     error: str
 
     def __str__(self) -> str:
@@ -96,21 +96,21 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
+class DeclaredObjects:
     """All that the files say, and what in them can't be used."""
 
-    resources: Mapping[Identity, tuple[Resource, Place]]
-    problems: tuple[Problem, ...] = ()
-    documents: Mapping[Identity, tuple[Document, Path]] = field(default_factory=dict)
+    resources: Mapping[ObjectIdentity, tuple[Resource, ManifestPlace]]
+    problems: tuple[ManifestProblem, ...] = ()
+    documents: Mapping[ObjectIdentity, tuple[Document, Path]] = field(default_factory=dict)
     """The same as they are written, each with the folder of its file."""
 
     def all(self, kind: type[Any]) -> Iterator[Any]:
         return (resource for resource, _ in self.resources.values() if isinstance(resource, kind))
 
 
-class _Found(NamedTuple):
+class _ManifestEntry(NamedTuple):
     resource: Resource
-    place: Place
+    place: ManifestPlace
     document: Document
 
 
@@ -123,28 +123,31 @@ class Manifests:
             if not path.exists():
                 raise NoManifests(f"{path} doesn't exist: -f wants a YAML file or a folder of them")
         self.paths = [path.absolute() for path in paths]
-        self._good: dict[Path, dict[Identity, _Found]] = {}
+        self._good: dict[Path, dict[ObjectIdentity, _ManifestEntry]] = {}
 
-    def read(self) -> Declared:
+    def read(self) -> DeclaredObjects:
         """Read everything anew; what is broken now is as it was when it was good."""
-        problems: list[Problem] = []
+        problems: list[ManifestProblem] = []
         good = {}
         for file in self._files():
             good[file] = _read(file, self._good.get(file, {}), problems)
         self._good = good
-        everything: dict[Identity, _Found] = {}
+        everything: dict[ObjectIdentity, _ManifestEntry] = {}
         for in_file in good.values():
-            for identity, each in in_file.items():
+            for identity, entry in in_file.items():
                 if identity in everything:
                     first = everything[identity].place
                     message = f"{identity} is declared in {first} already"
-                    problems.append(Problem(each.place, message))
+                    problems.append(ManifestProblem(entry.place, message))
                 else:
-                    everything[identity] = each
-        return Declared(
-            {who: (each.resource, each.place) for who, each in everything.items()},
+                    everything[identity] = entry
+        return DeclaredObjects(
+            {identity: (entry.resource, entry.place) for identity, entry in everything.items()},
             tuple(problems),
-            {who: (each.document, each.place.file.parent) for who, each in everything.items()},
+            {
+                identity: (entry.document, entry.place.file.parent)
+                for identity, entry in everything.items()
+            },
         )
 
     def _files(self) -> Iterator[Path]:
@@ -152,8 +155,8 @@ class Manifests:
         for path in self.paths:
             inside = sorted(path.iterdir()) if path.is_dir() else [path]
             for file in inside:
-                wanted = file == path or file.suffix in SUFFIXES
-                if wanted and file not in seen and file.is_file():
+                is_manifest = file == path or file.suffix in SUFFIXES
+                if is_manifest and file not in seen and file.is_file():
                     seen.add(file)
                     yield file
 
@@ -184,35 +187,37 @@ class Manifests:
 
 
 def _read(
-    file: Path, before: Mapping[Identity, _Found], problems: list[Problem]
-) -> dict[Identity, _Found]:
+    file: Path, previous: Mapping[ObjectIdentity, _ManifestEntry], problems: list[ManifestProblem]
+) -> dict[ObjectIdentity, _ManifestEntry]:
     try:
         there = documents(file)
     except Unreadable as error:
-        problems.append(Problem(Place(file), str(error)))
-        return dict(before)
-    found: dict[Identity, _Found] = {}
-    for place, each in there:
-        who = identity_of(each)
+        problems.append(ManifestProblem(ManifestPlace(file), str(error)))
+        return dict(previous)
+    entries: dict[ObjectIdentity, _ManifestEntry] = {}
+    for place, document in there:
+        identity = identity_of(document)
         try:
-            resource = parse(each)
-            if who is None:
+            resource = parse(document)
+            if identity is None:
                 raise InvalidDocument("metadata.name", "missing: want a name")
-            if resource is None or not isinstance(each, dict):
+            if resource is None or not isinstance(document, dict):
                 raise InvalidDocument("kind", "none of those that run here, so it is left out")
-            if who in found:
+            if identity in entries:
                 raise InvalidDocument("metadata.name", "stands in this file already")
-            found[who] = _Found(resource, place, each)
+            entries[identity] = _ManifestEntry(resource, place, document)
             if isinstance(resource, EventPolicy) and (problem := _unreadable(resource)):
                 # It stays all the same: what can't be read lets nobody through, and without any
                 # policy everybody might be let through.
-                found[who] = before.get(who, found[who])
-                problems.append(Problem(place, f"{who}: {problem}"))
+                entries[identity] = previous.get(identity, entries[identity])
+                problems.append(ManifestProblem(place, f"{identity}: {problem}"))
         except InvalidDocument as error:
-            problems.append(Problem(place, f"{who}: {error}" if who else str(error)))
-            if who is not None and who in before:
-                found.setdefault(who, before[who])
-    return found
+            problems.append(
+                ManifestProblem(place, f"{identity}: {error}" if identity else str(error))
+            )
+            if identity is not None and identity in previous:
+                entries.setdefault(identity, previous[identity])
+    return entries
 
 
 def _unreadable(policy: EventPolicy) -> str:
@@ -228,9 +233,9 @@ def parse(document: object) -> Resource | None:
     """Read one declared document; None: a kind that doesn't run here. Raises `InvalidDocument`."""
     if isinstance(document, dict):
         named = document.get("apiVersion"), document.get("kind")
-        if all(isinstance(each, str) for each in named) and named in _OTHERS:
+        if all(isinstance(part, str) for part in named) and named in _OTHERS:
             return decoding.parse(_OTHERS[named], document)
-        if named == SENSOR:
+        if named == SENSOR_KIND:
             # Not above: most files have none, and what reads its conditions takes a while.
             from knafka_operator.model.sensors import Sensor
 
@@ -247,12 +252,12 @@ def items_of(document: object) -> Iterator[object]:
         yield document
 
 
-def identity_of(document: object) -> Identity | None:
+def identity_of(document: object) -> ObjectIdentity | None:
     """What a document is about, however broken the rest of it is."""
     match document:
         case {"kind": str(kind), "metadata": {"name": str(name), **rest}}:
             namespace = rest.get("namespace") or "default"
-            return Identity(kind, str(namespace), name)
+            return ObjectIdentity(kind, str(namespace), name)
     return None
 
 
@@ -266,14 +271,14 @@ _Loader.yaml_implicit_resolvers = {
 }
 
 
-def documents(file: Path) -> list[tuple[Place, object]]:
+def documents(file: Path) -> list[tuple[ManifestPlace, object]]:
     """Every object in a file as it is written, with its place. Raises `Unreadable`."""
     try:
-        found = list(yaml.load_all(file.read_text(), _Loader))
+        items = list(yaml.load_all(file.read_text(), _Loader))
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
         raise Unreadable(f"can't be read: {' '.join(str(error).split())}") from None
     return [
-        (Place(file, number), each)
-        for number, document in enumerate(found, start=1)
-        for each in items_of(document)
+        (ManifestPlace(file, number), item)
+        for number, document in enumerate(items, start=1)
+        for item in items_of(document)
     ]

@@ -21,7 +21,7 @@ from knafka.core.contract import (
 from knafka.core.errors import KnafkaError
 from knafka.core.event import Event
 from knafka.core.filters import why_not
-from knafka_client.declared.manifests import Declared, Identity
+from knafka_client.declared.manifests import DeclaredObjects, ObjectIdentity
 from knafka_operator.model.resources import DELIVERY_ORDER, PAUSED, Destination, Trigger
 
 
@@ -29,32 +29,38 @@ class Unknown(KnafkaError):
     """No such Trigger (or Broker); the text names those that there are."""
 
 
-def named(text: str, kind: str) -> Identity:
+def named(text: str, kind: str) -> ObjectIdentity:
     """`namespace/name`, or a name alone in the namespace `default`."""
     namespace, slash, name = text.rpartition("/")
-    return Identity(kind, namespace if slash else "default", name)
+    return ObjectIdentity(kind, namespace if slash else "default", name)
 
 
-def find(declared: Declared, text: str) -> Trigger:
+def find(declared: DeclaredObjects, text: str) -> Trigger:
     """Raises `Unknown`."""
-    wanted = named(text, "Trigger")
-    found, _ = declared.resources.get(wanted, (None, None))
-    if isinstance(found, Trigger):
-        return found
+    identity = named(text, "Trigger")
+    trigger, _ = declared.resources.get(identity, (None, None))
+    if isinstance(trigger, Trigger):
+        return trigger
     known = [trigger.id for trigger in declared.all(Trigger)]
-    raise Unknown(f"there is no {wanted}: there is {', '.join(known) or 'no Trigger at all'}")
+    raise Unknown(f"there is no {identity}: there is {', '.join(known) or 'no Trigger at all'}")
 
 
-def of_broker(declared: Declared, broker: str | None) -> Sequence[Trigger]:
+def of_broker(declared: DeclaredObjects, broker: str | None) -> Sequence[Trigger]:
     """The Triggers of one Broker, or all. Raises `Unknown` if it has none."""
-    found: list[Trigger] = list(declared.all(Trigger))
+    declared_triggers: list[Trigger] = list(declared.all(Trigger))
     if broker is None:
-        return found
-    _, *wanted = named(broker, "Broker")
-    its = [each for each in found if [each.metadata.namespace, each.spec.broker] == wanted]
+        return declared_triggers
+    _, *broker_id = named(broker, "Broker")
+    its = [
+        trigger
+        for trigger in declared_triggers
+        if [trigger.metadata.namespace, trigger.spec.broker] == broker_id
+    ]
     if its:
         return its
-    known = sorted({f"{each.metadata.namespace}/{each.spec.broker}" for each in found})
+    known = sorted(
+        {f"{trigger.metadata.namespace}/{trigger.spec.broker}" for trigger in declared_triggers}
+    )
     raise Unknown(f"no Trigger is of the Broker {broker}: there is {', '.join(known) or 'none'}")
 
 
@@ -67,18 +73,20 @@ def filters_in_short(trigger: Trigger) -> str:
     """All of the Trigger's filters on one line."""
     if trigger.spec.filters:
         return " and ".join(map(_in_short, trigger.spec.filters))
-    wanted = trigger.spec.filter.attributes
-    return " and ".join(f"{name}={value or '*'}" for name, value in wanted.items()) or "all events"
+    attributes = trigger.spec.filter.attributes
+    return (
+        " and ".join(f"{name}={value or '*'}" for name, value in attributes.items()) or "all events"
+    )
 
 
 def _in_short(spec: Filter) -> str:
     match spec:
-        case Exact(exact=wanted):
-            return " and ".join(f"{name}={value}" for name, value in wanted.items())
-        case Prefix(prefix=wanted):
-            return " and ".join(f"{name}={value}*" for name, value in wanted.items())
-        case Suffix(suffix=wanted):
-            return " and ".join(f"{name}=*{value}" for name, value in wanted.items())
+        case Exact(exact=pairs):
+            return " and ".join(f"{name}={value}" for name, value in pairs.items())
+        case Prefix(prefix=pairs):
+            return " and ".join(f"{name}={value}*" for name, value in pairs.items())
+        case Suffix(suffix=pairs):
+            return " and ".join(f"{name}=*{value}" for name, value in pairs.items())
         case All(all=inner):
             return f"({' and '.join(map(_in_short, inner))})"
         case Any_(any=inner):

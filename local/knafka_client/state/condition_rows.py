@@ -44,8 +44,8 @@ def trigger_row(document: Document) -> TriggerRow:
 
 def sensor_row(document: Document) -> TriggerRow:
     """A Sensor's row, with the lag and the processes that its status says it had last."""
-    found = (document.get("status") or {}).get("annotations") or {}
-    lag, replicas = found.get(LAG, ""), found.get(REPLICAS, "")
+    annotations = (document.get("status") or {}).get("annotations") or {}
+    lag, replicas = annotations.get(LAG, ""), annotations.get(REPLICAS, "")
     return replace(
         trigger_row(document),
         lag=int(lag) if lag.isdecimal() else None,
@@ -61,7 +61,7 @@ def why_not(document: Document) -> str:
 
 def condition(document: Document, type_: str) -> Document:
     """Empty if it has none of this type."""
-    return next((each for each in conditions(document) if each["type"] == type_), {})
+    return next((row for row in conditions(document) if row["type"] == type_), {})
 
 
 def conditions(document: Document) -> Sequence[Document]:
@@ -69,26 +69,26 @@ def conditions(document: Document) -> Sequence[Document]:
 
 
 def _warning(document: Document) -> str:
-    found = condition(document, DELIVERING)
-    warns = found.get("severity") == Severity.WARNING and found.get("status") == "False"
-    return _said(found) if warns else ""
+    delivering = condition(document, DELIVERING)
+    warns = delivering.get("severity") == Severity.WARNING and delivering.get("status") == "False"
+    return _said(delivering) if warns else ""
 
 
 def _observed(document: Document) -> dict[str, Any]:
     """Its conditions, and what they are about."""
     fields = ("type", "status", "reason", "message", "severity")
     rows = tuple(
-        ConditionRow(**{each: found[each] for each in fields if each in found})
-        for found in conditions(document)
+        ConditionRow(**{field: stored[field] for field in fields if field in stored})
+        for stored in conditions(document)
     )
     observed = (document.get("status") or {}).get("observedGeneration", 0)
     return {"conditions": rows, "observed_generation": observed}
 
 
-def _said(found: Document) -> str:
-    if not found:
+def _said(row: Document) -> str:
+    if not row:
         return "not looked at yet"
-    return f"{found.get('reason', '')}: {found.get('message', '')}"
+    return f"{row.get('reason', '')}: {row.get('message', '')}"
 
 
 def _name(document: Document) -> str:

@@ -26,11 +26,11 @@ from knafka.core.errors import InvalidDocument, KnafkaError
 
 DEFAULT_DATA: Final = Path(".knafka")
 
-CHANNEL: Final = "channel/"
+CHANNEL_PREFIX: Final = "channel/"
 """What precedes the name of a KafkaChannel where a Broker's may stand, too; a Broker in a namespace
 of this name comes first."""
 
-SUBSCRIPTION: Final = "subscription/"
+SUBSCRIPTION_PREFIX: Final = "subscription/"
 """The same before the name of a Subscription, where a Trigger's may stand."""
 
 LOCK_TRIES: Final = 5
@@ -60,7 +60,7 @@ class SensorPlace(Model):
     dead_letter_settings: TopicSettings = TopicSettings(config=dict(KEPT_FOR_EVER))
 
 
-class State(Model):
+class RunningState(Model):
     """What runs, for the other commands."""
 
     pid: int
@@ -118,7 +118,7 @@ class Installation:
             finally:
                 self._forget()
 
-    def write(self, state: State) -> None:
+    def write(self, state: RunningState) -> None:
         """Tell the other commands; they see the old state or the new one, never half of it."""
         replace_file(self._state, state.model_dump_json(by_alias=True, indent=2))
 
@@ -126,11 +126,11 @@ class Installation:
         """The same for how everything stands, as JSON."""
         replace_file(self._status, text)
 
-    def running(self) -> State:
+    def running(self) -> RunningState:
         """What runs on this data; raises `NotRunning`."""
         if self.pid() is not None:
             with contextlib.suppress(OSError, InvalidDocument):
-                return documents.parse_json(State, self._state.read_text())
+                return documents.parse_json(RunningState, self._state.read_text())
         raise NotRunning(
             f"nothing runs on {self.data}: start it with `knafka up`, or name the folder of one "
             "that runs with --data-dir"
@@ -154,8 +154,8 @@ class Installation:
         return None
 
     def _forget(self) -> None:
-        for each in (self._state, self._status):
-            each.unlink(missing_ok=True)
+        for file in (self._state, self._status):
+            file.unlink(missing_ok=True)
 
     def _by_whom(self) -> str:
         pid = self.pid()

@@ -13,11 +13,11 @@ from knafka.core.errors import InvalidDocument
 from knafka_client.state.installation import Installation, NotRunning
 from knafka_client.state.snapshot import Snapshot
 
-INTERVAL: Final = 1.0
+STATUS_WRITE_INTERVAL: Final = 1.0
 """Seconds between two looks; nothing is written if nothing has changed."""
 
 
-class Status(Model):
+class StatusDocument(Model):
     """The file's content."""
 
     now: Snapshot
@@ -36,7 +36,7 @@ async def keep(installation: Installation, snapshot: Callable[[], Snapshot]) -> 
             with contextlib.suppress(OSError):  # a full disk is no reason to stop delivering
                 write(installation, now)
                 written = now
-        await asyncio.sleep(INTERVAL)
+        await asyncio.sleep(STATUS_WRITE_INTERVAL)
 
 
 def read(installation: Installation) -> Snapshot:
@@ -45,7 +45,7 @@ def read(installation: Installation) -> Snapshot:
         installation.running()  # which says better what is wrong
         raise NotRunning(f"what runs on {installation.data} is starting or stopping: ask again")
     try:
-        return documents.parse_json(Status, text).now
+        return documents.parse_json(StatusDocument, text).now
     except InvalidDocument:
         raise NotRunning(
             f"what runs on {installation.data} is another version of Knafka: start it anew"
@@ -54,12 +54,12 @@ def read(installation: Installation) -> Snapshot:
 
 def as_json(now: Snapshot) -> str:
     """The snapshot for machines."""
-    return Status(now=now).model_dump_json(by_alias=True)
+    return StatusDocument(now=now).model_dump_json(by_alias=True)
 
 
 def not_ready(now: Snapshot) -> list[str]:
     """What isn't as it should be, one sentence each."""
-    brokers = [f"{each.kind} {each.name}: {each.refused}" for each in now.brokers if each.refused]
-    triggers = [f"{each.kind} {each.name}: {each.refused}" for each in now.triggers if each.refused]
-    sensors = [f"Sensor {each.name}: {each.refused}" for each in now.sensors if each.refused]
+    brokers = [f"{row.kind} {row.name}: {row.refused}" for row in now.brokers if row.refused]
+    triggers = [f"{row.kind} {row.name}: {row.refused}" for row in now.triggers if row.refused]
+    sensors = [f"Sensor {row.name}: {row.refused}" for row in now.sensors if row.refused]
     return [*brokers, *sensors, *triggers, *now.problems]

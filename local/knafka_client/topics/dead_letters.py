@@ -40,7 +40,7 @@ COLUMNS: Final = ("TRIGGER", "COUNT", "SENT AGAIN", "OLDEST", "NEWEST", "REASONS
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetter:
+class StoredDeadLetter:
     """One event that could not be delivered, and how it failed. Unknown is empty."""
 
     id: str
@@ -79,7 +79,7 @@ class DeadLetter:
         ]
         if self.of_broker:  # nobody has tried to deliver it
             lines[:2] = [f"a record that holds no event: {self.position}", f"  {how}"]
-        lines += [f"  attempt {at}: {result}" for at, result in self.attempt_log]
+        lines += [f"  attempt {time}: {result}" for time, result in self.attempt_log]
         if self.error:
             lines.append(f"  {'answer' if self.code else 'error'}: {self.error}")
         if self.omitted:
@@ -133,9 +133,9 @@ class Overview:
 
 def preview_lines(would: Mapping[str, Any]) -> Iterator[str]:
     """What a dry run of a replay says, for a person; `would` is as the job tells it."""
-    for each in would["events"]:
-        how = f"{each['reason']} {each['code'] or ''}".strip()
-        yield f"{each['trigger']}: {each['type']} {each['id']} from {each['source']} ({how})"
+    for event in would["events"]:
+        how = f"{event['reason']} {event['code'] or ''}".strip()
+        yield f"{event['trigger']}: {event['type']} {event['id']} from {event['source']} ({how})"
     if (more := would["would_send"] - len(would["events"])) > 0:
         yield f"and {more} more"
     to = ", ".join(f"{count} to {name}" for name, count in would["triggers"].items())
@@ -144,20 +144,20 @@ def preview_lines(would: Mapping[str, Any]) -> Iterator[str]:
         yield f"{would['left_out']} left out: resolved, on their way, or no events"
 
 
-def of_broker(of: Ingress | Egress) -> Egress:
+def of_broker(owner: Ingress | Egress) -> Egress:
     """What has the dead letters of a Broker or KafkaChannel itself, where a Trigger's Egress is
     asked for: no Trigger's name, and its topic for records that hold no event."""
-    is_channel = of.kind in ("KafkaChannel", "Subscription")
-    name = names.of_channel(of.broker) if is_channel else of.broker
+    is_channel = owner.kind in ("KafkaChannel", "Subscription")
+    name = names.of_channel(owner.broker) if is_channel else owner.broker
     return Egress(
-        namespace=of.namespace,
-        broker=of.broker,
+        namespace=owner.namespace,
+        broker=owner.broker,
         trigger="",
         kind="Subscription" if is_channel else "Trigger",
-        topic=of.topic,
+        topic=owner.topic,
         group="",
-        dead_letter_topic=names.broker_dead_letter_topic(of.namespace, name),
-        kafka=of.kafka,
+        dead_letter_topic=names.broker_dead_letter_topic(owner.namespace, name),
+        kafka=owner.kafka,
         subscriber=Sink(url="http://nobody.invalid/"),
     )
 
@@ -182,7 +182,7 @@ Tabled: TypeAlias = Mapping[tuple[str, int], int]
 
 async def letters(
     admin: LogAdmin, egress: Egress, limit: int, tabled: Tabled | None = None
-) -> Sequence[DeadLetter]:
+) -> Sequence[StoredDeadLetter]:
     """The last `limit` dead letters of a Trigger, oldest first. Raises `LogError`."""
     records = await _untabled(admin, egress.dead_letter_topic, limit, tabled or {})
     sent = await replays(admin, egress) if records else {}
@@ -194,23 +194,25 @@ async def _untabled(admin: LogAdmin, topic: str, limit: int, tabled: Tabled) -> 
     if not records or not tabled or (described := await admin.describe_topic(topic)) is None:
         return records
     return [
-        each for each in records if each.offset() >= tabled.get((described.id, each.partition()), 0)
+        record
+        for record in records
+        if record.offset() >= tabled.get((described.id, record.partition()), 0)
     ]
 
 
 async def overview(admin: LogAdmin, egress: Egress, tabled: Tabled | None = None) -> Overview:
     """Count, times and reasons of a Trigger's dead letters. Raises `LogError`."""
-    found = await letters(admin, egress, READ_AT_MOST, tabled)
-    open_ = [each for each in found if not each.replayed]
-    times = sorted(each.last_time for each in open_)
+    letters_read = await letters(admin, egress, READ_AT_MOST, tabled)
+    open_ = [letter_ for letter_ in letters_read if not letter_.replayed]
+    times = sorted(letter_.last_time for letter_ in open_)
     return Overview(
         owner(*name_of(egress)),
         len(open_),
         times[0] if times else "",
         times[-1] if times else "",
-        Counter(f"{each.reason} {each.code}".strip() for each in open_),
-        len(found) - len(open_),
-        len(found) == READ_AT_MOST,
+        Counter(f"{letter_.reason} {letter_.code}".strip() for letter_ in open_),
+        len(letters_read) - len(open_),
+        len(letters_read) == READ_AT_MOST,
     )
 
 
@@ -232,39 +234,40 @@ async def replays(admin: LogAdmin, egress: Egress) -> Replays:
     """What was sent again of a Trigger's dead letters, by the job or the command."""
     sent: dict[bytes, int] = {}
     for record in await read_topic(admin, replay_topic(egress), READ_AT_MOST):
-        who = _identity(record)
-        sent[who] = max(sent.get(who, 0), record.timestamp()[1])
+        identity = _identity(record)
+        sent[identity] = max(sent.get(identity, 0), record.timestamp()[1])
     return sent
 
 
 def replayed_at(record: Record, sent: Replays) -> int | None:
     """When this dead letter was sent again (milliseconds); None: not since it failed."""
-    at = sent.get(_identity(record))
-    return at if at is not None and at >= record.timestamp()[1] else None
+    replayed = sent.get(_identity(record))
+    return replayed if replayed is not None and replayed >= record.timestamp()[1] else None
 
 
 def _identity(record: Record) -> bytes:
     """The event that a record holds: id, source and data, or all of what is no event."""
-    found = dict(record.headers() or ())
-    parts = [found.get("ce_id") or b"", found.get("ce_source") or b"", record.value() or b""]
-    return hashlib.sha256(b"".join(b"%d:%s" % (len(each), each) for each in parts)).digest()
+    headers = dict(record.headers() or ())
+    parts = [headers.get("ce_id") or b"", headers.get("ce_source") or b"", record.value() or b""]
+    return hashlib.sha256(b"".join(b"%d:%s" % (len(part), part) for part in parts)).digest()
 
 
-def letter(record: Record, replayed: int | None = None) -> DeadLetter:
+def letter(record: Record, replayed: int | None = None) -> StoredDeadLetter:
     """Read leniently: what was dead-lettered may be no event at all."""
-    found = {
+    attributes = {
         name.removeprefix("ce_"): (value or b"").decode(errors="replace")
         for name, value in record.headers() or ()
     }
     written = timestamp(record.timestamp()[1] / 1000)
     where = [
-        found.get(f"{ATTRIBUTE_PREFIX}{part}", "?") for part in ("topic", "partition", "offset")
+        attributes.get(f"{ATTRIBUTE_PREFIX}{part}", "?")
+        for part in ("topic", "partition", "offset")
     ]
 
     def text(name: str, otherwise: str = "") -> str:
-        return shown(found.get(name, otherwise))
+        return shown(attributes.get(name, otherwise))
 
-    return DeadLetter(
+    return StoredDeadLetter(
         id=text("id"),
         type=text("type"),
         source=text("source"),
@@ -274,15 +277,17 @@ def letter(record: Record, replayed: int | None = None) -> DeadLetter:
         first_time=text(f"{ATTRIBUTE_PREFIX}firsttime"),
         last_time=text(f"{ATTRIBUTE_PREFIX}lasttime", written),
         destination=text("knativeerrordest"),
-        error=shown(_decoded(found.get("knativeerrordata", ""))),
+        error=shown(_decoded(attributes.get("knativeerrordata", ""))),
         data=shown((record.value() or b"")[: 4 * PREVIEW].decode(errors="replace")),
         omitted=text(OMITTED),
         position=shown("/".join(where)),
         attempt_log=[
-            (shown(at), shown(result)) for at, result in logged_attempts(found.get(ATTEMPT_LOG, ""))
+            (shown(time), shown(result))
+            for time, result in logged_attempts(attributes.get(ATTEMPT_LOG, ""))
         ],
         replayed="" if replayed is None else timestamp(replayed / 1000),
-        of_broker=f"{ATTRIBUTE_PREFIX}broker" in found and not text(f"{ATTRIBUTE_PREFIX}trigger"),
+        of_broker=f"{ATTRIBUTE_PREFIX}broker" in attributes
+        and not text(f"{ATTRIBUTE_PREFIX}trigger"),
     )
 
 
@@ -295,5 +300,5 @@ def _decoded(text: str) -> str:
 
 def shown(text: str) -> str:
     """Fit for a terminal: one line, bounded, no controls."""
-    flat = "".join(each if each.isprintable() else " " for each in text).strip()
+    flat = "".join(character if character.isprintable() else " " for character in text).strip()
     return flat if len(flat) <= PREVIEW else flat[: PREVIEW - 1] + "…"

@@ -9,7 +9,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from knafka.clients.kafka_client import log_error_of
 
-TIMEOUT: Final = 15.0
+KAFKA_ANSWER_TIMEOUT: Final = 15.0
 """Seconds for one question to Kafka."""
 HAS_MEMBERS: Final = frozenset(
     {
@@ -29,11 +29,11 @@ def offsets_since(
     times = [TopicPartition(topic, number, int(since * 1000)) for number in spans]
     starts = {}
     try:
-        for each in consumer.offsets_for_times(times, timeout=TIMEOUT):
-            if each.error is not None:
-                raise log_error_of(each.error)
-            low, end = spans[each.partition]
-            starts[each.partition] = max(low, each.offset) if each.offset >= 0 else end
+        for place in consumer.offsets_for_times(times, timeout=KAFKA_ANSWER_TIMEOUT):
+            if place.error is not None:
+                raise log_error_of(place.error)
+            low, end = spans[place.partition]
+            starts[place.partition] = max(low, place.offset) if place.offset >= 0 else end
     except KafkaException as error:
         raise log_error_of(error.args[0]) from error
     return starts
@@ -42,11 +42,13 @@ def offsets_since(
 def spans_of(consumer: Consumer, topic: str) -> dict[int, tuple[int, int]]:
     """Start and end of each partition. Raises `LogError`."""
     try:
-        metadata = consumer.list_topics(topic, timeout=TIMEOUT).topics[topic]
+        metadata = consumer.list_topics(topic, timeout=KAFKA_ANSWER_TIMEOUT).topics[topic]
         if metadata.error is not None:
             raise log_error_of(metadata.error)
         return {
-            number: consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=TIMEOUT)
+            number: consumer.get_watermark_offsets(
+                TopicPartition(topic, number), timeout=KAFKA_ANSWER_TIMEOUT
+            )
             for number in metadata.partitions
         }
     except KafkaException as error:

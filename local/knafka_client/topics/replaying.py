@@ -21,7 +21,7 @@ from knafka.dispatcher.appending import append
 from knafka.ports.log import LogAdmin, LogWriter, Record
 from knafka_client.topics.dead_letters import (
     READ_AT_MOST,
-    DeadLetter,
+    StoredDeadLetter,
     letter,
     read_topic,
     replayed_at,
@@ -35,72 +35,75 @@ class NotSent(KnafkaError):
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ReplayChoice:
     """One dead letter that was asked for."""
 
     egress: Egress
     """Of the Trigger that failed it."""
     record: Record
-    letter: DeadLetter
+    letter: StoredDeadLetter
     obstacle: str
     """Why it can't be sent again, or needn't; empty: it can."""
 
     @property
     def about(self) -> str:
         """One line for a person."""
-        each = self.letter
-        how = f"{each.reason} {each.code}".strip()
-        return f"{self.egress.trigger}: {each.type} {each.id} from {each.source} ({how})"
+        event, trigger = self.letter, self.egress.trigger
+        how = f"{event.reason} {event.code}".strip()
+        return f"{trigger}: {event.type} {event.id} from {event.source} ({how})"
 
 
 async def choose(
     admin: LogAdmin,
     egresses: Collection[Egress],
     ids: Collection[str],
-    wanted: Mapping[str, str],
-) -> Sequence[Chosen]:
-    """The dead letters of events with one of these ids; `wanted` are other fields of a
-    `DeadLetter` that have to be as given. Of several of one event the last. Raises `LogError`."""
-    found = []
+    fields: Mapping[str, str],
+) -> Sequence[ReplayChoice]:
+    """The dead letters of events with one of these ids; `fields` are other fields of a
+    `StoredDeadLetter` and the values they must have. If an event has several, the last one.
+
+    Raises `LogError`.
+    """
+    chosen = []
     for egress in egresses:
         records = await read_topic(admin, egress.dead_letter_topic, READ_AT_MOST)
         last = {}
         for record in records:
             id_ = (dict(record.headers() or ()).get("ce_id") or b"").decode(errors="replace")
-            each = letter(record)
-            if id_ in ids and all(getattr(each, name) == it for name, it in wanted.items()):
-                last[id_, each.source] = record, each
+            dead_letter = letter(record)
+            if id_ in ids and all(getattr(dead_letter, name) == it for name, it in fields.items()):
+                last[id_, dead_letter.source] = record, dead_letter
         sent = await replays(admin, egress) if last else {}
-        for record, each in last.values():
-            why = _obstacle(record, each)
+        for record, dead_letter in last.values():
+            why = _obstacle(record, dead_letter)
             if not why and replayed_at(record, sent) is not None:
                 why = "sent again already, and it has not failed since"
-            found.append(Chosen(egress, record, each, why))
-    return found
+            chosen.append(ReplayChoice(egress, record, dead_letter, why))
+    return chosen
 
 
-def _obstacle(record: Record, found: DeadLetter) -> str:
-    if found.reason == Reason.UNDECODABLE.value or not found.id:
+def _obstacle(record: Record, dead_letter: StoredDeadLetter) -> str:
+    if dead_letter.reason == Reason.UNDECODABLE.value or not dead_letter.id:
         return "no event"
     if any(name == f"ce_{OMITTED}" for name, _ in record.headers() or ()):
-        return f"too large to be kept: its {found.omitted} is gone"
+        return f"too large to be kept: its {dead_letter.omitted} is gone"
     return ""
 
 
-async def send(admin: LogAdmin, writer: LogWriter, chosen: Sequence[Chosen]) -> str:
+async def send(admin: LogAdmin, writer: LogWriter, chosen: Sequence[ReplayChoice]) -> str:
     """Append them to their Triggers' replay topics, in order; returns the id of this replay.
 
     Raises `NotSent`, and `LogError` if a topic can't be made.
     """
     replay = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
-    for each in chosen:
-        topic = await _topic(admin, each.egress)
-        record = each.record
+    for choice in chosen:
+        topic = await _topic(admin, choice.egress)
+        record = choice.record
         marked = restored(
             record.headers() or (), f"{replay}/{record.partition()}-{record.offset()}"
         )
         if error := await append(writer, topic, Draft(record.key(), marked, record.value())):
-            raise NotSent(f"{each.about} was not sent: {error}")
+            raise NotSent(f"{choice.about} was not sent: {error}")
     return replay
 
 

@@ -39,7 +39,7 @@ class Health(StrEnum):
     """Scaled to zero."""
 
 
-class BrokerState(Model):
+class ConsoleBroker(Model):
     """One Broker or KafkaChannel."""
 
     kind: Literal["Broker", "KafkaChannel"] = "Broker"
@@ -54,7 +54,7 @@ class BrokerState(Model):
     """Why it isn't Ready; empty: it is."""
 
 
-class TriggerState(Model):
+class ConsoleTrigger(Model):
     """One Trigger or Subscription: where it is in the flow, and how it does."""
 
     kind: TriggerKind = "Trigger"
@@ -86,16 +86,16 @@ class ConsoleState(Model):
     place: str
     """What this is a console of: a data folder, or a cluster."""
     kafka: str
-    brokers: tuple[BrokerState, ...] = ()
+    brokers: tuple[ConsoleBroker, ...] = ()
     """KafkaChannels among them."""
-    triggers: tuple[TriggerState, ...] = ()
+    triggers: tuple[ConsoleTrigger, ...] = ()
     """Subscriptions among them."""
     archives: bool = False
     """Whether DeadLetterArchives can be asked for here."""
     problems: tuple[str, ...] = ()
 
 
-class ConditionState(Model):
+class ConsoleCondition(Model):
     """One condition, as `kubectl` shows it."""
 
     type: str
@@ -120,10 +120,10 @@ class TriggerDetails(Model):
     reply: str = ""
     """Where a Subscription's replies go; empty: they are discarded, or go back to the Broker."""
     declared_in: str = ""
-    conditions: tuple[ConditionState, ...] = ()
+    conditions: tuple[ConsoleCondition, ...] = ()
 
 
-class Verdict(Model):
+class FilterVerdict(Model):
     """Whether a Trigger would get an event."""
 
     namespace: str
@@ -134,7 +134,7 @@ class Verdict(Model):
     """The clauses that refuse it."""
 
 
-class Failure(Model):
+class ConsoleFailure(Model):
     """One dead letter."""
 
     id: str
@@ -165,7 +165,7 @@ class ReasonCount(Model):
 class Failures(Model):
     """A Trigger's last dead letters, the newest first."""
 
-    last: tuple[Failure, ...]
+    last: tuple[ConsoleFailure, ...]
     reasons: tuple[ReasonCount, ...]
     """Of those in `last`, the most frequent first."""
     is_all: bool
@@ -260,7 +260,7 @@ class ReplayRequest(Model):
     dry_run: bool = False
 
 
-class Chosen(Model):
+class ChosenEvent(Model):
     """What becomes of one dead letter that was asked for."""
 
     about: str
@@ -268,9 +268,9 @@ class Chosen(Model):
     """Why it isn't sent; empty: it is."""
 
 
-class Replayed(Model):
+class ReplayResult(Model):
     """What a replay has done, or would do."""
 
-    chosen: tuple[Chosen, ...]
+    chosen: tuple[ChosenEvent, ...]
     replay: str = ""
     """Its id; empty: nothing was sent."""

@@ -12,19 +12,19 @@ from knafka.core import documents
 from knafka.core.event import Event
 from knafka_client.declared import triggers
 from knafka_client.state.snapshot import BrokerRow, ConditionRow, Snapshot, TriggerRow
-from knafka_client.topics.dead_letters import DeadLetter
+from knafka_client.topics.dead_letters import StoredDeadLetter
 from knafka_console.model.document import (
     Action,
-    BrokerState,
-    ConditionState,
+    ConsoleBroker,
+    ConsoleCondition,
+    ConsoleFailure,
     ConsoleState,
-    Failure,
+    ConsoleTrigger,
     Failures,
+    FilterVerdict,
     Health,
     ReasonCount,
     TriggerDetails,
-    TriggerState,
-    Verdict,
 )
 from knafka_operator.decide import desired
 from knafka_operator.model.resources import (
@@ -33,28 +33,26 @@ from knafka_operator.model.resources import (
     Trigger,
 )
 
-UNAVAILABLE: Final = "SubscriberUnavailable"
+SUBSCRIBER_UNAVAILABLE: Final = "SubscriberUnavailable"
 """Reason of a Trigger whose circuit is open (`decide.trigger_conditions`, KN-DP-05)."""
 DELIVERING: Final = "Delivering"
 
 
 def state(snapshot: Snapshot, declared: Iterable[Trigger], place: str) -> ConsoleState:
     """The console's state of a snapshot, and of Triggers and Subscriptions as they are declared."""
-    specs = {(each.kind, each.id): each for each in declared}
+    specs = {(trigger.kind, trigger.id): trigger for trigger in declared}
     return ConsoleState(
         place=place,
         kafka=snapshot.kafka,
         brokers=tuple(map(_broker, snapshot.brokers)),
-        triggers=tuple(
-            _trigger(each, specs.get((each.kind, each.name))) for each in snapshot.triggers
-        ),
+        triggers=tuple(_trigger(row, specs.get((row.kind, row.name))) for row in snapshot.triggers),
         problems=snapshot.problems,
     )
 
 
-def _broker(row: BrokerRow) -> BrokerState:
+def _broker(row: BrokerRow) -> ConsoleBroker:
     namespace, _, name = row.name.rpartition("/")
-    return BrokerState(
+    return ConsoleBroker(
         kind=row.kind,
         namespace=namespace,
         name=name,
@@ -65,11 +63,11 @@ def _broker(row: BrokerRow) -> BrokerState:
     )
 
 
-def _trigger(row: TriggerRow, declared: Trigger | None) -> TriggerState:
+def _trigger(row: TriggerRow, declared: Trigger | None) -> ConsoleTrigger:
     namespace, _, name = row.name.rpartition("/")
     health, why = health_of(row)
     assert row.kind != "Sensor", "a snapshot has those apart"
-    return TriggerState(
+    return ConsoleTrigger(
         kind=row.kind,
         namespace=namespace,
         name=name,
@@ -101,8 +99,10 @@ def health_of(row: TriggerRow) -> tuple[Health, str]:
     if row.refused:
         return Health.NOT_READY, row.refused
     if row.error:
-        delivering = next((each for each in row.conditions if each.type == DELIVERING), None)
-        is_open = delivering is not None and delivering.reason == UNAVAILABLE
+        delivering = next(
+            (condition for condition in row.conditions if condition.type == DELIVERING), None
+        )
+        is_open = delivering is not None and delivering.reason == SUBSCRIBER_UNAVAILABLE
         return (Health.UNAVAILABLE if is_open else Health.TROUBLED), row.error
     if row.paused:
         return Health.PAUSED, "its events wait"
@@ -119,24 +119,24 @@ def details(
     """What is declared of a Trigger or Subscription, its conditions, and what its viewer may do."""
     annotations = trigger.metadata.annotations
     spec = documents.dump(trigger.spec)
-    wanted = ("filters",) if trigger.spec.filters else ("filter",)
+    filter_fields = ("filters",) if trigger.spec.filters else ("filter",)
     return TriggerDetails(
         may=tuple(may),
-        filters=_written(spec, wanted),
+        filters=_written(spec, filter_fields),
         delivery=_written(spec, ("delivery",)),
         order=desired.declared_order(trigger),
         max_in_flight=annotations.get(MAX_IN_FLIGHT, ""),
         reply="" if reply is None else triggers.subscriber_in_short(reply),
         declared_in=declared_in,
         conditions=tuple(
-            ConditionState(
-                type=each.type,
-                status=each.status,
-                reason=each.reason,
-                message=each.message,
-                severity=each.severity,
+            ConsoleCondition(
+                type=condition.type,
+                status=condition.status,
+                reason=condition.reason,
+                message=condition.message,
+                severity=condition.severity,
             )
-            for each in conditions
+            for condition in conditions
         ),
     )
 
@@ -146,31 +146,33 @@ def _written(spec: Mapping[str, Any], names: Sequence[str]) -> str:
     return yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=80) if shown else ""
 
 
-def verdicts(asked: Iterable[Trigger], event: Event) -> tuple[Verdict, ...]:
+def verdicts(asked: Iterable[Trigger], event: Event) -> tuple[FilterVerdict, ...]:
     """Who would get the event, and which clause says no."""
     return tuple(
-        Verdict(
-            namespace=each.metadata.namespace,
-            name=each.metadata.name,
-            broker=each.spec.broker,
-            gets_it=not (clauses := tuple(triggers.refusals(each, event))),
+        FilterVerdict(
+            namespace=trigger.metadata.namespace,
+            name=trigger.metadata.name,
+            broker=trigger.spec.broker,
+            gets_it=not (clauses := tuple(triggers.refusals(trigger, event))),
             why_not=clauses,
         )
-        for each in asked
+        for trigger in asked
     )
 
 
 def failures(
-    letters: Sequence[DeadLetter], limit: int, commands: Mapping[str, str], report: str = ""
+    letters: Sequence[StoredDeadLetter], limit: int, commands: Mapping[str, str], report: str = ""
 ) -> Failures:
     """A Trigger's dead letters, oldest first as they were read, `limit` at most."""
-    found = tuple(
-        Failure(**{name: getattr(each, name) for name in Failure.model_fields})
-        for each in reversed(letters)
+    shown = tuple(
+        ConsoleFailure(**{name: getattr(letter, name) for name in ConsoleFailure.model_fields})
+        for letter in reversed(letters)
     )
-    reasons = Counter(f"{each.reason} {each.code}".strip() for each in found if not each.replayed)
+    reasons = Counter(
+        f"{failure.reason} {failure.code}".strip() for failure in shown if not failure.replayed
+    )
     return Failures(
-        last=found,
+        last=shown,
         reasons=tuple(ReasonCount(reason=why, count=n) for why, n in reasons.most_common()),
         is_all=len(letters) < limit,
         commands=commands,

@@ -16,12 +16,12 @@ from knafka_console.model.document import (
     ConsoleState,
     EventName,
     Failures,
+    FilterVerdict,
     ReplayCreation,
-    Replayed,
+    ReplayResult,
     Reports,
     TriggerDetails,
     TriggerKind,
-    Verdict,
 )
 
 
@@ -113,7 +113,7 @@ class Source(Protocol):
         """Its last dead letters. Raises `NotFound`."""
         ...
 
-    async def verdicts(self, event: Event) -> Sequence[Verdict]:
+    async def verdicts(self, event: Event) -> Sequence[FilterVerdict]:
         """Which Triggers would get an event."""
         ...
 
@@ -124,7 +124,7 @@ class Source(Protocol):
 
     async def replay(
         self, trigger: TriggerName, events: Sequence[EventName], *, dry_run: bool
-    ) -> Replayed:
+    ) -> ReplayResult:
         """Send its dead letters of these events again. Raises `NotFound` and `Forbidden`."""
         ...
 

@@ -26,16 +26,16 @@ from knafka_console.model.document import (
     ConsoleState,
     EventName,
     Failures,
-    Replayed,
+    FilterVerdict,
+    ReplayResult,
     TriggerDetails,
     TriggerKind,
-    Verdict,
 )
 from knafka_console.model.source import Forbidden, NotFound, NotSignedIn, TriggerName
 from knafka_console.sources import cluster_document
 from knafka_console.sources.cluster_document import Stored
-from knafka_console.sources.cluster_kafka import BROKERS, KAFKA_CHANNELS
-from knafka_console.sources.dead_letter_topics import LAST, DeadLetterTopics
+from knafka_console.sources.cluster_kafka import BROKER_OBJECTS, KAFKA_CHANNEL_OBJECTS
+from knafka_console.sources.dead_letter_topics import SHOWN_DEAD_LETTERS, DeadLetterTopics
 from knafka_console.sources.figures import Figures
 from knafka_console.sources.reports import ClusterReports, FindsBrokersKafka, ReportTopics
 from knafka_operator.model.channels import MESSAGING
@@ -43,17 +43,17 @@ from knafka_operator.model.cluster import Document, NotAllowed
 from knafka_operator.model.family import family_of
 from knafka_operator.model.resources import EVENTING, PAUSED
 
-TRIGGERS: Final = Objects(EVENTING, "triggers")
-SUBSCRIPTIONS: Final = Objects(MESSAGING, "subscriptions")
-OF_KIND: Final[dict[TriggerKind, Objects]] = {
-    "Trigger": TRIGGERS,
-    "Subscription": SUBSCRIPTIONS,
+TRIGGER_OBJECTS: Final = Objects(EVENTING, "triggers")
+SUBSCRIPTION_OBJECTS: Final = Objects(MESSAGING, "subscriptions")
+OBJECTS_BY_KIND: Final[dict[TriggerKind, Objects]] = {
+    "Trigger": TRIGGER_OBJECTS,
+    "Subscription": SUBSCRIPTION_OBJECTS,
 }
-DEAD_LETTERS: Final = "deadletters"
-REPLAYS: Final = "replays"
+DEAD_LETTERS_SUBRESOURCE: Final = "deadletters"
+REPLAYS_SUBRESOURCE: Final = "replays"
 """Subresources of Triggers and Subscriptions: there is nothing behind them but the right."""
-SIGN_IN: Final = "the cluster doesn't accept this token: sign in again"
-FRESH: Final = 3.0
+SIGN_IN_AGAIN: Final = "the cluster doesn't accept this token: sign in again"
+OBJECTS_MAX_AGE: Final = 3.0
 """Seconds for which a list of objects counts."""
 
 
@@ -123,14 +123,14 @@ class ClusterConsole:
         except KnafkaError as error:
             problems.append(f"rates, lag and dispatchers aren't known: {error}")
         shown = Stored(stored.brokers, stored.triggers, tuple(problems))
-        found = await asyncio.to_thread(cluster_document.state, shown, figures, self._place)
-        return found.model_copy(update={"archives": True})
+        state = await asyncio.to_thread(cluster_document.state, shown, figures, self._place)
+        return state.model_copy(update={"archives": True})
 
     async def details(self, trigger: TriggerName) -> TriggerDetails:
         document = await self._get(trigger)
         family = family_of(trigger.kind)
         read = family.read_trigger(document)
-        may = await asyncio.gather(*(self._may(trigger, each) for each in Action))
+        may = await asyncio.gather(*(self._may(trigger, action) for action in Action))
         return snapshot_document.details(
             read,
             trigger_row(document).conditions,
@@ -141,14 +141,14 @@ class ClusterConsole:
 
     async def failures(self, trigger: TriggerName) -> Failures:
         document = await self._get(trigger)
-        await self._require("get", trigger, DEAD_LETTERS)
+        await self._require("get", trigger, DEAD_LETTERS_SUBRESOURCE)
         with self._reaching():
-            found = await self._letters.last(*await self._kafka.of(document))
-        return snapshot_document.failures(found, LAST, {})
+            letters = await self._letters.last(*await self._kafka.of(document))
+        return snapshot_document.failures(letters, SHOWN_DEAD_LETTERS, {})
 
-    async def verdicts(self, event: Event) -> Sequence[Verdict]:
+    async def verdicts(self, event: Event) -> Sequence[FilterVerdict]:
         stored = await self._objects()
-        of_brokers = [each for each in stored.triggers if each["kind"] == "Trigger"]
+        of_brokers = [trigger for trigger in stored.triggers if trigger["kind"] == "Trigger"]
         return await asyncio.to_thread(
             lambda: snapshot_document.verdicts(cluster_document.declared(of_brokers), event)
         )
@@ -160,18 +160,18 @@ class ClusterConsole:
         if triggers.is_paused(family_of(trigger.kind).read_trigger(document)) is paused:
             return f"{trigger} {done} already"
         value = "true" if paused else "false"
-        of = OF_KIND[trigger.kind], trigger.namespace, trigger.name
-        if not await _allowed(asyncio.to_thread(self._api.annotate, *of, PAUSED, value)):
+        target = OBJECTS_BY_KIND[trigger.kind], trigger.namespace, trigger.name
+        if not await _allowed(asyncio.to_thread(self._api.annotate, *target, PAUSED, value)):
             raise NotFound(f"there is no {trigger.kind} {trigger.id}")
         self._stored = None
         return f"{trigger} {done}"
 
     async def replay(
         self, trigger: TriggerName, events: Sequence[EventName], *, dry_run: bool
-    ) -> Replayed:
+    ) -> ReplayResult:
         document = await self._get(trigger)
-        await self._require("get", trigger, DEAD_LETTERS)
-        await self._require("create", trigger, REPLAYS)
+        await self._require("get", trigger, DEAD_LETTERS_SUBRESOURCE)
+        await self._require("create", trigger, REPLAYS_SUBRESOURCE)
         egress, kafka = await self._kafka.of(document)
         with self._reaching():
             return await self._letters.replay(egress, kafka, events, dry_run=dry_run)
@@ -190,13 +190,13 @@ class ClusterConsole:
             raise NotReached(f"{error}: {self._unreached}") from error
 
     async def _get(self, trigger: TriggerName) -> Document:
-        kind = OF_KIND[trigger.kind]
-        found = await _allowed(
+        kind = OBJECTS_BY_KIND[trigger.kind]
+        document = await _allowed(
             asyncio.to_thread(self._api.get, kind, trigger.namespace, trigger.name)
         )
-        if found is None:
+        if document is None:
             raise NotFound(f"there is no {trigger.kind} {trigger.id}")
-        return {"apiVersion": kind.version, "kind": trigger.kind, **found}
+        return {"apiVersion": kind.version, "kind": trigger.kind, **document}
 
     async def _may(self, trigger: TriggerName, action: Action) -> bool:
         match action:
@@ -205,45 +205,46 @@ class ClusterConsole:
             case Action.REPLAY:
                 return not self._reviews_kafka or all(
                     [
-                        await self._reviewed("get", trigger, DEAD_LETTERS),
-                        await self._reviewed("create", trigger, REPLAYS),
+                        await self._reviewed("get", trigger, DEAD_LETTERS_SUBRESOURCE),
+                        await self._reviewed("create", trigger, REPLAYS_SUBRESOURCE),
                     ]
                 )
 
     async def _require(self, verb: str, trigger: TriggerName, subresource: str) -> None:
         if self._reviews_kafka and not await self._reviewed(verb, trigger, subresource):
-            plural = OF_KIND[trigger.kind].plural
+            plural = OBJECTS_BY_KIND[trigger.kind].plural
             raise Forbidden(f"you may not {verb} {plural}/{subresource} in {trigger.namespace}")
 
     async def _reviewed(self, verb: str, trigger: TriggerName, subresource: str = "") -> bool:
-        of = OF_KIND[trigger.kind], trigger.namespace, trigger.name, subresource
-        return await asyncio.to_thread(self._api.may, verb, *of)
+        target = OBJECTS_BY_KIND[trigger.kind], trigger.namespace, trigger.name, subresource
+        return await asyncio.to_thread(self._api.may, verb, *target)
 
     async def _objects(self) -> Stored:
         """As they are now, or were a moment ago. Raises `Forbidden` if nothing may be seen."""
         async with self._lock:
-            if self._stored is None or self._clock() - self._stored[0] >= FRESH:
-                found = await self._listed()
-                self._stored = self._clock(), found.ours()
+            if self._stored is None or self._clock() - self._stored[0] >= OBJECTS_MAX_AGE:
+                listed = await self._listed()
+                self._stored = self._clock(), listed.ours()
             return self._stored[1]
 
     async def _listed(self) -> Stored:
         problems: list[str] = []
-        found: dict[Objects, list[Document]] = {}
+        by_kind: dict[Objects, list[Document]] = {}
         kinds = {
-            BROKERS: "Broker", KAFKA_CHANNELS: "KafkaChannel",
-            TRIGGERS: "Trigger", SUBSCRIPTIONS: "Subscription",
+            BROKER_OBJECTS: "Broker", KAFKA_CHANNEL_OBJECTS: "KafkaChannel",
+            TRIGGER_OBJECTS: "Trigger", SUBSCRIPTION_OBJECTS: "Subscription",
         }  # fmt: skip
         places = self._namespaces or (None,)
-        asked = [(of, place) for of in kinds for place in places]
+        asked = [(kind, place) for kind in kinds for place in places]
         answers = await asyncio.gather(
-            *(asyncio.to_thread(self._api.list, *each) for each in asked), return_exceptions=True
+            *(asyncio.to_thread(self._api.list, *question) for question in asked),
+            return_exceptions=True,
         )
-        for (of, place), answer in zip(asked, answers, strict=True):
+        for (kind, place), answer in zip(asked, answers, strict=True):
             if isinstance(answer, Unauthenticated):
-                raise NotSignedIn(SIGN_IN) from answer
+                raise NotSignedIn(SIGN_IN_AGAIN) from answer
             if isinstance(answer, NotAllowed):
-                if place is None and of.version == EVENTING:
+                if place is None and kind.version == EVENTING:
                     raise Forbidden(
                         f"{answer}; or name the namespaces that you may see"
                     ) from answer
@@ -251,11 +252,19 @@ class ClusterConsole:
             elif isinstance(answer, BaseException):
                 raise answer
             else:
-                typed = {"apiVersion": of.version, "kind": kinds[of]}
-                found.setdefault(of, []).extend({**typed, **each} for each in answer or ())
+                typed = {"apiVersion": kind.version, "kind": kinds[kind]}
+                by_kind.setdefault(kind, []).extend({**typed, **item} for item in answer or ())
         return Stored(
-            [each for of in (BROKERS, KAFKA_CHANNELS) for each in found.get(of, ())],
-            [each for of in (TRIGGERS, SUBSCRIPTIONS) for each in found.get(of, ())],
+            [
+                document
+                for kind in (BROKER_OBJECTS, KAFKA_CHANNEL_OBJECTS)
+                for document in by_kind.get(kind, ())
+            ],
+            [
+                document
+                for kind in (TRIGGER_OBJECTS, SUBSCRIPTION_OBJECTS)
+                for document in by_kind.get(kind, ())
+            ],
             tuple(problems),
         )
 
@@ -265,6 +274,6 @@ async def _allowed(asked: Awaitable[Any]) -> Any:
     try:
         return await asked
     except Unauthenticated as error:
-        raise NotSignedIn(SIGN_IN) from error
+        raise NotSignedIn(SIGN_IN_AGAIN) from error
     except NotAllowed as error:
         raise Forbidden(str(error)) from error

@@ -9,7 +9,7 @@ from knafka.core.errors import InvalidDocument
 from knafka_client.state.condition_rows import broker_row, trigger_row
 from knafka_client.state.snapshot import BrokerRow, Snapshot, TriggerRow
 from knafka_console.model import snapshot_document
-from knafka_console.model.document import BrokerState, ConsoleState
+from knafka_console.model.document import ConsoleBroker, ConsoleState
 from knafka_console.sources.figures import Figures, TriggerFigures, TriggerKey
 from knafka_operator.decide.desired import BOOTSTRAP_SERVERS
 from knafka_operator.model.cluster import Document
@@ -29,10 +29,10 @@ class Stored:
 
     def ours(self) -> Stored:
         """Without other implementations' Brokers and channels, and what is theirs."""
-        foreign = {_key(each) for each in self.brokers if not _is_ours(each)}
+        foreign = {_key(broker) for broker in self.brokers if not _is_ours(broker)}
         return Stored(
-            [each for each in self.brokers if _key(each) not in foreign],
-            [each for each in self.triggers if _is_delivered(each, foreign)],
+            [broker for broker in self.brokers if _key(broker) not in foreign],
+            [trigger for trigger in self.triggers if _is_delivered(trigger, foreign)],
             self.problems,
         )
 
@@ -41,28 +41,30 @@ def state(stored: Stored, figures: Figures | None, place: str) -> ConsoleState:
     """`stored` are `ours`; without figures rates and lag aren't known."""
     snapshot = Snapshot(
         ", ".join(
-            sorted(filter(None, {_annotation(each, BOOTSTRAP_SERVERS) for each in stored.brokers}))
+            sorted(
+                filter(None, {_annotation(broker, BOOTSTRAP_SERVERS) for broker in stored.brokers})
+            )
         ),
-        tuple(_broker(each, figures) for each in stored.brokers),
-        tuple(_trigger(each, figures) for each in stored.triggers),
+        tuple(_broker(broker, figures) for broker in stored.brokers),
+        tuple(_trigger(trigger, figures) for trigger in stored.triggers),
         stored.problems,
     )
-    found = snapshot_document.state(snapshot, declared(stored.triggers), place)
-    return found.model_copy(update={"brokers": tuple(map(_uncounted, found.brokers))})
+    shown = snapshot_document.state(snapshot, declared(stored.triggers), place)
+    return shown.model_copy(update={"brokers": tuple(map(_uncounted, shown.brokers))})
 
 
 def declared(triggers: Sequence[Document]) -> Sequence[Trigger]:
     """Those that can be read; the operator says in a condition what it can't."""
-    found = []
-    for each in triggers:
+    readable = []
+    for document in triggers:
         try:
-            found.append(family_of(each["kind"]).read_trigger(each))
+            readable.append(family_of(document["kind"]).read_trigger(document))
         except InvalidDocument:
             continue
-    return found
+    return readable
 
 
-def _uncounted(broker: BrokerState) -> BrokerState:
+def _uncounted(broker: ConsoleBroker) -> ConsoleBroker:
     """What a receiver has refused is in its own pods' metrics only."""
     return broker.model_copy(update={"rejected": None})
 
@@ -77,12 +79,12 @@ def _trigger(document: Document, figures: Figures | None) -> TriggerRow:
     row, metadata = trigger_row(document), document["metadata"]
     assert row.kind != "Sensor", "a cluster's console shows none"
     key = TriggerKey(row.kind, metadata["namespace"], metadata["name"])
-    found = TriggerFigures() if figures is None else figures.triggers.get(key, TriggerFigures())
-    counts = found.outcomes
+    counted = TriggerFigures() if figures is None else figures.triggers.get(key, TriggerFigures())
+    counts = counted.outcomes
     return replace(
         row,
-        lag=found.lag,
-        replicas=found.replicas,
+        lag=counted.lag,
+        replicas=counted.replicas,
         read=counts.get("read", 0),
         filtered=counts.get("filtered", 0),
         delivered=counts.get("delivered", 0),

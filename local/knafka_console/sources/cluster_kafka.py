@@ -21,8 +21,8 @@ from knafka_operator.model.family import BROKERS as BROKER_FAMILY
 from knafka_operator.model.family import CHANNELS, Family, family_of
 from knafka_operator.model.resources import EVENTING
 
-BROKERS: Final = Objects(EVENTING, "brokers")
-KAFKA_CHANNELS: Final = Objects(KAFKA_CHANNEL_VERSIONS[0], "kafkachannels")
+BROKER_OBJECTS: Final = Objects(EVENTING, "brokers")
+KAFKA_CHANNEL_OBJECTS: Final = Objects(KAFKA_CHANNEL_VERSIONS[0], "kafkachannels")
 
 
 class ClusterKafka:
@@ -48,20 +48,20 @@ class ClusterKafka:
     async def of(self, trigger: Document) -> tuple[Egress, dict[str, Any]]:
         """Raises `NotFound` without its Broker, and `KnafkaError`."""
         family = family_of(trigger["kind"])
-        who = family.broker_of(trigger)
-        kind = KAFKA_CHANNELS if family is CHANNELS else BROKERS
-        broker = await asyncio.to_thread(self._api.get, kind, *who)
+        identity = family.broker_of(trigger)
+        kind = KAFKA_CHANNEL_OBJECTS if family is CHANNELS else BROKER_OBJECTS
+        broker = await asyncio.to_thread(self._api.get, kind, *identity)
         if broker is None:
-            raise NotFound(f"there is no {family.broker} {who}")
+            raise NotFound(f"there is no {family.broker} {identity}")
         return await asyncio.to_thread(self._read, family, broker, trigger)
 
     async def of_broker(self, namespace: str, broker: str) -> dict[str, Any]:
         """How a Broker's Kafka is reached. Raises `NotFound` and `KnafkaError`."""
-        found = await asyncio.to_thread(self._api.get, BROKERS, namespace, broker)
-        if found is None:
+        document = await asyncio.to_thread(self._api.get, BROKER_OBJECTS, namespace, broker)
+        if document is None:
             raise NotFound(f"there is no Broker {namespace}/{broker}")
         about = {"apiVersion": EVENTING, "kind": "Broker"}
-        return await asyncio.to_thread(self._connection, {**about, **found})
+        return await asyncio.to_thread(self._connection, {**about, **document})
 
     def _connection(self, broker: Document) -> dict[str, Any]:
         reached, _, _ = self._source.connection_of(BROKER_FAMILY.read_broker(broker))

@@ -12,12 +12,12 @@ from knafka.clients.kafka_writer import KafkaWriter
 from knafka.core.contract import Egress
 from knafka.ports.log import LogAdmin, LogWriter
 from knafka_client.topics import dead_letters, replaying
-from knafka_client.topics.dead_letters import DeadLetter
-from knafka_console.model.document import Chosen, EventName, Replayed
+from knafka_client.topics.dead_letters import StoredDeadLetter
+from knafka_console.model.document import ChosenEvent, EventName, ReplayResult
 
-LAST: Final = 200
+SHOWN_DEAD_LETTERS: Final = 200
 """Dead letters of one Trigger that are shown; the report is for all of them."""
-CLOSE_TIMEOUT: Final = 5.0
+WRITER_CLOSE_TIMEOUT: Final = 5.0
 """Seconds for the writer to let go."""
 
 
@@ -28,41 +28,47 @@ class DeadLetterTopics:
     connect: Callable[[Connection], LogAdmin] = KafkaAdmin
     open_writer: Callable[[Connection], LogWriter] = KafkaWriter
 
-    async def last(self, egress: Egress, kafka: dict[str, Any]) -> Sequence[DeadLetter]:
-        """`LAST` of them, the oldest first, with its Broker's of records that hold no event: each
-        of its Triggers would have them. Raises `LogError`."""
+    async def last(self, egress: Egress, kafka: dict[str, Any]) -> Sequence[StoredDeadLetter]:
+        """The last `SHOWN_DEAD_LETTERS` of a Trigger, the oldest first. The Broker's dead letters,
+        which are records that hold no event, are among them. Raises `LogError`."""
         admin = self.connect(kafka)
         try:
-            own = await dead_letters.letters(admin, egress, LAST)
-            shared = await dead_letters.letters(admin, dead_letters.of_broker(egress), LAST)
-            return sorted([*own, *shared], key=lambda each: each.last_time)[-LAST:]
+            own = await dead_letters.letters(admin, egress, SHOWN_DEAD_LETTERS)
+            shared = await dead_letters.letters(
+                admin, dead_letters.of_broker(egress), SHOWN_DEAD_LETTERS
+            )
+            return sorted([*own, *shared], key=lambda letter: letter.last_time)[
+                -SHOWN_DEAD_LETTERS:
+            ]
         finally:
             await admin.close()
 
     async def replay(
         self, egress: Egress, kafka: dict[str, Any], events: Sequence[EventName], *, dry_run: bool
-    ) -> Replayed:
+    ) -> ReplayResult:
         """Straight from the topic, without Spark: see `replaying`. Raises `KnafkaError`."""
-        wanted = {(each.id, each.source) for each in events}
+        named = {(event.id, event.source) for event in events}
         admin = self.connect(kafka)
         try:
-            ids = {each.id for each in events}
-            found = [
-                each
-                for each in await replaying.choose(admin, [egress], ids, {})
-                if (each.letter.id, each.letter.source) in wanted
+            ids = {event.id for event in events}
+            choices = [
+                choice
+                for choice in await replaying.choose(admin, [egress], ids, {})
+                if (choice.letter.id, choice.letter.source) in named
             ]
-            sendable = [each for each in found if not each.obstacle]
+            sendable = [choice for choice in choices if not choice.obstacle]
             replay = ""
             if sendable and not dry_run:
                 writer = self.open_writer(kafka)
                 try:
                     replay = await replaying.send(admin, writer, sendable)
                 finally:
-                    await writer.close(CLOSE_TIMEOUT)
+                    await writer.close(WRITER_CLOSE_TIMEOUT)
         finally:
             await admin.close()
-        return Replayed(
-            chosen=tuple(Chosen(about=each.about, obstacle=each.obstacle) for each in found),
+        return ReplayResult(
+            chosen=tuple(
+                ChosenEvent(about=choice.about, obstacle=choice.obstacle) for choice in choices
+            ),
             replay=replay,
         )

@@ -19,11 +19,11 @@ from knafka.core.errors import KnafkaError
 from knafka.observability import PRODUCED
 from knafka_console.model.document import TriggerKind
 
-LAG: Final = "knafka_trigger_lag"
-REPLICAS: Final = "knafka_trigger_replicas"
-EVENTS: Final = "knafka_trigger_events_total"
-LEADER: Final = "knafka_operator_leader"
-_WANTED: Final = (LAG, REPLICAS, EVENTS, LEADER, PRODUCED)
+LAG_METRIC: Final = "knafka_trigger_lag"
+REPLICAS_METRIC: Final = "knafka_trigger_replicas"
+EVENTS_METRIC: Final = "knafka_trigger_events_total"
+LEADER_METRIC: Final = "knafka_operator_leader"
+_WANTED: Final = (LAG_METRIC, REPLICAS_METRIC, EVENTS_METRIC, LEADER_METRIC, PRODUCED)
 
 
 class NotFigures(KnafkaError):
@@ -63,25 +63,25 @@ def read(texts: Iterable[str]) -> Figures:
     written: Counter[str] = Counter()
     for text in texts:
         samples = _samples(text)
-        if not any(name == LEADER and value == 1 for name, _, value in samples):
+        if not any(name == LEADER_METRIC and value == 1 for name, _, value in samples):
             continue
         for name, labels, value in samples:
             if name == PRODUCED:
                 written[labels["topic"]] += int(value)
             elif (key := _key(labels)) is None:
                 continue
-            elif name == LAG:
+            elif name == LAG_METRIC:
                 triggers[key].lag = int(value)
-            elif name == REPLICAS:
+            elif name == REPLICAS_METRIC:
                 triggers[key].replicas = int(value)
-            elif name == EVENTS:
+            elif name == EVENTS_METRIC:
                 triggers[key].outcomes[labels["outcome"]] = int(value)
     return Figures(dict(triggers), written)
 
 
 def _samples(text: str) -> list[tuple[str, Mapping[str, str], float]]:
     # Thousands of others needn't be parsed.
-    lines = [each for each in text.splitlines() if each.startswith(_WANTED)]
+    lines = [line for line in text.splitlines() if line.startswith(_WANTED)]
     try:
         return [
             (sample.name, sample.labels, sample.value)

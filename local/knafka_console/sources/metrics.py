@@ -23,11 +23,11 @@ from knafka_console.sources.figures import Figures
 from knafka_operator.model.cluster import ClusterError, NotAllowed
 from knafka_operator.model.resources import CORE
 
-PORT: Final = 9090
+METRICS_PORT: Final = 9090
 """Where an operator serves them (docs/reference/metrics.md)."""
-TIMEOUT: Final = 5.0
+METRICS_TIMEOUT: Final = 5.0
 """Seconds for one replica's."""
-FRESH: Final = 1.0
+FIGURES_MAX_AGE: Final = 1.0
 """Seconds for which figures count, however many look."""
 PODS: Final = Objects(CORE, "pods")
 _OPERATOR: Final = {"app.kubernetes.io/name": "knafka", "app.kubernetes.io/component": "operator"}
@@ -56,21 +56,21 @@ class ProxiedMetrics:
     def read(self) -> Sequence[str]:
         pods = self._api.list(PODS, self._namespace) or ()
         texts, failures = [], []
-        for each in pods:
-            labels = each["metadata"].get("labels") or {}
+        for pod_document in pods:
+            labels = pod_document["metadata"].get("labels") or {}
             if not _OPERATOR.items() <= labels.items():
                 continue
-            pod = f"{each['metadata']['name']}:{PORT}"
+            pod = f"{pod_document['metadata']['name']}:{METRICS_PORT}"
             path = f"/api/v1/namespaces/{quote(self._namespace)}/pods/{quote(pod)}/proxy/metrics"
             try:
-                found = self._api.ask(f"get pods/proxy of {self._namespace}/{pod}", "GET", path)
+                text = self._api.ask(f"get pods/proxy of {self._namespace}/{pod}", "GET", path)
             except NotAllowed:
                 raise
             except ClusterError as error:
                 failures.append(str(error))  # it is starting, or ending; the other one may act
                 continue
-            if found is not None:
-                texts.append(found.decode())
+            if text is not None:
+                texts.append(text.decode())
         if not texts:
             why = failures or [f"no operator runs in {self._namespace} (--system-namespace)"]
             raise NoMetrics("; ".join(why))
@@ -80,17 +80,17 @@ class ProxiedMetrics:
 class DirectMetrics:
     """Of all addresses that a host name has, such as a headless Service's."""
 
-    def __init__(self, host: str, port: int = PORT) -> None:
+    def __init__(self, host: str, port: int = METRICS_PORT) -> None:
         self._host = host
         self._port = port
 
     def read(self) -> Sequence[str]:
         try:
-            found = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+            addresses = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
         except OSError as error:
             raise NoMetrics(f"the operator isn't found at {self._host}: {error}") from error
         texts, failures = [], []
-        for address in sorted({str(each[4][0]) for each in found}):
+        for address in sorted({str(entry[4][0]) for entry in addresses}):
             try:
                 texts.append(self._get(address))
             except (OSError, http.client.HTTPException) as error:
@@ -100,7 +100,7 @@ class DirectMetrics:
         return texts
 
     def _get(self, address: str) -> str:
-        connection = http.client.HTTPConnection(address, self._port, timeout=TIMEOUT)
+        connection = http.client.HTTPConnection(address, self._port, timeout=METRICS_TIMEOUT)
         try:
             connection.request("GET", "/metrics")
             response = connection.getresponse()
@@ -124,12 +124,12 @@ class SharedFigures:
     async def get(self) -> Figures:
         """Raises `KnafkaError`."""
         async with self._lock:
-            if self._found is None or self._clock() - self._found[0] >= FRESH:
+            if self._found is None or self._clock() - self._found[0] >= FIGURES_MAX_AGE:
                 try:
-                    found: Figures | KnafkaError = await asyncio.to_thread(self._read)
+                    answer: Figures | KnafkaError = await asyncio.to_thread(self._read)
                 except KnafkaError as error:
-                    found = error
-                self._found = self._clock(), found
+                    answer = error
+                self._found = self._clock(), answer
         if isinstance(self._found[1], KnafkaError):
             raise self._found[1]
         return self._found[1]

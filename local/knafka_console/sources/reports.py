@@ -37,15 +37,15 @@ from knafka_operator.model.archives import MAX_ARCHIVE_NAME
 from knafka_operator.model.cluster import Conflict, Document
 from knafka_operator.model.sensors import KNAFKA
 
-ARCHIVES: Final = Objects(KNAFKA, "deadletterarchives")
-REPLAYS: Final = Objects(KNAFKA, "deadletterreplays")
-REPORT: Final = "report"
+ARCHIVE_OBJECTS: Final = Objects(KNAFKA, "deadletterarchives")
+REPLAY_OBJECTS: Final = Objects(KNAFKA, "deadletterreplays")
+REPORT_SUBRESOURCE: Final = "report"
 """Subresource of archives: there is nothing behind it but the right."""
 OF_GROUP: Final = "knafka.dev/report-group"
 """Label of a DeadLetterReplay: the group of a report for which its creator asked."""
 WINDOWS: Final = (1, 16, 256)
 """Records that are looked at, from the end: all archives of a Broker have one topic."""
-NO_KIND: Final = (
+ARCHIVE_CRD_MISSING: Final = (
     "this cluster has no DeadLetterArchives: their CRD is not installed (docs/how-to/"
     "archive-dead-letters.md)"
 )
@@ -70,9 +70,9 @@ class ReportTopics:
         try:
             for window in WINDOWS:
                 records = await admin.read_all(topic, window)
-                for each in reversed(records):
-                    if each.key() == key:
-                        return each.value()
+                for record in reversed(records):
+                    if record.key() == key:
+                        return record.value()
                 if len(records) < window:
                     return None
         except LogError as error:
@@ -121,34 +121,38 @@ class ClusterReports:
         rows, problems = list[ReportRow](), list[str]()
         for place in places:
             try:
-                found = await self._allowed(asyncio.to_thread(self._api.list, ARCHIVES, place))
+                archives = await self._allowed(
+                    asyncio.to_thread(self._api.list, ARCHIVE_OBJECTS, place)
+                )
             except Forbidden as error:
                 if len(places) == 1:
                     raise
                 problems.append(str(error))
                 continue
-            if found is None:
-                raise NotFound(NO_KIND)
-            rows += map(_row, found)
-        rows.sort(key=lambda each: (each.namespace, each.name))
+            if archives is None:
+                raise NotFound(ARCHIVE_CRD_MISSING)
+            rows += map(_row, archives)
+        rows.sort(key=lambda row: (row.namespace, row.name))
         return Reports(archives=tuple(rows), problems=tuple(problems))
 
     async def json(self, archive: ArchiveName) -> bytes:
         """Raises `NotFound`, with what to do, while there is none."""
         document = await self._allowed(
-            asyncio.to_thread(self._api.get, ARCHIVES, archive.namespace, archive.name)
+            asyncio.to_thread(self._api.get, ARCHIVE_OBJECTS, archive.namespace, archive.name)
         )
         if document is None:
             raise NotFound(f"there is no DeadLetterArchive {archive}")
-        if self._reviews_kafka and not await self._may("get", archive, ARCHIVES, REPORT):
+        if self._reviews_kafka and not await self._may(
+            "get", archive, ARCHIVE_OBJECTS, REPORT_SUBRESOURCE
+        ):
             raise Forbidden(f"you may not get deadletterarchives/report in {archive.namespace}")
         broker = str((document.get("spec") or {}).get("broker") or "default")
         kafka = await self._allowed(self._kafka.of_broker(archive.namespace, broker))
         with self._reaching():
-            found = await self._topics.last(kafka, broker, archive)
-        if found is None:
+            report = await self._topics.last(kafka, broker, archive)
+        if report is None:
             raise NotFound(_why_none(archive, document))
-        return found
+        return report
 
     async def page(self, archive: ArchiveName) -> ReportPage:
         """The same for a person."""
@@ -173,15 +177,17 @@ class ClusterReports:
 
     async def replays(self, archive: ArchiveName) -> ArchiveReplays:
         """Those that there are, the latest first, and whether the viewer may create one."""
-        may = await self._may("create", archive, REPLAYS)
+        may = await self._may("create", archive, REPLAY_OBJECTS)
         with contextlib.suppress(Forbidden):  # who may create one needn't see others'
-            found = await self._allowed(
-                asyncio.to_thread(self._api.list, REPLAYS, archive.namespace)
+            documents = await self._allowed(
+                asyncio.to_thread(self._api.list, REPLAY_OBJECTS, archive.namespace)
             )
-            if found is None:
+            if documents is None:
                 return ArchiveReplays(may=False)
-            mine = [_replay(each) for each in found if _archive_of(each) == archive.name]
-            mine.sort(key=lambda each: each.created, reverse=True)
+            mine = [
+                _replay(document) for document in documents if _archive_of(document) == archive.name
+            ]
+            mine.sort(key=lambda replay: replay.created, reverse=True)
             return ArchiveReplays(may=may, all=tuple(mine))
         return ArchiveReplays(may=may)
 
@@ -198,20 +204,20 @@ class ClusterReports:
             },
             "spec": {"archive": archive.name, "select": documents.dump(asked.select)},
         }
-        of = REPLAYS, archive.namespace
+        target = REPLAY_OBJECTS, archive.namespace
         try:
-            made = await self._allowed(asyncio.to_thread(self._api.create, *of, body))
+            made = await self._allowed(asyncio.to_thread(self._api.create, *target, body))
         except Conflict:  # the answer to the first request was lost
-            made = await self._allowed(asyncio.to_thread(self._api.get, *of, name))
+            made = await self._allowed(asyncio.to_thread(self._api.get, *target, name))
         if made is None:
             raise NotFound("this cluster has no DeadLetterReplays: their CRD is not installed")
         return _replay(made)
 
     async def _may(
-        self, verb: str, archive: ArchiveName, of: Objects, subresource: str = ""
+        self, verb: str, archive: ArchiveName, objects: Objects, subresource: str = ""
     ) -> bool:
-        name = archive.name if of is ARCHIVES else ""
-        may = asyncio.to_thread(self._api.may, verb, of, archive.namespace, name, subresource)
+        name = archive.name if objects is ARCHIVE_OBJECTS else ""
+        may = asyncio.to_thread(self._api.may, verb, objects, archive.namespace, name, subresource)
         return bool(await self._allowed(may))
 
 
@@ -220,8 +226,8 @@ def _row(document: Document) -> ReportRow:
     report = status.get("report") or {}
 
     def number(name: str) -> int | None:
-        found = report.get(name)
-        return found if isinstance(found, int) else None
+        value = report.get(name)
+        return value if isinstance(value, int) else None
 
     return ReportRow(
         namespace=metadata["namespace"],
@@ -257,7 +263,7 @@ def _replay(document: Document) -> ArchiveReplay:
     metadata, status = document["metadata"], document.get("status") or {}
     select: Mapping[str, Any] = (document.get("spec") or {}).get("select") or {}
     counts = {
-        each: status[each] for each in ("selected", "sent") if isinstance(status.get(each), int)
+        field: status[field] for field in ("selected", "sent") if isinstance(status.get(field), int)
     }
     return ArchiveReplay(
         name=metadata["name"],

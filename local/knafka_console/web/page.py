@@ -15,7 +15,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Final
 
-SCRIPTS: Final = (
+PAGE_SCRIPTS: Final = (
     "elements.js",
     "api.js",
     "who.js",
@@ -39,7 +39,7 @@ class Page:
 @cache
 def page() -> Page:
     """Made once, when somebody opens it first."""
-    return _made("page.html", SCRIPTS)
+    return _made("page.html", PAGE_SCRIPTS)
 
 
 @cache

@@ -42,7 +42,7 @@ from aiohttp.typedefs import Handler, Middleware
 from knafka.core import documents, json_format
 from knafka.core.documents import Model
 from knafka.core.errors import InvalidDocument, InvalidEvent, KnafkaError
-from knafka_console.model.document import ReplayCreation, ReplayRequest, TriggerKind, Verdict
+from knafka_console.model.document import FilterVerdict, ReplayCreation, ReplayRequest, TriggerKind
 from knafka_console.model.source import (
     ArchiveName,
     ArchiveReports,
@@ -55,15 +55,15 @@ from knafka_console.model.source import (
 from knafka_console.web.page import Page, page, problem_page, sign_in_page
 from knafka_console.web.sign_in import SignIn, forget, has_token
 
-MARK: Final = "knafka-console"
+CHANGE_HEADER: Final = "knafka-console"
 """The header of a request that changes something."""
-LOOK_INTERVAL: Final = 1.0
+STATE_POLL_INTERVAL: Final = 1.0
 """Seconds between two looks while a page waits for a change."""
-MOST_WAIT: Final = 20.0
+LONGEST_STATE_WAIT: Final = 20.0
 """Seconds that one waits at most: below any proxy's timeout."""
-LARGEST: Final = 2 * 1024 * 1024
+LARGEST_BODY: Final = 2 * 1024 * 1024
 """Bytes of a request's body."""
-STOP_TIMEOUT: Final = 2.0
+SERVER_STOP_TIMEOUT: Final = 2.0
 """Seconds for what is being answered when the server ends."""
 
 SourceOf = Callable[[web.Request], Source]
@@ -90,16 +90,16 @@ origin. One that was rendered here has our scripts, and holds data alone that ar
 class Verdicts(Model):
     """Who would get an event."""
 
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[FilterVerdict, ...]
 
 
-class Done(Model):
+class ActionDone(Model):
     """What was done, in a sentence."""
 
     done: str
 
 
-class Problem(Model):
+class ProblemDocument(Model):
     """What is wrong, in a sentence."""
 
     error: str
@@ -125,7 +125,7 @@ class ConsoleServer:
 
     @classmethod
     async def _start(cls, listener: socket.socket, app: web.Application) -> ConsoleServer:
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_TIMEOUT)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=SERVER_STOP_TIMEOUT)
         await runner.setup()
         await web.SockSite(runner, listener).start()
         return cls(runner)
@@ -139,7 +139,7 @@ def application(
 ) -> web.Application:
     """Everything behind one address; `hosts` None: any, as for viewers who sign in."""
     handlers = _Handlers(source_of)
-    app = web.Application(middlewares=[_guarded(hosts)], client_max_size=LARGEST)
+    app = web.Application(middlewares=[_guarded(hosts)], client_max_size=LARGEST_BODY)
     if sign_in is not None:
         app.add_routes(sign_in.routes())
     trigger = f"/api/{{kind:{'|'.join(_KINDS)}}}/{{namespace}}/{{name}}"
@@ -180,8 +180,8 @@ def refusal(
     is_link = method == "GET" and not path.startswith("/api/")
     if site not in ("same-origin", "none") and not is_link:
         return "another site's page has asked for this"
-    if method not in ("GET", "HEAD") and MARK not in headers:
-        return f"a request that changes something needs the header {MARK}"
+    if method not in ("GET", "HEAD") and CHANGE_HEADER not in headers:
+        return f"a request that changes something needs the header {CHANGE_HEADER}"
     return ""
 
 
@@ -189,7 +189,7 @@ def _guarded(hosts: Collection[str] | None) -> Middleware:
     @web.middleware
     async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
         if why := refusal(hosts, request.method, request.path, request.headers):
-            response: web.StreamResponse = _answer(Problem(error=why), HTTPStatus.FORBIDDEN)
+            response: web.StreamResponse = _answer(ProblemDocument(error=why), HTTPStatus.FORBIDDEN)
         else:
             response = await _answered(request, handler)
         response.headers.update(_HEADERS)
@@ -230,7 +230,7 @@ def _status_of(error: KnafkaError) -> HTTPStatus:
 
 def _problem(request: web.Request, sentence: str, status: HTTPStatus) -> web.Response:
     if request.path not in _PAGES:
-        return _answer(Problem(error=sentence), status)
+        return _answer(ProblemDocument(error=sentence), status)
     is_sign_in = status is HTTPStatus.UNAUTHORIZED
     return _page(sign_in_page() if is_sign_in else problem_page(sentence), status)
 
@@ -253,17 +253,17 @@ class _Handlers:
             namespace, _, name = request.query["of"].partition("/")
             made = await self._reports(request).page(ArchiveName(namespace, name))
             return _page(Page(*made))
-        found = await self._source_of(request).report()
-        if found is None:
+        html = await self._source_of(request).report()
+        if html is None:
             raise NotFound("there is no report yet: knafka dead-letters report makes one")
         policy = {"Content-Security-Policy": _REPORT_POLICY}
-        return web.Response(body=found, content_type="text/html", charset="utf-8", headers=policy)
+        return web.Response(body=html, content_type="text/html", charset="utf-8", headers=policy)
 
     def _reports(self, request: web.Request) -> ArchiveReports:
-        found = self._source_of(request).reports
-        if found is None:
+        reports = self._source_of(request).reports
+        if reports is None:
             raise NotFound("DeadLetterArchives are a cluster's: knafka console shows them")
-        return found
+        return reports
 
     async def reports(self, request: web.Request) -> web.Response:
         return _answer(await self._reports(request).list())
@@ -299,7 +299,7 @@ class _Handlers:
             if left <= 0 or gone or self._closing.is_set():
                 return web.Response(status=HTTPStatus.NOT_MODIFIED, headers={"ETag": tag})
             try:
-                async with asyncio.timeout(min(left, LOOK_INTERVAL)):
+                async with asyncio.timeout(min(left, STATE_POLL_INTERVAL)):
                     await self._closing.wait()
             except TimeoutError:
                 pass
@@ -313,7 +313,7 @@ class _Handlers:
     async def pause(self, request: web.Request) -> web.Response:
         paused = request.match_info["action"] == "pause"
         done = await self._source_of(request).pause(_trigger(request), paused=paused)
-        return _answer(Done(done=done))
+        return _answer(ActionDone(done=done))
 
     async def who(self, request: web.Request) -> web.Response:
         source = self._source_of(request)
@@ -332,8 +332,8 @@ def _archive(request: web.Request) -> ArchiveName:
 
 
 def _trigger(request: web.Request) -> TriggerName:
-    found = request.match_info
-    return TriggerName(found["namespace"], found["name"], _KINDS[found["kind"]])
+    names = request.match_info
+    return TriggerName(names["namespace"], names["name"], _KINDS[names["kind"]])
 
 
 def _seconds(text: str) -> float:
@@ -341,7 +341,7 @@ def _seconds(text: str) -> float:
         asked = float(text)
     except ValueError:
         raise InvalidDocument("wait", f"want a number of seconds, got {text!r}") from None
-    return min(max(asked, 0.0), MOST_WAIT) if asked == asked else 0.0
+    return min(max(asked, 0.0), LONGEST_STATE_WAIT) if asked == asked else 0.0
 
 
 def _page(made: Page, status: HTTPStatus = HTTPStatus.OK) -> web.Response:
@@ -349,7 +349,7 @@ def _page(made: Page, status: HTTPStatus = HTTPStatus.OK) -> web.Response:
     return web.Response(text=made.html, status=status, content_type="text/html", headers=headers)
 
 
-def _answer(found: Model, status: HTTPStatus = HTTPStatus.OK) -> web.Response:
+def _answer(document: Model, status: HTTPStatus = HTTPStatus.OK) -> web.Response:
     return web.Response(
-        text=found.model_dump_json(by_alias=True), status=status, content_type="application/json"
+        text=document.model_dump_json(by_alias=True), status=status, content_type="application/json"
     )

@@ -3,7 +3,7 @@
     Authorization: Bearer TOKEN    from an authenticating proxy, or a program; comes first
     cookie knafka-token            from the sign-in form: HttpOnly, SameSite=Strict, for the session
 
-    POST /api/sign-in              `Credentials` -> the cookies, once the source has taken the token
+    POST /api/sign-in              `SignInForm` -> the cookies, once the source has taken the token
     POST /api/sign-out
 
 The token is nowhere else: in no address, no page, no log, and no memory but that of a request and
@@ -25,12 +25,12 @@ from knafka.core.documents import Model
 from knafka.core.errors import InvalidDocument
 from knafka_console.model.source import Forbidden, NotSignedIn, Source
 
-TOKEN: Final = "knafka-token"
-NAMESPACES: Final = "knafka-namespaces"
+TOKEN_COOKIE: Final = "knafka-token"
+NAMESPACES_COOKIE: Final = "knafka-namespaces"
 """Cookie: those that the viewer has named, with dots between them, which no name has."""
-SESSION: Final = "knafka-session"
+SESSION_COOKIE: Final = "knafka-session"
 """Cookie for the page's script, which can't see the token: there is something to sign out of."""
-LONGEST: Final = 3_800
+LONGEST_TOKEN: Final = 3_800
 """Characters of a token: a browser keeps cookies of 4,096 bytes with their names."""
 NEEDS_TLS: Final = (
     "a token over plain HTTP can be read on its way: open this page by https (or set "
@@ -56,7 +56,7 @@ def has_token(request: web.Request) -> bool:
     return viewer(request.headers, request.cookies) is not None
 
 
-class Credentials(Model):
+class SignInForm(Model):
     """What the form sends."""
 
     token: str
@@ -67,11 +67,11 @@ class Credentials(Model):
 def viewer(headers: Mapping[str, str], cookies: Mapping[str, str]) -> Viewer | None:
     """Of a request; None: it has no token."""
     scheme, _, given = headers.get("Authorization", "").partition(" ")
-    token = given.strip() if scheme.lower() == "bearer" else cookies.get(TOKEN, "")
+    token = given.strip() if scheme.lower() == "bearer" else cookies.get(TOKEN_COOKIE, "")
     if not token or _TOKEN(token) is None:
         return None
-    named = cookies.get(NAMESPACES, "").split(".")
-    return Viewer(token, tuple(each for each in named if _NAMESPACE(each)))
+    named = cookies.get(NAMESPACES_COOKIE, "").split(".")
+    return Viewer(token, tuple(namespace for namespace in named if _NAMESPACE(namespace)))
 
 
 class SignIn:
@@ -90,23 +90,23 @@ class SignIn:
 
     def source(self, request: web.Request) -> Source:
         """Raises `NotSignedIn`."""
-        found = viewer(request.headers, request.cookies)
-        if found is None:
+        signed_in = viewer(request.headers, request.cookies)
+        if signed_in is None:
             raise NotSignedIn("sign in first")
-        return self._source_of(found)
+        return self._source_of(signed_in)
 
     async def _sign_in(self, request: web.Request) -> web.Response:
         is_secure = _is_secure(request)
         if not is_secure and not self._plain_http:
             raise Forbidden(NEEDS_TLS)
-        asked = documents.parse_json(Credentials, await request.text())
-        found = _viewer_of(asked)
-        await self._source_of(found).state()  # raises if the cluster refuses
+        asked = documents.parse_json(SignInForm, await request.text())
+        signed_in = _viewer_of(asked)
+        await self._source_of(signed_in).state()  # raises if the cluster refuses
         response = web.Response(status=HTTPStatus.NO_CONTENT)
         for name, value, hidden in (
-            (TOKEN, found.token, True),
-            (NAMESPACES, ".".join(found.namespaces), True),
-            (SESSION, "1", False),
+            (TOKEN_COOKIE, signed_in.token, True),
+            (NAMESPACES_COOKIE, ".".join(signed_in.namespaces), True),
+            (SESSION_COOKIE, "1", False),
         ):
             response.set_cookie(
                 name, value, path="/", httponly=hidden, samesite="Strict", secure=is_secure
@@ -121,22 +121,22 @@ class SignIn:
 
 def forget(response: web.StreamResponse) -> None:
     """Have the browser end its session."""
-    for name in (TOKEN, NAMESPACES, SESSION):
+    for name in (TOKEN_COOKIE, NAMESPACES_COOKIE, SESSION_COOKIE):
         response.del_cookie(name, path="/", samesite="Strict")
 
 
-def _viewer_of(asked: Credentials) -> Viewer:
+def _viewer_of(asked: SignInForm) -> Viewer:
     token = asked.token.strip()
     if _TOKEN(token) is None:
         raise InvalidDocument("token", "want a bearer token")
-    if len(token) > LONGEST:
+    if len(token) > LONGEST_TOKEN:
         raise InvalidDocument(
-            "token", f"longer than a cookie may be ({LONGEST}): use an authenticating proxy"
+            "token", f"longer than a cookie may be ({LONGEST_TOKEN}): use an authenticating proxy"
         )
     namespaces = tuple(asked.namespaces.replace(",", " ").split())
-    for each in namespaces:
-        if _NAMESPACE(each) is None:
-            raise InvalidDocument("namespaces", f"{each:.80} is no name of a namespace")
+    for namespace in namespaces:
+        if _NAMESPACE(namespace) is None:
+            raise InvalidDocument("namespaces", f"{namespace:.80} is no name of a namespace")
     return Viewer(token, namespaces)
 
 

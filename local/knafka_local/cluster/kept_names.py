@@ -18,13 +18,15 @@ from knafka_operator.decide.shards import CONTRACT, DISPATCHER
 from knafka_operator.decide.topics import TOPIC_ID
 from knafka_operator.model.resources import GROUP_STATUS, TOPIC_STATUS
 
-OF_SENSORS: Final = (
+SENSOR_ANNOTATIONS: Final = (
     *(f"knafka.dev/{what}-topic" for what in ("trigger", "changelog", "action")),
     *(f"knafka.dev/{what}-topic-id" for what in ("trigger", "changelog", "action")),
     "knafka.dev/bus",
 )
 """Those of `decide.sensor`, whose import would take longer than Kafka's start allows for."""
-KEPT: Final = frozenset({TOPIC_STATUS, TOPIC_ID, GROUP_STATUS, CONTRACT, DISPATCHER, *OF_SENSORS})
+KEPT_ANNOTATIONS: Final = frozenset(
+    {TOPIC_STATUS, TOPIC_ID, GROUP_STATUS, CONTRACT, DISPATCHER, *SENSOR_ANNOTATIONS}
+)
 """Keys of `status.annotations` that are kept; everything else is found out again."""
 
 
@@ -39,23 +41,23 @@ class KeptNames:
             self._clusters = json.loads(file.read_text())
         self._names = self._clusters.setdefault(cluster_id, {})
 
-    def get(self, who: str) -> Mapping[str, str] | None:
+    def get(self, owner: str) -> Mapping[str, str] | None:
         """The kept annotations of an object (`Broker default/shop`); None: it is new here."""
-        return self._names.get(who)
+        return self._names.get(owner)
 
     def of(self, kind: str) -> Sequence[str]:
         """`namespace/name` of all objects of a kind that are known, declared or not."""
-        return [each.partition(" ")[2] for each in self._names if each.startswith(f"{kind} ")]
+        return [key.partition(" ")[2] for key in self._names if key.startswith(f"{kind} ")]
 
-    def put(self, who: str, annotations: Mapping[str, str]) -> None:
+    def put(self, owner: str, annotations: Mapping[str, str]) -> None:
         """Keep what there is to keep of them; on disk when this returns."""
-        kept = {key: value for key, value in annotations.items() if key in KEPT}
-        if kept and self._names.get(who) != kept:
-            self._names[who] = kept
+        kept = {key: value for key, value in annotations.items() if key in KEPT_ANNOTATIONS}
+        if kept and self._names.get(owner) != kept:
+            self._names[owner] = kept
             self._write()
 
-    def drop(self, who: str) -> None:
-        if self._names.pop(who, None) is not None:
+    def drop(self, owner: str) -> None:
+        if self._names.pop(owner, None) is not None:
             self._write()
 
     def _write(self) -> None:

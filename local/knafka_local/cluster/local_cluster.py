@@ -30,28 +30,31 @@ from knafka_operator.model.resources import CORE, FINALIZER, GROUP_STATUS
 from knafka_operator.model.sensors import KNAFKA, SENSOR
 from knafka_operator.runtime.memory_cluster import MemoryCluster
 
-FOLDER: Final = "local.knafka.dev/folder"
+FOLDER_ANNOTATION: Final = "local.knafka.dev/folder"
 """Annotation of a declared Service: where its manifest lies, so where its command runs."""
 SERVES: Final = "Serves"
 """The condition of a Service beside Ready, for which it stands."""
-"""On objects of `KINDS`: they go when their topic or group has gone."""
-KINDS: Final = (
+"""On objects of `DECLARED_KINDS`: they go when their topic or group has gone."""
+DECLARED_KINDS: Final = (
     *(
         kind
-        for of in FAMILIES
-        for kind in ((of.broker_version, of.broker), (of.trigger_version, of.trigger))
+        for family in FAMILIES
+        for kind in (
+            (family.broker_version, family.broker),
+            (family.trigger_version, family.trigger),
+        )
     ),
     (KNAFKA, SENSOR),
 )
 """apiVersion and kind of what is reconciled."""
-RECONCILED: Final = frozenset(kind for _, kind in KINDS)
+RECONCILED: Final = frozenset(kind for _, kind in DECLARED_KINDS)
 
 _ASKED: Final = (services.DISPATCHER, services.SHARD_ROLE, services.REPLAYER, SENSOR_ROLE)
 """What Services that only run while they drain were made for."""
 
 _INSTALLATION: Final = tuple(
-    (localize.SETTINGS.namespace, name)
-    for name in (localize.SETTINGS.config, localize.SETTINGS.channel_config)
+    (localize.LOCAL_SETTINGS.namespace, name)
+    for name in (localize.LOCAL_SETTINGS.config, localize.LOCAL_SETTINGS.channel_config)
 )
 
 
@@ -80,16 +83,16 @@ class LocalCluster(MemoryCluster):
         metadata = stored["metadata"]
         if document["kind"] in RECONCILED:
             metadata = stored["metadata"] = {**metadata, "finalizers": [FINALIZER]}
-            before = self.find(stored["apiVersion"], document["kind"], *_place(stored))
-            if before is None:
+            previous = self.find(stored["apiVersion"], document["kind"], *_place(stored))
+            if previous is None:
                 kept = self._names.get(name_of(stored))
                 if kept is None and self.adopts:
                     kept = localize.adopted(stored)
                 _keep(stored, kept or {})
             if document["kind"] == CHANNELS.broker:
-                stored["spec"] = _with_subscribers(stored["spec"], before)
+                stored["spec"] = _with_subscribers(stored["spec"], previous)
         elif document["kind"] == "Service":
-            annotations = {**(metadata.get("annotations") or {}), FOLDER: str(folder)}
+            annotations = {**(metadata.get("annotations") or {}), FOLDER_ANNOTATION: str(folder)}
             stored["metadata"] = {**metadata, "annotations": annotations}
         self.put(stored)
 
@@ -98,30 +101,31 @@ class LocalCluster(MemoryCluster):
         return self.objects.get((_stored_version(api_version, kind), kind, namespace, name))
 
     def reconciled(self, kind: str, namespace: str, name: str) -> Document | None:
-        """The same of an object of `KINDS`."""
+        """The same of an object of `DECLARED_KINDS`."""
         return self.find(version_of(kind), kind, namespace, name)
 
     def undeclared(self, kind: str) -> list[str]:
-        """`namespace/name` of those of `KINDS` that ran here and that no file declares any more."""
-        declared = {"/".join(_place(each)) for each in self.of(kind)}
-        return [each for each in self._names.of(kind) if each not in declared]
+        """`namespace/name` of the objects of a kind that ran here and that no file declares any
+        more; the kind is one of `DECLARED_KINDS`."""
+        declared = {"/".join(_place(document)) for document in self.of(kind)}
+        return [owner for owner in self._names.of(kind) if owner not in declared]
 
     def forget(self, document: Document) -> None:
         """It is gone, and its topic or group with it: the next of that name is another one."""
         self._names.drop(name_of(document))
 
     async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
-        found = await super().get(_stored_version(api_version, kind), kind, namespace, name)
+        stored = await super().get(_stored_version(api_version, kind), kind, namespace, name)
         if (api_version, kind) != (CORE, "ConfigMap"):
-            return found
+            return stored
         if (namespace, name) in _INSTALLATION:
-            return localize.installation(name, found, self._bootstrap_servers)
-        if (namespace, name) == localize.SETTINGS.features_config:
-            return localize.features(found, requires_auth=self.requires_auth)
-        if found is None and namespace not in map(_namespace, self.of("Broker")):
+            return localize.installation(name, stored, self._bootstrap_servers)
+        if (namespace, name) == localize.LOCAL_SETTINGS.features_config:
+            return localize.features(stored, requires_auth=self.requires_auth)
+        if stored is None and namespace not in map(_namespace, self.of("Broker")):
             # In a namespace without Brokers are the ConfigMaps that Knative installs for them.
             return localize.config_map(namespace, name, {})
-        return found
+        return stored
 
     def _stored(self, document: dict[str, Any]) -> None:
         # Before anybody hears of it: there is nothing to start, so nothing to wait for.
@@ -146,15 +150,15 @@ class LocalCluster(MemoryCluster):
         if document["kind"] in RECONCILED and "annotations" in status:
             stored = self.reconciled(document["kind"], *_place(document))
             if stored is not None:
-                before = (stored.get("status") or {}).get("annotations") or {}
-                after = {**before, **status["annotations"]}
-                kept = {key: each for key, each in after.items() if each is not None}
+                previous = (stored.get("status") or {}).get("annotations") or {}
+                after = {**previous, **status["annotations"]}
+                kept = {key: value for key, value in after.items() if value is not None}
                 self._names.put(name_of(document), kept)
         await super().write_status(document, status)
 
 
 def version_of(kind: str) -> str:
-    """The apiVersion in which objects of one of `KINDS` are stored."""
+    """The apiVersion in which objects of one of `DECLARED_KINDS` are stored."""
     if kind == SENSOR:
         return KNAFKA
     family = family_of(kind)
@@ -164,7 +168,7 @@ def version_of(kind: str) -> str:
 def role_of(document: Document) -> str | None:
     """What the operator made a Service for; None: it made none of it."""
     metadata = document["metadata"]
-    if document["kind"] != "Service" or FOLDER in (metadata.get("annotations") or {}):
+    if document["kind"] != "Service" or FOLDER_ANNOTATION in (metadata.get("annotations") or {}):
         return None
     role: str | None = (metadata.get("labels") or {}).get(services.ROLE)
     return role
@@ -174,12 +178,12 @@ def service_status(document: Document, condition: Condition, **more: Any) -> dic
     """A Service's status, by Knative's rules for its Revisions: each generation is one."""
     metadata = document["metadata"]
     revision = f"{metadata['name']}-{metadata['generation']:05}"
-    before = document.get("status") or {}
-    at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    previous = document.get("status") or {}
+    time = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     status = {
-        **before,
+        **previous,
         "observedGeneration": metadata["generation"],
-        "conditions": merged(before.get("conditions") or (), [condition], at),
+        "conditions": merged(previous.get("conditions") or (), [condition], time),
         "latestCreatedRevisionName": revision,
         **more,
     }
@@ -199,7 +203,7 @@ def ready_of(document: Document) -> Mapping[str, Any]:
     if status.get("observedGeneration") != document["metadata"].get("generation"):
         return {}
     conditions = status.get("conditions") or ()
-    return next((each for each in conditions if each["type"] == "Ready"), {})
+    return next((condition for condition in conditions if condition["type"] == "Ready"), {})
 
 
 def _stored_version(api_version: str, kind: str) -> str:
@@ -207,11 +211,11 @@ def _stored_version(api_version: str, kind: str) -> str:
     return CHANNELS.broker_version if kind == CHANNELS.broker else api_version
 
 
-def _with_subscribers(spec: Document, before: Document | None) -> dict[str, Any]:
+def _with_subscribers(spec: Document, previous: Document | None) -> dict[str, Any]:
     """A KafkaChannel's spec with the subscribers that it has: files don't say who they are
     (KN-CHN-05)."""
-    declared = {key: each for key, each in spec.items() if key != "subscribers"}
-    there = ((before or {}).get("spec") or {}).get("subscribers")
+    declared = {key: value for key, value in spec.items() if key != "subscribers"}
+    there = ((previous or {}).get("spec") or {}).get("subscribers")
     return declared if there is None else {**declared, "subscribers": there}
 
 

@@ -24,18 +24,18 @@ from knafka.core.contract import Egress, Ingress
 from knafka.core.errors import LogError
 from knafka.ports.log import LogAdmin, LogWriter
 from knafka_client.declared import manifests
-from knafka_client.declared.manifests import Declared
+from knafka_client.declared.manifests import DeclaredObjects
 from knafka_client.state.installation import SensorPlace
 from knafka_local.cluster import localize
 from knafka_local.cluster.local_cluster import (
-    FOLDER,
-    KINDS,
+    DECLARED_KINDS,
+    FOLDER_ANNOTATION,
     LocalCluster,
     name_of,
     ready_of,
     version_of,
 )
-from knafka_local.cluster.local_serving import Served
+from knafka_local.cluster.local_serving import ServedFamily
 from knafka_local.processes.children import Say
 from knafka_operator.decide.scaling import TriggerStatus
 from knafka_operator.engine.controller import Controller, Pace
@@ -70,7 +70,7 @@ _IN_ORDER: Final = (
 """Kinds, in the order in which objects depend on one another."""
 
 
-class _Store:
+class _LocalStore:
     """The LocalCluster as the controller's store: it tells of every change, whoever looked."""
 
     def __init__(self, cluster: LocalCluster) -> None:
@@ -96,7 +96,7 @@ class LocalController(Controller):
         self,
         cluster: LocalCluster,
         drains: Drains,
-        served: Mapping[Family, Served],
+        served: Mapping[Family, ServedFamily],
         say: Say,
         connect: Callable[[Mapping[str, Any]], LogAdmin] = KafkaAdmin,
         open_writer: Callable[[Mapping[str, Any]], LogWriter] = KafkaWriter,
@@ -104,7 +104,7 @@ class LocalController(Controller):
         self._cluster = cluster
         self._say = say
         operator = Operator(
-            localize.SETTINGS,
+            localize.LOCAL_SETTINGS,
             cluster,
             connect,
             drains=drains,
@@ -114,7 +114,7 @@ class LocalController(Controller):
             positions=served[BROKERS].positions,
         )
         beside = Operator(
-            localize.SETTINGS,
+            localize.LOCAL_SETTINGS,
             cluster,
             connect,
             drains=drains,
@@ -124,14 +124,14 @@ class LocalController(Controller):
             beside=operator,
             positions=served[CHANNELS].positions,
         )
-        self._operators = {each.family: each for each in (operator, beside)}
-        for each in self._operators.values():
-            each.moves.on_move = lambda trigger, why: say(f"{name_of(trigger)}: {why}")
+        self._operators = {operator_.family: operator_ for operator_ in (operator, beside)}
+        for operator_ in self._operators.values():
+            operator_.moves.on_move = lambda trigger, why: say(f"{name_of(trigger)}: {why}")
         self._policies: Mapping[Identity, Document] = {}
         """EventPolicies as they were applied last."""
         self._heard = asyncio.Event()
         """Of a change of anything."""
-        super().__init__(operator, _Store(cluster), self._post, PACE)
+        super().__init__(operator, _LocalStore(cluster), self._post, PACE)
         for kind in self.kinds.values():
             if isinstance(kind, Sources):
                 kind.on_deleted = self._on_deleted
@@ -141,42 +141,49 @@ class LocalController(Controller):
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._operator.queue.run(self.reconcile), name="reconcile")
-                for api_version, kind in (*KINDS, (SERVING, "Service")):
+                for api_version, kind in (*DECLARED_KINDS, (SERVING, "Service")):
                     group.create_task(self._follow(api_version, kind), name=f"watch {kind}")
         finally:
             await self._operator.close()
 
-    async def apply(self, declared: Declared) -> None:
+    async def apply(self, declared: DeclaredObjects) -> None:
         """Have the cluster hold what is declared; what it held beside that is deleted.
 
         Returns when all of it is Ready or says why not; what is slow may go on longer.
         """
         config_maps = self._all("ConfigMap")
         declared_before = self._all(*(kind for kinds in reversed(_IN_ORDER) for kind in kinds))
-        gone = [each for each in declared_before if _is_gone(each, declared)]
-        for each in gone:
-            self._cluster.remove(each["apiVersion"], *key_of(each))
+        gone = [document for document in declared_before if _is_gone(document, declared)]
+        for undeclared in gone:
+            self._cluster.remove(undeclared["apiVersion"], *key_of(undeclared))
         await self._until(lambda: not any(map(self._is_there, gone)), None)
         self._apply_policies(declared)
         for kinds in _IN_ORDER:
-            for who, (document, folder) in declared.documents.items():
-                if who.kind in kinds:
+            for identity, (document, folder) in declared.documents.items():
+                if identity.kind in kinds:
                     self._cluster.declare(document, folder)
             if config_maps != (config_maps := self._all("ConfigMap")):
                 self._reconcile_configured()
             await self._until(partial(self._are_settled, *kinds), SETTLE_TIMEOUT)
         await self._withdraw_undeclared()
 
-    def _apply_policies(self, declared: Declared) -> None:
+    def _apply_policies(self, declared: DeclaredObjects) -> None:
         """Tell the operator of EventPolicies before a Broker that they are about is looked at."""
         policies = [
             localize.localized(document)
-            for who, (document, _) in declared.documents.items()
-            if who.kind == POLICY
+            for identity, (document, _) in declared.documents.items()
+            if identity.kind == POLICY
         ]
-        previous, self._policies = self._policies, {Identity.of(each): each for each in policies}
-        changed = [each for who, each in self._policies.items() if previous.get(who) != each]
-        gone = [each for who, each in previous.items() if who not in self._policies]
+        previous, self._policies = (
+            self._policies,
+            {Identity.of(policy): policy for policy in policies},
+        )
+        changed = [
+            policy
+            for identity, policy in self._policies.items()
+            if previous.get(identity) != policy
+        ]
+        gone = [policy for identity, policy in previous.items() if identity not in self._policies]
         if changed and not self._cluster.requires_auth:
             self._say("EventPolicies keep nobody out here: for that, `knafka up --require-auth`")
         self._operator.on_policies(changed, gone)
@@ -193,27 +200,33 @@ class LocalController(Controller):
         """How each Trigger is delivered, or will be once it isn't paused any more; then each
         Subscription."""
         operators = self._operators.values()
-        return [each.egress for of in operators for each in of.triggers.watched.values()]
+        return [
+            watched.egress
+            for operator in operators
+            for watched in operator.triggers.watched.values()
+        ]
 
     def sensors(self) -> list[SensorPlace]:
         """Where the records of each Sensor lie that is ready to run."""
         records = self._operator.states.sensors.values()
         places = SensorPlace.model_fields
         return [
-            SensorPlace(**{name: getattr(each.scaled[1], name) for name in places})
-            for each in records
-            if each.scaled is not None
+            SensorPlace(**{name: getattr(record.scaled[1], name) for name in places})
+            for record in records
+            if record.scaled is not None
         ]
 
     def ingresses(self, *families: Family) -> list[Ingress]:
         """What receivers serve of what is declared, by name: that of Brokers, then the other."""
-        return [each for of in families or self._operators for each in self._ingresses(of)]
+        return [
+            ingress for family in families or self._operators for ingress in self._ingresses(family)
+        ]
 
     def _ingresses(self, family: Family) -> Iterator[Ingress]:
         served: dict[str, Ingress] = {}
-        for each in self._contracts(family):
-            served |= each.records
-        declared = sorted(f"/{Identity.of(each)}" for each in self._cluster.of(family.broker))
+        for contract in self._contracts(family):
+            served |= contract.records
+        declared = sorted(f"/{Identity.of(broker)}" for broker in self._cluster.of(family.broker))
         return (served[path] for path in declared if path in served)
 
     def _contracts(self, family: Family) -> Collection[Contract[Ingress]]:
@@ -224,13 +237,13 @@ class LocalController(Controller):
         """Have no Broker or KafkaChannel served that left the files while nothing ran: its topic
         stays. Those of others that use the same Kafka are not ours to withdraw."""
         for family in self._operators:
-            for who in self._cluster.undeclared(family.broker):
+            for owner in self._cluster.undeclared(family.broker):
                 for contract in self._contracts(family):
-                    if f"/{who}" in contract.records:
+                    if f"/{owner}" in contract.records:
                         try:
-                            await contract.write(f"/{who}", None)
+                            await contract.write(f"/{owner}", None)
                         except LogError as error:  # again with the next change of a file
-                            self._say(f"{family.broker} {who} is still served: {error}")
+                            self._say(f"{family.broker} {owner} is still served: {error}")
 
     def scaled(self, namespace: str, name: str, kind: str = "Trigger") -> TriggerStatus | None:
         """What the scaler knows of a Trigger, Subscription or Sensor; None: it isn't scaled."""
@@ -249,8 +262,8 @@ class LocalController(Controller):
                 self.on_change(reconciled, document, gone=gone)
                 self._enqueue_made_by(document)
             else:
-                for each in self._operators.values():
-                    each.on_service(document)
+                for operator in self._operators.values():
+                    operator.on_service(document)
             if gone and reconciled is not None:
                 self._cluster.forget(document)
             self._heard.set()
@@ -258,10 +271,10 @@ class LocalController(Controller):
     def _enqueue_made_by(self, document: Document) -> None:
         """The Triggers of a Sensor go by its status."""
         for family in self._operators if document["kind"] == SENSOR else ():
-            for each in self._cluster.of(family.trigger):
-                owners = each["metadata"].get("ownerReferences") or ()
+            for trigger in self._cluster.of(family.trigger):
+                owners = trigger["metadata"].get("ownerReferences") or ()
                 if any(owner["uid"] == document["metadata"]["uid"] for owner in owners):
-                    self._operator.queue.enqueue(key_of(each))
+                    self._operator.queue.enqueue(key_of(trigger))
 
     def _on_deleted(self, document: Document) -> None:
         if EXTERNAL_TOPIC not in _annotations(document):
@@ -275,17 +288,17 @@ class LocalController(Controller):
     def _reconcile_configured(self) -> None:
         """A ConfigMap has changed: whose it is only Brokers and KafkaChannels know."""
         for family in self._operators:
-            for each in self._cluster.of(family.broker):
-                self._operator.queue.enqueue(key_of(each))
+            for broker in self._cluster.of(family.broker):
+                self._operator.queue.enqueue(key_of(broker))
 
     def _all(self, *kinds: str) -> list[Document]:
         """What is declared of these kinds."""
         return [
-            each
+            document
             for kind in kinds
-            for each in self._cluster.of(kind)
-            if (kind != "Service" or FOLDER in _annotations(each))
-            and not each["metadata"].get("ownerReferences")  # a Sensor has made it
+            for document in self._cluster.of(kind)
+            if (kind != "Service" or FOLDER_ANNOTATION in _annotations(document))
+            and not document["metadata"].get("ownerReferences")  # a Sensor has made it
         ]
 
     def _is_there(self, document: Document) -> bool:
@@ -294,9 +307,9 @@ class LocalController(Controller):
     def _are_settled(self, *kinds: str) -> bool:
         """Whether all that is declared of these kinds is Ready, or says why not."""
         return all(
-            ready_of(each).get("status") in ("True", "False")
-            for each in self._all(*kinds)
-            if each["kind"] != "ConfigMap" and self.is_ours(each)
+            ready_of(document).get("status") in ("True", "False")
+            for document in self._all(*kinds)
+            if document["kind"] != "ConfigMap" and self.is_ours(document)
         )
 
     async def _until(self, condition: Callable[[], bool], within: float | None) -> None:
@@ -315,9 +328,9 @@ def _annotations(document: Document) -> Mapping[str, str]:
     return document["metadata"].get("annotations") or {}
 
 
-def _is_gone(document: Document, declared: Declared) -> bool:
+def _is_gone(document: Document, declared: DeclaredObjects) -> bool:
     """Whether no file declares it any more: a Sensor on another bus is another one."""
-    found = declared.documents.get(manifests.Identity(*key_of(document)))
-    if found is None or document["kind"] != SENSOR:
-        return found is None
-    return bus_of(localize.localized(found[0])) != bus_of(document)
+    documented = declared.documents.get(manifests.ObjectIdentity(*key_of(document)))
+    if documented is None or document["kind"] != SENSOR:
+        return documented is None
+    return bus_of(localize.localized(documented[0])) != bus_of(document)

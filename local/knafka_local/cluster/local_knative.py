@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from knafka.core.contract import Egress, Ingress
-from knafka_client.declared.manifests import Declared
+from knafka_client.declared.manifests import DeclaredObjects
 from knafka_client.sockets import HOST, port_of
 from knafka_client.state.installation import SensorPlace
 from knafka_client.state.snapshot import Snapshot
@@ -76,7 +76,7 @@ class LocalKnative:
         self._answered_by_channels: Answered = Answered()
 
     @contextlib.asynccontextmanager
-    async def serving(self, declared: Declared) -> AsyncIterator[None]:
+    async def serving(self, declared: DeclaredObjects) -> AsyncIterator[None]:
         """The declared programs run inside; no process is left afterwards."""
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._programs.close)
@@ -86,8 +86,8 @@ class LocalKnative:
             stack.push_async_callback(self._drains.close)
             self._serves = asyncio.create_task(self._serving.run())
             stack.push_async_callback(cancel, self._serves)
-            for who, (document, folder) in declared.documents.items():
-                if who.kind == "Service":
+            for identity, (document, folder) in declared.documents.items():
+                if identity.kind == "Service":
                     self._cluster.declare(document, folder)
             yield
 
@@ -106,7 +106,7 @@ class LocalKnative:
             group.create_task(self._controller.run())
             await self._serves
 
-    async def apply(self, declared: Declared) -> None:
+    async def apply(self, declared: DeclaredObjects) -> None:
         """Have what is declared, and nothing else; a receiver answers, whatever that is."""
         await self._controller.apply(declared)
         self._cluster.adopts = False

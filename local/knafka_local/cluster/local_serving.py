@@ -29,7 +29,7 @@ from knafka.core.documents import parse, parse_json
 from knafka.core.errors import InvalidDocument
 from knafka_local.cluster import localize
 from knafka_local.cluster.local_cluster import (
-    FOLDER,
+    FOLDER_ANNOTATION,
     SERVES,
     LocalCluster,
     role_of,
@@ -46,13 +46,13 @@ from knafka_operator.model.family import BROKERS, CHANNELS, Family, family_of
 from knafka_operator.model.resources import SERVING, Service
 from knafka_operator.model.sensors import SENSOR, bus_of
 
-STARTING: Final = "Deploying"
+DEPLOYING: Final = "Deploying"
 """Knative's reason for what has just been applied."""
-LOOK_AGAIN: Final = 1.0
+RECEIVER_RETRY_DELAY: Final = 1.0
 """Seconds until a receiver that did not answer is asked again."""
 
 
-class Receiver(Protocol):
+class LocalReceiver(Protocol):
     """The process behind a port of the installation; `ReceiverProcess` is one."""
 
     async def follow(self, contract: ReceiverContract) -> bool:
@@ -71,10 +71,10 @@ class Receiver(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedFamily:
     """What the operator asks of the receiver of all Brokers, or of all KafkaChannels."""
 
-    receiver: Receiver
+    receiver: LocalReceiver
 
     async def probe(self, url: str) -> None:
         """Returns once an address answers; raises `NotReady` (KN-BRK-21)."""
@@ -94,13 +94,13 @@ class LocalServing:
         self,
         cluster: LocalCluster,
         programs: Programs,
-        brokers: Receiver,
-        channels: Receiver,
+        brokers: LocalReceiver,
+        channels: LocalReceiver,
     ) -> None:
         self._cluster = cluster
         self._programs = programs
-        self.served = {BROKERS: Served(brokers), CHANNELS: Served(channels)}
-        self._receivers_changed = {each: asyncio.Event() for each in self.served}
+        self.served = {BROKERS: ServedFamily(brokers), CHANNELS: ServedFamily(channels)}
+        self._receivers_changed = {role: asyncio.Event() for role in self.served}
         self._conditions: dict[Identity, Condition] = {}
         """The last condition of each program."""
         programs.report = self._report
@@ -122,26 +122,28 @@ class LocalServing:
                 await self._program(event.document, gone=event.type == "DELETED")
 
     async def _program(self, document: Document, *, gone: bool) -> None:
-        who = _identity(document)
+        identity = _identity(document)
         if gone:
-            await self._programs.stop(who)
+            await self._programs.stop(identity)
             return
         try:
-            folder = Path(document["metadata"]["annotations"][FOLDER])
+            folder = Path(document["metadata"]["annotations"][FOLDER_ANNOTATION])
             program = program_of(parse(Service, document), folder)
         except InvalidDocument as error:
-            await self._programs.stop(who)
+            await self._programs.stop(identity)
             await self._tell(document, Condition(SERVES, Status.FALSE, "NoCommand", str(error)))
         else:
-            await self._programs.run(who, program)
-            await self._tell(document, self._conditions[who])
+            await self._programs.run(identity, program)
+            await self._tell(document, self._conditions[identity])
 
-    async def _report(self, who: Identity, serves: Status, why_not: str) -> None:
-        reason = {Status.FALSE: "CommandFailed", Status.UNKNOWN: STARTING}.get(serves, "")
-        condition = self._conditions[who] = Condition(SERVES, serves, reason, why_not)
-        document = self._cluster.find(SERVING, "Service", *who)
+    async def _report(self, service: Identity, serves: Status, why_not: str) -> None:
+        reason = {Status.FALSE: "CommandFailed", Status.UNKNOWN: DEPLOYING}.get(serves, "")
+        condition = self._conditions[service] = Condition(SERVES, serves, reason, why_not)
+        document = self._cluster.find(SERVING, "Service", *service)
         if document is not None:
-            more = {"address": {"url": self._programs.url(who)}} if serves is Status.TRUE else {}
+            more = (
+                {"address": {"url": self._programs.url(service)}} if serves is Status.TRUE else {}
+            )
             await self._tell(document, condition, **more)
 
     async def _keep_receiver(self, family: Family) -> None:
@@ -151,21 +153,21 @@ class LocalServing:
         while True:
             await changed.wait()
             changed.clear()
-            found = [
-                each
-                for each in self._cluster.of("Service")
-                if role_of(each) == services.RECEIVER and _family(each) is family
+            receiver_services = [
+                document
+                for document in self._cluster.of("Service")
+                if role_of(document) == services.RECEIVER and _family(document) is family
             ]
             # Here is one Kafka, without credentials: so one topic has what all of them serve.
-            contract = _contract_of_all(found[-1]) if found else None
+            contract = _contract_of_all(receiver_services[-1]) if receiver_services else None
             if contract is None or await receiver.follow(contract):
                 condition = Condition(SERVES, Status.TRUE)
             else:
                 why_not = "the receiver doesn't answer yet"
-                condition = Condition(SERVES, Status.UNKNOWN, STARTING, why_not)
-                loop.call_later(LOOK_AGAIN, changed.set)
-            for each in found:
-                await self._tell(each, condition)
+                condition = Condition(SERVES, Status.UNKNOWN, DEPLOYING, why_not)
+                loop.call_later(RECEIVER_RETRY_DELAY, changed.set)
+            for document in receiver_services:
+                await self._tell(document, condition)
 
     async def _tell(self, document: Document, condition: Condition, **more: Any) -> None:
         """Write the status of a Service, unless it is declared otherwise by now."""
@@ -179,14 +181,14 @@ class LocalServing:
 def dispatcher_of(cluster: LocalCluster, trigger: Document) -> Document | None:
     """The Service that delivers for a stored Trigger or Subscription, which others may share, or a
     Sensor's."""
-    who = identity.Identity.of(trigger)
+    trigger_id = identity.Identity.of(trigger)
     if trigger["kind"] == SENSOR:
         family = bus_of(trigger).family
-        name = sensor_manifests.function_name(family, who)
+        name = sensor_manifests.function_name(family, trigger_id)
     else:
         family = family_of(trigger["kind"])
         name = ((trigger.get("status") or {}).get("annotations") or {}).get(DISPATCHER, "")
-    namespace = services.namespace_of(family, who, localize.SETTINGS)
+    namespace = services.namespace_of(family, trigger_id, localize.LOCAL_SETTINGS)
     return cluster.find(SERVING, "Service", namespace, name)
 
 

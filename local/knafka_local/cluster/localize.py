@@ -33,7 +33,7 @@ from knafka_operator.model.resources import (
 )
 from knafka_operator.model.settings import Settings
 
-SETTINGS: Final = Settings(
+LOCAL_SETTINGS: Final = Settings(
     namespace="knafka",
     image="none",
     default_class="kafka",
@@ -44,13 +44,13 @@ SETTINGS: Final = Settings(
 )
 """The operator's on this machine."""
 
-SCALING: Final[Mapping[str, str]] = {
+LOCAL_SCALING: Final[Mapping[str, str]] = {
     AUTOSCALING + "polling-interval": "1",
     AUTOSCALING + "cooldown-period": "10",
 }
 """A look at the lag costs next to nothing on one machine, and a person is watching."""
 
-PARTITIONS: Final = "10"
+LOCAL_PARTITIONS: Final = "10"
 """Upstream's default number, so that a Trigger scales here as it does there."""
 
 
@@ -65,7 +65,9 @@ def localized(document: Document) -> dict[str, Any]:
     document = {**document, "metadata": metadata}
     match document["kind"]:
         case "Broker":
-            stored = admission.defaulted_broker(document, default_class=SETTINGS.default_class)
+            stored = admission.defaulted_broker(
+                document, default_class=LOCAL_SETTINGS.default_class
+            )
         case "Trigger":
             stored = admission.defaulted_trigger(document)
             stored["metadata"] = scaled_here(stored["metadata"])
@@ -90,15 +92,15 @@ def localized(document: Document) -> dict[str, Any]:
 
 def scaled_here(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """An object's metadata with how it scales where it doesn't say so itself."""
-    return {**metadata, "annotations": {**SCALING, **_given(metadata.get("annotations"))}}
+    return {**metadata, "annotations": {**LOCAL_SCALING, **_given(metadata.get("annotations"))}}
 
 
 def installation(name: str, users: Document | None, bootstrap_servers: str) -> Document:
     """The ConfigMap with the defaults of all Brokers, or of all KafkaChannels, over what `users`
     declare under its name."""
-    namespace = SETTINGS.namespace
+    namespace = LOCAL_SETTINGS.namespace
     data = {
-        desired.PARTITIONS: PARTITIONS,
+        desired.PARTITIONS: LOCAL_PARTITIONS,
         desired.REPLICATION: "1",
         **(users or {}).get("data", {}),
         desired.BOOTSTRAP_SERVERS: bootstrap_servers,
@@ -112,7 +114,7 @@ def features(users: Document | None, *, requires_auth: bool) -> Document:
     """Knative Eventing's features, over what `users` declare under that name: whether senders must
     show tokens is for whoever starts this to say, as only then there is an issuer."""
     data = {**(users or {}).get("data", {}), OIDC: "enabled" if requires_auth else "disabled"}
-    return config_map(*SETTINGS.features_config, data)
+    return config_map(*LOCAL_SETTINGS.features_config, data)
 
 
 def config_map(namespace: str, name: str, data: Mapping[str, str]) -> Document:

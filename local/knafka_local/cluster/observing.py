@@ -14,7 +14,7 @@ from knafka_client.state.condition_rows import (
     why_not,
 )
 from knafka_client.state.snapshot import BrokerRow, Snapshot, TriggerRow
-from knafka_local.cluster.local_cluster import FOLDER, LocalCluster, name_of
+from knafka_local.cluster.local_cluster import FOLDER_ANNOTATION, LocalCluster, name_of
 from knafka_local.cluster.local_controller import LocalController
 from knafka_local.cluster.local_serving import dispatcher_of, most_replicas
 from knafka_local.processes.receiver_process import Answered
@@ -27,7 +27,7 @@ from knafka_operator.model.sensors import SENSOR
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _ObservedTrigger:
     """The row of a Trigger, and what it was made of: what is stored is replaced, never changed."""
 
     document: Document
@@ -44,7 +44,7 @@ class Observer:
     def __init__(self, cluster: LocalCluster, controller: LocalController) -> None:
         self._cluster = cluster
         self._controller = controller
-        self._known: dict[tuple[str, str], _Known] = {}
+        self._known: dict[tuple[str, str], _ObservedTrigger] = {}
         """By kind and name of a row."""
 
     def take(
@@ -54,30 +54,33 @@ class Observer:
         apart, as two may have one name."""
         cluster, is_ours = self._cluster, self._controller.is_ours
         kinds = [*(family.trigger for family in FAMILIES), SENSOR]
-        known = [self._trigger(each) for kind in kinds for each in self._shown(kind)]
-        self._known = {(each.row.kind, each.row.name): each for each in known}
+        known = [self._trigger(document) for kind in kinds for document in self._shown(kind)]
+        self._known = {(trigger.row.kind, trigger.row.name): trigger for trigger in known}
         channels = tuple(
-            _broker(each, is_ours(each), of_channels) for each in self._shown(CHANNELS.broker)
+            _broker(document, is_ours(document), of_channels)
+            for document in self._shown(CHANNELS.broker)
         )
-        brokers = tuple(_broker(each, is_ours(each), answered) for each in self._shown("Broker"))
+        brokers = tuple(
+            _broker(document, is_ours(document), answered) for document in self._shown("Broker")
+        )
         return Snapshot(
             kafka,
             brokers + channels,
-            tuple(each.row for each in known if each.row.kind != SENSOR),
+            tuple(trigger.row for trigger in known if trigger.row.kind != SENSOR),
             (*problems, *filter(None, map(_service, cluster.of("Service")))),
-            tuple(each.row for each in known if each.row.kind == SENSOR),
+            tuple(trigger.row for trigger in known if trigger.row.kind == SENSOR),
         )
 
     def _shown(self, kind: str) -> Iterator[Document]:
         """What is being deleted is gone for who deleted it, and what is new says something soon."""
         return (
-            each
-            for each in self._cluster.of(kind)
-            if "deletionTimestamp" not in each["metadata"]
-            and (conditions(each) or not self._controller.is_ours(each))
+            document
+            for document in self._cluster.of(kind)
+            if "deletionTimestamp" not in document["metadata"]
+            and (conditions(document) or not self._controller.is_ours(document))
         )
 
-    def _trigger(self, document: Document) -> _Known:
+    def _trigger(self, document: Document) -> _ObservedTrigger:
         namespace, name = document["metadata"]["namespace"], document["metadata"]["name"]
         is_ours = self._controller.is_ours(document)
         service = dispatcher_of(self._cluster, document)
@@ -93,7 +96,7 @@ class Observer:
         ):
             return known
         row = _row(shown, document, is_ours, service, status)
-        return _Known(document, is_ours, service, status, row)
+        return _ObservedTrigger(document, is_ours, service, status, row)
 
 
 def _broker(document: Document, is_ours: bool, answered: Answered) -> BrokerRow:
@@ -154,6 +157,6 @@ def _with_counts(row: TriggerRow, status: TriggerStatus) -> TriggerRow:
 
 def _service(document: Document) -> str:
     """What stands in the way of a declared Service; empty: nothing."""
-    declared = FOLDER in (document["metadata"].get("annotations") or {})
+    declared = FOLDER_ANNOTATION in (document["metadata"].get("annotations") or {})
     failed = condition(document, READY).get("status") == "False"
     return f"{name_of(document)}: {why_not(document)}" if declared and failed else ""

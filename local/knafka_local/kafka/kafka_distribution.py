@@ -32,7 +32,7 @@ JAVA_VERSIONS: Final = range(17, 25)
 """Kafka needs 17; the Spark jobs, which share this Java, fail on 25."""
 
 DOWNLOADS_AT_ONCE: Final = 4  # a polite number; more gained nothing
-TELL_INTERVAL: Final = 3.0  # seconds without a whole jar after which progress is shown
+PROGRESS_INTERVAL: Final = 3.0  # seconds without a whole jar after which progress is shown
 DOWNLOAD_TIMEOUT: Final = 60  # seconds without a byte; jgo's own 10 are short for a slow proxy
 JAVA_TIMEOUT: Final = 30  # seconds for `java -version`, which takes 0.1 on an idle machine
 
@@ -103,7 +103,7 @@ def obtain_for_spark(
     """
     folder = cache or platformdirs.user_cache_path("knafka") / "spark"
     jars = pinned_jars("spark") + (pinned_jars("s3") if s3 else ())
-    return obtain_jars(jars, folder, progress or (lambda _: None), of="Spark")
+    return obtain_jars(jars, folder, progress or (lambda _: None), purpose="Spark")
 
 
 def pinned_jars(which: str = "kafka") -> tuple[Jar, ...]:
@@ -134,12 +134,12 @@ def obtain_jars(
     progress: Progress,
     download: Download | None = None,
     *,
-    of: str = "Kafka",
+    purpose: str = "Kafka",
 ) -> tuple[Path, ...]:
     """Make sure that every jar lies in `folder` with its digest; return their paths, in order."""
-    wanted = [jar for jar in jars if not jar.is_at(folder / jar.file_name)]
-    if wanted:
-        progress(f"fetching {len(wanted)} of {of}'s {len(jars)} jars into {folder}")
+    missing = [jar for jar in jars if not jar.is_at(folder / jar.file_name)]
+    if missing:
+        progress(f"fetching {len(missing)} of {purpose}'s {len(jars)} jars into {folder}")
         folder.mkdir(parents=True, exist_ok=True)
         with (
             tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch,
@@ -147,7 +147,7 @@ def obtain_jars(
         ):
             unfinished = {
                 pool.submit(_fetch, jar, folder, Path(scratch), download or _download)
-                for jar in wanted
+                for jar in missing
             }
             try:
                 _tell(unfinished, folder, Path(scratch), progress)
@@ -164,8 +164,8 @@ def _tell(unfinished: Set[Future[Jar]], folder: Path, scratch: Path, progress: P
     """
     total, done, size = len(unfinished), 0, 0
     while unfinished:
-        fetched, unfinished = wait(unfinished, TELL_INTERVAL, FIRST_COMPLETED)
-        for jar in sorted((each.result() for each in fetched), key=lambda jar: jar.file_name):
+        fetched, unfinished = wait(unfinished, PROGRESS_INTERVAL, FIRST_COMPLETED)
+        for jar in sorted((future.result() for future in fetched), key=lambda jar: jar.file_name):
             done += 1
             size += (folder / jar.file_name).stat().st_size
             progress(f"{done} of {total}: {jar.file_name}")
@@ -233,5 +233,5 @@ def _major_version(java: Path) -> int | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    found = re.search(r'version "(\d+)', answer.stderr)
-    return int(found[1]) if found else None
+    version = re.search(r'version "(\d+)', answer.stderr)
+    return int(version[1]) if version else None

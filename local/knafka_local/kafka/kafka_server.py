@@ -33,11 +33,11 @@ NODE_ID: Final = "1"
 CLIENTS: Final = "CLIENTS"
 CONTROLLER: Final = "CONTROLLER"
 
-START_TIMEOUT: Final = 120.0  # seconds; 3 on an idle machine, 14 seen on a busy one
-STOP_TIMEOUT: Final = 15.0  # seconds until SIGKILL; 0.5 on an idle machine
-LOCK_TIMEOUT: Final = 5.0  # seconds for a node killed a moment ago to let go of its files
-PROBE_TIMEOUT: Final = 2.0  # seconds for one metadata request
-PROBE_PAUSE: Final = 0.05  # seconds between two looks at a node that is starting
+KAFKA_START_TIMEOUT: Final = 120.0  # seconds; 3 on an idle machine, 14 seen on a busy one
+KAFKA_STOP_TIMEOUT: Final = 15.0  # seconds until SIGKILL; 0.5 on an idle machine
+KAFKA_LOCK_TIMEOUT: Final = 5.0  # seconds for a node killed a moment ago to let go of its files
+KAFKA_PROBE_TIMEOUT: Final = 2.0  # seconds for one metadata request
+KAFKA_PROBE_INTERVAL: Final = 0.05  # seconds between two looks at a node that is starting
 
 JVM_FLAGS: Final = (
     "-Xmx256m",  # idle, it holds 60 MB; 1 MiB records and their batches need the rest
@@ -71,7 +71,7 @@ DEVELOPMENT_NODE: Final[Mapping[str, str]] = {
 }
 """Where we differ from Kafka's defaults, and why."""
 
-START_ATTEMPTS: Final = 3
+KAFKA_START_ATTEMPTS: Final = 3
 GROUPS_NOT_LOADED: Final = b"Failed to load metadata from __"
 """What a node logs that began to load its consumer groups before their partition was online, as one
 that was killed under load may. It serves no group of that partition until it is started again:
@@ -158,7 +158,7 @@ class KafkaServer:
         if not self._formatted():
             await self._format(log_start)
         self.cluster_id = _read_properties(self._meta)["cluster.id"]
-        for _ in range(START_ATTEMPTS):
+        for _ in range(KAFKA_START_ATTEMPTS):
             log_start = self._log_size()
             self._node = await self._java("kafka.Kafka", str(self._server_properties))
             try:
@@ -172,7 +172,8 @@ class KafkaServer:
         raise self._failure("Kafka could not load its consumer groups", log_start)
 
     async def stop(self) -> None:
-        """Stop cleanly, or by SIGKILL after `STOP_TIMEOUT`; nothing to do if it doesn't run."""
+        """Stop the node cleanly, or by SIGKILL after `KAFKA_STOP_TIMEOUT`; it may be stopped
+        already."""
         if self._node is not None:
             await self._node.stop()
 
@@ -226,13 +227,13 @@ class KafkaServer:
                 f"{self._topics} belongs to node {node_id} of another Kafka: give ours an empty "
                 "directory or one that Knafka made"
             )
-        deadline = time.monotonic() + LOCK_TIMEOUT
+        deadline = time.monotonic() + KAFKA_LOCK_TIMEOUT
         while _is_locked(self._topics / ".lock"):
             if time.monotonic() > deadline:
                 raise LocalKafkaError(
                     f"another Kafka runs on {self.directory}: stop it, or choose another directory"
                 )
-            time.sleep(PROBE_PAUSE)
+            time.sleep(KAFKA_PROBE_INTERVAL)
 
     def _write_configuration(self) -> None:
         addresses = {name: f"{name}://{self.address(name)}" for name in self._ports}
@@ -269,7 +270,7 @@ class KafkaServer:
             *self._format_arguments,
         )
         try:
-            async with asyncio.timeout(START_TIMEOUT):
+            async with asyncio.timeout(KAFKA_START_TIMEOUT):
                 code = await formatting.wait()
         finally:
             await asyncio.shield(formatting.stop())
@@ -281,19 +282,23 @@ class KafkaServer:
         logging = f"-Dlog4j2.configurationFile={self._log4j_properties}"
         words = (str(self._distribution.java), *JVM_FLAGS, logging, main_class, *arguments)
         environment = {"CLASSPATH": self._distribution.class_path}
-        return await Child.start(Command(words, self.log_file, environment, patience=STOP_TIMEOUT))
+        return await Child.start(
+            Command(words, self.log_file, environment, patience=KAFKA_STOP_TIMEOUT)
+        )
 
     async def _until_ready(self, node: Child, log_start: int) -> None:
         ended = asyncio.create_task(node.wait())
         ready = asyncio.create_task(await_cluster(self.bootstrap_servers, self.cluster_id))
         try:
             await asyncio.wait(
-                {ended, ready}, timeout=START_TIMEOUT, return_when=asyncio.FIRST_COMPLETED
+                {ended, ready}, timeout=KAFKA_START_TIMEOUT, return_when=asyncio.FIRST_COMPLETED
             )
             if ended.done():
                 raise self._failure(f"Kafka ended with code {ended.result()}", log_start)
             if not ready.done():
-                raise self._failure(f"Kafka was not ready in {START_TIMEOUT:.0f} s", log_start)
+                raise self._failure(
+                    f"Kafka was not ready in {KAFKA_START_TIMEOUT:.0f} s", log_start
+                )
             ready.result()
         finally:
             ended.cancel()
@@ -316,16 +321,17 @@ class KafkaServer:
 async def await_cluster(bootstrap_servers: str, cluster_id: str) -> None:
     """Wait until a broker answers there; raise `LocalKafkaError` if it is of another cluster."""
     host, _, port = bootstrap_servers.rpartition(":")
-    found = None
-    while found is None:
+    answered_id = None
+    while answered_id is None:
         if await accepts(host, int(port)):
-            found = await asyncio.to_thread(_ask_cluster_id, bootstrap_servers)
-        if found is None:
-            await asyncio.sleep(PROBE_PAUSE)
-    if found != cluster_id:
+            answered_id = await asyncio.to_thread(_ask_cluster_id, bootstrap_servers)
+        if answered_id is None:
+            await asyncio.sleep(KAFKA_PROBE_INTERVAL)
+    if answered_id != cluster_id:
         raise LocalKafkaError(
-            f"{bootstrap_servers} is cluster {found}, not ours ({cluster_id}): choose another port "
-            f"with --kafka-port, or use that Kafka with --bootstrap-servers {bootstrap_servers}"
+            f"{bootstrap_servers} is cluster {answered_id}, not ours ({cluster_id}): choose "
+            "another port with --kafka-port, or use that Kafka with --bootstrap-servers "
+            f"{bootstrap_servers}"
         )
 
 
@@ -333,17 +339,17 @@ def _ask_cluster_id(bootstrap_servers: str) -> str | None:
     """The cluster id once the broker is registered and takes requests, None before."""
     client = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
     try:
-        cluster = client.list_topics(timeout=PROBE_TIMEOUT)
+        cluster = client.list_topics(timeout=KAFKA_PROBE_TIMEOUT)
     except KafkaException:
         return None
     return str(cluster.cluster_id) if cluster.brokers else None
 
 
-def _take_ports(host: str, wanted: Mapping[str, int]) -> dict[str, int]:
+def _take_ports(host: str, ports: Mapping[str, int]) -> dict[str, int]:
     """The same ports, or free ones for 0, by listener; all of them were free just now."""
     with contextlib.ExitStack() as stack:
         taken = {}
-        for name, port in wanted.items():
+        for name, port in ports.items():
             listener = stack.enter_context(socket.socket())
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # TIME_WAIT is free
             try:

@@ -21,14 +21,14 @@ from typing import Any, ClassVar, Final, Protocol, TypeAlias
 from knafka.core.errors import KnafkaError
 from knafka_local.processes.parent_death import die_with_parent
 
-STOP_TIMEOUT: Final = 10.0
+CHILD_STOP_TIMEOUT: Final = 10.0
 """Seconds from SIGTERM to SIGKILL: what a receiver or a dispatcher may take to finish."""
-FIRST_BACKOFF: Final = 0.2
-LONGEST_BACKOFF: Final = 5.0
+FIRST_RESTART_BACKOFF: Final = 0.2
+LONGEST_RESTART_BACKOFF: Final = 5.0
 """Seconds before a child that ended is started again; doubled each time it ends soon after."""
-STEADY: Final = 10.0
+STEADY_RUN_TIME: Final = 10.0
 """Seconds that a child must run for the next backoff to be the first one again."""
-LAST_WORDS: Final = 1.0
+LAST_OUTPUT_TIMEOUT: Final = 1.0
 """Seconds to read what a child printed before it ended."""
 MAX_LOG_BYTES: Final = 10 * 1024 * 1024
 """A log file that is larger when a child starts is set aside, so that two of them remain."""
@@ -49,7 +49,7 @@ class Command:
     folder: Path | None = None
     listener: socket.socket | None = None
     """A listening socket to inherit, by the same descriptor."""
-    patience: float = STOP_TIMEOUT
+    patience: float = CHILD_STOP_TIMEOUT
     """Seconds from SIGTERM to SIGKILL."""
 
 
@@ -121,7 +121,7 @@ class Child:
         self.kill()
         await self._process.wait()
         if self._output is not None:
-            await asyncio.wait({self._output}, timeout=LAST_WORDS)
+            await asyncio.wait({self._output}, timeout=LAST_OUTPUT_TIMEOUT)
             self._output.cancel()
         self.running.discard(self)
 
@@ -175,15 +175,15 @@ class Supervised:
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
-        backoff = FIRST_BACKOFF
+        backoff = FIRST_RESTART_BACKOFF
         while True:
             started = loop.time()
             how = await self._run_once()
-            if loop.time() - started > STEADY:
-                backoff = FIRST_BACKOFF
+            if loop.time() - started > STEADY_RUN_TIME:
+                backoff = FIRST_RESTART_BACKOFF
             self._say(f"{self._name} {how}; starting it again in {backoff:g} s")
             await asyncio.sleep(backoff)
-            backoff = min(2 * backoff, LONGEST_BACKOFF)
+            backoff = min(2 * backoff, LONGEST_RESTART_BACKOFF)
 
     async def _run_once(self) -> str:
         """Run until it ends by itself, and say how."""

@@ -10,9 +10,9 @@ import asyncio
 import socket
 from typing import Final
 
-PATIENCE: Final = 5.0
+DECLINED_REQUEST_TIMEOUT: Final = 5.0
 """Seconds for a request to arrive, and for the answer to be taken."""
-CHUNK: Final = 64 * 1024
+BODY_CHUNK_BYTES: Final = 64 * 1024
 """Bytes of a request's body that are read, and thrown away, at once."""
 
 
@@ -55,13 +55,13 @@ class Declining:
 
     async def _answer_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(DECLINED_REQUEST_TIMEOUT):
                 await reader.readuntil(b"\r\n\r\n")
                 writer.write(self._answer)
                 await writer.drain()
                 writer.write_eof()
                 # A body that is still on its way would reset the connection under the answer.
-                while await reader.read(CHUNK):
+                while await reader.read(BODY_CHUNK_BYTES):
                     pass
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # there is nobody to answer

@@ -35,7 +35,7 @@ from knafka_operator.scale.drains import HttpDrains
 P = TypeVar("P", DrainProgress, ShardProgress)
 Lines: TypeAlias = AsyncIterator[P]
 
-HANDOVER: Final = 5.0
+NEXT_REQUEST_TIMEOUT: Final = 5.0
 """Seconds that a process waits for its next request; the scaler takes none to make it."""
 
 
@@ -149,7 +149,7 @@ class DispatcherProcesses:
 
     async def close(self) -> None:
         """End what waits for another request."""
-        waiting = [each for kept in self._waiting.values() for each in kept]
+        waiting = [waiting for kept in self._waiting.values() for waiting in kept]
         self._waiting.clear()
         for _, ending in waiting:
             ending.cancel()
@@ -187,9 +187,9 @@ class DispatcherProcesses:
         return dispatcher
 
     async def _end_later(self, function: _Function, dispatcher: _Dispatcher) -> None:
-        await asyncio.sleep(HANDOVER)
+        await asyncio.sleep(NEXT_REQUEST_TIMEOUT)
         kept = self._waiting[function]
-        kept[:] = [each for each in kept if each[0] is not dispatcher]
+        kept[:] = [entry for entry in kept if entry[0] is not dispatcher]
         await dispatcher.child.stop()
 
 

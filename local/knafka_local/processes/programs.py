@@ -24,9 +24,9 @@ from knafka_local.processes.children import Child, Command, Say, Supervised, end
 from knafka_operator.model.conditions import Status
 from knafka_operator.model.resources import LOCAL_COMMAND, Service, annotation_path
 
-PATIENCE: Final = 1.0
+PROGRAM_STOP_TIMEOUT: Final = 1.0
 """Seconds from SIGTERM to SIGKILL: nobody waits for their answers when they are stopped."""
-PAUSE: Final = 0.05
+PORT_POLL_INTERVAL: Final = 0.05
 """Seconds between two looks whether a port is open."""
 
 Identity: TypeAlias = tuple[str, str]
@@ -83,25 +83,25 @@ class Programs:
         self._changing = asyncio.Lock()
         self.report: Report = _tell_nobody
 
-    def url(self, who: Identity) -> str:
+    def url(self, service: Identity) -> str:
         """Where it is, the same for as long as we run."""
-        return f"http://{HOST}:{self._port(who)}/"
+        return f"http://{HOST}:{self._port(service)}/"
 
-    def _port(self, who: Identity) -> int:
-        return self._ports.setdefault(who, free_port())
+    def _port(self, service: Identity) -> int:
+        return self._ports.setdefault(service, free_port())
 
-    async def run(self, who: Identity, program: Program) -> None:
+    async def run(self, service: Identity, program: Program) -> None:
         """Have it run; one that has changed is started anew."""
         async with self._changing:
-            if who in self._running and self._running[who][0] == program:
+            if service in self._running and self._running[service][0] == program:
                 return
-            await self._end(who)
-            await self._begin(who, program)
+            await self._end(service)
+            await self._begin(service, program)
             self._sources_changed.set()
 
-    async def stop(self, who: Identity) -> None:
+    async def stop(self, service: Identity) -> None:
         async with self._changing:
-            await self._end(who)
+            await self._end(service)
             self._sources_changed.set()
 
     async def close(self) -> None:
@@ -132,49 +132,56 @@ class Programs:
 
     async def _restart(self, changed: set[Path]) -> None:
         async with self._changing:
-            for who, (program, _) in list(self._running.items()):
+            for service, (program, _) in list(self._running.items()):
                 sources = {(file.parent, file.suffix) for file in program.sources()}
                 if any((path.parent, path.suffix) in sources for path in changed):
-                    self._say(f"Service {'/'.join(who)}: its source has changed, so it starts anew")
-                    await self._end(who)
-                    await self._begin(who, program)
+                    self._say(
+                        f"Service {'/'.join(service)}: its source has changed, so it starts anew"
+                    )
+                    await self._end(service)
+                    await self._begin(service, program)
 
-    async def _end(self, who: Identity) -> None:
-        if who in self._running:
-            await self._running.pop(who)[1].stop()
+    async def _end(self, service: Identity) -> None:
+        if service in self._running:
+            await self._running.pop(service)[1].stop()
 
-    async def _begin(self, who: Identity, program: Program) -> None:
-        log = self._logs / f"service-{who[0]}-{who[1]}.log"
-        port = self._port(who)
+    async def _begin(self, service: Identity, program: Program) -> None:
+        log = self._logs / f"service-{service[0]}-{service[1]}.log"
+        port = self._port(service)
         command = Command(
             program.arguments,
             log,
             {**program.environment, "PORT": str(port)},
             program.folder,
-            patience=PATIENCE,
+            patience=PROGRAM_STOP_TIMEOUT,
         )
 
         def show(line: str) -> None:
-            self._printed(who[1], line)
+            self._printed(service[1], line)
 
         async def start() -> _Running:
             try:
                 child = await Child.start(command, show)
             except OSError as error:
-                await self.report(who, Status.FALSE, f"its command can't be started: {error}")
+                await self.report(service, Status.FALSE, f"its command can't be started: {error}")
                 raise
-            return _Running(child, who, port, log, self.report)
+            return _Running(child, service, port, log, self.report)
 
-        await self.report(who, Status.UNKNOWN, f"port {port} is not open yet: see {log}")
-        self._running[who] = program, Supervised(f"Service {'/'.join(who)}", start, self._say)
+        await self.report(service, Status.UNKNOWN, f"port {port} is not open yet: see {log}")
+        self._running[service] = (
+            program,
+            Supervised(f"Service {'/'.join(service)}", start, self._say),
+        )
 
 
 class _Running:
     """A child that tells when its port is open, and when it has ended."""
 
-    def __init__(self, child: Child, who: Identity, port: int, log: Path, report: Report) -> None:
+    def __init__(
+        self, child: Child, service: Identity, port: int, log: Path, report: Report
+    ) -> None:
         self._child = child
-        self._who = who
+        self._service = service
         self._log = log
         self._report = report
         self._opening = asyncio.create_task(self._tell_once_open(port))
@@ -182,7 +189,9 @@ class _Running:
     async def wait(self) -> int:
         code = await self._child.wait()
         self._opening.cancel()
-        await self._report(self._who, Status.FALSE, f"its command {ended(code)}: see {self._log}")
+        await self._report(
+            self._service, Status.FALSE, f"its command {ended(code)}: see {self._log}"
+        )
         return code
 
     async def stop(self) -> None:
@@ -191,9 +200,9 @@ class _Running:
 
     async def _tell_once_open(self, port: int) -> None:
         while not await accepts(HOST, port):  # noqa: ASYNC110  # nobody else knows when
-            await asyncio.sleep(PAUSE)
-        await self._report(self._who, Status.TRUE, "")
+            await asyncio.sleep(PORT_POLL_INTERVAL)
+        await self._report(self._service, Status.TRUE, "")
 
 
-async def _tell_nobody(who: Identity, serves: Status, why_not: str) -> None:
+async def _tell_nobody(service: Identity, serves: Status, why_not: str) -> None:
     """Nobody listens yet."""

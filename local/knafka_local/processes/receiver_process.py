@@ -31,11 +31,11 @@ from knafka_client.sockets import HOST, port_of
 from knafka_local.processes.children import Child, Command, Say, Supervised
 from knafka_operator.model.function_tokens import FunctionTokens, authorization
 
-READY_TIMEOUT: Final = 30.0
+RECEIVER_READY_TIMEOUT: Final = 30.0
 """Seconds until a new receiver answers; it takes one on an idle machine."""
-PAUSE: Final = 0.05
+READINESS_POLL_INTERVAL: Final = 0.05
 """Seconds between two looks."""
-ASK_TIMEOUT: Final = 2.0
+RECEIVER_ANSWER_TIMEOUT: Final = 2.0
 
 Answered: TypeAlias = Counter[tuple[str, str, int]]
 """Requests by namespace, Broker or KafkaChannel, and status code."""
@@ -110,12 +110,12 @@ class ReceiverProcess:
 
     async def _until_served(self) -> bool:
         """Both processes take from one socket, but only the new one has another contract."""
-        deadline = asyncio.get_running_loop().time() + READY_TIMEOUT
+        deadline = asyncio.get_running_loop().time() + RECEIVER_READY_TIMEOUT
         while not await self._is_ready():
             if asyncio.get_running_loop().time() > deadline:
                 self._say(f"the {self._name} doesn't answer yet: see {self._log}")
                 return False
-            await asyncio.sleep(PAUSE)
+            await asyncio.sleep(READINESS_POLL_INTERVAL)
         return True
 
     async def _is_ready(self) -> bool:
@@ -142,7 +142,7 @@ class ReceiverProcess:
 
     async def _ask(self, path: str, headers: Mapping[str, str] | None = None) -> str | None:
         """What a GET is answered with 200; None: nobody answers so."""
-        url, timeout = self._url + path, aiohttp.ClientTimeout(total=ASK_TIMEOUT)
+        url, timeout = self._url + path, aiohttp.ClientTimeout(total=RECEIVER_ANSWER_TIMEOUT)
         with suppress(aiohttp.ClientError, TimeoutError):
             async with aiohttp.request("GET", url, headers=headers, timeout=timeout) as response:
                 return await response.text() if response.status == HTTPStatus.OK else None

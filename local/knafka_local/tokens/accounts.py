@@ -10,7 +10,7 @@ from knafka.core.authorization import SERVICE_ACCOUNTS
 _NAME = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?").fullmatch
 
 
-class Account(NamedTuple):
+class ServiceAccount(NamedTuple):
     """A service account."""
 
     namespace: str

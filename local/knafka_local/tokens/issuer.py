@@ -27,14 +27,14 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from jwt.algorithms import RSAAlgorithm
 
 from knafka.core.errors import KnafkaError
-from knafka_local.tokens.accounts import Account
+from knafka_local.tokens.accounts import ServiceAccount
 
 ISSUER: Final = "https://issuer.knafka.internal"
 """A name, as the API server's is: nobody looks it up."""
 ALGORITHM: Final = "RS256"
 """The API server's."""
 RSA_BITS: Final = 2048
-KEY: Final = "signing.key"
+KEY_FILE: Final = "signing.key"
 
 
 class BadIssuer(KnafkaError):
@@ -57,7 +57,7 @@ class Issuer:
     def of(cls, folder: Path) -> Self:
         """The one whose key is there. Raises `BadIssuer`."""
         try:
-            return cls(_read(folder / KEY))
+            return cls(_read(folder / KEY_FILE))
         except FileNotFoundError:
             raise BadIssuer(
                 f"there is no issuer in {folder}: start one with `knafka up --require-auth`"
@@ -68,15 +68,15 @@ class Issuer:
         """The one whose key is there, made if there is none. Raises `BadIssuer`."""
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
-            if not (folder / KEY).exists():
-                _write(folder / KEY)
+            if not (folder / KEY_FILE).exists():
+                _write(folder / KEY_FILE)
         except OSError as error:
             raise BadIssuer(f"{folder} can't be written ({error}): choose --data-dir DIR") from None
         return cls.of(folder)
 
     def token(
         self,
-        account: Account,
+        account: ServiceAccount,
         audiences: Sequence[str],
         lifetime: float,
         now: float | None = None,
@@ -119,12 +119,12 @@ class Issuer:
         return json.dumps({"keys": [key]}).encode()
 
 
-class Sender:
+class TokenSender:
     """Shows tokens of one account for one audience, a new one when half of its life is over."""
 
     LIFETIME: Final = 3600.0
 
-    def __init__(self, issuer: Issuer, account: Account, audience: str) -> None:
+    def __init__(self, issuer: Issuer, account: ServiceAccount, audience: str) -> None:
         self._issuer, self._account, self._audience = issuer, account, audience
         self._line, self._until = b"", 0.0
 

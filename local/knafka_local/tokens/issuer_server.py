@@ -28,28 +28,28 @@ from knafka import settings
 from knafka.clients.api_server import CA, TOKEN
 from knafka.clients.api_server_keys import DISCOVERY, JWKS
 from knafka_client.sockets import listen, port_of
-from knafka_local.tokens.accounts import Account
+from knafka_local.tokens.accounts import ServiceAccount
 from knafka_local.tokens.issuer import ISSUER, Issuer
 from knafka_operator.runtime.webhooks import make_certificate
 
-NAME: Final = "localhost"
+ISSUER_HOST: Final = "localhost"
 """In the certificate; it is looked up as loopback, where we listen."""
 TOKEN_REQUEST: Final = "/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token"
-FUNCTIONS: Final = Account("knafka", "functions")
+FUNCTIONS_ACCOUNT: Final = ServiceAccount("knafka", "functions")
 """As whom they ask: it is the audience of that token that counts, the issuer's own."""
-LIFETIME: Final = timedelta(days=365)
+FUNCTIONS_TOKEN_LIFETIME: Final = timedelta(days=365)
 """Of that token, which is made anew at each start."""
-MAX_LIFETIME: Final = 24 * 3600.0
+LONGEST_TOKEN_LIFETIME: Final = 24 * 3600.0
 """Seconds that a token is given for at most."""
 
 
-class _Spec(msgspec.Struct, rename="camel"):
+class _TokenSpec(msgspec.Struct, rename="camel"):
     audiences: list[str]
     expiration_seconds: float = 3600.0
 
 
 class _TokenRequest(msgspec.Struct):
-    spec: _Spec
+    spec: _TokenSpec
 
 
 @contextlib.asynccontextmanager
@@ -62,20 +62,20 @@ async def served(folder: Path) -> AsyncIterator[Mapping[str, str]]:
     async def answer(request: web.Request) -> web.Response:
         return web.Response(body=answers[request.path], content_type="application/json")
 
-    own = issuer.token(FUNCTIONS, [ISSUER], LIFETIME.total_seconds())
+    own = issuer.token(FUNCTIONS_ACCOUNT, [ISSUER], FUNCTIONS_TOKEN_LIFETIME.total_seconds())
 
     async def give(request: web.Request) -> web.Response:
         shown = request.headers.get("authorization", "")
         if not hmac.compare_digest(shown.encode(), f"Bearer {own}".encode()):
             raise web.HTTPUnauthorized
         try:
-            wanted = msgspec.json.decode(await request.read(), type=_TokenRequest).spec
+            spec = msgspec.json.decode(await request.read(), type=_TokenRequest).spec
         except msgspec.MsgspecError:
             raise web.HTTPBadRequest from None
-        account = Account(request.match_info["namespace"], request.match_info["name"])
-        lifetime = min(wanted.expiration_seconds, MAX_LIFETIME)
+        account = ServiceAccount(request.match_info["namespace"], request.match_info["name"])
+        lifetime = min(spec.expiration_seconds, LONGEST_TOKEN_LIFETIME)
         now = datetime.now(UTC)
-        token = issuer.token(account, wanted.audiences, lifetime, now.timestamp())
+        token = issuer.token(account, spec.audiences, lifetime, now.timestamp())
         ends = now + timedelta(seconds=lifetime)
         status = {"token": token, "expirationTimestamp": ends.isoformat()}
         metadata = {"creationTimestamp": now.isoformat()}
@@ -90,7 +90,7 @@ async def served(folder: Path) -> AsyncIterator[Mapping[str, str]]:
         try:
             await web.SockSite(runner, listener, ssl_context=_tls(folder, own)).start()
             yield {
-                settings.OIDC_URL: f"https://{NAME}:{port_of(listener)}",
+                settings.OIDC_URL: f"https://{ISSUER_HOST}:{port_of(listener)}",
                 settings.OIDC_FOLDER: str(folder),
             }
         finally:
@@ -99,7 +99,7 @@ async def served(folder: Path) -> AsyncIterator[Mapping[str, str]]:
 
 def _tls(folder: Path, token: str) -> ssl.SSLContext:
     """The files that functions read are written, too."""
-    pem = make_certificate(NAME, datetime.now(UTC))
+    pem = make_certificate(ISSUER_HOST, datetime.now(UTC))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     key = folder / "tls.key"
     for file, text in {

@@ -1,4 +1,4 @@
-"""LocalSource: the console's source of one `knafka up`.
+"""InstallationConsole: the console's source of one `knafka up`.
 
 Its viewer is who runs that: only this machine reaches it, and all is allowed.
 """
@@ -15,8 +15,8 @@ from knafka.core.contract import Egress, Kafka
 from knafka.core.errors import KnafkaError
 from knafka.core.event import Event
 from knafka_client.declared import annotating, triggers
-from knafka_client.declared.manifests import Declared, Identity, Place
-from knafka_client.state.installation import State
+from knafka_client.declared.manifests import DeclaredObjects, ManifestPlace, ObjectIdentity
+from knafka_client.state.installation import RunningState
 from knafka_client.state.snapshot import Snapshot
 from knafka_console.model import snapshot_document
 from knafka_console.model.document import (
@@ -24,17 +24,17 @@ from knafka_console.model.document import (
     ConsoleState,
     EventName,
     Failures,
-    Replayed,
+    FilterVerdict,
+    ReplayResult,
     TriggerDetails,
-    Verdict,
 )
 from knafka_console.model.source import NotFound, TriggerName
-from knafka_console.sources.dead_letter_topics import LAST, DeadLetterTopics
+from knafka_console.sources.dead_letter_topics import SHOWN_DEAD_LETTERS, DeadLetterTopics
 from knafka_operator.model.channels import Subscription
 from knafka_operator.model.family import as_trigger, family_of
 from knafka_operator.model.resources import PAUSED, Trigger
 
-REPORT: Final = Path("dead-letters/report.html")
+REPORT_FILE: Final = Path("dead-letters/report.html")
 """In the data folder, where `knafka dead-letters report` puts it."""
 
 
@@ -42,15 +42,15 @@ class Running(Protocol):
     """What runs; a `Supervisor` is one."""
 
     @property
-    def declared(self) -> Declared: ...
+    def declared(self) -> DeclaredObjects: ...
 
     @property
-    def state(self) -> State: ...
+    def state(self) -> RunningState: ...
 
     def snapshot(self) -> Snapshot: ...
 
 
-class LocalSource:
+class InstallationConsole:
     """Everything of one `knafka up`."""
 
     def __init__(
@@ -76,37 +76,39 @@ class LocalSource:
         )
 
     async def details(self, trigger: TriggerName) -> TriggerDetails:
-        found, place = self._declared(trigger)
+        declared_trigger, place = self._declared(trigger)
         document, _ = self._running.declared.documents[_identity(trigger)]
         reply = family_of(trigger.kind).reply_of(document)
         conditions = next(
             (
-                each.conditions
-                for each in self._running.snapshot().triggers
-                if (each.kind, each.name) == (trigger.kind, trigger.id)
+                row.conditions
+                for row in self._running.snapshot().triggers
+                if (row.kind, row.name) == (trigger.kind, trigger.id)
             ),
             (),
         )
-        return snapshot_document.details(found, conditions, str(place), tuple(Action), reply)
+        return snapshot_document.details(
+            declared_trigger, conditions, str(place), tuple(Action), reply
+        )
 
     async def failures(self, trigger: TriggerName) -> Failures:
-        found = await self._letters.last(self._egress(trigger), self._kafka())
-        report = "report" if (self._data / REPORT).exists() else ""
+        letters = await self._letters.last(self._egress(trigger), self._kafka())
+        report = "report" if (self._data / REPORT_FILE).exists() else ""
         commands = {
             "Show them": f"knafka dead-letters show {trigger.id}",
             "Report on all of them": "knafka dead-letters report --open",
         }
-        return snapshot_document.failures(found, LAST, commands, report)
+        return snapshot_document.failures(letters, SHOWN_DEAD_LETTERS, commands, report)
 
-    async def verdicts(self, event: Event) -> Sequence[Verdict]:
+    async def verdicts(self, event: Event) -> Sequence[FilterVerdict]:
         declared = tuple(self._running.declared.all(Trigger))
         return await asyncio.to_thread(snapshot_document.verdicts, declared, event)
 
     async def pause(self, trigger: TriggerName, *, paused: bool) -> str:
         """Writes into the file that declares it, as `knafka trigger pause` does."""
-        found, place = self._declared(trigger)
+        declared_trigger, place = self._declared(trigger)
         done = "is paused" if paused else "goes on"
-        if triggers.is_paused(found) is paused:
+        if triggers.is_paused(declared_trigger) is paused:
             return f"{trigger} {done} already"
         value = "true" if paused else "false"
         await asyncio.to_thread(annotating.annotate, place.file, _identity(trigger), PAUSED, value)
@@ -114,42 +116,42 @@ class LocalSource:
 
     async def replay(
         self, trigger: TriggerName, events: Sequence[EventName], *, dry_run: bool
-    ) -> Replayed:
+    ) -> ReplayResult:
         return await self._letters.replay(
             self._egress(trigger), self._kafka(), events, dry_run=dry_run
         )
 
     async def report(self) -> bytes | None:
         try:
-            return await asyncio.to_thread((self._data / REPORT).read_bytes)
+            return await asyncio.to_thread((self._data / REPORT_FILE).read_bytes)
         except FileNotFoundError:
             return None
         except OSError as error:
             raise KnafkaError(f"the report can't be read: {error}") from None
 
-    def _declared(self, trigger: TriggerName) -> tuple[Trigger, Place]:
-        found, place = self._running.declared.resources.get(_identity(trigger), (None, None))
-        if isinstance(found, Subscription):
-            found = as_trigger(found)
-        if not isinstance(found, Trigger) or place is None:
+    def _declared(self, trigger: TriggerName) -> tuple[Trigger, ManifestPlace]:
+        resource, place = self._running.declared.resources.get(_identity(trigger), (None, None))
+        if isinstance(resource, Subscription):
+            resource = as_trigger(resource)
+        if not isinstance(resource, Trigger) or place is None:
             raise NotFound(f"there is no {trigger.kind} {trigger.id}")
-        return found, place
+        return resource, place
 
     def _egress(self, trigger: TriggerName) -> Egress:
-        for each in self._running.state.egresses:
-            if (each.namespace, each.trigger, each.kind) == trigger:
-                return each
+        for egress in self._running.state.egresses:
+            if (egress.namespace, egress.trigger, egress.kind) == trigger:
+                return egress
         raise NotFound(f"the {trigger.kind} {trigger.id} doesn't run")
 
     def _kafka(self) -> dict[str, Any]:
         return connection(Kafka(bootstrap_servers=self._running.state.bootstrap_servers))
 
 
-def _all(declared: Declared) -> Iterator[Trigger]:
+def _all(declared: DeclaredObjects) -> Iterator[Trigger]:
     """Triggers, and Subscriptions read as such."""
     yield from declared.all(Trigger)
     yield from map(as_trigger, declared.all(Subscription))
 
 
-def _identity(trigger: TriggerName) -> Identity:
-    return Identity(trigger.kind, trigger.namespace, trigger.name)
+def _identity(trigger: TriggerName) -> ObjectIdentity:
+    return ObjectIdentity(trigger.kind, trigger.namespace, trigger.name)
