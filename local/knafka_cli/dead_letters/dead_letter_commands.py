@@ -48,6 +48,7 @@ from knafka_client.state.installation import (
     RunningState,
 )
 from knafka_client.topics import dead_letters, replaying
+from knafka_client.topics.replaying import WRITER_CLOSE_TIMEOUT
 from knafka_jobs.options import SELECTION, Selection, parser
 from knafka_jobs.schema import TRIGGER
 from knafka_jobs.selecting import Condition, TriggerName, conditions
@@ -57,8 +58,6 @@ if TYPE_CHECKING:
 
 TABLES_FOLDER: Final = "dead-letters"
 """The tables' folder within an installation's data."""
-WRITER_CLOSE_TIMEOUT: Final = 5.0
-"""Seconds for the writer to let go."""
 
 Tables = Annotated[
     str | None,

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, TypeAlias, cast
 
-from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka import KafkaError, TopicPartition
 
-from knafka.clients.kafka_client import log_error_of, open_client
+from knafka.clients.kafka_client import log_error_of
 from knafka.core import errors, json_format
 from knafka.core.dead_letter import ATTRIBUTE_PREFIX
 from knafka.core.errors import InvalidEvent, LogError
@@ -18,7 +18,7 @@ from knafka.core.kafka_binding import read
 from knafka.core.times import moment
 from knafka.ports.log import Record
 from knafka_client.topics.dead_letters import letter, shown
-from knafka_client.topics.ranges import offsets_since, spans_of
+from knafka_client.topics.ranges import RangeReader
 
 TAIL_POLL_INTERVAL: Final = 0.5
 """Seconds without an event after which Ctrl-C is looked for."""
@@ -64,24 +64,14 @@ def records(connection: Mapping[str, Any], topics: Sequence[str], tail: Tail) ->
     More than `ORDERED_RECORDS` records of the past are in the order of each partition only. A topic
     that isn't there is left out. Raises `LogError` if one can't be read, `NoTopic` without any.
     """
-    consumer = open_client(
-        Consumer,
-        {
-            **connection,
-            "group.id": "knafka-tail",  # librdkafka wants one; it never joins and never commits
-            "enable.auto.commit": False,
-            "enable.auto.offset.store": False,
-            "enable.partition.eof": True,
-        },
-    )
-    try:
-        starts, ends = _spans(consumer, topics, tail)
-        consumer.assign([TopicPartition(*place, start) for place, start in starts.items()])
+    with RangeReader(connection, "knafka-tail") as reader:
+        starts, ends = _spans(reader, topics, tail)
+        reader.consumer.assign([TopicPartition(*place, start) for place, start in starts.items()])
         # The past of all partitions is put in order before any of it is shown.
         unread = {place for place, start in starts.items() if start < ends[place]}
         past: list[Record] = []
         while True:
-            message = consumer.poll(TAIL_POLL_INTERVAL)
+            message = reader.consumer.poll(TAIL_POLL_INTERVAL)
             if message is None:
                 continue
             if (error := message.error()) is not None:
@@ -96,8 +86,6 @@ def records(connection: Mapping[str, Any], topics: Sequence[str], tail: Tail) ->
             if past and (not unread or (tail.last is None and len(past) >= ORDERED_RECORDS)):
                 yield from _last(past, ends, tail.last)
                 past, unread = [], set()
-    finally:
-        consumer.close()
 
 
 Place: TypeAlias = tuple[str, int]
@@ -105,18 +93,18 @@ Place: TypeAlias = tuple[str, int]
 
 
 def _spans(
-    consumer: Consumer, topics: Sequence[str], tail: Tail
+    reader: RangeReader, topics: Sequence[str], tail: Tail
 ) -> tuple[Mapping[Place, int], Mapping[Place, int]]:
     """Where each partition is read from, and its end now. Raises `LogError`, `NoTopic`."""
     starts, ends = dict[Place, int](), dict[Place, int]()
     for topic in topics:
         try:
-            spans = spans_of(consumer, topic)
+            spans = reader.spans(topic)
         except LogError as error:
             if not error.unknown_topic:
                 raise
             continue
-        since = {} if tail.since is None else offsets_since(consumer, topic, spans, tail.since)
+        since = {} if tail.since is None else reader.offsets_since(topic, spans, tail.since)
         for number, (low, end) in spans.items():
             last = 0 if tail.last is None and tail.since is None else tail.last
             start = low if last is None else max(low, end - last)

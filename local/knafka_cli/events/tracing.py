@@ -15,9 +15,6 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final, TypeAlias
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
-
-from knafka.clients.kafka_client import log_error_of, open_client
 from knafka.core.contract import Egress
 from knafka.core.dead_letter import timestamp
 from knafka.core.delivery import Reason
@@ -30,7 +27,7 @@ from knafka_cli.events.searching import is_event
 from knafka_cli.events.steps import ATTEMPT, TraceStep
 from knafka_client.declared.declared_source import trigger_of
 from knafka_client.topics.dead_letters import READ_AT_MOST, StoredDeadLetter, letter, read_topic
-from knafka_client.topics.ranges import KAFKA_ANSWER_TIMEOUT
+from knafka_client.topics.ranges import RangeReader
 from knafka_operator.decide.desired import replay_egress
 
 _MAYBE_TABLED: Final = (
@@ -337,24 +334,7 @@ def committed_in(connection: Mapping[str, Any]) -> Committed:
     """Asked of Kafka, as a consumer of the group that doesn't join it."""
 
     def committed(group: str, topic: str, partitions: Collection[int]) -> Commits:
-        consumer = open_client(
-            Consumer, {**connection, "group.id": group, "enable.auto.commit": False}
-        )
-        try:
-            places = [TopicPartition(topic, number) for number in partitions]
-            positions = consumer.committed(places, timeout=KAFKA_ANSWER_TIMEOUT)
-            if error := next(
-                (position.error for position in positions if position.error is not None), None
-            ):
-                raise log_error_of(error)
-        except KafkaException as error:
-            raise log_error_of(error.args[0]) from error
-        finally:
-            consumer.close()
-        return {
-            position.partition: OffsetAndMetadata(position.offset, position.metadata or "")
-            for position in positions
-            if position.offset >= 0
-        }
+        with RangeReader(connection, group) as reader:
+            return reader.committed(topic, partitions)
 
     return committed

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import TopicPartition
 
 from knafka.clients.kafka_admin import KafkaAdmin
-from knafka.clients.kafka_client import READING, log_error_of, open_client
+from knafka.clients.kafka_client import READING
 from knafka.clients.kafka_writer import KafkaWriter
 from knafka.core.delivery import Reason
 from knafka.core.errors import InvalidEvent, KnafkaError, LogError
@@ -30,11 +30,11 @@ from knafka.ports.log import Record
 from knafka_cli.shared.options import ask_kafka
 from knafka_client.state.installation import SensorPlace
 from knafka_client.topics.dead_letters import shown
-from knafka_client.topics.ranges import HAS_MEMBERS, KAFKA_ANSWER_TIMEOUT, spans_of
+from knafka_client.topics.ranges import GroupHasMembers, RangeReader
+from knafka_client.topics.replaying import WRITER_CLOSE_TIMEOUT
 
 RECORD_READ_TIMEOUT: Final = 10.0
 """Seconds to get one record."""
-WRITER_CLOSE_TIMEOUT: Final = 5.0
 SKIPPED: Final = "it was skipped by hand (knafka sensor skip)"
 
 
@@ -93,21 +93,15 @@ class Standing:
 def standings(connection: Mapping[str, Any], sensor: SensorPlace) -> Sequence[Standing]:
     """Where the group stands, by partition of the bus and of the trigger topic, those without
     anything to read left out. Raises `LogError`."""
-    consumer = _consumer(connection, sensor)
-    try:
-        return list(_standings(consumer, sensor))
-    except KafkaException as error:
-        raise log_error_of(error.args[0]) from error
-    finally:
-        consumer.close()
+    with _reader(connection, sensor) as reader:
+        return list(_standings(reader, sensor))
 
 
 def skip(connection: Mapping[str, Any], sensor: SensorPlace, place: str) -> Standing:
     """Pass over the record at a place (`TOPIC/PARTITION/OFFSET`), which must be the next one; gives
     where the group stood. Raises `CannotSkip` and `LogError`."""
-    consumer = _consumer(connection, sensor)
-    try:
-        there = {standing.place: standing for standing in _standings(consumer, sensor)}
+    with _reader(connection, sensor) as reader:
+        there = {standing.place: standing for standing in _standings(reader, sensor)}
         standing = there.get(place)
         if standing is None or standing.record is None:
             following = ", ".join(
@@ -115,59 +109,26 @@ def skip(connection: Mapping[str, Any], sensor: SensorPlace, place: str) -> Stan
             )
             raise CannotSkip(f"{place} is not next: that is {following or 'nothing'}")
         # First as it stands: a Sensor that has processes refuses it, and nothing was written.
-        _commit(consumer, sensor, standing, standing.offset)
+        _commit(reader, sensor, standing, standing.offset)
         _dead_letter(connection, sensor, standing.record, standing.headers)
-        _commit(consumer, sensor, standing, standing.record.offset() + 1)
-    except KafkaException as error:
-        raise log_error_of(error.args[0]) from error
-    finally:
-        consumer.close()
+        _commit(reader, sensor, standing, standing.record.offset() + 1)
     return standing
 
 
-def _consumer(connection: Mapping[str, Any], sensor: SensorPlace) -> Consumer:
-    return open_client(
-        Consumer,
-        {
-            **READING,
-            **connection,
-            "group.id": sensor.group,
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-            "auto.offset.reset": "earliest",
-        },
-    )
+def _reader(connection: Mapping[str, Any], sensor: SensorPlace) -> RangeReader:
+    return RangeReader(connection, sensor.group, {**READING, "auto.offset.reset": "earliest"})
 
 
-def _standings(consumer: Consumer, sensor: SensorPlace) -> Iterator[Standing]:
+def _standings(reader: RangeReader, sensor: SensorPlace) -> Iterator[Standing]:
     for topic in (sensor.topic, sensor.trigger_topic):
-        spans = spans_of(consumer, topic)
-        asked = [TopicPartition(topic, number) for number in spans]
-        for committed in consumer.committed(asked, timeout=KAFKA_ANSWER_TIMEOUT):
-            low, end = spans[committed.partition]
-            offset = committed.offset if committed.offset >= 0 else low
+        spans = reader.spans(topic)
+        committed = reader.committed(topic, spans)
+        for number, (low, end) in spans.items():
+            offset, metadata = committed.get(number, (low, ""))
             if offset < end:
-                record = _record_at(consumer, topic, committed.partition, offset)
+                record = reader.first_record(topic, number, offset, RECORD_READ_TIMEOUT)
                 headers = None if record is None else _headers(record)
-                where = topic, committed.partition, offset, committed.metadata or ""
-                yield Standing(*where, end, record, headers)
-
-
-def _record_at(consumer: Consumer, topic: str, number: int, offset: int) -> Record | None:
-    """The first record at or behind an offset."""
-    consumer.assign([TopicPartition(topic, number, offset)])
-    deadline = time.monotonic() + RECORD_READ_TIMEOUT
-    while time.monotonic() < deadline:
-        message = consumer.poll(1.0)
-        if message is None:
-            continue
-        if (error := message.error()) is None:
-            return cast(Record, message)
-        if error.code() == KafkaError._PARTITION_EOF:
-            return None
-        if not error.retriable():
-            raise log_error_of(error)
-    return None
+                yield Standing(topic, number, offset, metadata, end, record, headers)
 
 
 def _headers(record: Record) -> RecordHeaders | None:
@@ -178,19 +139,15 @@ def _headers(record: Record) -> RecordHeaders | None:
         return None
 
 
-def _commit(consumer: Consumer, sensor: SensorPlace, standing: Standing, offset: int) -> None:
+def _commit(reader: RangeReader, sensor: SensorPlace, standing: Standing, offset: int) -> None:
     position = TopicPartition(standing.topic, standing.partition, offset, standing.metadata)
     try:
-        for committed in consumer.commit(offsets=[position], asynchronous=False) or ():
-            if committed.error is not None:
-                raise KafkaException(committed.error)
-    except KafkaException as error:
-        if error.args[0].code() in HAS_MEMBERS:
-            raise CannotSkip(
-                f"Sensor {sensor.namespace}/{sensor.name} has processes, whose offsets these are:"
-                ' give it the annotation knafka.dev/paused: "true" first, and take it away again'
-            ) from error
-        raise
+        reader.commit([position])
+    except GroupHasMembers as error:
+        raise CannotSkip(
+            f"Sensor {sensor.namespace}/{sensor.name} has processes, whose offsets these are:"
+            ' give it the annotation knafka.dev/paused: "true" first, and take it away again'
+        ) from error
 
 
 def _dead_letter(

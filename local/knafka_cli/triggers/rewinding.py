@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import TopicPartition
 
-from knafka.clients.kafka_client import log_error_of, open_client
 from knafka.core.contract import Egress
 from knafka.core.errors import KnafkaError
-from knafka_client.topics.ranges import HAS_MEMBERS, KAFKA_ANSWER_TIMEOUT, spans_of
+from knafka_client.topics.ranges import GroupHasMembers, RangeReader
 
 
 class Delivering(KnafkaError):
@@ -33,36 +32,20 @@ def rewind(connection: dict[str, Any], egress: Egress, since: float, *, dry_run:
 
     Raises `Delivering` if it has dispatchers, and `LogError`.
     """
-    consumer = open_client(
-        Consumer, {**connection, "group.id": egress.group, "enable.auto.commit": False}
-    )
-    topic = egress.topic
-    try:
-        spans = spans_of(consumer, topic)
-        places = [TopicPartition(topic, number) for number in spans]
-        committed = {
-            place.partition: place.offset
-            for place in consumer.committed(places, timeout=KAFKA_ANSWER_TIMEOUT)
-        }
-        times = [TopicPartition(topic, number, int(since * 1000)) for number in spans]
-        back, count = [], 0
-        for place in consumer.offsets_for_times(times, timeout=KAFKA_ANSWER_TIMEOUT):
-            low, end = spans[place.partition]
-            # Without an offset a group reads from the start; without a record since then, from
-            # the end.
-            now = committed[place.partition] if committed[place.partition] >= 0 else low
-            then = max(low, place.offset if place.offset >= 0 else end)
-            if then < now:
-                back.append(TopicPartition(topic, place.partition, then))
-                count += now - then
+    topic, back, count = egress.topic, [], 0
+    with RangeReader(connection, egress.group) as reader:
+        spans = reader.spans(topic)
+        committed = reader.committed(topic, spans)
+        starts = reader.offsets_since(topic, spans, since)
+        for number, (low, _) in spans.items():
+            # Without an offset a group reads from the partition's start.
+            position = committed[number].offset if number in committed else low
+            if starts[number] < position:
+                back.append(TopicPartition(topic, number, starts[number]))
+                count += position - starts[number]
         if back and not dry_run:
-            for place in consumer.commit(offsets=back, asynchronous=False) or ():
-                if place.error is not None:
-                    raise KafkaException(place.error)
-    except KafkaException as error:
-        if error.args[0].code() in HAS_MEMBERS:
-            raise Delivering(egress) from error
-        raise log_error_of(error.args[0]) from error
-    finally:
-        consumer.close()
+            try:
+                reader.commit(back)
+            except GroupHasMembers as error:
+                raise Delivering(egress) from error
     return count

@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Final
 
 from knafka.core.contract import Egress
 from knafka.core.dead_letter import OMITTED, REPLAY_TOPIC, restored
@@ -28,6 +29,9 @@ from knafka_client.topics.dead_letters import (
     replays,
 )
 from knafka_operator.decide.desired import replay_topic
+
+WRITER_CLOSE_TIMEOUT: Final = 5.0
+"""Seconds for a writer of dead letters or replays to close."""
 
 
 class NotSent(KnafkaError):

@@ -13,12 +13,11 @@ from knafka.core.contract import Egress
 from knafka.ports.log import LogAdmin, LogWriter
 from knafka_client.topics import dead_letters, replaying
 from knafka_client.topics.dead_letters import StoredDeadLetter
+from knafka_client.topics.replaying import WRITER_CLOSE_TIMEOUT
 from knafka_console.model.document import ChosenEvent, EventName, ReplayResult
 
 SHOWN_DEAD_LETTERS: Final = 200
 """Dead letters of one Trigger that are shown; the report is for all of them."""
-WRITER_CLOSE_TIMEOUT: Final = 5.0
-"""Seconds for the writer to let go."""
 
 
 @dataclass(frozen=True, slots=True)
