@@ -34,17 +34,18 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-broker_app = typer.Typer(help="Look at Brokers.", no_args_is_help=True)
-trigger_app = typer.Typer(
-    help="Look at Triggers, ask what they want, take one back.", no_args_is_help=True
-)
+broker_app = typer.Typer(help="Show Brokers.", no_args_is_help=True)
+trigger_app = typer.Typer(help="Show, test, pause and rewind Triggers.", no_args_is_help=True)
 letters_app = typer.Typer(
-    help="Look at events that could not be delivered, report on them, send them again.",
+    help="Show events that could not be delivered, report on them, send them again.",
     no_args_is_help=True,
 )
-policy_app = typer.Typer(help="Who may send what to which Broker.", no_args_is_help=True)
+policy_app = typer.Typer(
+    help="Test who may send which events to which Broker.", no_args_is_help=True
+)
 sensor_app = typer.Typer(
-    help="Conditions over several events: what a Sensor would fire.", no_args_is_help=True
+    help="Show and test Sensors, which fire on conditions over several events.",
+    no_args_is_help=True,
 )
 up_commands.add_to(app)
 check_command.add_to(app)
@@ -59,7 +60,9 @@ policy_commands.add_to(policy_app)
 app.add_typer(policy_app, name="policy")
 trigger_commands.add_to(trigger_app)
 app.add_typer(trigger_app, name="trigger")
-convert_app = typer.Typer(help="What others run, declared for Knafka.", no_args_is_help=True)
+convert_app = typer.Typer(
+    help="Convert other products' resources to Knafka's.", no_args_is_help=True
+)
 convert_commands.add_to(convert_app)
 app.add_typer(convert_app, name="convert")
 sensor_commands.add_to(sensor_app)

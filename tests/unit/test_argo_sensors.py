@@ -345,7 +345,7 @@ def test_the_command_may_name_another_bus(tmp_path: Path) -> None:
     assert "broker" not in yaml.safe_load(output)["spec"]
     code, _, problems = run(file, "--channel", "orders", "--broker", "shop")
     assert code == 2
-    assert "want --broker or --channel, not both" in problems
+    assert "give --broker or --channel, not both" in problems
 
 
 def test_the_command_says_what_is_lost(tmp_path: Path) -> None:

@@ -193,11 +193,11 @@ def test_the_archive_is_the_only_one_of_the_broker_or_named(cluster: Cluster) ->
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("replay", "--where", "1 = 1"), "--where can't be asked of a cluster"),
-        (("replay", "--tables", "x"), "--tables can't be asked of a cluster"),
-        (("compact", "--keep-hours", "1"), "--keep-hours can't be asked of a cluster"),
-        (("report", "--open"), "--open can't be asked of a cluster"),
-        (("list", "--tables", "x"), "--tables can't be asked of a cluster"),
+        (("replay", "--where", "1 = 1"), "--where can't be used with a cluster"),
+        (("replay", "--tables", "x"), "--tables can't be used with a cluster"),
+        (("compact", "--keep-hours", "1"), "--keep-hours can't be used with a cluster"),
+        (("report", "--open"), "--open can't be used with a cluster"),
+        (("list", "--tables", "x"), "--tables can't be used with a cluster"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -212,7 +212,7 @@ def test_what_a_cluster_cannot_be_asked_is_refused(
 def test_a_clusters_options_without_a_cluster_are_refused() -> None:
     done = CliRunner().invoke(app, ["dead-letters", "replay", "--archive", "kept"])
     assert done.exit_code == 2
-    assert "--archive is for a cluster: name its --context" in done.stderr
+    assert "--archive needs a cluster: name its --context" in done.stderr
 
 
 def test_a_cluster_without_the_definitions_says_so(cluster: Cluster) -> None:

@@ -199,12 +199,16 @@ def test_a_token_is_printed_that_its_audience_believes(
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["web"], 2, "Broker default/b0 asks nobody for a token: `knafka up --require-auth`"),
+        (
+            ["web"],
+            2,
+            "Broker default/b0 requires no tokens: start it with `knafka up --require-auth`",
+        ),
         (["Web"], 2, "is no service account: want [NAMESPACE/]NAME"),
         (["web", "--duration", "soon"], 2, "no duration: want one such as 90s"),
         (["web", "--broker", "b9"], 2, "there is no Broker b9: there is default/b0"),
         (["web", "--broker", "b0", "--audience", "x"], 2, "not both"),
-        (["web", "--audience", ""], 2, "a token for nobody"),
+        (["web", "--audience", ""], 2, "give the audience of a Broker"),
         (["web", "--audience", "x"], 1, "start one with `knafka up --require-auth`"),
     ],
 )

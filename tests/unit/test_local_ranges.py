@@ -9,8 +9,9 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from knafka.core.errors import LogError
+from knafka.ports.shared_log import GroupHasMembers
 from knafka_client.topics import ranges
-from knafka_client.topics.ranges import GroupHasMembers, RangeReader
+from knafka_client.topics.ranges import RangeReader
 
 
 class Answers:

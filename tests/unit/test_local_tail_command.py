@@ -161,7 +161,7 @@ def test_the_past_is_asked_for_by_time_and_count(asked: list[Tail], tmp_path: Pa
         (["shop/main", "--filter", "SAME(type)"], "--filter SAME(type): there is no function SAME"),
         (["shop/main", "--attribute", "A-B=1"], "--attribute NAME=VALUE: "),
         (["shop/main", "--attribute", "type=a", "--attribute", "type=b"], "is given twice"),
-        (["shop/main", "--since", "yesterday"], "'yesterday' is no time"),
+        (["shop/main", "--since", "yesterday"], "'yesterday' is not a time"),
         (["shop/other"], "there is no Broker shop/other: there is shop/main, shop/more, "),
         (["trigger/shop/other"], "no Trigger shop/other: there is subscription/shop/mail, shop/"),
         (["trigger/shop/mail", "--trigger", "shop/mail"], "give one"),

@@ -124,13 +124,16 @@ def test_json_of_a_file_has_the_same_names() -> None:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ([], "want --events FILE, --since TIME, or --archive FOLDER"),
-        (["--since", "last week"], "'last week' is no time"),
-        (["--since", "30d", "--events", "e"], "--events has no --since"),
-        (["--archive", "a", "--events", "e"], "--events has no --archive"),
-        (["--archive", "a", "--topic", "t"], "--archive has no --topic"),
-        (["--since", "1d", "--bootstrap-servers", "k:1"], "wants the --topic with the events"),
-        (["--since", "1d", "--secret", "s"], "--secret is for a Kafka that is named"),
+        ([], "give --events FILE, --since TIME, or --archive FOLDER"),
+        (["--since", "last week"], "'last week' is not a time"),
+        (["--since", "30d", "--events", "e"], "--since can't be used with --events"),
+        (["--archive", "a", "--events", "e"], "--archive can't be used with --events"),
+        (["--archive", "a", "--topic", "t"], "--topic can't be used with --archive"),
+        (
+            ["--since", "1d", "--bootstrap-servers", "k:1"],
+            "needs --topic, the topic with the events",
+        ),
+        (["--since", "1d", "--secret", "s"], "--secret needs --bootstrap-servers"),
     ],
 )
 def test_what_can_not_be_asked_is_refused(job: Job, arguments: list[str], problem: str) -> None:

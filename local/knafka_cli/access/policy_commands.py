@@ -29,32 +29,33 @@ def would_pass(
     sender: Annotated[
         str,
         typer.Argument(
-            help="A service account, [NAMESPACE/]NAME; or a token's whole subject, with colons."
+            help="The sender: a service account, [NAMESPACE/]NAME, or the whole subject of a "
+            "token, which has colons."
         ),
     ],
     event: Annotated[
         str | None,
         typer.Argument(
-            help="A structured CloudEvent: a JSON file, - for stdin, or the JSON. Without one: "
-            "what the sender may send at all."
+            help="A structured CloudEvent: a JSON file, - for stdin, or the JSON itself. Without "
+            "an event: whether the sender may send any event."
         ),
     ] = None,
     broker: Annotated[
         str | None,
         typer.Option(
-            help="To whom: [NAMESPACE/]NAME, or channel/[NAMESPACE/]NAME; the only one if not "
-            "given."
+            help="The receiving Broker, [NAMESPACE/]NAME, or KafkaChannel, "
+            "channel/[NAMESPACE/]NAME. Not needed if there is only one."
         ),
     ] = None,
     files: Files = None,
     data_dir: DataDir = DEFAULT_DATA,
 ) -> None:
-    """Would this sender's event be taken, and which EventPolicy says so?
+    """Show whether a sender's event would be accepted, and which EventPolicy decides it.
 
-    Judged by the same code as on a cluster, from the Brokers, EventPolicies and config-features in
-    the files; nothing has to run if -f names them. What a policy's status says counts, too, as
-    `kubectl get eventpolicy -o yaml` writes it. Exit code 0: it is taken, 1: it is refused, 2:
-    something can't be read.
+    Files alone decide, by the same code as in a cluster: Brokers, EventPolicies (with their status,
+    as `kubectl get eventpolicy -o yaml` writes it) and config-features. With -f nothing has to run.
+
+    Exit code 0: it is accepted, 1: it is refused, 2: something can't be read.
     """
     # Here, as the operator's decisions cost every other command's start.
     from knafka_cli.access import policies

@@ -21,26 +21,32 @@ def add_to(app: typer.Typer) -> None:
 
 def token(
     account: Annotated[
-        str, typer.Argument(metavar="ACCOUNT", help="A service account: [NAMESPACE/]NAME.")
+        str, typer.Argument(metavar="ACCOUNT", help="The service account: [NAMESPACE/]NAME.")
     ],
     broker: Annotated[
         str | None,
         typer.Option(
-            help="For whom: a Broker that runs here, [NAMESPACE/]NAME, or "
-            "channel/[NAMESPACE/]NAME; the only one if not given."
+            help="The token's audience is this running Broker, [NAMESPACE/]NAME, or "
+            "KafkaChannel, channel/[NAMESPACE/]NAME. Not needed if there is only one."
         ),
     ] = None,
     audience: Annotated[
         list[str] | None,
-        typer.Option(help="For whom, as `status.address.audience` says it; can be repeated."),
+        typer.Option(
+            help="The token's audience, as in `status.address.audience`. Can be repeated."
+        ),
     ] = None,
-    duration: Annotated[str, typer.Option(help="How long it is good: 90s, 15m, 1h, 1d.")] = "1h",
+    duration: Annotated[
+        str, typer.Option(help="How long the token is valid: 90s, 15m, 1h, 1d.")
+    ] = "1h",
     data_dir: DataDir = DEFAULT_DATA,
 ) -> None:
-    """Print a token with which a service account may show who it is.
+    """Print a token that proves to a Broker which service account sends.
 
-    For what `knafka up --require-auth` runs, also after it is started again; with --audience
-    nothing has to run. On a cluster: kubectl -n NAMESPACE create token NAME --audience AUDIENCE.
+    The token is valid for what `knafka up --require-auth` runs, also after a restart. With
+    --audience nothing has to run.
+
+    In a cluster: kubectl -n NAMESPACE create token NAME --audience AUDIENCE
     """
     parts = _DURATION(duration)
     if parts is None:
@@ -48,7 +54,7 @@ def token(
     if audience and broker is not None:
         raise typer.BadParameter("give --broker or --audience, not both")
     if audience and not all(audience):
-        raise refuse("an --audience is empty: a token for nobody is good nowhere")
+        raise refuse("an --audience is empty: give the audience of a Broker")
     sender, installation = account_of(account), Installation(data_dir)
     if not audience:
         audience = [audience_of(ingress_of(installation.running(), broker))]

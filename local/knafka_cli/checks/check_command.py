@@ -17,19 +17,26 @@ def add_to(app: typer.Typer) -> None:
 
 def check(
     files: Annotated[
-        list[Path], typer.Argument(help="YAML files, or folders of them; they are taken together.")
+        list[Path],
+        typer.Argument(
+            help="YAML files, or folders of YAML files. All of them are checked together."
+        ),
     ],
     partial: Annotated[
         bool,
-        typer.Option("--partial", help="What isn't among the files may be in the cluster already."),
+        typer.Option(
+            "--partial",
+            help="Accept references to objects that are not in the files: they may be in the "
+            "cluster.",
+        ),
     ] = False,
 ) -> None:
     """Check Brokers, Triggers, channels, Subscriptions, EventPolicies and ConfigMaps without a
     cluster.
 
-    Says what admission would refuse (unknown fields, values that are none, CESQL that doesn't
-    parse or calls what isn't there), what refers to nothing, and filters that no event can match.
-    Exit code 1 if there is an error; warnings alone are 0.
+    Errors: what admission would refuse (unknown fields, invalid values, CESQL that doesn't parse or
+    calls unknown functions), references to missing objects, filters that no event can match.
+    Exit code 1 if there is an error; warnings alone: 0.
     """
     # Here, as admission costs every other command's start.
     from knafka_cli.checks import checking

@@ -53,12 +53,14 @@ ARCHIVE_SAYS: Final = "where tables are and how long they keep, its DeadLetterAr
 ArchiveOption = Annotated[
     str | None,
     typer.Option(
-        "--archive", help="Of a cluster: its DeadLetterArchive, if there are several of the Broker."
+        "--archive", help="The DeadLetterArchive to use in a cluster, if the Broker has several."
     ),
 ]
 Wait = Annotated[
     bool,
-    typer.Option(help="Of a cluster: say how it goes and end with it; exit code 1 if it failed."),
+    typer.Option(
+        help="In a cluster: show progress until the operation ends. Exit code 1: it failed."
+    ),
 ]
 
 
@@ -129,7 +131,7 @@ def on_cluster(
             for field in fields(where):
                 if getattr(where, field.name) != added[field.name].default:
                     said = field.name.replace("_", "-")
-                    raise refuse(f"--{said} is for a cluster: name its --context")
+                    raise refuse(f"--{said} needs a cluster: name its --context")
             command(*arguments, **given)
 
         # `taking` and Typer read both.
@@ -248,7 +250,7 @@ def _refuse_given(given: Mapping[str, Any]) -> None:
     for name, value in given.items():
         if name != "data_dir" and value not in (None, False):
             said = OPTIONS_BY_NAME.get(name, name.replace("_", "-"))
-            raise refuse(f"--{said} can't be asked of a cluster: leave it out ({ARCHIVE_SAYS})")
+            raise refuse(f"--{said} can't be used with a cluster: leave it out ({ARCHIVE_SAYS})")
 
 
 def _pick(asked: Asked, *names: str) -> dict[str, Any]:

@@ -61,17 +61,20 @@ TABLES_FOLDER: Final = "dead-letters"
 
 Tables = Annotated[
     str | None,
-    typer.Option(help="The tables' folder or URI, if not dead-letters in the data folder."),
+    typer.Option(help="Folder or URI of the tables (default: dead-letters in the data folder)."),
 ]
 OneTrigger = Annotated[
-    str | None, typer.Argument(metavar="TRIGGER", help="NAMESPACE/NAME, or NAME in default.")
+    str | None,
+    typer.Argument(
+        metavar="TRIGGER", help="The Trigger: NAMESPACE/NAME, or NAME in the namespace default."
+    ),
 ]
 OneBroker = Annotated[
     str | None,
     typer.Option(
         "--broker",
-        help="In place of a Trigger: what no Trigger has, as it holds no event. NAMESPACE/NAME, or "
-        "channel/NAMESPACE/NAME of a KafkaChannel.",
+        help="Show records of this Broker that hold no event, and so belong to no Trigger: "
+        "NAMESPACE/NAME, or channel/NAMESPACE/NAME of a KafkaChannel.",
     ),
 ]
 NO_TABLES: Final = "there are no tables to read at "
@@ -93,16 +96,18 @@ def add_to(app: typer.Typer) -> None:
 
 @on_cluster(TopicsTarget, archive_commands.list_letters)
 def list_letters(
-    trigger: Annotated[str | None, typer.Argument(help="Only this Trigger's.")] = None,
+    trigger: Annotated[
+        str | None, typer.Argument(help="Count only the dead letters of this Trigger.")
+    ] = None,
     tables: Tables = None,
     data_dir: DataDir = DEFAULT_DATA,
 ) -> None:
-    """How many dead letters each Trigger has, from when, and why.
+    """Count the dead letters of each Trigger, with their times and reasons.
 
-    Those that were sent again, and have not failed since, are counted by themselves. What was
-    compacted is counted by its tables, once for each event; the rest as it lies in the topics. With
-    --tables these alone are asked. Records that hold no event are no Trigger's: they stand under
-    broker/NAMESPACE/NAME.
+    Dead letters that were sent again, and have not failed since, are counted apart. Compacted dead
+    letters are counted in the tables, once per event; the others in their topics. With --tables
+    only the tables are read. Records that hold no event belong to no Trigger: they are listed
+    under broker/NAMESPACE/NAME.
     """
     running, files = _sources(tables, data_dir)
     by_trigger: dict[TriggerName, dead_letters.Overview] = {}
@@ -131,15 +136,17 @@ def list_letters(
 def show_letters(
     trigger: OneTrigger = None,
     broker: OneBroker = None,
-    limit: Annotated[int, typer.Option(min=1, help="The last so many.")] = 20,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="Show the newest N.")] = 20,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per line.")
+    ] = False,
     tables: Tables = None,
     data_dir: DataDir = DEFAULT_DATA,
 ) -> None:
-    """The last dead letters of a Trigger: what, why, how often tried, and what was answered.
+    """Show the newest dead letters of a Trigger: event, reason, attempts and the answer.
 
-    First those that were compacted, of each event the last, then those in the topic. Those of a
-    Broker are of records that hold no event, and so no Trigger's.
+    Compacted dead letters come first, one per event, then those in the topic. With --broker: the
+    records of a Broker that hold no event, and so belong to no Trigger.
     """
     if (trigger is None) is (broker is None):
         raise refuse(WHOSE_DEAD_LETTERS)
@@ -217,7 +224,7 @@ def _tell(line: str) -> None:
 @taking("broker", "keep-hours", "forget-resolved-days", "forget-unresolved-days")
 @on_cluster(WaitingTarget, archive_commands.compact)
 def compact(asked: Asked, tables: Tables = None, data_dir: DataDir = DEFAULT_DATA) -> None:
-    """Take the dead letters from their topics into tables: durable, counted, small."""
+    """Take dead letters from their topics into compacted tables."""
     done = run_job("compact", _place(data_dir, tables), _kafka(data_dir), asked)
     typer.echo(
         f"{done['records']} new dead letters in {done['topics']} topics; {done['deleted']} deleted"
@@ -230,17 +237,23 @@ def compact(asked: Asked, tables: Tables = None, data_dir: DataDir = DEFAULT_DAT
 @on_cluster(WaitingTarget, archive_commands.report)
 def report(
     asked: Asked,
-    html: Annotated[Path | None, typer.Option(help="The page; report.html in the tables.")] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="File for the HTML page (default: report.html in the tables' folder)."),
+    ] = None,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="The JSON; report.json in the tables.")
+        Path | None,
+        typer.Option(
+            "--json", help="File for the JSON report (default: report.json in the tables' folder)."
+        ),
     ] = None,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     tables: Tables = None,
     data_dir: DataDir = DEFAULT_DATA,
 ) -> None:
-    """Say what failed, why, since when, and what has changed since the last report.
+    """Report what failed, why, since when, and what changed since the last report.
 
-    Compacts first if the installation runs; else tells what the last compaction knew.
+    Compacts first if the installation runs; otherwise it reports what the tables have.
     """
     beside = Installation(data_dir).data / TABLES_FOLDER
     page, document = html or beside / "report.html", json_file or beside / "report.json"
@@ -268,16 +281,16 @@ def replay(
     asked: Asked,
     ids: Annotated[
         list[str] | None,
-        typer.Option("--id", help="Only the event of this id; can be repeated. Needs no Spark."),
+        typer.Option("--id", help="Only the event with this id. Can be repeated. Needs no Spark."),
     ] = None,
     tables: Tables = None,
     data_dir: DataDir = DEFAULT_DATA,
 ) -> None:
-    """Send failed events again, each to the Trigger that failed it and to no other.
+    """Send failed events again, each only to the Trigger that failed it.
 
-    Without options: everything that is unresolved and was compacted. Single events (--id) are
-    taken straight from their topics, without Spark, where there are no tables yet or they don't
-    know them; a later report doesn't know of that.
+    Without options: all compacted events that are unresolved. Single events (--id) are sent
+    straight from their topics, without Spark, where there are no tables or the tables lack them;
+    later reports don't know of that.
     """
     dry_run = asked["dry-run"]
     needs_tables = tables is not None or any(asked[name] is not None for name in JOB_OPTIONS)
@@ -372,7 +385,7 @@ def _replay_directly(data_dir: Path, asked: Asked, ids: Sequence[str]) -> None:
 @taking(*SELECTION, "unresolved", "dry-run")
 @on_cluster(WaitingTarget, archive_commands.purge)
 def purge(asked: Asked, tables: Tables = None, data_dir: DataDir = DEFAULT_DATA) -> None:
-    """Forget resolved failures and their events, for good."""
+    """Delete resolved failures and their events for good."""
     done = run_job("purge", _place(data_dir, tables), asked)
     for what, count in done.items():
         typer.echo(f"{count} failures {what.replace('_', ' ')}")

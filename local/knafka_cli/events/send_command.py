@@ -39,58 +39,77 @@ def add_to(app: typer.Typer) -> None:
 
 def send(
     broker: BrokerName = None,
-    event_type: Annotated[str | None, typer.Option("--type", "-t", help="Its type.")] = None,
-    source: Annotated[str | None, typer.Option(help="Its source.")] = None,
+    event_type: Annotated[
+        str | None, typer.Option("--type", "-t", help="The event's type.")
+    ] = None,
+    source: Annotated[str | None, typer.Option(help="The event's source.")] = None,
     event_id: Annotated[
-        str | None, typer.Option("--id", help="Its id; a new UUID if not given.")
+        str | None, typer.Option("--id", help="The event's id (default: a new UUID).")
     ] = None,
     subject: Annotated[
-        str | None, typer.Option(help="Its subject, by which events are kept in order.")
+        str | None,
+        typer.Option(help="The event's subject. Events of one subject are delivered in order."),
     ] = None,
-    data: Annotated[str | None, typer.Option("--data", "-d", help="Its data.")] = None,
+    data: Annotated[str | None, typer.Option("--data", "-d", help="The event's data.")] = None,
     data_file: Annotated[
-        typer.FileBinaryRead | None, typer.Option(help="A file with its data; - is stdin.")
+        typer.FileBinaryRead | None, typer.Option(help="A file with the event's data; - is stdin.")
     ] = None,
     content_type: Annotated[
-        str | None, typer.Option(help="Of the data; JSON or plain text if not given.")
+        str | None,
+        typer.Option(help="The data's media type (default: JSON if it is JSON, else plain text)."),
     ] = None,
     extension: Annotated[
         list[str] | None,
-        typer.Option("--extension", "-e", help="NAME=VALUE; can be repeated."),
+        typer.Option("--extension", "-e", help="An extension attribute. Can be repeated."),
     ] = None,
     file: Annotated[
         typer.FileBinaryRead | None,
-        typer.Option(help="Many events: a structured CloudEvent as JSON a line; - is stdin."),
+        typer.Option(
+            help="Send the events of this NDJSON file: one structured CloudEvent per line; - is "
+            "stdin."
+        ),
     ] = None,
     count: Annotated[
-        int, typer.Option(min=1, help="How many; {n} in id, subject and data is the number.")
+        int,
+        typer.Option(
+            min=1,
+            help="Send N events; {n} in id, subject and data becomes the number of the event.",
+        ),
     ] = 1,
-    rate: Annotated[float | None, typer.Option(min=0.001, help="Events a second, at most.")] = None,
+    rate: Annotated[
+        float | None, typer.Option(min=0.001, help="Send at most N events per second.")
+    ] = None,
     in_order: Annotated[
-        bool, typer.Option("--in-order", help="Wait for each answer before the next event.")
+        bool,
+        typer.Option(
+            "--in-order", help="Wait for the answer to each event before sending the next one."
+        ),
     ] = False,
     batch: Annotated[
-        int, typer.Option(min=0, max=MAX_BATCH, help="So many in one request; 0: each alone.")
+        int,
+        typer.Option(
+            min=0, max=MAX_BATCH, help="Send batches of N events per request; 0: no batches."
+        ),
     ] = 0,
     no_retry: Annotated[
-        bool, typer.Option("--no-retry", help="Don't try again when nobody answers, or 503.")
+        bool, typer.Option("--no-retry", help="Don't retry after a 503 or a failed connection.")
     ] = False,
     url: Annotated[
-        str | None, typer.Option(help="Where to send, instead of a Broker that runs here.")
+        str | None, typer.Option(help="Send to this URL instead of a Broker that runs here.")
     ] = None,
     account: Annotated[
         str | None,
         typer.Option(
             "--as",
-            help="The service account that sends, [NAMESPACE/]NAME, where one has to.",
+            help="Send with a token of this service account, [NAMESPACE/]NAME.",
         ),
     ] = None,
     data_dir: DataDir = DEFAULT_DATA,
 ) -> None:
     """Send one event, or many, to a Broker or a KafkaChannel.
 
-    Prints the answer to each, or of many, those that were not accepted and a summary. Exit code 1
-    if any was not accepted.
+    Prints the answer to each event; of many events, only refusals and a summary.
+    Exit code 1 if any event was not accepted.
     """
     options = {"type": event_type, "source": source, "id": event_id, "subject": subject}
     attributes = {name: value for name, value in options.items() if value is not None}

@@ -45,52 +45,61 @@ def tail(
         str | None,
         typer.Argument(
             metavar="[BROKER | channel/NAME | trigger/NAME | subscription/NAME]",
-            help="NAME or NAMESPACE/NAME of a Broker (the only one), of a KafkaChannel after "
-            "channel/, of a Trigger after trigger/: what its filters let through; of a "
-            "Subscription after subscription/: what its channel gets, which is all its.",
+            help="[NAMESPACE/]NAME of a Broker (not needed if there is only one). "
+            "`channel/NAME`: a KafkaChannel. `trigger/NAME`: the events that pass the "
+            "Trigger's filters. `subscription/NAME`: all events of its channel.",
         ),
     ] = None,
     trigger: Annotated[
-        str | None, typer.Option(help="The same as trigger/NAME; or subscription/NAME.")
+        str | None,
+        typer.Option(help="The same as the argument trigger/NAME; or subscription/NAME."),
     ] = None,
     filters: Annotated[
         list[str] | None,
-        typer.Option("--filter", help="Only what this CESQL is true of. Can be repeated: all."),
+        typer.Option(
+            "--filter",
+            help="Show only events for which this CESQL expression is true. Can be repeated: all "
+            "must be true.",
+        ),
     ] = None,
     attributes: Annotated[
         list[str] | None,
         typer.Option(
             "--attribute",
             metavar="NAME=VALUE",
-            help="Only with this attribute; NAME alone: whatever it is. Can be repeated: all.",
+            help="Show only events with this attribute; NAME alone: with any value. Can be "
+            "repeated: all must match.",
         ),
     ] = None,
     since: Annotated[
         str | None,
         typer.Option(
-            help="Begin with events since then: how long ago (90s, 15m, 2h, 1d), a time, or start."
+            help="Start with existing events since a time (ISO 8601), a duration ago (90s, 15m, "
+            "2h, 1d), or start."
         ),
     ] = None,
     last: Annotated[
         int | None,
-        typer.Option(
-            min=0, help="Begin with this many of the latest events, counted before any filter."
-        ),
+        typer.Option(min=0, help="Start with the newest N existing events (before filtering)."),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", "--count", min=1, help="End after this many events.")
+        int | None, typer.Option("--limit", "--count", min=1, help="End after N events.")
     ] = None,
     output: Annotated[
         Format | None,
         typer.Option(
             "-o",
             "--output",
-            help="text: a line; wide: also where it lies, its key and all attributes; json: a "
-            "structured CloudEvent on a line.",
+            help="text: one line per event; wide: also its topic, partition, offset, key and all "
+            "attributes; json: one structured CloudEvent per line.",
         ),
     ] = None,
     dead_letters: Annotated[
-        bool, typer.Option("--dead-letters", help="Those that could not be delivered instead.")
+        bool,
+        typer.Option(
+            "--dead-letters",
+            help="Show events that could not be delivered, instead of those that arrive.",
+        ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
     namespace: NamespaceName = None,
@@ -100,10 +109,10 @@ def tail(
     system_namespace: SystemNamespace = SYSTEM_NAMESPACE,
     data_dir: DataDir = DEFAULT_DATA,
 ) -> None:
-    """Show events as they arrive, here or on a cluster. Nobody's delivery is touched by it.
+    """Show events as they arrive, here or in a cluster. Deliveries are not affected.
 
-    Exit code 0: --limit is reached, 130: Ctrl-C, 2: a filter or a name is wrong. A record that
-    holds no event is said by its place: no filter can be asked about it.
+    A record that holds no event is reported by its place: filters can't apply to it.
+    Exit code 0: --limit is reached, 130: Ctrl-C, 2: a filter or a name is wrong.
     """
     if as_json and output not in (None, Format.JSON):
         raise refuse(f"--json and -o {output}: choose one")

@@ -51,22 +51,28 @@ def trace(
     broker: Annotated[
         str | None,
         typer.Option(
-            help="Only in this Broker: NAMESPACE/NAME, or NAME; or in this KafkaChannel: "
-            "channel/[NAMESPACE/]NAME; all of them."
+            help="Search only this Broker, [NAMESPACE/]NAME, or KafkaChannel, "
+            "channel/[NAMESPACE/]NAME (default: all)."
         ),
     ] = None,
-    source: Annotated[str | None, typer.Option(help="Only of this source.")] = None,
+    source: Annotated[
+        str | None, typer.Option(help="Search only for an event of this source.")
+    ] = None,
     since: Annotated[
         str,
-        typer.Option(help="Not older: how long ago (90s, 15m, 2h, 1d), a time, or start."),
+        typer.Option(
+            help="Search events since a time (ISO 8601), a duration ago (90s, 15m, 2h, 1d), or "
+            "start."
+        ),
     ] = "24h",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     zipkin: Annotated[
         str,
         typer.Option(
             "--zipkin-url",
             envvar="KNAFKA_ZIPKIN_URL",
-            help="Link sampled traces to this one, and show what it has of them: each attempt.",
+            help="The address of a Zipkin: link to sampled traces there, and show the attempts "
+            "that it recorded.",
         ),
     ] = "",
     namespace: NamespaceName = None,
@@ -76,13 +82,15 @@ def trace(
     system_namespace: SystemNamespace = SYSTEM_NAMESPACE,
     data_dir: DataDir = DEFAULT_DATA,
 ) -> None:
-    """What became of an event, here or on a cluster: when it was accepted, and how far each Trigger
-    or Subscription is with it.
+    """Show what became of an event, here or in a cluster: when it was accepted, and how far each
+    Trigger or Subscription is with it.
 
-    Below that, each attempt that is known one by one: the last ten of a dead letter, and what a
-    Zipkin has. Filters are those that are declared now. Settled is what was delivered, and also
-    what came before the Trigger was there. A reply is an event of its own, with nothing in it that
-    leads back to this one: ask by its own id. Exit code 1: no such event is there (any more).
+    Attempts are listed one by one as far as they are known: the last ten of a dead letter, and
+    those that a Zipkin recorded. Filters are those that are declared now. An event counts as
+    settled if it was delivered, and also if it came before the Trigger existed. A reply is an
+    event of its own and doesn't name the event that it answers: trace it by its own id.
+
+    Exit code 1: no such event is in the topics (any more).
     """
     with usage():
         moment = moments.moment(since, time.time())

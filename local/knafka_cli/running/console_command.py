@@ -25,18 +25,23 @@ def add_to(app: typer.Typer) -> None:
 def console(
     context: Annotated[
         str | None,
-        typer.Option("--context", help="A context of the kubeconfig; its current one."),
+        typer.Option(
+            "--context", help="A context of the kubeconfig (default: its current context)."
+        ),
     ] = None,
     kubeconfig: Annotated[
         Path | None,
-        typer.Option("--kubeconfig", help="The kubeconfig; KUBECONFIG, or ~/.kube/config."),
+        typer.Option(
+            "--kubeconfig", help="The kubeconfig (default: $KUBECONFIG, or ~/.kube/config)."
+        ),
     ] = None,
     namespaces: Annotated[
         list[str] | None,
         typer.Option(
             "-n",
             "--namespace",
-            help="Only this one, for somebody who may not list those of all; may be repeated.",
+            help="Show only this namespace, if you may not list objects of all namespaces. Can "
+            "be repeated.",
         ),
     ] = None,
     bootstrap_servers: BootstrapServers = None,
@@ -46,20 +51,21 @@ def console(
         typer.Option(
             "--trace-url",
             envvar="KNAFKA_TRACE_URL",
-            help="Where you look at a trace, {trace} in the place of its id: reports lead there.",
+            help="The address of a trace, to which reports link; {trace} stands for its id.",
         ),
     ] = "",
     port: Annotated[
         int | None,
-        typer.Option("--port", help="Where to serve it; 8090, or the next that is free."),
+        typer.Option(
+            "--port", help="The console's port on 127.0.0.1 (default: 8090, or the next free one)."
+        ),
     ] = None,
-    open_: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+    open_: Annotated[bool, typer.Option("--open", help="Open the console in a browser.")] = False,
 ) -> None:
     """Serve the console of a cluster on this machine, with the rights of your kubeconfig.
 
-    Brokers, channels, Triggers and Subscriptions as a page that follows what happens, until Ctrl-C,
-    and the reports of DeadLetterArchives.
-    The console of `knafka up` is served by that.
+    A page shows Brokers, channels, Triggers, Subscriptions and the reports of DeadLetterArchives,
+    and follows changes, until Ctrl-C. `knafka up` serves its own console.
     """
     from knafka_client.declared import cluster_source
     from knafka_client.declared.kubernetes_api import KubernetesApi

@@ -33,12 +33,12 @@ def add_to(app: typer.Typer, broker_app: typer.Typer) -> None:
 
 
 def show_status(
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     data_dir: DataDir = DEFAULT_DATA,
 ) -> None:
-    """How everything stands: Kafka, Brokers, Triggers, and what waits for them.
+    """Show the state of Kafka, Brokers and Triggers, and how many events wait.
 
-    Exit code 0: all is ready, 1: something isn't (or nothing runs).
+    Exit code 0: all are ready, 1: something isn't (or nothing runs).
     """
     installation = Installation(data_dir)
     now = snapshot_file.read(installation)
@@ -52,7 +52,7 @@ def show_status(
 
 
 def list_brokers(files: Files = None, data_dir: DataDir = DEFAULT_DATA) -> None:
-    """The Brokers that run, or those declared in files: their URL, topic, Triggers and counts."""
+    """List the Brokers that run, or that files declare: URL, topic, Triggers and counts."""
     if files:
         with usage():
             declared = declared_in(files, data_dir)
@@ -102,14 +102,17 @@ def show_logs(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="A Trigger's or a Service's [NAMESPACE/]NAME, receiver, kafka or up; all of them."
+            help="Whose log: [NAMESPACE/]NAME of a Trigger or Service, receiver, kafka or up "
+            "(default: all)."
         ),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as they grow.")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="The last so many.")] = 20,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Print new lines as they are written.")
+    ] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Show the newest N.")] = 20,
     data_dir: DataDir = DEFAULT_DATA,
 ) -> None:
-    """What the processes have written to their logs, also when nothing runs any more."""
+    """Show the logs of the processes, also after they have ended."""
     log = logs.Logs(Installation(data_dir))
     if not (names := log.names(name)):
         there = ", ".join(log.names()) or "none"

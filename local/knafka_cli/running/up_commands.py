@@ -25,61 +25,69 @@ def up(
     files: Files = None,
     bootstrap_servers: Annotated[
         str | None,
-        typer.Option(help="Use a Kafka that runs already (host:port,...) instead of our own."),
+        typer.Option(help="Use a Kafka that is running (host:port,...) instead of starting one."),
     ] = None,
     port: Annotated[
-        int, typer.Option(min=1, max=65535, help="Where Brokers take events, on 127.0.0.1.")
+        int,
+        typer.Option(min=1, max=65535, help="The port on 127.0.0.1 at which Brokers take events."),
     ] = 8080,
     channels_port: Annotated[
         int | None,
         typer.Option(
             min=1,
             max=65535,
-            help="Where KafkaChannels take events, on 127.0.0.1; the one after --port, or any free "
-            "one, if not given.",
+            help="The port on 127.0.0.1 at which KafkaChannels take events (default: the one "
+            "after --port, or any free one).",
         ),
     ] = None,
     kafka_port: Annotated[
-        int, typer.Option(min=1, max=65535, help="Where our own Kafka listens, on 127.0.0.1.")
+        int,
+        typer.Option(min=1, max=65535, help="The port on 127.0.0.1 of the Kafka that is started."),
     ] = 9092,
     console_port: Annotated[
         int | None,
         typer.Option(
             min=1,
             max=65535,
-            help="Where the console is, on 127.0.0.1; 8090 or one of the next if not given.",
+            help="The port on 127.0.0.1 of the console (default: 8090, or the next free one).",
         ),
     ] = None,
     console: Annotated[
-        bool, typer.Option("--console/--no-console", help="Serve the console, a page to look at.")
+        bool,
+        typer.Option(
+            "--console/--no-console", help="Serve the console, a web page that shows what runs."
+        ),
     ] = True,
     data_dir: DataDir = DEFAULT_DATA,
     detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Go on in the background once all is up.")
+        bool,
+        typer.Option("--detach", "-d", help="Run in the background; return once everything is up."),
     ] = False,
-    plain: Annotated[bool, typer.Option("--plain", help="Lines instead of a live table.")] = False,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Print lines instead of a live table.")
+    ] = False,
     send_file: Annotated[
         Path | None,
         typer.Option(
             "--send",
             exists=True,
             dir_okay=False,
-            help="Once all is up, send the events of this NDJSON file, and stay up.",
+            help="Send the events of this NDJSON file once everything is up, and keep running.",
         ),
     ] = None,
     require_auth: Annotated[
         bool,
         typer.Option(
             "--require-auth",
-            help="Have senders show a token of `knafka token`, and EventPolicies say who may send, "
-            "as authentication-oidc has it on a cluster.",
+            help="Require a token of `knafka token` from senders, and apply EventPolicies, as "
+            "the feature authentication-oidc does in a cluster.",
         ),
     ] = False,
 ) -> None:
     """Run Brokers and Triggers from YAML: Kafka, receiver, dispatchers and subscribers.
 
     Without -f, the YAML files of the current folder are used. Changed files are applied while it
-    runs. Ctrl-C (or `knafka down`) stops everything; the data is there again the next time.
+    runs. Ctrl-C (or `knafka down`) stops everything; the data is kept for the next start.
     """
     manifests = tuple(files or [Path()])
     if not detach:
@@ -109,7 +117,7 @@ def up(
 
 
 def down(data_dir: DataDir = DEFAULT_DATA) -> None:
-    """Stop what `knafka up` runs, and wait for it. Everything is kept for the next start."""
+    """Stop what `knafka up` runs, and wait until it has ended. The data is kept."""
     installation = Installation(data_dir)
     if detached.stop(installation):
         typer.echo(f"stopped; everything is kept in {installation.data}")

@@ -22,13 +22,15 @@ def add_to(app: typer.Typer) -> None:
 def sensor(
     file: Annotated[Path, typer.Argument(help="A YAML file with Sensors of Argo Events.")],
     broker: Annotated[
-        str | None, typer.Option(help="The Broker that is their bus; not set, default.")
+        str | None,
+        typer.Option(help="The Broker that becomes the Sensors' bus (default: default)."),
     ] = None,
     channel: Annotated[
-        str | None, typer.Option(help="The KafkaChannel that is their bus, in place of a Broker.")
+        str | None,
+        typer.Option(help="The KafkaChannel that becomes the Sensors' bus, instead of a Broker."),
     ] = None,
 ) -> None:
-    """Argo Events' Sensors as Knafka's: YAML on stdout, what is changed or left out on stderr.
+    """Convert Sensors of Argo Events to Knafka's: YAML on stdout, changes and losses on stderr.
 
     Dependencies filter by `source` (the EventSource) and `subject` (the event), as Argo's events
     have them; HTTP triggers become subscribers. Exit code 1: something isn't carried over.
@@ -39,7 +41,7 @@ def sensor(
 
     with usage():
         if broker is not None and channel is not None:
-            raise event_input.BadInput("want --broker or --channel, not both")
+            raise event_input.BadInput("give --broker or --channel, not both")
         conversions = [
             argo.convert(document, broker or "default", channel) for document in _sensors(file)
         ]
@@ -58,7 +60,9 @@ def sensor(
                 try:
                     parse(Sensor, conversion.document)
                 except InvalidDocument as error:
-                    raise InvalidDocument("", f"what came of {file}: {error}") from None
+                    raise InvalidDocument(
+                        "", f"the Sensor converted from {file} is invalid: {error}"
+                    ) from None
     if any(conversion.lost for conversion in conversions):
         raise typer.Exit(EXIT_FAILED)
 

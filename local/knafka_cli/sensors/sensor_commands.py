@@ -48,18 +48,17 @@ def add_to(app: typer.Typer) -> None:
 
 def show_status(
     name: Annotated[
-        str | None, typer.Argument(help="A Sensor's [NAMESPACE/]NAME; all of them.")
+        str | None, typer.Argument(help="The Sensor: [NAMESPACE/]NAME (default: all).")
     ] = None,
     namespace: NamespaceName = None,
     context: ContextName = None,
     kubeconfig: Kubeconfig = None,
     data_dir: DataDir = DEFAULT_DATA,
 ) -> None:
-    """What Sensors have fired, and what their triggers hold and wait for.
+    """Show what Sensors have fired, and which events their triggers hold and wait for.
 
-    Of what `knafka up` runs, or of a namespace of a cluster, whose operator writes it into their
-    status, where firings aren't counted. Exit code 0: all are ready, 1: one isn't, 2: there is
-    none of that name.
+    Shows those of `knafka up`, or of a namespace of a cluster, by their status, which doesn't count
+    firings. Exit code 0: all are ready, 1: one isn't, 2: there is none of that name.
     """
     on_cluster = context is not None or kubeconfig is not None
     if on_cluster:
@@ -103,27 +102,28 @@ def try_sensor(
     asked: Asked,
     file: Annotated[Path, typer.Argument(help="A YAML file with one Sensor.")],
     events: Annotated[
-        Path | None, typer.Option(help="Events, each a structured CloudEvent on a line of JSON.")
+        Path | None,
+        typer.Option(help="An NDJSON file of events: one structured CloudEvent per line."),
     ] = None,
     since: Annotated[
         str | None,
         typer.Option(
-            help="The bus's events since then, or those of --topic or --archive: how long ago "
-            "(12h, 30d), a time, or start."
+            help="Use the events of the bus, of --topic or of --archive since a time (ISO 8601), "
+            "a duration ago (12h, 30d), or start."
         ),
     ] = None,
-    until: Annotated[str | None, typer.Option(help="Only events before then.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    until: Annotated[str | None, typer.Option(help="Use only events before this time.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     data_dir: DataDir = DEFAULT_DATA,
 ) -> None:
-    """What would this Sensor have fired, and what would it wait for?
+    """Show what a Sensor would have fired, and what it would be waiting for.
 
-    With --events nothing has to run. Events are taken in the order of their `time`; those without
-    one a millisecond after the one before. What waits for something not to come (`a && !b`) is
-    decided at the time of the last event.
+    With --events nothing has to run. Events are ordered by their `time`; an event without one
+    counts as a millisecond after the event before it. A condition that waits for an event not to
+    come (`a && !b`) is decided at the time of the last event.
 
-    With --since or --archive a Spark job does it, on as many events as there are. Those of a topic
-    are taken by the time at which Kafka has them; what waits is decided by now.
+    With --since or --archive a Spark job tests the Sensor on any number of events. Events of a
+    topic are ordered by Kafka's time; what still waits is decided by the current time.
     """
     with usage():
         sensor = _sensor(file)
@@ -132,15 +132,17 @@ def try_sensor(
             others += [name for name, value in (("since", since), ("until", until)) if value]
             if others:
                 raise event_input.BadInput(
-                    f"--events has no --{others[0]}: that is the Spark job's"
+                    f"--{others[0]} can't be used with --events: it is an option of the Spark job"
                 )
             _test_file(sensor.spec, events, as_json)
             return
         if asked["archive"] is not None:
             if others := [name for name in TOPIC_OPTIONS if asked[name] is not None]:
-                raise event_input.BadInput(f"--archive has no --{others[0]}: that is a topic's")
+                raise event_input.BadInput(
+                    f"--{others[0]} can't be used with --archive: it is about a topic"
+                )
         elif since is None:
-            raise event_input.BadInput("want --events FILE, --since TIME, or --archive FOLDER")
+            raise event_input.BadInput("give --events FILE, --since TIME, or --archive FOLDER")
         else:
             asked.update(_bus(sensor, asked, data_dir))
         span = {"events-since": _moment(since), "events-until": _moment(until)}
@@ -173,10 +175,12 @@ def _bus(sensor: Sensor, asked: Asked, data_dir: Path) -> Mapping[str, str]:
     """The topic of its Broker or KafkaChannel and its Kafka, as far as neither is given."""
     if asked["bootstrap-servers"] is not None:
         if asked["topic"] is None:
-            raise event_input.BadInput("--bootstrap-servers wants the --topic with the events")
+            raise event_input.BadInput(
+                "--bootstrap-servers needs --topic, the topic with the events"
+            )
         return {}
     if asked["secret"] is not None:
-        raise event_input.BadInput("--secret is for a Kafka that is named: --bootstrap-servers")
+        raise event_input.BadInput("--secret needs --bootstrap-servers, the Kafka that it is for")
     running = Installation(data_dir).running()
     options = {"bootstrap-servers": running.bootstrap_servers}
     if asked["topic"] is not None:

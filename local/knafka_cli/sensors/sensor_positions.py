@@ -27,10 +27,11 @@ from knafka.core.sensor.contract import Sensor
 from knafka.core.times import rfc3339
 from knafka.dispatcher.appending import append
 from knafka.ports.log import Record
+from knafka.ports.shared_log import GroupHasMembers
 from knafka_cli.shared.options import ask_kafka
 from knafka_client.state.installation import SensorPlace
 from knafka_client.topics.dead_letters import shown
-from knafka_client.topics.ranges import GroupHasMembers, RangeReader
+from knafka_client.topics.ranges import RangeReader
 from knafka_client.topics.replaying import WRITER_CLOSE_TIMEOUT
 
 RECORD_READ_TIMEOUT: Final = 10.0
@@ -107,7 +108,7 @@ def skip(connection: Mapping[str, Any], sensor: SensorPlace, place: str) -> Stan
             following = ", ".join(
                 name for name, standing in there.items() if standing.record is not None
             )
-            raise CannotSkip(f"{place} is not next: that is {following or 'nothing'}")
+            raise CannotSkip(f"{place} is not the next record: that is {following or 'none'}")
         # First as it stands: a Sensor that has processes refuses it, and nothing was written.
         _commit(reader, sensor, standing, standing.offset)
         _dead_letter(connection, sensor, standing.record, standing.headers)
@@ -145,8 +146,8 @@ def _commit(reader: RangeReader, sensor: SensorPlace, standing: Standing, offset
         reader.commit([position])
     except GroupHasMembers as error:
         raise CannotSkip(
-            f"Sensor {sensor.namespace}/{sensor.name} has processes, whose offsets these are:"
-            ' give it the annotation knafka.dev/paused: "true" first, and take it away again'
+            f"Sensor {sensor.namespace}/{sensor.name} has running processes, which own these "
+            'offsets: set its annotation knafka.dev/paused: "true" first, and remove it afterwards'
         ) from error
 
 

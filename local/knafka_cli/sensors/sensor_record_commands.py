@@ -26,7 +26,7 @@ from knafka_client.topics import dead_letters
 if TYPE_CHECKING:
     from knafka.clients.kafka_admin import KafkaAdmin
 
-SensorName = Annotated[str, typer.Argument(help="A Sensor's [NAMESPACE/]NAME.")]
+SensorName = Annotated[str, typer.Argument(help="The Sensor: [NAMESPACE/]NAME.")]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -45,9 +45,9 @@ def show_next(
     system_namespace: SystemNamespace = SYSTEM_NAMESPACE,
     data_dir: DataDir = DEFAULT_DATA,
 ) -> None:
-    """Which record is a Sensor's next, in each partition where it has something to read?
+    """Show the next record of a Sensor, in each partition where it has something to read.
 
-    If it doesn't go on, that is what stands in its way.
+    If the Sensor makes no progress, this record blocks it.
     """
     from knafka_cli.sensors import sensor_positions
 
@@ -63,7 +63,10 @@ def show_next(
 def skip(
     name: SensorName,
     place: Annotated[
-        str, typer.Argument(help="TOPIC/PARTITION/OFFSET, as `knafka sensor next` gives it.")
+        str,
+        typer.Argument(
+            help="The record: TOPIC/PARTITION/OFFSET, as `knafka sensor next` prints it."
+        ),
     ],
     namespace: NamespaceName = None,
     context: ContextName = None,
@@ -72,10 +75,10 @@ def skip(
     system_namespace: SystemNamespace = SYSTEM_NAMESPACE,
     data_dir: DataDir = DEFAULT_DATA,
 ) -> None:
-    """Pass over one record that stands in a Sensor's way: it becomes a dead letter.
+    """Skip a record that blocks a Sensor: the record becomes a dead letter.
 
-    Only the record that is next in its partition, and only while the Sensor has no process: give it
-    the annotation knafka.dev/paused first.
+    Only the next record of a partition can be skipped, and only while the Sensor has no process:
+    give it the annotation knafka.dev/paused first.
     """
     from knafka_cli.sensors import sensor_positions
 
@@ -87,8 +90,10 @@ def skip(
 
 def show_letters(
     name: SensorName,
-    limit: Annotated[int, typer.Option(min=1, help="The last so many.")] = 20,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="Show the newest N.")] = 20,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per line.")
+    ] = False,
     namespace: NamespaceName = None,
     context: ContextName = None,
     kubeconfig: Kubeconfig = None,
@@ -96,7 +101,7 @@ def show_letters(
     system_namespace: SystemNamespace = SYSTEM_NAMESPACE,
     data_dir: DataDir = DEFAULT_DATA,
 ) -> None:
-    """The last records and events that a Sensor couldn't handle, and why; from their topic."""
+    """Show the newest records and events that a Sensor could not handle, and why."""
     asked = data_dir, context, kubeconfig, namespace, bootstrap_servers, system_namespace
     connection, sensor = _sensor(name, *asked)
 

@@ -26,5 +26,5 @@ def moment(text: str, now: float) -> float:
         return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError):
         raise BadInput(
-            f"{text!r} is no time: want one such as 2026-01-31T12:00, 15m (ago), or start"
+            f"{text!r} is not a time: give one such as 2026-01-31T12:00, 15m (ago), or start"
         ) from None

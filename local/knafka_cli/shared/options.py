@@ -44,22 +44,24 @@ T = TypeVar("T")
 
 Files = Annotated[
     list[Path] | None,
-    typer.Option("-f", "--file", help="A YAML file, or a folder of them. Can be repeated."),
+    typer.Option("-f", "--file", help="A YAML file, or a folder of YAML files. Can be repeated."),
 ]
 DataDir = Annotated[
     Path,
     typer.Option(
         DATA_DIR,
         envvar="KNAFKA_DATA",
-        help="The folder of one `knafka up`: Kafka's data, the logs, a lock.",
+        help="The data folder of one `knafka up`: Kafka's data, logs, state.",
     ),
 ]
-TriggerName = Annotated[str, typer.Argument(help="NAMESPACE/NAME, or NAME in default.")]
+TriggerName = Annotated[
+    str, typer.Argument(help="The Trigger: NAMESPACE/NAME, or NAME in the namespace default.")
+]
 BrokerName = Annotated[
     str | None,
     typer.Argument(
-        help="NAMESPACE/NAME, or NAME in the namespace default; a KafkaChannel's is "
-        "channel/[NAMESPACE/]NAME; or the only one."
+        help="The Broker: NAMESPACE/NAME, or NAME in the namespace default. A KafkaChannel: "
+        "channel/[NAMESPACE/]NAME. Not needed if there is only one."
     ),
 ]
 
@@ -132,7 +134,7 @@ def audience_of(ingress: Ingress) -> str:
     """Whom tokens for this Broker or KafkaChannel are for."""
     if ingress.audience is None:
         what = f"{ingress.kind} {ingress.namespace}/{ingress.broker}"
-        raise refuse(f"{what} asks nobody for a token: `knafka up --require-auth` has it ask")
+        raise refuse(f"{what} requires no tokens: start it with `knafka up --require-auth`")
     return ingress.audience
 
 

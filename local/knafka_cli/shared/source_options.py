@@ -21,30 +21,38 @@ ContextName = Annotated[
     str | None,
     typer.Option(
         "--context",
-        help="Ask a cluster: a context of the kubeconfig. Without it, what `knafka up` runs.",
+        help="Ask the cluster of this context of the kubeconfig, instead of what `knafka up` runs.",
     ),
 ]
 Kubeconfig = Annotated[
     Path | None,
     typer.Option(
-        "--kubeconfig", help="Ask a cluster: its kubeconfig; KUBECONFIG, or ~/.kube/config."
+        "--kubeconfig",
+        help="Ask the cluster of this kubeconfig (default: $KUBECONFIG, or ~/.kube/config).",
     ),
 ]
 NamespaceName = Annotated[
     str | None,
-    typer.Option("-n", "--namespace", help="Of names that say none; the context's, or default."),
+    typer.Option(
+        "-n",
+        "--namespace",
+        help="The namespace of names given without one (default: the context's, or default).",
+    ),
 ]
 BootstrapServers = Annotated[
     str | None,
     typer.Option(
         "--bootstrap-servers",
         metavar="HOST:PORT",
-        help="Where a cluster's Kafka is reached from here, if not where its Brokers say.",
+        help="The address of the cluster's Kafka as seen from here, if its Brokers name one "
+        "that can't be reached.",
     ),
 ]
 SystemNamespace = Annotated[
     str,
-    typer.Option("--system-namespace", help="Where a cluster's Knafka is installed."),
+    typer.Option(
+        "--system-namespace", help="The namespace in which Knafka is installed in the cluster."
+    ),
 ]
 
 
@@ -59,7 +67,7 @@ def source_of(
     """What `knafka up` runs, unless a context or a kubeconfig is named."""
     if context is None and kubeconfig is None:
         if bootstrap_servers is not None:
-            raise refuse("--bootstrap-servers is for a cluster: name its --context")
+            raise refuse("--bootstrap-servers needs a cluster: name its --context")
         return InstallationSource(Installation(data_dir))
     # The client takes half a second to import: only commands about a cluster pay for it.
     from knafka_client.declared import cluster_source

@@ -14,7 +14,8 @@ from confluent_kafka import TopicPartition
 
 from knafka.core.contract import Egress
 from knafka.core.errors import KnafkaError
-from knafka_client.topics.ranges import GroupHasMembers, RangeReader
+from knafka.ports.shared_log import GroupHasMembers
+from knafka_client.topics.ranges import RangeReader
 
 
 class Delivering(KnafkaError):

@@ -33,7 +33,8 @@ from knafka_client.state.installation import DEFAULT_DATA, Installation
 from knafka_operator.model.resources import PAUSED, Trigger
 
 EventArgument = Annotated[
-    str, typer.Argument(help="A structured CloudEvent: a JSON file, - for stdin, or the JSON.")
+    str,
+    typer.Argument(help="A structured CloudEvent: a JSON file, - for stdin, or the JSON itself."),
 ]
 
 
@@ -53,10 +54,10 @@ def would_match(
     files: Files = None,
     data_dir: DataDir = DEFAULT_DATA,
 ) -> None:
-    """Would this event match, and if not, which clause says no?
+    """Show whether an event matches a Trigger's filters, or which clause refuses it.
 
-    Nothing has to run if -f says where the Trigger is declared. Exit code 0: it matches, 1: it
-    doesn't, 2: the event or the Trigger can't be read.
+    With -f nothing has to run. Exit code 0: it matches, 1: it doesn't, 2: the event or the
+    Trigger can't be read.
     """
     with usage():
         declared_trigger = triggers.find(declared_in(files, data_dir), trigger)
@@ -74,14 +75,14 @@ def would_match(
 def match(
     event: EventArgument,
     broker: Annotated[
-        str | None, typer.Option(help="Only this Broker's Triggers: NAMESPACE/NAME, or NAME.")
+        str | None, typer.Option(help="Ask only the Triggers of this Broker: [NAMESPACE/]NAME.")
     ] = None,
     files: Files = None,
     data_dir: DataDir = DEFAULT_DATA,
 ) -> None:
-    """Who would get this event? Every Trigger with yes or no, and the clause that says no.
+    """Show which Triggers would get an event, and which clauses of the others refuse it.
 
-    Nothing has to run if -f says where they are declared. Exit code 0: somebody gets it, 1: nobody.
+    With -f nothing has to run. Exit code 0: at least one Trigger gets it, 1: none.
     """
     with usage():
         declared = declared_in(files, data_dir)
@@ -100,7 +101,7 @@ def match(
 
 
 def list_triggers(files: Files = None, data_dir: DataDir = DEFAULT_DATA) -> None:
-    """The Triggers that run, or those declared in files: filters, subscriber, order, what waits.
+    """List the Triggers that run, or that files declare: filters, subscriber, order, lag.
 
     Exit code 1 if something in the files can't be used; `knafka check` says more about it.
     """
@@ -131,16 +132,16 @@ def list_triggers(files: Files = None, data_dir: DataDir = DEFAULT_DATA) -> None
 
 
 def pause(trigger: TriggerName, files: Files = None, data_dir: DataDir = DEFAULT_DATA) -> None:
-    """Deliver nothing to a Trigger's subscriber until `resume`: its events wait.
+    """Pause a Trigger: its events wait until `knafka trigger resume`.
 
-    Writes the annotation knafka.dev/paused into the file that declares it, as `kubectl annotate`
-    does on a cluster; what is being delivered is finished.
+    Writes the annotation knafka.dev/paused into the file that declares the Trigger, as `kubectl
+    annotate` does in a cluster. Deliveries that have begun are finished.
     """
     _annotate(trigger, files, data_dir, "is paused", paused=True)
 
 
 def resume(trigger: TriggerName, files: Files = None, data_dir: DataDir = DEFAULT_DATA) -> None:
-    """Have a paused Trigger go on from where it was."""
+    """Resume a paused Trigger: it continues with the first event that waits."""
     _annotate(trigger, files, data_dir, "goes on", paused=False)
 
 
@@ -148,17 +149,19 @@ def rewind(
     trigger: TriggerName,
     to: Annotated[
         str,
-        typer.Option(help="A time (ISO 8601), how long ago (90s, 15m, 2h, 1d), or start."),
+        typer.Option(
+            help="Go back to a time (ISO 8601), a duration ago (90s, 15m, 2h, 1d), or start."
+        ),
     ],
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say how many events it would get again.")
+        bool, typer.Option("--dry-run", help="Only print how many events would be delivered again.")
     ] = False,
     data_dir: DataDir = DEFAULT_DATA,
 ) -> None:
-    """Have a Trigger get events again: all that its Broker accepted since a time.
+    """Deliver to a Trigger again every event that its Broker accepted since a time.
 
-    Only while it delivers nothing (no dispatcher runs), and only back: nothing is left out. What
-    its filters refuse is refused again.
+    The Trigger must not be delivering (no dispatcher runs). Its position only moves back, so that
+    no event is left out; its filters apply again.
     """
     installation = Installation(data_dir)
     running = installation.running()

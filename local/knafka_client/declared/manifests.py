@@ -202,9 +202,11 @@ def _read(
             if identity is None:
                 raise InvalidDocument("metadata.name", "missing: want a name")
             if resource is None or not isinstance(document, dict):
-                raise InvalidDocument("kind", "none of those that run here, so it is left out")
+                raise InvalidDocument(
+                    "kind", "does not run here, so the object is left out"
+                )
             if identity in entries:
-                raise InvalidDocument("metadata.name", "stands in this file already")
+                raise InvalidDocument("metadata.name", "is declared in this file already")
             entries[identity] = _ManifestEntry(resource, place, document)
             if isinstance(resource, EventPolicy) and (problem := _unreadable(resource)):
                 # It stays all the same: what can't be read lets nobody through, and without any

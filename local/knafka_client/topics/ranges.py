@@ -16,6 +16,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from knafka.clients.kafka_client import log_error_of, open_client
 from knafka.core.errors import LogError
 from knafka.ports.log import Commits, OffsetAndMetadata, Record
+from knafka.ports.shared_log import GroupHasMembers
 
 KAFKA_ANSWER_TIMEOUT: Final = 15.0
 """Seconds for one question to Kafka."""
@@ -35,10 +36,6 @@ _HAS_MEMBERS: Final = frozenset(
         KafkaError.NON_EMPTY_GROUP,
     }
 )
-
-
-class GroupHasMembers(LogError):
-    """Offsets were not committed: the group has members, which commit their own."""
 
 
 class RangeReader:
