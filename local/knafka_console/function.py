@@ -54,7 +54,7 @@ class Viewers:
         """By a digest of token and namespaces, those who asked last at the end."""
 
     def source(self, viewer: Viewer) -> ClusterConsole:
-        """That of the viewer; whether the token is any good, the API server says."""
+        """The source of this viewer, made if need be; the API server judges the token."""
         now = self._clock()
         key = hashlib.sha256("\n".join([viewer.token, *viewer.namespaces]).encode()).digest()
         _, kept_source = self._known.pop(key, (now, None))
@@ -84,7 +84,8 @@ class Viewers:
 
 
 def as_bearer(client: kubernetes.client.ApiClient, token: str) -> kubernetes.client.ApiClient:
-    """The same API server, asked with another token and with nothing else of `client`'s."""
+    """A client of the same API server with another token, and with no other credentials of
+    `client`."""
     configuration = kubernetes.client.Configuration()
     configuration.host = client.configuration.host
     configuration.ssl_ca_cert = client.configuration.ssl_ca_cert

@@ -51,7 +51,7 @@ class NoKafka(KnafkaError):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What `knafka up` was asked for."""
+    """The options of `knafka up`."""
 
     manifests: tuple[Path, ...]
     data: Path
@@ -130,25 +130,25 @@ class Supervisor:
             child.kill()
 
     def snapshot(self) -> Snapshot:
-        """How everything stands."""
+        """A snapshot of everything that runs."""
         self._write_state()  # what is shown is found by the other commands
         problems = tuple(map(str, self._declared.problems))
         return self._knative.snapshot(problems, self.kafka)
 
     @property
     def declared(self) -> DeclaredObjects:
-        """What the files say."""
+        """What the files declare."""
         return self._declared
 
     @property
     def state(self) -> RunningState:
-        """What runs, as the other commands know it."""
+        """What runs, as it was written last for the other commands."""
         assert self._state is not None, "it is up"
         return self._state
 
     @property
     def kafka(self) -> str:
-        """Where Kafka is, and whether it is ours."""
+        """The address of Kafka, whether it is ours, and whether it is up."""
         if self._server is None:
             return f"{self._kafka.bootstrap_servers} (not ours)"
         return f"{self._kafka.bootstrap_servers} ({'up' if self._server.pid else 'down'})"

@@ -11,7 +11,7 @@ Snap = Callable[[], Snapshot]
 
 
 class View(Protocol):
-    """Who shows what happens."""
+    """Shows a person what happens in a `knafka up`."""
 
     def say(self, line: str) -> None:
         """Something happened, for a person."""

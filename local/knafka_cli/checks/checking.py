@@ -147,7 +147,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What came of it."""
+    """What was checked: how many documents, and what is wrong with them."""
 
     objects: int
     findings: Sequence[Finding]

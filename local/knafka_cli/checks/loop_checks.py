@@ -39,7 +39,7 @@ def warnings(
 
 
 def of_broker(broker: Broker, known: Mapping[ObjectIdentity, Any]) -> list[str]:
-    """The same of a Broker's own dead letter sink, which all its Triggers have that declare no
+    """Warnings about a Broker's own dead letter sink, which all its Triggers have that declare no
     delivery."""
     bus = ObjectIdentity(BROKERS.broker, broker.metadata.namespace, broker.metadata.name)
     sinks = {DEAD_LETTER_SINK_PATH: broker.spec.delivery.dead_letter_sink}

@@ -76,7 +76,7 @@ class _Policy(Declared):
 
 
 def errors(policy: EventPolicy) -> list[str]:
-    """What is refused, or never works."""
+    """Sentences about what Knative's webhook refuses in an EventPolicy, and what never works."""
     try:
         spec = _read(policy)
     except InvalidDocument as error:
@@ -86,7 +86,7 @@ def errors(policy: EventPolicy) -> list[str]:
 
 
 def missing(policy: EventPolicy, known: Mapping[ObjectIdentity, Any]) -> Iterator[ObjectIdentity]:
-    """What it is about by name and isn't there."""
+    """The objects that an EventPolicy names and that are not among the files."""
     for target in _spec(policy).to:
         if target.ref is not None and target.ref.kind in ADDRESSED:
             identity = ObjectIdentity(target.ref.kind, policy.metadata.namespace, target.ref.name)
@@ -97,7 +97,7 @@ def missing(policy: EventPolicy, known: Mapping[ObjectIdentity, Any]) -> Iterato
 def warnings(
     policy: EventPolicy, document: Mapping[str, Any], known: Mapping[ObjectIdentity, Any]
 ) -> Iterator[str]:
-    """What is allowed and probably a mistake."""
+    """Sentences about what is allowed in an EventPolicy and is probably a mistake."""
     spec = _spec(policy)
     if not spec.from_:
         yield "spec.from is empty: it lets nobody through"

@@ -49,7 +49,7 @@ def errors(sensor: Sensor) -> list[str]:
 
 
 def warnings(sensor: Sensor) -> list[str]:
-    """What is allowed and probably a mistake."""
+    """Sentences about what is allowed in a Sensor and is probably a mistake."""
     doubts = []
     used = frozenset[str]().union(*(rule.condition.names for rule in sensor.spec.rules()))
     for number, dependency in enumerate(sensor.spec.dependencies):
@@ -65,7 +65,7 @@ def warnings(sensor: Sensor) -> list[str]:
 
 
 def destinations(sensor: Sensor) -> Mapping[str, Destination | None]:
-    """Where it sends, by path."""
+    """The destinations that a Sensor sends to, by their path in its document."""
     by_path: dict[str, Destination | None] = {}
     for number, trigger in enumerate(sensor.spec.triggers):
         path = f"spec.triggers[{number}]"

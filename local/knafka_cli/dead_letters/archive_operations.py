@@ -78,7 +78,7 @@ class ArchiveOperations:
         raise Unknown(f"{problem} there is {known or 'none'}")
 
     def make(self, kind: str, archive: Document, spec: Mapping[str, Any]) -> str:
-        """Have an operation done; its name."""
+        """Create an operation object, and return its name."""
         dry_run = {"ttlSecondsAfterFinished": DRY_RUN_KEPT_FOR} if spec.get("dryRun") else {}
         words = kind.removeprefix("DeadLetter").lower()
         name = f"{words}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"

@@ -43,7 +43,7 @@ def open_tables(place: str, tell: Callable[[str], None]) -> TableFiles | None:
 
 
 def overviews(files: TableFiles, conditions: Sequence[Condition]) -> dict[TriggerName, Overview]:
-    """What each Trigger has in the tables that is unresolved. Raises `JobError`."""
+    """The unresolved dead letters of each Trigger, counted from the tables. Raises `JobError`."""
     from knafka_jobs.lookup import run as lookup
 
     sent = lookup.on_their_way(files, conditions)

@@ -41,7 +41,7 @@ def attributes(given: Sequence[str]) -> Predicate:
 
 
 def all_of(predicates: Sequence[Predicate]) -> Predicate | None:
-    """What all of them are true of; None: there are none."""
+    """A predicate that is true if all of these are; None: there are none."""
 
     def wants(event: Attributes) -> bool:
         return all(predicate(event) for predicate in predicates)

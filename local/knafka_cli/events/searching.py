@@ -23,7 +23,7 @@ SEARCH_QUEUE_KILOBYTES: Final = 8192
 
 @dataclass
 class Search:
-    """One topic's search; what is found stays, also if it is interrupted."""
+    """The search of one topic, with what it has found so far: an interrupted search keeps that."""
 
     topic: str
     found: list[Record] = field(default_factory=list)

@@ -36,7 +36,7 @@ RETRIED_STATUSES: Final = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SE
 
 @dataclass(frozen=True, slots=True)
 class SendResult:
-    """What became of one event at last; `status` is None if nobody answered."""
+    """The final answer to one event, after all retries; `status` is None if nobody answered."""
 
     event: Event
     status: int | None
@@ -58,7 +58,7 @@ class SendResult:
 
 @dataclass(slots=True)
 class Summary:
-    """All answers, counted."""
+    """Counts the answers to all events, by status."""
 
     statuses: Counter[int | None] = field(default_factory=Counter)
     began: float = field(default_factory=time.monotonic)

@@ -39,7 +39,7 @@ class Format(StrEnum):
 
 
 class NoTopic(errors.KnafkaError):
-    """None of the topics is there."""
+    """None of the topics to tail exists."""
 
     def __init__(self, topics: Sequence[str]) -> None:
         super().__init__(
@@ -50,7 +50,7 @@ class NoTopic(errors.KnafkaError):
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """What of the past is shown first; nothing unless it is asked for."""
+    """Which existing events are shown before new ones; none by default."""
 
     since: float | None = None
     """Seconds since the Unix epoch."""

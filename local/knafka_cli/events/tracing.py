@@ -109,8 +109,8 @@ async def trace(
     egresses: Sequence[Egress],
     paused: Collection[str] = (),
 ) -> Trace:
-    """What became of this record at these Triggers, which are its Broker's; `paused` names some of
-    them. Raises `LogError`, and `InvalidEvent` if it holds no event."""
+    """Trace a record through these Triggers, which are of its Broker; `paused` names those that are
+    paused. Raises `LogError`, and `InvalidEvent` if the record holds no event."""
     envelope = read(record.headers(), record.value())
     topics = await admin.topics()
     deliveries = [
@@ -229,7 +229,7 @@ async def _progress(
 def state_of(
     offset: int, committed: OffsetAndMetadata | None, policy: int = 0
 ) -> tuple[TracedState, str]:
-    """How far a group is with one offset, and a few words about it."""
+    """How far a consumer group is with one offset, as a state and a short explanation."""
     if committed is None:
         return TracedState.WAITING, "nothing of its partition is settled"
     if offset < committed.offset:
@@ -331,7 +331,7 @@ def holds_event(record: Record) -> bool:
 
 
 def committed_in(connection: Mapping[str, Any]) -> Committed:
-    """Asked of Kafka, as a consumer of the group that doesn't join it."""
+    """A function that asks Kafka for committed offsets, without joining the group."""
 
     def committed(group: str, topic: str, partitions: Collection[int]) -> Commits:
         with RangeReader(connection, group) as reader:

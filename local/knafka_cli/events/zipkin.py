@@ -51,7 +51,7 @@ def spans_of(url: str, trace_id: str) -> Sequence[Span]:
 
 
 def steps_of(spans: Sequence[Span], egress: Egress) -> Sequence[TraceStep]:
-    """What they tell of one Trigger or Subscription."""
+    """The steps of an event at one Trigger or Subscription, from the spans of its trace."""
     destination = f"{egress.kind.lower()}:{egress.trigger}.{egress.namespace}"
     steps = []
     for span in spans:

@@ -26,11 +26,11 @@ Say = Callable[[str], None]
 
 
 class NotStarted(KnafkaError):
-    """It ended before it was up; what it said was passed on."""
+    """`knafka up` ended before it was up; its lines have been passed on."""
 
 
 class NotStopped(KnafkaError):
-    """It is still there."""
+    """`knafka up` still runs after the time that it had to stop."""
 
 
 def start(arguments: Sequence[str], installation: Installation, say: Say) -> int:
@@ -70,7 +70,7 @@ def start(arguments: Sequence[str], installation: Installation, say: Say) -> int
 
 
 def stop(installation: Installation, timeout: float = DETACHED_STOP_TIMEOUT) -> bool:
-    """Have what runs stop cleanly, and wait for it; False: nothing ran. Raises `NotStopped`."""
+    """Stop what runs cleanly, and wait for it. False: nothing ran. Raises `NotStopped`."""
     pid = installation.pid()
     if pid is None:
         return False
@@ -84,7 +84,7 @@ def stop(installation: Installation, timeout: float = DETACHED_STOP_TIMEOUT) -> 
 
 
 def log_file(installation: Installation) -> Path:
-    """Where a `knafka up` in the background prints to."""
+    """The file that a `knafka up` in the background prints to."""
     return installation.logs / "up.log"
 
 

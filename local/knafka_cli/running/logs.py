@@ -27,7 +27,7 @@ class Logs:
         """Up to where each file was given."""
 
     def names(self, part: str | None = None) -> Sequence[str]:
-        """All of them, or those of one process, Trigger or Service."""
+        """The names of all logs, or of those of one process, Trigger or Service."""
         return sorted(name for name in self._files() if part is None or is_of(name, part))
 
     def last(self, name: str, lines: int) -> Sequence[str]:

@@ -65,7 +65,7 @@ class Standing:
         return f"{self.topic}/{self.partition}/{offset}"
 
     def text(self, sensor: SensorPlace) -> str:
-        """What is next, for a person."""
+        """One line for a person about the next record."""
         unread = f"{self.place}, {self.end - self.offset} offsets before the end"
         return f"{unread}: {'nothing to read' if self.record is None else self._about(sensor)}"
 
@@ -92,8 +92,8 @@ class Standing:
 
 
 def standings(connection: Mapping[str, Any], sensor: SensorPlace) -> Sequence[Standing]:
-    """Where the group stands, by partition of the bus and of the trigger topic, those without
-    anything to read left out. Raises `LogError`."""
+    """The next record of a Sensor in each partition of its bus and its trigger topic that has
+    unread records. Raises `LogError`."""
     with _reader(connection, sensor) as reader:
         return list(_standings(reader, sensor))
 

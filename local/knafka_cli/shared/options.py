@@ -73,7 +73,8 @@ def add(app: typer.Typer, name: str, command: Callable[..., None], example: str)
 
 @contextlib.contextmanager
 def usage() -> Iterator[None]:
-    """What can't be read ends with exit code 2; that nothing runs, or answers, is no such thing."""
+    """End the command with exit code 2 for input that can't be used; other errors pass through and
+    end it with 1."""
     try:
         yield
     except (event_input.BadInput, triggers.Unknown, InvalidDocument, InvalidEvent) as error:
@@ -82,7 +83,7 @@ def usage() -> Iterator[None]:
 
 
 def refuse(problem: str) -> typer.Exit:
-    """Say what is wrong with the question; raise what comes back."""
+    """Print what is wrong with the command's options; raise what is returned."""
     typer.echo(f"knafka: {problem}", err=True)
     return typer.Exit(EXIT_USAGE)
 
@@ -170,7 +171,7 @@ def egress_of(running: RunningState, trigger: str) -> Egress:
 
 
 def kafka_of(running: RunningState) -> dict[str, Any]:
-    """How to reach the Kafka of what runs, as librdkafka takes it."""
+    """The librdkafka configuration that reaches the Kafka of what runs."""
     return connection(Kafka(bootstrap_servers=running.bootstrap_servers))
 
 

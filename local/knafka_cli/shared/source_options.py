@@ -64,7 +64,8 @@ def source_of(
     bootstrap_servers: str | None,
     system_namespace: str = SYSTEM_NAMESPACE,
 ) -> DeclaredSource:
-    """What `knafka up` runs, unless a context or a kubeconfig is named."""
+    """The source of declared objects: the cluster of a context or kubeconfig, else what `knafka up`
+    runs."""
     if context is None and kubeconfig is None:
         if bootstrap_servers is not None:
             raise refuse("--bootstrap-servers needs a cluster: name its --context")
@@ -82,8 +83,8 @@ def source_of(
 
 
 def view_of(source: DeclaredSource, namespace: str | None, name: str | None) -> DeclaredView:
-    """What is declared in the namespace that a name of a Broker or Trigger says, else in
-    `namespace`; what can't be read of it is said on stderr."""
+    """Read what is declared in the namespace of a Broker's or Trigger's name, else in `namespace`.
+    Problems are printed on stderr."""
     own = namespace_in(name) if name else None
     view = source.read(own or namespace)
     for problem in view.problems:

@@ -24,7 +24,7 @@ class NotAnnotated(KnafkaError):
 
 
 def annotate(file: Path, identity: ObjectIdentity, key: str, value: str) -> None:
-    """Have the object of this file carry the annotation; raises `NotAnnotated`."""
+    """Write an annotation into the object in this file. Raises `NotAnnotated`."""
     file = file.resolve()
     text = file.read_text()
     try:

@@ -159,7 +159,8 @@ class ClusterSource:
     def connection_of_channel(
         self, channel: Broker
     ) -> tuple[Mapping[str, Any], ConfigMap | None, Sequence[str]]:
-        """As `connection_of`: all KafkaChannels have one ConfigMap, and may name a Secret."""
+        """Like `connection_of`, for a KafkaChannel: all have one ConfigMap, and each may name a
+        Secret."""
         problems: list[str] = []
         default, base = Identity(self._system, CHANNEL_CONFIG), None
         try:
@@ -189,8 +190,8 @@ class ClusterSource:
     def connection_of(
         self, broker: Broker
     ) -> tuple[Mapping[str, Any], ConfigMap | None, Sequence[str]]:
-        """How its Kafka is reached, its ConfigMap over the installation's, and what couldn't be
-        read on the way. Raises `KnafkaError`."""
+        """The librdkafka configuration that reaches a Broker's Kafka, the ConfigMap that applies to
+        the Broker, and what could not be read. Raises `KnafkaError`."""
         problems: list[str] = []
         default = Identity(self._system, BROKER_CONFIG)
         base = None
@@ -222,7 +223,8 @@ class ClusterSource:
         return None if document is None else parse(ConfigMap, document)
 
     def default_delivery(self, broker: Broker) -> Broker:
-        """With the delivery of `config-br-defaults` where it declares none and that is readable."""
+        """The Broker with the delivery of `config-br-defaults`, if it declares none and that
+        ConfigMap can be read."""
         if broker.spec.delivery.is_set:
             return broker
         namespace, _, name = BROKER_DEFAULTS.partition("/")
@@ -232,7 +234,8 @@ class ClusterSource:
             return broker  # what is looked for doesn't depend on it
 
     def list(self, api_version: str, kind: str, namespace: str) -> Sequence[Document] | None:
-        """All objects of a kind; None: the cluster doesn't have it. Raises `ClusterError`."""
+        """All objects of a kind in a namespace; None: the cluster doesn't have the kind. Raises
+        `ClusterError`."""
         group, _, version = api_version.partition("/")
         plural = f"{kind.lower()}s"
         answer = self._asked(

@@ -83,12 +83,12 @@ class DeclaredView:
         return [egress for egress in self.egresses if broker_of(egress) == broker_of(ingress)]
 
     def connection(self, owner: Ingress | Egress) -> dict[str, Any]:
-        """How the Kafka of a Broker or Trigger is reached."""
+        """The librdkafka configuration that reaches the Kafka of a Broker or Trigger."""
         return dict(self.connections[broker_of(owner)])
 
     @contextmanager
     def reaching(self, owner: Ingress | Egress) -> Iterator[None]:
-        """Have a failure to reach Kafka say what to do. Raises `NotReached`."""
+        """Turn a failure to reach Kafka inside into `NotReached`, which says what to do."""
         try:
             yield
         except LogError as error:

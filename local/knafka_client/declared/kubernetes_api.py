@@ -60,7 +60,8 @@ class KubernetesApi:
         return items
 
     def get(self, objects: Objects, namespace: str, name: str) -> Document | None:
-        """None, too, for what can't be a name: `..` or none would ask for something else."""
+        """An object; None: there is none, or the name is none that an object can have, such as
+        `..`."""
         if _NAME(namespace) is None or _NAME(name) is None:
             return None
         answer = self.ask(
@@ -69,7 +70,8 @@ class KubernetesApi:
         return None if answer is None else json.loads(answer)
 
     def create(self, objects: Objects, namespace: str, body: Mapping[str, Any]) -> Document | None:
-        """None: there is no such kind. Raises `Conflict` if the object is there already."""
+        """Create an object. None: the cluster doesn't have the kind. Raises `Conflict` if the
+        object exists."""
         if _NAME(namespace) is None:
             return None
         what = f"create {objects.plural} {namespace}/{body['metadata']['name']}"
@@ -133,7 +135,7 @@ class KubernetesApi:
 
 
 def answered(what: str, ask: Callable[[], Any]) -> bytes | None:
-    """What the API server answers; None: 404. Raises `ClusterError`."""
+    """The API server's answer; None: it answered 404. Raises `ClusterError`."""
     try:
         data: bytes = ask().data
     except ApiException as error:

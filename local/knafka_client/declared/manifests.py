@@ -97,7 +97,7 @@ class ManifestProblem:
 
 @dataclass(frozen=True, slots=True)
 class DeclaredObjects:
-    """All that the files say, and what in them can't be used."""
+    """All objects that the files declare, and the problems in the files."""
 
     resources: Mapping[ObjectIdentity, tuple[Resource, ManifestPlace]]
     problems: tuple[ManifestProblem, ...] = ()
@@ -202,9 +202,7 @@ def _read(
             if identity is None:
                 raise InvalidDocument("metadata.name", "missing: want a name")
             if resource is None or not isinstance(document, dict):
-                raise InvalidDocument(
-                    "kind", "does not run here, so the object is left out"
-                )
+                raise InvalidDocument("kind", "does not run here, so the object is left out")
             if identity in entries:
                 raise InvalidDocument("metadata.name", "is declared in this file already")
             entries[identity] = _ManifestEntry(resource, place, document)
@@ -255,7 +253,7 @@ def items_of(document: object) -> Iterator[object]:
 
 
 def identity_of(document: object) -> ObjectIdentity | None:
-    """What a document is about, however broken the rest of it is."""
+    """The kind, namespace and name of a document, however broken its other fields are."""
     match document:
         case {"kind": str(kind), "metadata": {"name": str(name), **rest}}:
             namespace = rest.get("namespace") or "default"

@@ -36,7 +36,7 @@ def named(text: str, kind: str) -> ObjectIdentity:
 
 
 def find(declared: DeclaredObjects, text: str) -> Trigger:
-    """Raises `Unknown`."""
+    """The Trigger of this name. Raises `Unknown`."""
     identity = named(text, "Trigger")
     trigger, _ = declared.resources.get(identity, (None, None))
     if isinstance(trigger, Trigger):
@@ -108,7 +108,7 @@ def subscriber_in_short(destination: Destination) -> str:
 
 
 def is_paused(trigger: Trigger) -> bool:
-    """Whether it declares that nothing is to be delivered for now."""
+    """Whether a Trigger or Subscription is declared paused."""
     return trigger.metadata.annotations.get(PAUSED) == "true"
 
 

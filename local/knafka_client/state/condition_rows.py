@@ -54,13 +54,14 @@ def sensor_row(document: Document) -> TriggerRow:
 
 
 def why_not(document: Document) -> str:
-    """As it was seen last, also while a change is looked at; empty: it is Ready."""
+    """Why an object isn't Ready, as `Reason: message`; empty: it is Ready. While a change is
+    reconciled, the last known reason counts."""
     ready = condition(document, READY)
     return "" if ready.get("status") == "True" else _said(ready)
 
 
 def condition(document: Document, type_: str) -> Document:
-    """Empty if it has none of this type."""
+    """The object's condition of this type; empty if it has none."""
     return next((row for row in conditions(document) if row["type"] == type_), {})
 
 

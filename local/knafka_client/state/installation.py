@@ -78,7 +78,7 @@ class RunningState(Model):
     sensors: tuple[SensorPlace, ...] = ()
 
     def url_of(self, ingress: Ingress) -> str:
-        """Where it takes events."""
+        """The URL at which a Broker or KafkaChannel takes events."""
         is_channel = ingress.kind == "KafkaChannel"
         return (self.channels_url if is_channel else self.url) + ingress.path
 
@@ -98,7 +98,7 @@ class Installation:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Be the one `knafka up` on this data; raises `InUse`."""
+        """Hold this data folder's lock inside: only one `knafka up` runs on it. Raises `InUse`."""
         try:
             self.logs.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -119,15 +119,16 @@ class Installation:
                 self._forget()
 
     def write(self, state: RunningState) -> None:
-        """Tell the other commands; they see the old state or the new one, never half of it."""
+        """Write what runs to the state file, which the other commands read; they see the old state
+        or the new one, never half of it."""
         replace_file(self._state, state.model_dump_json(by_alias=True, indent=2))
 
     def write_status(self, text: str) -> None:
-        """The same for how everything stands, as JSON."""
+        """Write the snapshot, as JSON, to the status file that the other commands read."""
         replace_file(self._status, text)
 
     def running(self) -> RunningState:
-        """What runs on this data; raises `NotRunning`."""
+        """Read what runs on this data. Raises `NotRunning`."""
         if self.pid() is not None:
             with contextlib.suppress(OSError, InvalidDocument):
                 return documents.parse_json(RunningState, self._state.read_text())
@@ -137,7 +138,7 @@ class Installation:
         )
 
     def status(self) -> str | None:
-        """How everything stands, as JSON; None: nothing runs, or it is just starting."""
+        """The snapshot as JSON; None: nothing runs, or it is just starting."""
         if self.pid() is not None:
             with contextlib.suppress(OSError):
                 return self._status.read_text()

@@ -66,7 +66,7 @@ class TriggerRow:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All of it."""
+    """The state of Kafka, Brokers, Triggers and Sensors at one moment."""
 
     kafka: str
     brokers: tuple[BrokerRow, ...] = ()

@@ -24,7 +24,7 @@ class StatusDocument(Model):
 
 
 def write(installation: Installation, now: Snapshot) -> None:
-    """Let the other commands know how everything stands."""
+    """Write a snapshot to the file that the other commands read."""
     installation.write_status(as_json(now))
 
 
@@ -40,7 +40,8 @@ async def keep(installation: Installation, snapshot: Callable[[], Snapshot]) -> 
 
 
 def read(installation: Installation) -> Snapshot:
-    """How everything stands, a second ago at most. Raises `NotRunning`, also while it starts."""
+    """The last snapshot, a second old at most. Raises `NotRunning`, also while `knafka up`
+    starts."""
     if (text := installation.status()) is None:
         installation.running()  # which says better what is wrong
         raise NotRunning(f"what runs on {installation.data} is starting or stopping: ask again")
@@ -58,7 +59,7 @@ def as_json(now: Snapshot) -> str:
 
 
 def not_ready(now: Snapshot) -> list[str]:
-    """What isn't as it should be, one sentence each."""
+    """One sentence for each object that isn't Ready."""
     brokers = [f"{row.kind} {row.name}: {row.refused}" for row in now.brokers if row.refused]
     triggers = [f"{row.kind} {row.name}: {row.refused}" for row in now.triggers if row.refused]
     sensors = [f"Sensor {row.name}: {row.refused}" for row in now.sensors if row.refused]

@@ -112,7 +112,7 @@ class Overview:
 
     @property
     def row(self) -> Sequence[str]:
-        """As `COLUMNS` name it."""
+        """The cells of a table with the columns `COLUMNS`."""
         reasons = ", ".join(f"{reason} × {count}" for reason, count in self.reasons.items())
         return (
             self.trigger, self.counted, str(self.replayed), self.oldest, self.newest, reasons
@@ -132,7 +132,7 @@ class Overview:
 
 
 def preview_lines(would: Mapping[str, Any]) -> Iterator[str]:
-    """What a dry run of a replay says, for a person; `would` is as the job tells it."""
+    """The lines for a person about a replay's dry run; `would` is the job's answer."""
     for event in would["events"]:
         how = f"{event['reason']} {event['code'] or ''}".strip()
         yield f"{event['trigger']}: {event['type']} {event['id']} from {event['source']} ({how})"
@@ -145,8 +145,8 @@ def preview_lines(would: Mapping[str, Any]) -> Iterator[str]:
 
 
 def of_broker(owner: Ingress | Egress) -> Egress:
-    """What has the dead letters of a Broker or KafkaChannel itself, where a Trigger's Egress is
-    asked for: no Trigger's name, and its topic for records that hold no event."""
+    """A stand-in Egress for the dead letters of a Broker or KafkaChannel itself, which are records
+    that hold no event: it has no Trigger's name, and the Broker's dead-letter topic."""
     is_channel = owner.kind in ("KafkaChannel", "Subscription")
     name = names.of_channel(owner.broker) if is_channel else owner.broker
     return Egress(
@@ -217,7 +217,8 @@ async def overview(admin: LogAdmin, egress: Egress, tabled: Tabled | None = None
 
 
 async def read_topic(admin: LogAdmin, topic: str, limit: int) -> Sequence[Record]:
-    """Its last `limit` records; none if it isn't there, as it is made when it is first needed."""
+    """The last `limit` records of a topic; none if the topic doesn't exist, as it is made with its
+    first record."""
     try:
         return await admin.read_all(topic, limit)
     except LogError as error:
@@ -231,7 +232,7 @@ Replays: TypeAlias = Mapping[bytes, int]
 
 
 async def replays(admin: LogAdmin, egress: Egress) -> Replays:
-    """What was sent again of a Trigger's dead letters, by the job or the command."""
+    """Which of a Trigger's dead letters the job or the command sent again, and when last."""
     sent: dict[bytes, int] = {}
     for record in await read_topic(admin, replay_topic(egress), READ_AT_MOST):
         identity = _identity(record)

@@ -40,7 +40,7 @@ class NotSent(KnafkaError):
 
 @dataclass(frozen=True, slots=True)
 class ReplayChoice:
-    """One dead letter that was asked for."""
+    """One dead letter that was chosen for a replay, and why it can't be sent, if so."""
 
     egress: Egress
     """Of the Trigger that failed it."""

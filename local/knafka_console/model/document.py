@@ -193,7 +193,7 @@ class ReportRow(Model):
 
 
 class Reports(Model):
-    """All that the viewer may list."""
+    """All DeadLetterArchives that the viewer may list."""
 
     archives: tuple[ReportRow, ...]
     problems: tuple[str, ...] = ()
@@ -236,7 +236,7 @@ class ArchiveReplay(Model):
 
 
 class ArchiveReplays(Model):
-    """Those of one archive, the latest first."""
+    """The replays of one archive, the latest first."""
 
     may: bool
     """Whether the viewer may create one."""

@@ -95,7 +95,7 @@ def _filters(declared: Trigger | None) -> str:
 
 
 def health_of(row: TriggerRow) -> tuple[Health, str]:
-    """How a Trigger is, and the words for it."""
+    """The health of a Trigger, and a few words about it."""
     if row.refused:
         return Health.NOT_READY, row.refused
     if row.error:
@@ -147,7 +147,7 @@ def _written(spec: Mapping[str, Any], names: Sequence[str]) -> str:
 
 
 def verdicts(asked: Iterable[Trigger], event: Event) -> tuple[FilterVerdict, ...]:
-    """Who would get the event, and which clause says no."""
+    """For each Trigger, whether it would get the event, and the clauses that refuse it."""
     return tuple(
         FilterVerdict(
             namespace=trigger.metadata.namespace,

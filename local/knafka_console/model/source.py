@@ -94,11 +94,12 @@ class ArchiveReports(Protocol):
 
 
 class Source(Protocol):
-    """One viewer's view; everything may raise `KnafkaError` with a sentence for them."""
+    """What one viewer sees and does. Every method may raise `KnafkaError` with a sentence for the
+    viewer."""
 
     @property
     def reports(self) -> ArchiveReports | None:
-        """None: here are no archives."""
+        """The reports of DeadLetterArchives; None: this place has no archives."""
         ...
 
     async def state(self) -> ConsoleState:
@@ -118,7 +119,7 @@ class Source(Protocol):
         ...
 
     async def pause(self, trigger: TriggerName, *, paused: bool) -> str:
-        """Have it wait, or go on; returns what was done, for the viewer. Raises `NotFound` and
+        """Pause or resume a Trigger; returns a sentence about what was done. Raises `NotFound` and
         `Forbidden`."""
         ...
 

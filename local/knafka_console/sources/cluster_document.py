@@ -28,7 +28,7 @@ class Stored:
     problems: tuple[str, ...] = ()
 
     def ours(self) -> Stored:
-        """Without other implementations' Brokers and channels, and what is theirs."""
+        """The same objects without those of other Broker and channel implementations."""
         foreign = {_key(broker) for broker in self.brokers if not _is_ours(broker)}
         return Stored(
             [broker for broker in self.brokers if _key(broker) not in foreign],
@@ -54,7 +54,8 @@ def state(stored: Stored, figures: Figures | None, place: str) -> ConsoleState:
 
 
 def declared(triggers: Sequence[Document]) -> Sequence[Trigger]:
-    """Those that can be read; the operator says in a condition what it can't."""
+    """The Triggers and Subscriptions that can be read; the operator reports the others in a
+    condition."""
     readable = []
     for document in triggers:
         try:

@@ -46,7 +46,8 @@ class ClusterKafka:
         )
 
     async def of(self, trigger: Document) -> tuple[Egress, dict[str, Any]]:
-        """Raises `NotFound` without its Broker, and `KnafkaError`."""
+        """The Egress of a Trigger or Subscription, and the librdkafka configuration of its Kafka.
+        Raises `NotFound` without its Broker, and `KnafkaError`."""
         family = family_of(trigger["kind"])
         identity = family.broker_of(trigger)
         kind = KAFKA_CHANNEL_OBJECTS if family is CHANNELS else BROKER_OBJECTS
@@ -56,7 +57,7 @@ class ClusterKafka:
         return await asyncio.to_thread(self._read, family, broker, trigger)
 
     async def of_broker(self, namespace: str, broker: str) -> dict[str, Any]:
-        """How a Broker's Kafka is reached. Raises `NotFound` and `KnafkaError`."""
+        """The librdkafka configuration of a Broker's Kafka. Raises `NotFound` and `KnafkaError`."""
         document = await asyncio.to_thread(self._api.get, BROKER_OBJECTS, namespace, broker)
         if document is None:
             raise NotFound(f"there is no Broker {namespace}/{broker}")

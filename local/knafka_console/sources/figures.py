@@ -40,7 +40,7 @@ class TriggerKey(NamedTuple):
 
 @dataclass(slots=True)
 class TriggerFigures:
-    """Of one Trigger or Subscription."""
+    """The figures of one Trigger or Subscription."""
 
     lag: int | None = None
     replicas: int = 0
@@ -49,7 +49,7 @@ class TriggerFigures:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """All of them at one moment."""
+    """The figures of all Triggers and topics at one moment."""
 
     triggers: Mapping[TriggerKey, TriggerFigures] = field(default_factory=dict)
     written: Mapping[str, int] = field(default_factory=dict)

@@ -116,7 +116,8 @@ class ClusterReports:
         self._topics = topics or ReportTopics()
 
     async def list(self) -> Reports:
-        """Raises `Forbidden` if nothing may be listed."""
+        """The DeadLetterArchives of all namespaces that the viewer may list. Raises `Forbidden` if
+        there is no such namespace."""
         places: Sequence[str | None] = self._namespaces or (None,)
         rows, problems = list[ReportRow](), list[str]()
         for place in places:

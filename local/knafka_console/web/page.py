@@ -29,7 +29,7 @@ PAGE_SCRIPTS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What is served."""
+    """An HTML page, with its Content-Security-Policy."""
 
     html: str
     policy: str
@@ -49,7 +49,7 @@ def sign_in_page() -> Page:
 
 
 def problem_page(sentence: str) -> Page:
-    """What is wrong, for somebody who has opened a link."""
+    """A page that tells somebody who opened a link what is wrong."""
     return Page(_problem().html.replace("/*sentence*/", html.escape(sentence)), _problem().policy)
 
 

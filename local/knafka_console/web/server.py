@@ -88,7 +88,7 @@ origin. One that was rendered here has our scripts, and holds data alone that ar
 
 
 class Verdicts(Model):
-    """Who would get an event."""
+    """Which Triggers would get an event."""
 
     verdicts: tuple[FilterVerdict, ...]
 
@@ -120,7 +120,7 @@ class ConsoleServer:
 
     @classmethod
     async def start_signed_in(cls, listener: socket.socket, sign_in: SignIn) -> ConsoleServer:
-        """The same for viewers with tokens, under any host."""
+        """Start a server for viewers who sign in with tokens, under any host name."""
         return await cls._start(listener, application(None, sign_in.source, sign_in))
 
     @classmethod

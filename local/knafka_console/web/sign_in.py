@@ -41,7 +41,7 @@ _NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?").fullmatch
 
 
 class Viewer(NamedTuple):
-    """Who looks, and at what."""
+    """The token of a viewer, and the namespaces that the viewer sees."""
 
     token: str
     namespaces: tuple[str, ...] = ()
@@ -52,12 +52,12 @@ class Viewer(NamedTuple):
 
 
 def has_token(request: web.Request) -> bool:
-    """Whether it came with one, good or not."""
+    """Whether a request came with a token, valid or not."""
     return viewer(request.headers, request.cookies) is not None
 
 
 class SignInForm(Model):
-    """What the form sends."""
+    """The fields of the sign-in form."""
 
     token: str
     namespaces: str = ""
@@ -65,7 +65,7 @@ class SignInForm(Model):
 
 
 def viewer(headers: Mapping[str, str], cookies: Mapping[str, str]) -> Viewer | None:
-    """Of a request; None: it has no token."""
+    """The viewer of a request, by its headers and cookies; None: it has no token."""
     scheme, _, given = headers.get("Authorization", "").partition(" ")
     token = given.strip() if scheme.lower() == "bearer" else cookies.get(TOKEN_COOKIE, "")
     if not token or _TOKEN(token) is None:
@@ -89,7 +89,7 @@ class SignIn:
         ]
 
     def source(self, request: web.Request) -> Source:
-        """Raises `NotSignedIn`."""
+        """The source of the viewer who made a request. Raises `NotSignedIn`."""
         signed_in = viewer(request.headers, request.cookies)
         if signed_in is None:
             raise NotSignedIn("sign in first")
@@ -120,7 +120,7 @@ class SignIn:
 
 
 def forget(response: web.StreamResponse) -> None:
-    """Have the browser end its session."""
+    """Delete the session's cookies in the browser."""
     for name in (TOKEN_COOKIE, NAMESPACES_COOKIE, SESSION_COOKIE):
         response.del_cookie(name, path="/", samesite="Strict")
 

@@ -78,7 +78,7 @@ class LocalCluster(MemoryCluster):
         self._names = names
 
     def declare(self, document: Document, folder: Path) -> None:
-        """Have a document of the files, as it is written, of a manifest in `folder`."""
+        """Store a document as a file declares it; `folder` is that of its manifest."""
         stored = localize.localized(document)
         metadata = stored["metadata"]
         if document["kind"] in RECONCILED:
@@ -97,7 +97,7 @@ class LocalCluster(MemoryCluster):
         self.put(stored)
 
     def find(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
-        """What is stored, not to be changed."""
+        """The stored document, which must not be changed; None: there is none."""
         return self.objects.get((_stored_version(api_version, kind), kind, namespace, name))
 
     def reconciled(self, kind: str, namespace: str, name: str) -> Document | None:
@@ -111,7 +111,8 @@ class LocalCluster(MemoryCluster):
         return [owner for owner in self._names.of(kind) if owner not in declared]
 
     def forget(self, document: Document) -> None:
-        """It is gone, and its topic or group with it: the next of that name is another one."""
+        """Drop the kept names of an object that is gone with its topic or group: another object of
+        that name gets new ones."""
         self._names.drop(name_of(document))
 
     async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
@@ -166,7 +167,8 @@ def version_of(kind: str) -> str:
 
 
 def role_of(document: Document) -> str | None:
-    """What the operator made a Service for; None: it made none of it."""
+    """Which role the operator made a Service for, such as a receiver's; None: the operator did not
+    make it."""
     metadata = document["metadata"]
     if document["kind"] != "Service" or FOLDER_ANNOTATION in (metadata.get("annotations") or {}):
         return None
@@ -193,12 +195,12 @@ def service_status(document: Document, condition: Condition, **more: Any) -> dic
 
 
 def name_of(document: Document) -> str:
-    """How people write it: `Broker default/shop`."""
+    """An object's name for people: `Broker default/shop`."""
     return f"{document['kind']} {'/'.join(_place(document))}"
 
 
 def ready_of(document: Document) -> Mapping[str, Any]:
-    """Its `Ready` condition; empty while nothing is known of what is declared now."""
+    """An object's `Ready` condition; empty if it is not about what is declared now."""
     status = document.get("status") or {}
     if status.get("observedGeneration") != document["metadata"].get("generation"):
         return {}

@@ -197,8 +197,7 @@ class LocalController(Controller):
         return self._operators[family_of(kind)]
 
     def egresses(self) -> list[Egress]:
-        """How each Trigger is delivered, or will be once it isn't paused any more; then each
-        Subscription."""
+        """The Egress of each Trigger, paused ones included, then of each Subscription."""
         operators = self._operators.values()
         return [
             watched.egress
@@ -207,7 +206,7 @@ class LocalController(Controller):
         ]
 
     def sensors(self) -> list[SensorPlace]:
-        """Where the records of each Sensor lie that is ready to run."""
+        """Where the records of each Sensor lie; Sensors that aren't ready to run are left out."""
         records = self._operator.states.sensors.values()
         places = SensorPlace.model_fields
         return [
@@ -217,7 +216,7 @@ class LocalController(Controller):
         ]
 
     def ingresses(self, *families: Family) -> list[Ingress]:
-        """What receivers serve of what is declared, by name: that of Brokers, then the other."""
+        """The Ingress of each Broker, then of each KafkaChannel, that receivers serve, by name."""
         return [
             ingress for family in families or self._operators for ingress in self._ingresses(family)
         ]
@@ -246,7 +245,7 @@ class LocalController(Controller):
                             self._say(f"{family.broker} {owner} is still served: {error}")
 
     def scaled(self, namespace: str, name: str, kind: str = "Trigger") -> TriggerStatus | None:
-        """What the scaler knows of a Trigger, Subscription or Sensor; None: it isn't scaled."""
+        """The scaler's status of a Trigger, Subscription or Sensor; None: it isn't scaled."""
         if kind == SENSOR:
             assert self._operator.sensors is not None, "localize.SETTINGS has them"
             return self._operator.sensors.status(Identity(namespace, name))

@@ -107,7 +107,8 @@ class LocalKnative:
             await self._serves
 
     async def apply(self, declared: DeclaredObjects) -> None:
-        """Have what is declared, and nothing else; a receiver answers, whatever that is."""
+        """Make the cluster hold what is declared, and nothing else. A receiver answers even if
+        nothing is declared."""
         await self._controller.apply(declared)
         self._cluster.adopts = False
         await self._receiver.serve_nothing()  # nobody else has it started
@@ -120,7 +121,7 @@ class LocalKnative:
         self._answered_by_channels = await self._channels.answered()
 
     def snapshot(self, problems: Sequence[str], kafka: str) -> Snapshot:
-        """How everything stands, and what stands in the files in vain."""
+        """A snapshot of everything; `problems` are those of the files."""
         return self._observer.take(self._answered, self._answered_by_channels, problems, kafka)
 
     @property

@@ -72,7 +72,7 @@ class LocalReceiver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ServedFamily:
-    """What the operator asks of the receiver of all Brokers, or of all KafkaChannels."""
+    """The receiver process of all Brokers, or of all KafkaChannels, as the operator asks it."""
 
     receiver: LocalReceiver
 
@@ -88,7 +88,8 @@ class ServedFamily:
 
 
 class LocalServing:
-    """What Knative Serving does, for one cluster."""
+    """Does for one LocalCluster what Knative Serving does: runs Services and reports their
+    status."""
 
     def __init__(
         self,

@@ -204,7 +204,7 @@ async def cancel(task: asyncio.Task[Any]) -> None:
 
 
 def ended(code: int) -> str:
-    """How a process ended, in words."""
+    """A sentence part about how a process ended, by its exit code."""
     if code < 0:
         return f"was ended by {signal.Signals(-code).name}"
     return f"ended with code {code}"

@@ -43,7 +43,7 @@ class Declining:
             self._server = None
 
     async def close(self) -> None:
-        """The same; returns when everything is answered."""
+        """Stop declining requests; returns once every request is answered."""
         self.stop()
         if self._answering:
             await asyncio.wait(self._answering)

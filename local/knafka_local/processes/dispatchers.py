@@ -104,7 +104,7 @@ class DispatcherProcesses:
     def hold_shard(
         self, shard: Shard, request: DrainRequest, stop: asyncio.Event
     ) -> Lines[ShardProgress]:
-        """The same for all drains of a shard, in one process."""
+        """Hold the drains of a shard's Triggers open, all in one process."""
 
         def ask(url: str) -> tuple[HttpDrains, Lines[ShardProgress]]:
             drains = HttpDrains({shard.group: url}, tokens=self._tokens)
@@ -115,7 +115,7 @@ class DispatcherProcesses:
     def hold_sensor(
         self, sensor_id: str, sensor: Sensor, request: DrainRequest, stop: asyncio.Event
     ) -> Lines[DrainProgress]:
-        """The same of a Sensor."""
+        """Hold a Sensor's drain open in a process of its own."""
 
         def ask(url: str) -> tuple[HttpDrains, Lines[DrainProgress]]:
             drains = HttpDrains({sensor_id: url}, tokens=self._tokens)

@@ -55,7 +55,8 @@ class Program:
 
 
 def program_of(service: Service, folder: Path) -> Program:
-    """What stands in for the Service's image; raises `InvalidDocument`."""
+    """The command that stands in for a Service's image, from its annotation. Raises
+    `InvalidDocument`."""
     path = annotation_path(LOCAL_COMMAND)
     if LOCAL_COMMAND not in service.annotations:
         raise InvalidDocument(
@@ -84,14 +85,14 @@ class Programs:
         self.report: Report = _tell_nobody
 
     def url(self, service: Identity) -> str:
-        """Where it is, the same for as long as we run."""
+        """The URL of a Service's program, which stays the same as long as we run."""
         return f"http://{HOST}:{self._port(service)}/"
 
     def _port(self, service: Identity) -> int:
         return self._ports.setdefault(service, free_port())
 
     async def run(self, service: Identity, program: Program) -> None:
-        """Have it run; one that has changed is started anew."""
+        """Run a program; one that has changed is restarted."""
         async with self._changing:
             if service in self._running and self._running[service][0] == program:
                 return

@@ -79,7 +79,7 @@ class ReceiverProcess:
         return self._process is not None
 
     async def serve_nothing(self) -> None:
-        """Have a process that answers, if there is none: nothing was declared so far."""
+        """Start a process that serves no Broker, if there is no process yet."""
         if self._process is None:
             await self._run({settings.INGRESSES: "[]"})
 
@@ -128,14 +128,16 @@ class ReceiverProcess:
         return await self._ask(path, {"k-network-probe": "probe"}) is not None
 
     async def position(self) -> int | None:
-        """Up to where it has read the topic that it follows; None: it doesn't answer."""
+        """The offset up to which the receiver has read its contract topic; None: it doesn't
+        answer."""
         (bearer,) = self._tokens.bearers(self._url)
         if (answer := await self._ask("/contract", authorization(bearer))) is None:
             return None
         return int(json.loads(answer)["position"])
 
     async def answered(self) -> Answered:
-        """What was answered since we started; the last known figures while nobody answers."""
+        """Requests answered since the start, by Broker and status code; the last known counts while
+        no process answers."""
         if (metrics := await self._ask("/metrics")) is None:
             return self._tally.total
         return self._tally.add(Counter(dict(_samples(metrics))))

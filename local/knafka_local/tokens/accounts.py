@@ -25,5 +25,5 @@ class ServiceAccount(NamedTuple):
 
     @property
     def subject(self) -> str:
-        """What its tokens call it."""
+        """The subject of the account's tokens."""
         return f"{SERVICE_ACCOUNTS}{self.namespace}:{self.name}"

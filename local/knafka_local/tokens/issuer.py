@@ -42,7 +42,7 @@ class BadIssuer(KnafkaError):
 
 
 class Issuer:
-    """One key, and what it signs."""
+    """Signs service accounts' tokens with one key."""
 
     def __init__(self, key: rsa.RSAPrivateKey) -> None:
         self._key = key
@@ -100,7 +100,7 @@ class Issuer:
 
     @property
     def discovery(self) -> bytes:
-        """Its discovery document (OpenID Connect Discovery 1.0, 4.2)."""
+        """The issuer's discovery document (OpenID Connect Discovery 1.0, 4.2)."""
         return json.dumps(
             {
                 "issuer": ISSUER,
@@ -113,7 +113,7 @@ class Issuer:
 
     @property
     def jwks(self) -> bytes:
-        """Its public key, as a JWKS (RFC 7517)."""
+        """The issuer's public key as a JWKS (RFC 7517)."""
         public = RSAAlgorithm.to_jwk(self._key.public_key(), as_dict=True)
         key = {**public, "use": "sig", "alg": ALGORITHM, "kid": self._key_id}
         return json.dumps({"keys": [key]}).encode()
