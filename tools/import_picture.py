@@ -3,7 +3,7 @@
     python tools/import_picture.py
 
 A node is a package of one of the source roots, or a module beside such packages; a root without
-packages of its own, or with many modules beside them, is one node. An arrow that follows from other
+packages of its own is one node. An arrow that follows from other
 arrows is left out. Launchers (`__main__`) are left out too: they put everything together.
 tests/unit/test_imports.py checks that the page is up to date and that no arrows form a circle.
 """
@@ -18,9 +18,10 @@ from typing import Final, TypeAlias
 import grimp
 
 PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "design" / "imports.md"
-ROOTS: Final = ("knafka_local", "knafka_operator", "knafka_jobs", "knafka")
-FLAT: Final = frozenset({"knafka_local"})
-"""Roots with so many modules beside a package that a picture of them shows nothing."""
+ROOTS: Final = (
+    *("knafka_cli", "knafka_local", "knafka_console", "knafka_client"),
+    *("knafka_operator", "knafka_jobs", "knafka"),
+)
 
 Arrows: TypeAlias = Mapping[str, Collection[str]]
 """Importing node -> the nodes that it imports."""
@@ -53,7 +54,7 @@ def _node(module: str, modules: Collection[str]) -> str | None:
     parts = module.split(".")
     root = parts[0]
     has_packages = any(each.startswith(f"{root}.") and each.count(".") > 1 for each in modules)
-    if not has_packages or root in FLAT:
+    if not has_packages:
         return root
     if parts[1:] == ["__main__"]:
         return None

@@ -34,7 +34,7 @@ PARTS: Final = {
     "controllers": (
         *("engine/*.py", "runtime/controller.py", "runtime/selections.py"),
         *("runtime/sensors.py", "runtime/archives.py", "runtime/operations.py"),
-        *("runtime/deletions.py", "../../local/knafka_local/controller.py"),
+        *("runtime/deletions.py", "../../local/knafka_local/cluster/local_controller.py"),
     ),
     "reconcilers and their effects": (
         *("reconcile/kind.py", "reconcile/acting.py", "reconcile/effects.py"),

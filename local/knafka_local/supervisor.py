@@ -24,24 +24,21 @@ from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.clients.kafka_connection import connection
 from knafka.core.contract import Kafka
 from knafka.core.errors import KnafkaError, LogError
-from knafka_local import kafka_distribution
-from knafka_local.children import HOST, Child, Supervised, cancel, listen
-from knafka_local.installation import Installation, State
-from knafka_local.kafka_server import KafkaServer
-from knafka_local.kept_names import KeptNames
-from knafka_local.manifests import Declared, Manifests
-from knafka_local.snapshot import Snapshot
+from knafka_client.declared.manifests import DeclaredObjects, Manifests
+from knafka_client.sockets import HOST, PortTaken, listen
+from knafka_client.state.installation import Installation, RunningState
+from knafka_client.state.snapshot import Snapshot
+from knafka_local.cluster.kept_names import KeptNames
+from knafka_local.kafka import kafka_distribution
+from knafka_local.kafka.kafka_server import KafkaServer
+from knafka_local.processes.children import Child, Supervised, cancel
 from knafka_local.view import View
 
-LOOK_INTERVAL: Final = 0.5
+RECEIVER_COUNT_INTERVAL: Final = 0.5
 """Seconds between two looks at the receiver's counters."""
-SECOND_LOOK: Final = 1.0
+REMOVAL_DELAY: Final = 1.0
 """Seconds until something is believed to have left the files: its data goes with it, and an editor,
 or git, may be about to write the file anew."""
-
-
-class PortTaken(KnafkaError):
-    """The address that Brokers should be served at belongs to somebody else."""
 
 
 class BadData(KnafkaError):
@@ -54,7 +51,7 @@ class NoKafka(KnafkaError):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What `knafka up` was asked for."""
+    """The options of `knafka up`."""
 
     manifests: tuple[Path, ...]
     data: Path
@@ -81,8 +78,8 @@ class Supervisor:
         self._view = view
         self._manifests = Manifests(options.manifests)
         self._installation = Installation(options.data)
-        self._declared = Declared({})
-        self._state: State | None = None
+        self._declared = DeclaredObjects({})
+        self._state: RunningState | None = None
         """As it was written last."""
         self._server: KafkaServer | None = None
         self.url = f"http://{HOST}:{options.port}"
@@ -104,8 +101,8 @@ class Supervisor:
             starting = asyncio.create_task(self._start_kafka(kafka))
             stack.push_async_callback(cancel, starting)
             # The operator takes half a second to import; meanwhile Kafka starts.
-            await asyncio.to_thread(import_module, "knafka_local.knative")
-            from knafka_local.knative import LocalKnative
+            await asyncio.to_thread(import_module, "knafka_local.cluster.local_knative")
+            from knafka_local.cluster.local_knative import LocalKnative
 
             issuer = await self._serve_issuer(stack)
             self._declared = self._manifests.read()
@@ -133,25 +130,25 @@ class Supervisor:
             child.kill()
 
     def snapshot(self) -> Snapshot:
-        """How everything stands."""
+        """A snapshot of everything that runs."""
         self._write_state()  # what is shown is found by the other commands
         problems = tuple(map(str, self._declared.problems))
         return self._knative.snapshot(problems, self.kafka)
 
     @property
-    def declared(self) -> Declared:
-        """What the files say."""
+    def declared(self) -> DeclaredObjects:
+        """What the files declare."""
         return self._declared
 
     @property
-    def state(self) -> State:
-        """What runs, as the other commands know it."""
+    def state(self) -> RunningState:
+        """What runs, as it was written last for the other commands."""
         assert self._state is not None, "it is up"
         return self._state
 
     @property
     def kafka(self) -> str:
-        """Where Kafka is, and whether it is ours."""
+        """The address of Kafka, whether it is ours, and whether it is up."""
         if self._server is None:
             return f"{self._kafka.bootstrap_servers} (not ours)"
         return f"{self._kafka.bootstrap_servers} ({'up' if self._server.pid else 'down'})"
@@ -175,7 +172,7 @@ class Supervisor:
         if not self._options.require_auth:
             return None
         # Here, as cryptography and kopf take half a second, and most ask for no tokens.
-        issuer_server = await asyncio.to_thread(import_module, "knafka_local.issuer_server")
+        issuer_server = await asyncio.to_thread(import_module, "knafka_local.tokens.issuer_server")
         folder = self._installation.issuer
         environment: Mapping[str, str] = await stack.enter_async_context(
             issuer_server.served(folder)
@@ -226,7 +223,7 @@ class Supervisor:
         async for _ in self._manifests.changes():
             declared = self._manifests.read()
             if not self._declared.documents.keys() <= declared.documents.keys():
-                await asyncio.sleep(SECOND_LOOK)
+                await asyncio.sleep(REMOVAL_DELAY)
                 declared = self._manifests.read()
             self._declared = declared
             await self._knative.apply(declared)
@@ -235,11 +232,11 @@ class Supervisor:
         while True:
             await self._knative.count()
             self._write_state()
-            await asyncio.sleep(LOOK_INTERVAL)
+            await asyncio.sleep(RECEIVER_COUNT_INTERVAL)
 
     def _write_state(self) -> None:
         """Tell the other commands, if it is news."""
-        state = State(
+        state = RunningState(
             pid=os.getpid(),
             url=self.url,
             channels_url=self._knative.channels_url,

@@ -16,7 +16,7 @@ from support.waiting import until_settled
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.core.contract import Delivery, Egress, Ingress, Kafka, Sink
 from knafka.ports.log import Record
-from knafka_local.kafka_server import KafkaServer
+from knafka_local.kafka.kafka_server import KafkaServer
 
 KEYS = [f"key-{number}" for number in range(50)]
 PER_KEY = 40

@@ -26,7 +26,7 @@ from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.core import documents, drain
 from knafka.core.contract import Delivery, Egress, Kafka, Sink
 from knafka.core.drain import DrainProgress, DrainRequest
-from knafka_local.kafka_server import KafkaServer
+from knafka_local.kafka.kafka_server import KafkaServer
 
 BURST = int(os.environ.get("KNAFKA_BURST", "10000"))
 KEYS = 200

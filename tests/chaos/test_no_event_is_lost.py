@@ -17,7 +17,7 @@ from support.gate import only_chaos
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.core.contract import Delivery, Egress, Ingress, Kafka, Order, Sink
 from knafka.core.drain import DrainRequest
-from knafka_local.kafka_server import KafkaServer
+from knafka_local.kafka.kafka_server import KafkaServer
 
 KEYS = [f"key-{number}" for number in range(200)]
 PER_KEY = 50

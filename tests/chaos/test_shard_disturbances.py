@@ -20,7 +20,7 @@ from support.gate import only_chaos
 from support.kafka import Kafka
 from support.shard_bursts import IN_FLIGHT, LATE, TAKES, ShardBurst, shard_burst
 
-from knafka_local.kafka_server import KafkaServer
+from knafka_local.kafka.kafka_server import KafkaServer
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
 

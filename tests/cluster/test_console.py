@@ -11,8 +11,8 @@ import pytest
 from support.cluster import OPERATOR_NAMESPACE, Cluster
 from support.installation import ROOT, Installation
 
-from knafka_local.console.server import MARK
-from knafka_local.console.sign_in import NAMESPACES
+from knafka_console.web.server import CHANGE_HEADER
+from knafka_console.web.sign_in import NAMESPACES_COOKIE
 
 pytestmark = [pytest.mark.timeout(420), pytest.mark.usefixtures("brokers_go")]
 
@@ -47,7 +47,7 @@ class Console:
         return self._cluster.kubectl("create", "token", name, *of).strip()
 
     def ask(self, token: str, path: str, method: str = "GET") -> httpx.Response:
-        headers = {"cookie": f"{NAMESPACES}={self._namespace}", MARK: "1"}
+        headers = {"cookie": f"{NAMESPACES_COOKIE}={self._namespace}", CHANGE_HEADER: "1"}
         if token:
             headers["authorization"] = f"Bearer {token}"
         return self._cluster.request(self._host, path, method=method, headers=headers)

@@ -13,12 +13,17 @@ from support.api_server import ApiServer, api_server, kubeconfig
 from knafka.core.contract import AttributesFilter, Egress, Ingress, Kafka, Sink
 from knafka.core.errors import LogError
 from knafka.core.names import dead_letter_topic
-from knafka_local import status
-from knafka_local.cluster_source import ClusterSource, client_of
-from knafka_local.declared_source import DeclaredSource, LocalSource, NotReached, trigger_of
-from knafka_local.installation import Installation, State
-from knafka_local.snapshot import Snapshot, TriggerRow
-from knafka_local.triggers import Unknown
+from knafka_client.declared.cluster_source import ClusterSource, client_of
+from knafka_client.declared.declared_source import (
+    DeclaredSource,
+    InstallationSource,
+    NotReached,
+    trigger_of,
+)
+from knafka_client.declared.triggers import Unknown
+from knafka_client.state import snapshot_file
+from knafka_client.state.installation import Installation, RunningState
+from knafka_client.state.snapshot import Snapshot, TriggerRow
 from knafka_operator.model.cluster import ClusterError, NotAllowed
 from knafka_operator.model.resources import CORE, EVENTING
 
@@ -139,15 +144,17 @@ class TestLocalChannels(ChannelsContract):
         broker = Ingress(namespace="shop", broker="main", topic="main", kafka=KAFKA)
         with installation.held():
             installation.write(
-                State(
+                RunningState(
                     pid=1, url="http://x", bootstrap_servers="kafka:9092",
                     ingresses=(broker, channel),
                     egresses=(trigger, subscription("audit"), subscription("mail")),
                 )
             )  # fmt: skip
             paused = TriggerRow("shop/audit", paused=True, kind="Subscription")
-            status.write(installation, Snapshot("", triggers=(TriggerRow("shop/audit"), paused)))
-            yield LocalSource(installation)
+            snapshot_file.write(
+                installation, Snapshot("", triggers=(TriggerRow("shop/audit"), paused))
+            )
+            yield InstallationSource(installation)
 
 
 class TestLocal(DeclaredSourceContract):
@@ -170,14 +177,14 @@ class TestLocal(DeclaredSourceContract):
         )
         with installation.held():
             installation.write(
-                State(
+                RunningState(
                     pid=1, url="http://x", bootstrap_servers="kafka:9092", ingresses=ingresses,
                     egresses=egresses,
                 )
             )  # fmt: skip
             paused = (TriggerRow("shop/audit", paused=True), TriggerRow("shop/mail"))
-            status.write(installation, Snapshot("", triggers=paused))
-            yield LocalSource(installation)
+            snapshot_file.write(installation, Snapshot("", triggers=paused))
+            yield InstallationSource(installation)
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ from support.browser import every, look_as, one, picture, script, wait
 from support.console import MemorySource, letter, row, served, subscription, trigger
 from support.reports import sample_group, sample_report
 
+from knafka_client.state.snapshot import BrokerRow, ConditionRow
+from knafka_console.model.document import Action
 from knafka_jobs.report.page import render
-from knafka_local.console.document import Action
-from knafka_local.snapshot import BrokerRow, ConditionRow
 
 HOSTILE = "</script><script>pwned=1</script><img src=x onerror='pwned=1'>\"'"
 UNAVAILABLE = ConditionRow("Delivering", "False", "SubscriberUnavailable", "no answer", "Warning")

@@ -26,15 +26,15 @@ from support.memory.admin import MemoryAdmin
 from support.memory.log import MemoryLog
 from support.reports import sample_example, sample_group, sample_report
 
-from knafka_local.children import HOST, listen, port_of
-from knafka_local.console.function import Viewers
-from knafka_local.console.metrics import ProxiedMetrics, SharedFigures
-from knafka_local.console.reports import ReportTopics
-from knafka_local.console.server import ConsoleServer
-from knafka_local.console.settings import Settings
-from knafka_local.console.sign_in import SignIn
-from knafka_local.console.source import ArchiveName
-from knafka_local.kubernetes_api import KubernetesApi
+from knafka_client.declared.kubernetes_api import KubernetesApi
+from knafka_client.sockets import HOST, listen, port_of
+from knafka_console.function import Viewers
+from knafka_console.model.source import ArchiveName
+from knafka_console.settings import ConsoleSettings
+from knafka_console.sources.metrics import ProxiedMetrics, SharedFigures
+from knafka_console.sources.reports import ReportTopics
+from knafka_console.web.server import ConsoleServer
+from knafka_console.web.sign_in import SignIn
 from knafka_operator.model.resources import EVENTING
 
 TOKEN = "eyJhbGciOi.a-token.of_ada"
@@ -54,7 +54,7 @@ def test_knafka_console_serves_a_clusters_flow_until_it_is_stopped(tmp_path: Pat
             )
         )  # fmt: skip
         server.users = {TOKEN: lambda _: True}
-        command = [sys.executable, "-m", "knafka_local", "console", "--kubeconfig", str(file)]
+        command = [sys.executable, "-m", "knafka_cli", "console", "--kubeconfig", str(file)]
         running = subprocess.Popen(
             [*command, "--context", "dev"],
             stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"},
@@ -88,7 +88,7 @@ def function(client: object, topics: ReportTopics | None = None) -> Iterator[str
 
     async def run() -> None:
         figures = SharedFigures(ProxiedMetrics(KubernetesApi(client), "knafka"))  # type: ignore[arg-type]
-        settings = Settings("knafka", "dev", trace_url="https://traces.test/{trace}")
+        settings = ConsoleSettings("knafka", "dev", trace_url="https://traces.test/{trace}")
         viewers = Viewers(client, figures, settings, topics=topics)  # type: ignore[arg-type]
         sign_in = SignIn(viewers.source, plain_http=True)
         server = await ConsoleServer.start_signed_in(listener, sign_in)

@@ -17,7 +17,7 @@ import pytest
 from support.kafka import Kafka
 from support.up import WITHIN, Up
 
-from knafka_local.children import free_port
+from knafka_client.sockets import free_port
 
 pytestmark = [
     pytest.mark.kafka,

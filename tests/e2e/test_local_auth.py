@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from knafka_local.children import free_port
-from knafka_local.kafka_distribution import KafkaDistribution
+from knafka_client.sockets import free_port
+from knafka_local.kafka.kafka_distribution import KafkaDistribution
 
 pytestmark = [
     pytest.mark.kafka,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.kafka import Kafka
 
-from knafka_local.children import free_port
+from knafka_client.sockets import free_port
 
 pytestmark = [
     pytest.mark.kafka,

@@ -17,9 +17,9 @@ import pytest
 from support.kafka import Kafka
 from support.up import Up
 
-from knafka_local import status
-from knafka_local.children import free_port
-from knafka_local.installation import Installation
+from knafka_client.sockets import free_port
+from knafka_client.state import snapshot_file
+from knafka_client.state.installation import Installation
 from knafka_operator.scale.scaled_groups import LAG_INTERVAL
 
 pytestmark = [
@@ -259,7 +259,7 @@ def test_what_is_delivered_does_not_wait_in_the_status_while_a_neighbour_retries
     running.wait_for(r"patient \| asked for bad-1")
 
     def waiting() -> Mapping[str, int | None]:
-        now = status.read(Installation(running.data))
+        now = snapshot_file.read(Installation(running.data))
         return {each.name.partition("/")[2]: each.lag for each in now.triggers}
 
     began = time.monotonic()

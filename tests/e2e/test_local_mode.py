@@ -14,8 +14,8 @@ import pytest
 from support.kafka import Kafka
 from support.up import KNAFKA, WITHIN, Up, command_line
 
-from knafka_local.children import free_port
-from knafka_local.kafka_distribution import KafkaDistribution
+from knafka_client.sockets import free_port
+from knafka_local.kafka.kafka_distribution import KafkaDistribution
 
 pytestmark = [
     pytest.mark.kafka,

@@ -15,7 +15,7 @@ import pytest
 from support.kafka import Kafka
 from support.up import Up
 
-from knafka_local.children import free_port
+from knafka_client.sockets import free_port
 
 pytestmark = pytest.mark.kafka
 

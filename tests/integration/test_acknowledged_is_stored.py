@@ -21,8 +21,8 @@ from knafka.clients.kafka_writer import KafkaWriter
 from knafka.core.errors import LogError
 from knafka_jobs.io.kafka import Connection
 from knafka_jobs.replay.send import Sender
-from knafka_local.kafka_distribution import KafkaDistribution
-from knafka_local.kafka_server import KafkaServer
+from knafka_local.kafka.kafka_distribution import KafkaDistribution
+from knafka_local.kafka.kafka_server import KafkaServer
 
 pytestmark = [
     pytest.mark.kafka,

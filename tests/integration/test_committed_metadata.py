@@ -25,8 +25,8 @@ from knafka.clients.kafka_reader import KafkaReader
 from knafka.clients.kafka_writer import KafkaWriter
 from knafka.core.errors import LogError
 from knafka.ports.log import Commits, OffsetAndMetadata, Record
-from knafka_local.kafka_distribution import KafkaDistribution
-from knafka_local.kafka_server import KafkaServer
+from knafka_local.kafka.kafka_distribution import KafkaDistribution
+from knafka_local.kafka.kafka_server import KafkaServer
 
 pytestmark = pytest.mark.kafka
 

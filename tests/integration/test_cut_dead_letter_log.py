@@ -21,8 +21,8 @@ from knafka_jobs.io.kafka import Connection, KafkaClient
 from knafka_jobs.options import Selection
 from knafka_jobs.replay.run import replay
 from knafka_jobs.topics import BrokerName
-from knafka_local.kafka_distribution import KafkaDistribution
-from knafka_local.kafka_server import KafkaServer
+from knafka_local.kafka.kafka_distribution import KafkaDistribution
+from knafka_local.kafka.kafka_server import KafkaServer
 
 pytestmark = [
     pytest.mark.kafka,

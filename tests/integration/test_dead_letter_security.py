@@ -31,7 +31,7 @@ from knafka_jobs.options import CompactOptions, Selection
 from knafka_jobs.replay.run import purge, replay
 from knafka_jobs.report.run import report
 from knafka_jobs.topics import BrokerName
-from knafka_local.kafka_distribution import KafkaDistribution
+from knafka_local.kafka.kafka_distribution import KafkaDistribution
 
 pytestmark = [
     pytest.mark.kafka,

@@ -18,6 +18,7 @@ from support.letters import TRIGGERS, DeadLetters, compacted, held
 from support.s3 import Bucket
 from support.tabled import words_in_store
 
+from knafka_cli.shared import dead_letter_jobs
 from knafka_jobs import commands
 from knafka_jobs.compact.run import fold_all, forget_expired
 from knafka_jobs.io import delta
@@ -29,7 +30,6 @@ from knafka_jobs.replay.run import purge, replay
 from knafka_jobs.report.page import render
 from knafka_jobs.report.run import report
 from knafka_jobs.topics import BrokerName
-from knafka_local import dead_letter_jobs
 
 pytestmark = [
     pytest.mark.kafka,

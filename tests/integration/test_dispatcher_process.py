@@ -22,7 +22,7 @@ from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.core.contract import Delivery, Order, Sink
 from knafka.core.drain import DrainRequest, Ended
 from knafka.settings import DRAIN_AT_START, EGRESS, GRACE_PERIOD
-from knafka_local import dead_letters
+from knafka_client.topics import dead_letters
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

@@ -14,8 +14,8 @@ from support.waiting import until
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.core.contract import Egress, Kafka, Sink
 from knafka.core.drain import DrainRequest
-from knafka_local.kafka_distribution import KafkaDistribution
-from knafka_local.kafka_server import KafkaServer
+from knafka_local.kafka.kafka_distribution import KafkaDistribution
+from knafka_local.kafka.kafka_server import KafkaServer
 
 
 @pytest.mark.kafka

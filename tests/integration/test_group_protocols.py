@@ -15,8 +15,8 @@ from support.kafka import Kafka, MakeTopic
 from knafka.clients.kafka_group_consumer import GroupProtocol
 from knafka.clients.kafka_reader import KafkaReader
 from knafka.ports.log import Commits, OffsetAndMetadata
-from knafka_local.kafka_distribution import KafkaDistribution
-from knafka_local.kafka_server import KafkaServer
+from knafka_local.kafka.kafka_distribution import KafkaDistribution
+from knafka_local.kafka.kafka_server import KafkaServer
 
 pytestmark = pytest.mark.kafka
 

@@ -18,8 +18,8 @@ from support.wire import connected
 
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.clients.kafka_writer import KafkaWriter
-from knafka_local.kafka_distribution import KafkaDistribution
-from knafka_local.kafka_server import KafkaServer
+from knafka_local.kafka.kafka_distribution import KafkaDistribution
+from knafka_local.kafka.kafka_server import KafkaServer
 
 pytestmark = pytest.mark.kafka
 

@@ -30,8 +30,8 @@ from knafka.core.contract import Kafka
 from knafka.core.errors import LogError
 from knafka.core.kafka_secret import for_java
 from knafka_jobs.io.kafka import Connection, KafkaClient
-from knafka_local.kafka_distribution import KafkaDistribution
-from knafka_local.kafka_server import KafkaServer
+from knafka_local.kafka.kafka_distribution import KafkaDistribution
+from knafka_local.kafka.kafka_server import KafkaServer
 
 pytestmark = [pytest.mark.kafka, pytest.mark.asyncio(loop_scope="module")]
 

@@ -31,7 +31,7 @@ from knafka.clients.kafka_writer import KafkaWriter
 from knafka.core.contract import Egress, Ingress, Kafka, Sink
 from knafka.core.drain import Ended
 from knafka.core.errors import LogError
-from knafka_local.kafka_distribution import KafkaDistribution
+from knafka_local.kafka.kafka_distribution import KafkaDistribution
 
 pytestmark = [pytest.mark.kafka, pytest.mark.asyncio(loop_scope="module")]
 

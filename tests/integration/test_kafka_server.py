@@ -19,10 +19,10 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from support.kafka import Kafka, MakeTopic
 
-from knafka_local import kafka_server
-from knafka_local.children import Child
-from knafka_local.kafka_distribution import KafkaDistribution, LocalKafkaError
-from knafka_local.kafka_server import STOP_TIMEOUT, KafkaServer, await_cluster
+from knafka_local.kafka import kafka_server
+from knafka_local.kafka.kafka_distribution import KafkaDistribution, LocalKafkaError
+from knafka_local.kafka.kafka_server import KAFKA_STOP_TIMEOUT, KafkaServer, await_cluster
+from knafka_local.processes.children import Child
 
 pytestmark = pytest.mark.kafka
 
@@ -32,8 +32,8 @@ VALUES = [b"value %d" % number for number in range(1000)]
 STARTER = """
 import asyncio, sys
 from pathlib import Path
-from knafka_local.kafka_distribution import obtain
-from knafka_local.kafka_server import KafkaServer
+from knafka_local.kafka.kafka_distribution import obtain
+from knafka_local.kafka.kafka_server import KafkaServer
 
 async def main() -> None:
     server = KafkaServer(obtain(), Path(sys.argv[1]))
@@ -161,7 +161,7 @@ async def test_a_directory_is_served_on_another_port_by_the_next_start(
     await asyncio.to_thread(write, first.bootstrap_servers, "moved")
     began = time.monotonic()
     await first.stop()
-    assert time.monotonic() - began < STOP_TIMEOUT
+    assert time.monotonic() - began < KAFKA_STOP_TIMEOUT
     assert await first.wait() == 128 + signal.SIGTERM
 
     second = make_server()
@@ -199,7 +199,7 @@ async def test_a_node_that_ignores_sigterm_is_killed_in_bounded_time(
     await server.start()
     assert server.pid is not None
     os.kill(server.pid, signal.SIGSTOP)
-    monkeypatch.setattr(kafka_server, "STOP_TIMEOUT", 0.2)
+    monkeypatch.setattr(kafka_server, "KAFKA_STOP_TIMEOUT", 0.2)
     await server.stop()
     assert await server.wait() == -signal.SIGKILL
 
@@ -244,7 +244,7 @@ async def test_a_directory_in_use_is_refused_while_its_node_runs(
 ) -> None:
     running = make_server()
     await running.start()
-    monkeypatch.setattr(kafka_server, "LOCK_TIMEOUT", 0.1)
+    monkeypatch.setattr(kafka_server, "KAFKA_LOCK_TIMEOUT", 0.1)
     with pytest.raises(LocalKafkaError, match="another Kafka runs on"):
         await make_server().start()
     assert running.pid is not None

@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 from knafka.core import names
 from knafka.core.event import Event
 from knafka.core.kafka_binding import to_record
-from knafka_local import tailing
-from knafka_local.cli import app
+from knafka_cli.command_line import app
+from knafka_client.topics import ranges
 from knafka_operator.model.resources import CORE, EVENTING
 
 pytestmark = pytest.mark.kafka
@@ -149,7 +149,7 @@ def test_a_clusters_event_is_traced(kafka: Kafka, kubeconfig: Path) -> None:
 def test_a_kafka_that_is_not_reached_from_here_says_what_to_do(
     kubeconfig: Path, arguments: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tailing, "TIMEOUT", 1.0)
+    monkeypatch.setattr(ranges, "KAFKA_ANSWER_TIMEOUT", 1.0)
     result = CliRunner().invoke(app, [*arguments, "--kubeconfig", str(kubeconfig)])
     assert result.exit_code == 1
     assert f"Kafka at {ELSEWHERE}: " in str(result.exception)

@@ -11,8 +11,9 @@ from support.kafka import Kafka, MakeTopic
 
 from knafka.core import contract
 from knafka.core.contract import Egress, Sink
-from knafka_local.rewinding import START, Delivering, rewind
-from knafka_local.tailing import NoTopic, Tail, records
+from knafka_cli.events.tailing import NoTopic, Tail, records
+from knafka_cli.shared.moments import START_OF_TOPIC
+from knafka_cli.triggers.rewinding import Delivering, rewind
 
 pytestmark = pytest.mark.kafka
 
@@ -98,7 +99,7 @@ def test_a_trigger_goes_back_to_a_time_and_never_forward(egress: Egress) -> None
     assert committed(egress) == [7, 7]
     assert rewind(connection, egress, time.time(), dry_run=False) == 0
     assert committed(egress) == [7, 7], "events that wait are not left out"
-    assert rewind(connection, egress, START, dry_run=False) == 14
+    assert rewind(connection, egress, START_OF_TOPIC, dry_run=False) == 14
     assert committed(egress) == [0, 0]
 
 
@@ -111,6 +112,6 @@ def test_a_trigger_that_delivers_is_left_alone(egress: Egress) -> None:
         member.poll(0.1)
         assert time.monotonic() < deadline
     with pytest.raises(Delivering, match="shop/mail is delivering"):
-        rewind(connection, egress, START, dry_run=False)
+        rewind(connection, egress, START_OF_TOPIC, dry_run=False)
     assert committed(egress) == [10, 10]
     member.close()

@@ -13,9 +13,9 @@ from knafka.core.errors import LogError
 from knafka.core.event import Event
 from knafka.core.kafka_binding import to_record
 from knafka.ports.log import OffsetAndMetadata, Record
-from knafka_local import searching
-from knafka_local.searching import Search, is_event
-from knafka_local.tracing import committed_in
+from knafka_cli.events import searching
+from knafka_cli.events.searching import Search, is_event
+from knafka_cli.events.tracing import committed_in
 
 pytestmark = pytest.mark.kafka
 
@@ -47,7 +47,7 @@ def look(kafka: Kafka, topic: str, id_: str, ago: float) -> tuple[Search, list[i
 def test_every_record_of_an_event_is_found_newest_chunk_first(
     kafka: Kafka, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(searching, "CHUNK", 2)
+    monkeypatch.setattr(searching, "SEARCH_CHUNK_OFFSETS", 2)
     name = topic(partitions=2)
     for number, id_ in enumerate(["a", "wanted", "b", "c", "wanted", "d"]):
         append(kafka, name, id_, ago=100 - number * 10)
@@ -63,7 +63,7 @@ def test_each_record_is_looked_at_once(
     kafka: Kafka, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where a partition has many more than another, which ends in the middle of a round."""
-    monkeypatch.setattr(searching, "CHUNK", 70)
+    monkeypatch.setattr(searching, "SEARCH_CHUNK_OFFSETS", 70)
     name = topic(partitions=4)
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
     for number in range(1000):

@@ -25,9 +25,9 @@ from knafka.clients.kafka_client import Connection
 from knafka.clients.kafka_liveness import SILENCE, Liveness
 from knafka.clients.kafka_writer import KafkaWriter
 from knafka.core.errors import LogError
-from knafka_local.children import free_port
-from knafka_local.kafka_distribution import KafkaDistribution
-from knafka_local.kafka_server import KafkaServer
+from knafka_client.sockets import free_port
+from knafka_local.kafka.kafka_distribution import KafkaDistribution
+from knafka_local.kafka.kafka_server import KafkaServer
 
 pytestmark = pytest.mark.kafka
 

@@ -27,8 +27,8 @@ from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.core.contract import Egress, Kafka, Shard, Sink
 from knafka.core.drain import DrainProgress, DrainRequest, Ended, ShardProgress
 from knafka.core.errors import LogError
-from knafka_local.kafka_distribution import KafkaDistribution
-from knafka_local.kafka_server import KafkaServer
+from knafka_local.kafka.kafka_distribution import KafkaDistribution
+from knafka_local.kafka.kafka_server import KafkaServer
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.scale.kafka_clusters import KafkaClusters
 

@@ -41,8 +41,8 @@ from knafka.core.drain import DrainProgress, DrainRequest
 from knafka.core.errors import LogError
 from knafka.observability import CONSUMED, PRODUCED
 from knafka.settings import STATISTICS_INTERVAL
-from knafka_local.children import free_port
-from knafka_local.kafka_server import KafkaServer
+from knafka_client.sockets import free_port
+from knafka_local.kafka.kafka_server import KafkaServer
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import ISOLATION
 from knafka_operator.runtime.metrics import HttpServer

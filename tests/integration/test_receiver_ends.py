@@ -24,8 +24,8 @@ from support.requests import (
 from support.waiting import until
 from support.wire import connected
 
-from knafka_local.kafka_distribution import KafkaDistribution
-from knafka_local.kafka_server import KafkaServer
+from knafka_local.kafka.kafka_distribution import KafkaDistribution
+from knafka_local.kafka.kafka_server import KafkaServer
 
 pytestmark = [pytest.mark.kafka, pytest.mark.asyncio(loop_scope="module")]
 

@@ -16,7 +16,7 @@ from knafka.clients.http_subscriber import HttpSubscriber
 from knafka.clients.trust_bundles import TrustBundles
 from knafka.ports.subscriber import Target
 from knafka.settings import TLS, TLS_PORT
-from knafka_local.children import HOST, free_port
+from knafka_client.sockets import HOST, free_port
 
 RATE = 100
 """Events a second."""

@@ -12,8 +12,8 @@ from support.sensors import SensorWorld, process
 
 from knafka.ports.log import Record
 from knafka.sensor.handlers import NewerSensor
-from knafka_local.installation import SensorPlace
-from knafka_local.sensor_positions import SKIPPED, CannotSkip, skip, standings
+from knafka_cli.sensors.sensor_positions import SKIPPED, CannotSkip, skip, standings
+from knafka_client.state.installation import SensorPlace
 
 pytestmark = pytest.mark.kafka
 
@@ -44,7 +44,7 @@ def test_a_record_that_stands_in_the_way_is_shown_and_becomes_a_dead_letter(
     earlier.close(10)
     (standing,) = standings(connection, place)
     assert "for t as a, of generation 3 of the Sensor: a1 from /s" in standing.text(place)
-    with pytest.raises(CannotSkip, match="is not next"):
+    with pytest.raises(CannotSkip, match="is not the next record"):
         skip(connection, place, f"{world.trigger_topic}/0/7")
     skip(connection, place, standing.place)
 

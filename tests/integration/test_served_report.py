@@ -15,12 +15,12 @@ from support.reports import sample_groups, sample_report
 
 from knafka.clients.kafka_connection import connection
 from knafka.core import contract, names
+from knafka_console.model.source import ArchiveName
+from knafka_console.sources.reports import ReportTopics
 from knafka_jobs import pod
 from knafka_jobs.io.kafka import KafkaClient
 from knafka_jobs.report import announce, served
 from knafka_jobs.report.document import Report
-from knafka_local.console.reports import ReportTopics
-from knafka_local.console.source import ArchiveName
 
 pytestmark = pytest.mark.kafka
 

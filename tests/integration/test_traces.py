@@ -23,7 +23,7 @@ from knafka.core.contract import AttributesFilter, Delivery
 from knafka.core.documents import dump
 from knafka.core.drain import DrainRequest
 from knafka.settings import EGRESS, INGRESSES
-from knafka_local.zipkin import spans_of, steps_of
+from knafka_cli.events.zipkin import spans_of, steps_of
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE}-b7ad6b7169203331-01"

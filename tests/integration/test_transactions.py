@@ -33,8 +33,8 @@ from knafka.clients.kafka_transactions import KafkaTransactions
 from knafka.core.errors import LogError
 from knafka.ports.log import OffsetAndMetadata
 from knafka.ports.transactions import Output, Partition, RecordTooLarge, TransactionAborted
-from knafka_local.kafka_distribution import KafkaDistribution
-from knafka_local.kafka_server import KafkaServer
+from knafka_local.kafka.kafka_distribution import KafkaDistribution
+from knafka_local.kafka.kafka_server import KafkaServer
 
 pytestmark = pytest.mark.kafka
 

@@ -23,11 +23,11 @@ from support.kafka import names_in
 from support.listener import Listener
 from support.up import Up
 
-from knafka_local import status
-from knafka_local.children import free_port
-from knafka_local.installation import Installation, NotRunning
-from knafka_local.kafka_distribution import KafkaDistribution
-from knafka_local.snapshot import BrokerRow, Snapshot, TriggerRow
+from knafka_client.sockets import free_port
+from knafka_client.state import snapshot_file
+from knafka_client.state.installation import Installation, NotRunning
+from knafka_client.state.snapshot import BrokerRow, Snapshot, TriggerRow
+from knafka_local.kafka.kafka_distribution import KafkaDistribution
 from knafka_operator.model.conditions import Condition
 from knafka_operator.model.resources import PAUSED
 
@@ -54,7 +54,7 @@ class LocalMachine:
     def snapshot(self) -> Snapshot:
         """How everything stands, a second ago at most."""
         with suppress(NotRunning):
-            return status.read(Installation(self._data))
+            return snapshot_file.read(Installation(self._data))
         return NO_SNAPSHOT
 
     def _start(self) -> Up:

@@ -32,7 +32,7 @@ from support.once_a_run import OnceARun
 from support.secure_kafka import KafkaAccess, SecureKafka
 from support.waiting import PATIENCE
 
-from knafka_local.kafka_distribution import KafkaDistribution
+from knafka_local.kafka.kafka_distribution import KafkaDistribution
 from testcluster import settings
 
 T = TypeVar("T")

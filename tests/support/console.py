@@ -10,22 +10,22 @@ from dataclasses import replace
 from typing import Any
 
 from knafka.core.event import Event
-from knafka_local.children import HOST, listen, port_of
-from knafka_local.console import snapshot_document
-from knafka_local.console.document import (
+from knafka_client.sockets import HOST, listen, port_of
+from knafka_client.state.snapshot import BrokerRow, ConditionRow, Snapshot, TriggerRow
+from knafka_client.topics.dead_letters import StoredDeadLetter
+from knafka_console.model import snapshot_document
+from knafka_console.model.document import (
     Action,
-    Chosen,
+    ChosenEvent,
     ConsoleState,
     EventName,
     Failures,
-    Replayed,
+    FilterVerdict,
+    ReplayResult,
     TriggerDetails,
-    Verdict,
 )
-from knafka_local.console.server import ConsoleServer
-from knafka_local.console.source import ArchiveReports, Forbidden, NotFound, TriggerName
-from knafka_local.dead_letters import DeadLetter
-from knafka_local.snapshot import BrokerRow, ConditionRow, Snapshot, TriggerRow
+from knafka_console.model.source import ArchiveReports, Forbidden, NotFound, TriggerName
+from knafka_console.web.server import ConsoleServer
 from knafka_operator.model.channels import KAFKA_CHANNEL_VERSIONS, MESSAGING
 from knafka_operator.model.family import CHANNELS
 from knafka_operator.model.resources import EVENTING, Trigger, parse_resource
@@ -69,10 +69,10 @@ def row(name: str, **values: Any) -> TriggerRow:
     return replace(found, **{"conditions": (READY,), **values})
 
 
-def letter(number: int, **values: Any) -> DeadLetter:
+def letter(number: int, **values: Any) -> StoredDeadLetter:
     """A dead letter of a subscriber that answered 500."""
     time = "2026-01-31T12:00:00Z"
-    found = DeadLetter(
+    found = StoredDeadLetter(
         f"order-{number}", "com.example.order.placed", "/shop", "status", "400", "1",
         time, time, "http://mail.test/", "no such customer", '{"amount": 40}', "",
         f"shop/0/{number}",
@@ -87,7 +87,7 @@ class MemorySource:
         self.triggers = list(triggers)
         self.rows = list(rows)
         self.brokers = [BrokerRow("default/shop", "http://127.0.0.1:8080/default/shop")]
-        self.letters: list[DeadLetter] = []
+        self.letters: list[StoredDeadLetter] = []
         self.may: Sequence[Action] = tuple(Action)
         self.problems: tuple[str, ...] = ()
         self.asked = 0
@@ -117,7 +117,7 @@ class MemorySource:
         report = "report" if self.page else ""
         return snapshot_document.failures(self.letters, 200, COMMANDS, report)
 
-    async def verdicts(self, event: Event) -> Sequence[Verdict]:
+    async def verdicts(self, event: Event) -> Sequence[FilterVerdict]:
         asked = [each for each in self.triggers if each.kind == "Trigger"]
         return snapshot_document.verdicts(asked, event)
 
@@ -130,12 +130,12 @@ class MemorySource:
 
     async def replay(
         self, trigger: TriggerName, events: Sequence[EventName], *, dry_run: bool
-    ) -> Replayed:
+    ) -> ReplayResult:
         self._find(trigger)
         if not dry_run:
             self.replayed.append((str(trigger), tuple(events)))
-        chosen = tuple(Chosen(about=f"{trigger.name}: {each.id}") for each in events)
-        return Replayed(chosen=chosen, replay="" if dry_run else "replay-1")
+        chosen = tuple(ChosenEvent(about=f"{trigger.name}: {each.id}") for each in events)
+        return ReplayResult(chosen=chosen, replay="" if dry_run else "replay-1")
 
     async def report(self) -> bytes | None:
         return self.page

@@ -12,8 +12,8 @@ from support.memory.log import MemoryLog
 from knafka.core.drain import Counts
 from knafka.core.names import channel_topic, report_key, reports_topic
 from knafka.observability import Metric, produced, prometheus_text
+from knafka_console.model.source import ArchiveName
 from knafka_jobs.report.document import Report
-from knafka_local.console.source import ArchiveName
 from knafka_operator.model.resources import CORE, EVENTING
 from knafka_operator.model.sensors import KNAFKA
 

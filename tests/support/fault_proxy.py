@@ -21,8 +21,8 @@ from typing import Final, Self
 
 from support.loopback import LoopbackServer
 
-from knafka_local.children import HOST, free_port
-from knafka_local.kafka_server import CLIENTS
+from knafka_client.sockets import HOST, free_port
+from knafka_local.kafka.kafka_server import CLIENTS
 
 PRODUCE: Final = 0
 """The key of a produce request, as Kafka's protocol numbers them."""

@@ -24,8 +24,8 @@ from support.gate import IN_CI
 
 from knafka.core.event import Event
 from knafka.core.kafka_binding import RecordHeaders, to_record
-from knafka_local.kafka_distribution import KafkaDistribution, LocalKafkaError, obtain
-from knafka_local.kafka_server import KafkaServer
+from knafka_local.kafka.kafka_distribution import KafkaDistribution, LocalKafkaError, obtain
+from knafka_local.kafka.kafka_server import KafkaServer
 
 MakeTopic: TypeAlias = Callable[..., str]
 """`topic(partitions=1, **config) -> name`: a new topic; a config's dots are written as `_`."""

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import kubernetes
 
-from knafka_local.children import free_port
+from knafka_client.sockets import free_port
 from testcluster import settings
 
 KIT: Final = settings.BIN / "kit"

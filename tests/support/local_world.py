@@ -17,16 +17,16 @@ from knafka.core.contract import Egress, Ingress, Receiver, Shard
 from knafka.core.drain import DrainProgress, DrainRequest, Ended, ShardProgress
 from knafka.core.errors import LogError
 from knafka.ports.log import Record, TopicDescription
-from knafka_local.cluster import LocalCluster
-from knafka_local.controller import LocalController
-from knafka_local.kept_names import KeptNames
-from knafka_local.manifests import Declared, Identity
-from knafka_local.observing import Observer
-from knafka_local.programs import Identity as ServiceIdentity
-from knafka_local.programs import Program, Programs
-from knafka_local.receiver_process import Answered
-from knafka_local.serving import LocalServing
-from knafka_local.snapshot import Snapshot
+from knafka_client.declared.manifests import DeclaredObjects, ObjectIdentity
+from knafka_client.state.snapshot import Snapshot
+from knafka_local.cluster.kept_names import KeptNames
+from knafka_local.cluster.local_cluster import LocalCluster
+from knafka_local.cluster.local_controller import LocalController
+from knafka_local.cluster.local_serving import LocalServing
+from knafka_local.cluster.observing import Observer
+from knafka_local.processes.programs import Identity as ServiceIdentity
+from knafka_local.processes.programs import Program, Programs
+from knafka_local.processes.receiver_process import Answered
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.conditions import Status
 from knafka_operator.model.family import BROKERS
@@ -155,8 +155,8 @@ class LocalWorld:
         for each in documents:
             metadata = each["metadata"]
             namespace = metadata.get("namespace", "default")
-            found[Identity(each["kind"], namespace, metadata["name"])] = each, FOLDER
-        await self.controller.apply(Declared({}, documents=found))
+            found[ObjectIdentity(each["kind"], namespace, metadata["name"])] = each, FOLDER
+        await self.controller.apply(DeclaredObjects({}, documents=found))
 
     def egress(self, name: str = "orders", namespace: str = "default") -> Egress | None:
         """How a Trigger is delivered; None: it isn't."""

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from knafka_local.kafka_distribution import KafkaDistribution
-from knafka_local.kafka_server import KafkaServer
+from knafka_local.kafka.kafka_distribution import KafkaDistribution
+from knafka_local.kafka.kafka_server import KafkaServer
 from testcluster import settings
 
 

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import kubernetes
 
-from knafka_local.kubernetes_api import KubernetesApi
+from knafka_client.declared.kubernetes_api import KubernetesApi
 
 
 class Kind(NamedTuple):

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from support.go_programs import obtain, obtain_or_skip
 
-from knafka_local.children import free_port
+from knafka_client.sockets import free_port
 
 SOURCE: Final = Path(__file__).with_name("otlp_collector")
 TARGET: Final = "collector"

@@ -20,7 +20,7 @@ from typing import Final
 import pytest
 from support.installation import ROOT
 
-from knafka_local import dead_letter_jobs
+from knafka_cli.shared import dead_letter_jobs
 
 BIN: Final = Path(sys.executable).parent
 

@@ -27,7 +27,7 @@ import pytest
 import yaml
 from support.gate import IN_CI
 
-from knafka_local.children import free_port
+from knafka_client.sockets import free_port
 
 MONITORING: Final = Path(__file__).parents[2] / "operator" / "deploy" / "monitoring"
 METRIC: Final = re.compile(r"\b(?:knafka|kn_eventing|eventing_kafka|http_server)_[a-z_]+")

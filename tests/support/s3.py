@@ -21,7 +21,7 @@ from typing import Final
 import pytest
 from support.go_programs import obtain, obtain_or_skip
 
-from knafka_local.children import free_port
+from knafka_client.sockets import free_port
 
 SOURCE: Final = Path(__file__).with_name("s3_gateway")
 TARGET: Final = "s3-gateway"

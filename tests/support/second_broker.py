@@ -11,8 +11,8 @@ from pathlib import Path
 
 from confluent_kafka.admin import AdminClient
 
-from knafka_local.kafka_distribution import KafkaDistribution
-from knafka_local.kafka_server import CONTROLLER, DEVELOPMENT_NODE, JVM_FLAGS, KafkaServer
+from knafka_local.kafka.kafka_distribution import KafkaDistribution
+from knafka_local.kafka.kafka_server import CONTROLLER, DEVELOPMENT_NODE, JVM_FLAGS, KafkaServer
 
 NODE_ID = 2
 

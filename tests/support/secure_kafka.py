@@ -28,9 +28,9 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import NameOID
 
 from knafka.core.contract import Kafka
-from knafka_local.children import HOST
-from knafka_local.kafka_distribution import KafkaDistribution
-from knafka_local.kafka_server import KafkaServer
+from knafka_client.sockets import HOST
+from knafka_local.kafka.kafka_distribution import KafkaDistribution
+from knafka_local.kafka.kafka_server import KafkaServer
 
 USER: Final = "knafka"
 PASSWORD: Final = 'p"a\\s$never-shown'

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 from support.gate import IN_CI
 
-from knafka_local import dead_letter_jobs
-from knafka_local.kafka_distribution import LocalKafkaError
+from knafka_cli.shared import dead_letter_jobs
+from knafka_local.kafka.kafka_distribution import LocalKafkaError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from knafka_local.children import free_port
+from knafka_client.sockets import free_port
 
 KNAFKA = Path(sys.executable).with_name("knafka")
 WITHIN = 180.0

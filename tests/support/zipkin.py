@@ -20,7 +20,7 @@ import platformdirs
 import pytest
 from support.gate import IN_CI
 
-from knafka_local.kafka_distribution import LocalKafkaError, find_java
+from knafka_local.kafka.kafka_distribution import LocalKafkaError, find_java
 
 JAR: Final = "io.zipkin:zipkin-server:3.5.1:slim"
 """84 MB; without the storages that are databases."""

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument
-from knafka_local.argo import Converted, convert
-from knafka_local.cli import app
+from knafka_cli.command_line import app
+from knafka_cli.sensors.argo import Converted, convert
 from knafka_operator.model.sensors import Sensor, go_seconds
 
 WEBHOOK = """
@@ -345,7 +345,7 @@ def test_the_command_may_name_another_bus(tmp_path: Path) -> None:
     assert "broker" not in yaml.safe_load(output)["spec"]
     code, _, problems = run(file, "--channel", "orders", "--broker", "shop")
     assert code == 2
-    assert "want --broker or --channel, not both" in problems
+    assert "give --broker or --channel, not both" in problems
 
 
 def test_the_command_says_what_is_lost(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from knafka.core.contract import Sink
-from knafka_local import cli
-from knafka_local.cli import app
+from knafka_cli import command_line
+from knafka_cli.command_line import app
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"
 ORDER = {
@@ -288,9 +288,9 @@ def test_an_error_is_one_line_on_stderr(tmp_path: Path) -> None:
 def test_a_fault_of_ours_is_one_line_without_a_link(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli, "app", lambda: Sink(url="/x"))
+    monkeypatch.setattr(command_line, "app", lambda: Sink(url="/x"))
     with pytest.raises(SystemExit, match="1"):
-        cli.main()
+        command_line.main()
     said = capsys.readouterr().err
     assert said.startswith("knafka: Sink.url: invalid value: /x: want")
     assert "pydantic" not in said

@@ -22,16 +22,16 @@ from knafka.core.names import (
     of_channel,
     replay_topic,
 )
-from knafka_local.console import figures
-from knafka_local.console.cluster import ClusterConsole
-from knafka_local.console.cluster_kafka import ClusterKafka
-from knafka_local.console.dead_letter_topics import DeadLetterTopics
-from knafka_local.console.document import Action, EventName, Health
-from knafka_local.console.figures import TriggerKey
-from knafka_local.console.metrics import DirectMetrics, NoMetrics, ProxiedMetrics, SharedFigures
-from knafka_local.console.source import Forbidden, NotFound, NotSignedIn, TriggerName
-from knafka_local.declared_source import NotReached
-from knafka_local.kubernetes_api import KubernetesApi
+from knafka_client.declared.declared_source import NotReached
+from knafka_client.declared.kubernetes_api import KubernetesApi
+from knafka_console.model.document import Action, EventName, Health
+from knafka_console.model.source import Forbidden, NotFound, NotSignedIn, TriggerName
+from knafka_console.sources import figures
+from knafka_console.sources.cluster_console import ClusterConsole
+from knafka_console.sources.cluster_kafka import ClusterKafka
+from knafka_console.sources.dead_letter_topics import DeadLetterTopics
+from knafka_console.sources.figures import TriggerKey
+from knafka_console.sources.metrics import DirectMetrics, NoMetrics, ProxiedMetrics, SharedFigures
 from knafka_operator.model.resources import EVENTING
 
 MAIL = TriggerName("shop", "mail")

@@ -1,4 +1,4 @@
-"""The console's documents, and its source of a `knafka up` (local/knafka_local/console)."""
+"""The console's documents, and its source of a `knafka up` (local/knafka_console)."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from knafka.core.documents import parse
 from knafka.core.event import Event
 from knafka.core.kafka_binding import to_record
 from knafka.core.names import replay_topic
-from knafka_local.console import snapshot_document
-from knafka_local.console.dead_letter_topics import DeadLetterTopics
-from knafka_local.console.document import Action, EventName, Health
-from knafka_local.console.local import REPORT, LocalSource
-from knafka_local.console.source import NotFound, TriggerName
-from knafka_local.installation import State
-from knafka_local.manifests import Declared, Manifests
-from knafka_local.snapshot import BrokerRow, ConditionRow, Snapshot, TriggerRow
+from knafka_client.declared.manifests import DeclaredObjects, Manifests
+from knafka_client.state.installation import RunningState
+from knafka_client.state.snapshot import BrokerRow, ConditionRow, Snapshot, TriggerRow
+from knafka_console.model import snapshot_document
+from knafka_console.model.document import Action, EventName, Health
+from knafka_console.model.source import NotFound, TriggerName
+from knafka_console.sources.dead_letter_topics import DeadLetterTopics
+from knafka_console.sources.installation_console import REPORT_FILE, InstallationConsole
 from knafka_operator.decide import desired
 from knafka_operator.model.resources import Destination
 
@@ -182,12 +182,12 @@ class FakeUp:
     file: Path
 
     @property
-    def declared(self) -> Declared:
+    def declared(self) -> DeclaredObjects:
         return Manifests([self.file]).read()
 
     @property
-    def state(self) -> State:
-        return State(pid=1, url="", bootstrap_servers="k:1", egresses=(EGRESS, SUBSCRIBED))
+    def state(self) -> RunningState:
+        return RunningState(pid=1, url="", bootstrap_servers="k:1", egresses=(EGRESS, SUBSCRIBED))
 
     def snapshot(self) -> Snapshot:
         return Snapshot(
@@ -203,11 +203,11 @@ def memory() -> MemoryLog:
 
 
 @pytest.fixture
-def local(tmp_path: Path, memory: MemoryLog) -> LocalSource:
+def local(tmp_path: Path, memory: MemoryLog) -> InstallationConsole:
     file = tmp_path / "shop.yaml"
     file.write_text(MANIFEST)
     letters = DeadLetterTopics(lambda _: MemoryAdmin(memory), lambda _: MemoryWriter(memory))
-    return LocalSource(FakeUp(file), tmp_path, letters)
+    return InstallationConsole(FakeUp(file), tmp_path, letters)
 
 
 def fail(memory: MemoryLog, id_: str, source: str = "/shop", topic: str = "dead") -> None:
@@ -222,7 +222,7 @@ def fail(memory: MemoryLog, id_: str, source: str = "/shop", topic: str = "dead"
 
 
 async def test_pausing_writes_the_annotation_into_the_file_and_nothing_else(
-    local: LocalSource, tmp_path: Path
+    local: InstallationConsole, tmp_path: Path
 ) -> None:
     """The console does what `knafka trigger pause` does."""
     file = tmp_path / "shop.yaml"
@@ -235,7 +235,7 @@ async def test_pausing_writes_the_annotation_into_the_file_and_nothing_else(
 
 
 async def test_a_local_trigger_says_where_it_is_declared(
-    local: LocalSource, tmp_path: Path
+    local: InstallationConsole, tmp_path: Path
 ) -> None:
     found = await local.details(MAIL)
     assert str(tmp_path / "shop.yaml") in found.declared_in
@@ -247,7 +247,7 @@ async def test_a_local_trigger_says_where_it_is_declared(
 
 
 async def test_a_subscription_is_opened_and_paused_and_its_trigger_of_that_name_is_not(
-    local: LocalSource, tmp_path: Path
+    local: InstallationConsole, tmp_path: Path
 ) -> None:
     found = await local.details(SUBSCRIPTION)
     assert (found.reply, found.order) == ("http://answers.test/", "ordered")
@@ -263,7 +263,7 @@ async def test_a_subscription_is_opened_and_paused_and_its_trigger_of_that_name_
 
 
 async def test_a_subscriptions_dead_letters_are_sent_again_where_its_dispatcher_looks(
-    local: LocalSource, memory: MemoryLog
+    local: InstallationConsole, memory: MemoryLog
 ) -> None:
     """CHN-32: its replay topic has its channel's name in it, as the operator knows it."""
     fail(memory, "1", topic="dead-mail")
@@ -277,7 +277,7 @@ async def test_a_subscriptions_dead_letters_are_sent_again_where_its_dispatcher_
 
 
 async def test_only_the_event_of_that_source_is_sent_again(
-    local: LocalSource, memory: MemoryLog
+    local: InstallationConsole, memory: MemoryLog
 ) -> None:
     """An id is unique for its source only."""
     fail(memory, "1")
@@ -301,17 +301,17 @@ async def test_only_the_event_of_that_source_is_sent_again(
 
 
 async def test_the_last_report_is_linked_once_there_is_one(
-    local: LocalSource, tmp_path: Path
+    local: InstallationConsole, tmp_path: Path
 ) -> None:
     assert (await local.failures(MAIL)).report == ""
     assert await local.report() is None
-    (tmp_path / REPORT).parent.mkdir()
-    (tmp_path / REPORT).write_bytes(b"<p>")
+    (tmp_path / REPORT_FILE).parent.mkdir()
+    (tmp_path / REPORT_FILE).write_bytes(b"<p>")
     assert (await local.failures(MAIL)).report == "report"
     assert await local.report() == b"<p>"
 
 
-async def test_a_trigger_that_is_not_there_is_not_found(local: LocalSource) -> None:
+async def test_a_trigger_that_is_not_there_is_not_found(local: InstallationConsole) -> None:
     nobody = TriggerName("default", "nobody")
     for asked in (
         local.details(nobody),

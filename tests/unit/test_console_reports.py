@@ -18,25 +18,25 @@ from support.reports import sample_groups, sample_report
 
 from knafka.core.errors import LogError
 from knafka.core.names import report_key, reports_topic
-from knafka_jobs.report.document import Report
-from knafka_local.children import HOST, listen, port_of
-from knafka_local.console.cluster import ClusterConsole
-from knafka_local.console.cluster_kafka import ClusterKafka
-from knafka_local.console.document import ArchiveReplays, ReplayCreation, ReplaySelect
-from knafka_local.console.figures import Figures
-from knafka_local.console.function import as_bearer
-from knafka_local.console.reports import OF_GROUP, ReportTopics
-from knafka_local.console.server import MARK, ConsoleServer
-from knafka_local.console.sign_in import SignIn, Viewer
-from knafka_local.console.source import (
+from knafka_client.declared.declared_source import NotReached
+from knafka_client.declared.kubernetes_api import KubernetesApi
+from knafka_client.sockets import HOST, listen, port_of
+from knafka_console.function import as_bearer
+from knafka_console.model.document import ArchiveReplays, ReplayCreation, ReplaySelect
+from knafka_console.model.source import (
     ArchiveName,
     ArchiveReports,
     Forbidden,
     NotFound,
     NotSignedIn,
 )
-from knafka_local.declared_source import NotReached
-from knafka_local.kubernetes_api import KubernetesApi
+from knafka_console.sources.cluster_console import ClusterConsole
+from knafka_console.sources.cluster_kafka import ClusterKafka
+from knafka_console.sources.figures import Figures
+from knafka_console.sources.reports import OF_GROUP, ReportTopics
+from knafka_console.web.server import CHANGE_HEADER, ConsoleServer
+from knafka_console.web.sign_in import SignIn, Viewer
+from knafka_jobs.report.document import Report
 from knafka_operator.model.sensors import KNAFKA
 
 KEPT = ArchiveName("shop", "kept")
@@ -327,10 +327,14 @@ async def test_another_sites_link_ends_nobodys_session(
     ("headers", "body", "status"),
     [
         ({}, ASKED.model_dump_json(by_alias=True), 403),
-        ({MARK: "1", "Origin": "https://evil.test"}, ASKED.model_dump_json(by_alias=True), 403),
-        ({MARK: "1"}, "{}", 400),
-        ({MARK: "1"}, '{"request":"../../x","group":"0123456789ab","select":{}}', 400),
-        ({MARK: "1"}, ASKED.model_dump_json(by_alias=True, exclude_none=True), 201),
+        (
+            {CHANGE_HEADER: "1", "Origin": "https://evil.test"},
+            ASKED.model_dump_json(by_alias=True),
+            403,
+        ),
+        ({CHANGE_HEADER: "1"}, "{}", 400),
+        ({CHANGE_HEADER: "1"}, '{"request":"../../x","group":"0123456789ab","select":{}}', 400),
+        ({CHANGE_HEADER: "1"}, ASKED.model_dump_json(by_alias=True, exclude_none=True), 201),
     ],
 )
 async def test_a_replay_needs_what_every_change_needs(

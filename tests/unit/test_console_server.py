@@ -1,4 +1,4 @@
-"""The console's server: what it answers, and whom it refuses (local/knafka_local/console)."""
+"""The console's server: what it answers, and whom it refuses (local/knafka_console/web)."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from support.console import MemorySource, letter, row, subscription, trigger
 from support.waiting import until
 from typer.testing import CliRunner
 
-from knafka_local.children import HOST, listen, port_of
-from knafka_local.cli import app
-from knafka_local.console import opening, server
-from knafka_local.console.document import Action
-from knafka_local.console.page import page
-from knafka_local.console.server import MARK, ConsoleServer, refusal
+from knafka_cli.command_line import app
+from knafka_client.sockets import HOST, PortTaken, listen, port_of
+from knafka_console import opening
+from knafka_console.model.document import Action
+from knafka_console.web import server
+from knafka_console.web.page import page
+from knafka_console.web.server import CHANGE_HEADER, ConsoleServer, refusal
 
-MARKED = {MARK: "1"}
+MARKED = {CHANGE_HEADER: "1"}
 EVENT = '{"specversion":"1.0","id":"1","source":"/shop","type":"order"}'
 
 
@@ -69,17 +70,17 @@ async def test_the_page_holds_all_that_it_needs_and_may_load_nothing_else(
 
 def test_the_server_and_its_page_know_nothing_of_where_the_data_is_from() -> None:
     """Another source, such as a cluster's, needs nothing of `knafka up`."""
-    probe = "import sys, knafka_local.console.server; print(*sys.modules)"
+    probe = "import sys, knafka_console.web.server; print(*sys.modules)"
     command = [sys.executable, "-c", probe]
     ran = subprocess.run(command, capture_output=True, text=True, check=True)
     loaded = ran.stdout.split()
-    ours = {each for each in loaded if each.startswith(("knafka_local.", "knafka_operator"))}
+    ours = {module for module in loaded if module.startswith("knafka_")}
     assert ours == {
-        "knafka_local.console",
-        *(
-            f"knafka_local.console.{each}"
-            for each in ("document", "page", "server", "sign_in", "source")
-        ),
+        "knafka_console",
+        "knafka_console.model",
+        "knafka_console.web",
+        *(f"knafka_console.model.{module}" for module in ("document", "source")),
+        *(f"knafka_console.web.{module}" for module in ("page", "server", "sign_in")),
     }
     assert not {"watchfiles", "typer", "confluent_kafka", "kopf"} & set(loaded)
 
@@ -91,7 +92,7 @@ def test_the_page_is_small_enough_to_be_read() -> None:
 async def test_the_state_is_answered_once_it_differs_from_what_the_page_has(
     source: MemorySource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "LOOK_INTERVAL", 0.01)
+    monkeypatch.setattr(server, "STATE_POLL_INTERVAL", 0.01)
     async with client(source) as session:
         async with session.get("/api/state") as response:
             first, tag = await response.json(), response.headers["ETag"]
@@ -113,7 +114,7 @@ async def test_nothing_is_asked_while_no_page_is_open(
     source: MemorySource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An idle console costs nothing, also after its last page was closed."""
-    monkeypatch.setattr(server, "LOOK_INTERVAL", 0.01)
+    monkeypatch.setattr(server, "STATE_POLL_INTERVAL", 0.01)
     async with client(source) as session:
         assert source.asked == 0
         async with session.get("/api/state") as response:
@@ -129,7 +130,7 @@ async def test_nothing_is_asked_while_no_page_is_open(
             await asyncio.sleep(0.2)  # twenty looks, if there were any
             return before == seen
 
-        async with asyncio.timeout(server.MOST_WAIT / 4):
+        async with asyncio.timeout(server.LONGEST_STATE_WAIT / 4):
             while not await at_rest():
                 pass
 
@@ -144,7 +145,7 @@ async def test_a_page_that_waits_is_answered_when_the_server_ends(source: Memory
                 known = {"If-None-Match": response.headers["ETag"]}
             waiting = asyncio.create_task(session.get("/api/state?wait=20", headers=known))
             await until(lambda: source.asked >= 2)
-            async with asyncio.timeout(server.MOST_WAIT / 4):
+            async with asyncio.timeout(server.LONGEST_STATE_WAIT / 4):
                 await console.close()
                 async with await waiting as response:
                     assert response.status == 304
@@ -300,13 +301,13 @@ def test_the_console_takes_the_next_port_unless_one_was_asked_for() -> None:
     with opening.listener(None) as first, opening.listener(None) as second:
         assert isinstance(first, socket.socket)
         assert isinstance(second, socket.socket)
-        assert opening.PORT <= port_of(first) < port_of(second)
+        assert opening.CONSOLE_PORT <= port_of(first) < port_of(second)
         with (
-            pytest.raises(opening.PortTaken, match="--console-port"),
+            pytest.raises(PortTaken, match="--console-port"),
             opening.listener(port_of(first)),
         ):
             pass
-        with opening.listener(None, wanted=False) as none:
+        with opening.listener(None, enabled=False) as none:
             assert none is None
 
 
@@ -319,5 +320,5 @@ def test_a_port_that_was_asked_for_and_is_taken_ends_knafka_up_before_it_begins(
         words = [*command, "--console-port", port_of(taken)]
         result = CliRunner().invoke(app, [str(each) for each in words])
     assert result.exit_code == 1
-    assert isinstance(result.exception, opening.PortTaken)
+    assert isinstance(result.exception, PortTaken)
     assert not (tmp_path / "data").exists()

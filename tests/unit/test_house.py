@@ -37,5 +37,5 @@ def test_documents_are_validated_only_where_errors_become_sentences() -> None:
         if validates.search(path.read_text())
     }
     assert found == {"documents.py", "field_errors.py"}
-    for main in ("local/knafka_local/cli.py", "spark_jobs/knafka_jobs/__main__.py"):
+    for main in ("local/knafka_cli/command_line.py", "spark_jobs/knafka_jobs/__main__.py"):
         assert "with explained_faults()" in (ROOT / main).read_text()

@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 from support.tabled import NOW, tabled
 
 from knafka.core.delivery import Reason
+from knafka_cli.dead_letters.dead_letter_tables import overviews
 from knafka_jobs.errors import JobError, NeedsSpark
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.lookup import plan
@@ -27,7 +28,6 @@ from knafka_jobs.replay.run import preview as preview_by_spark
 from knafka_jobs.schema import LAYOUT, LAYOUT_PROPERTY, SENT
 from knafka_jobs.selecting import Condition, conditions
 from knafka_jobs.topics import BrokerName
-from knafka_local.dead_letter_tables import overviews
 
 pytestmark = [
     pytest.mark.slice,
@@ -163,7 +163,10 @@ def test_no_text_ends_the_string_that_it_is_in(text: str) -> None:
 
 
 def test_the_command_line_answers_without_java_or_pyspark(tables: Tables, tmp_path: Path) -> None:
-    script = "import sys; sys.modules['pyspark'] = None; from knafka_local.cli import main; main()"
+    script = (
+        "import sys; sys.modules['pyspark'] = None; "
+        "from knafka_cli.command_line import main; main()"
+    )
 
     def ask(*words: str) -> str:
         said = subprocess.run(

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from support.gate import IN_CI
 
-from knafka_local.console.settings import Settings as ConsoleSettings
+from knafka_console.settings import ConsoleSettings as ConsoleSettings
 from knafka_operator.decide.archive_manifests import DRIVER_ROLE
 from knafka_operator.model.settings import Settings
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from knafka_local.annotating import NotAnnotated, annotate, annotated
-from knafka_local.cli import app
-from knafka_local.manifests import Identity
+from knafka_cli.command_line import app
+from knafka_client.declared.annotating import NotAnnotated, annotate, annotated
+from knafka_client.declared.manifests import ObjectIdentity
 
-WHO = Identity("Trigger", "default", "orders")
+WHO = ObjectIdentity("Trigger", "default", "orders")
 KEY = "knafka.dev/paused"
 TRIGGER = """\
 apiVersion: eventing.knative.dev/v1

@@ -19,9 +19,9 @@ from knafka.core import names
 from knafka.core.contract import Egress, Ingress, Kafka, Sink
 from knafka.core.dead_letter import Failure, Origin, dead_letter_of
 from knafka.core.delivery import Reason
-from knafka_local import archive_commands, dead_letter_commands
-from knafka_local.cli import app
-from knafka_local.declared_source import DeclaredView
+from knafka_cli.command_line import app
+from knafka_cli.dead_letters import archive_commands, dead_letter_commands
+from knafka_client.declared.declared_source import DeclaredView
 from knafka_operator.model.operations import operation_of
 from knafka_operator.model.sensors import KNAFKA
 
@@ -76,7 +76,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
         found = Cluster(server, kubeconfig(tmp_path, client.configuration.host))
         # Not time's own: threads that earlier tests left, as Spark's, sleep by that.
         clock = SimpleNamespace(sleep=found.pause, time=time.time, monotonic=time.monotonic)
-        monkeypatch.setattr("knafka_local.archive_operations.time", clock)
+        monkeypatch.setattr("knafka_cli.dead_letters.archive_operations.time", clock)
         yield found
 
 
@@ -193,11 +193,11 @@ def test_the_archive_is_the_only_one_of_the_broker_or_named(cluster: Cluster) ->
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("replay", "--where", "1 = 1"), "--where can't be asked of a cluster"),
-        (("replay", "--tables", "x"), "--tables can't be asked of a cluster"),
-        (("compact", "--keep-hours", "1"), "--keep-hours can't be asked of a cluster"),
-        (("report", "--open"), "--open can't be asked of a cluster"),
-        (("list", "--tables", "x"), "--tables can't be asked of a cluster"),
+        (("replay", "--where", "1 = 1"), "--where can't be used with a cluster"),
+        (("replay", "--tables", "x"), "--tables can't be used with a cluster"),
+        (("compact", "--keep-hours", "1"), "--keep-hours can't be used with a cluster"),
+        (("report", "--open"), "--open can't be used with a cluster"),
+        (("list", "--tables", "x"), "--tables can't be used with a cluster"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -212,7 +212,7 @@ def test_what_a_cluster_cannot_be_asked_is_refused(
 def test_a_clusters_options_without_a_cluster_are_refused() -> None:
     done = CliRunner().invoke(app, ["dead-letters", "replay", "--archive", "kept"])
     assert done.exit_code == 2
-    assert "--archive is for a cluster: name its --context" in done.stderr
+    assert "--archive needs a cluster: name its --context" in done.stderr
 
 
 def test_a_cluster_without_the_definitions_says_so(cluster: Cluster) -> None:

@@ -20,7 +20,7 @@ from support.memory.log import MemoryLog
 from support.waiting import until
 
 from knafka.core.contract import Egress
-from knafka_local.kept_names import KeptNames
+from knafka_local.cluster.kept_names import KeptNames
 from knafka_operator.model.family import CHANNELS
 
 pytestmark = pytest.mark.looptime

@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from knafka.core.cesql.functions import names
-from knafka_local.checking import Severity, check
-from knafka_local.cli import app
+from knafka_cli.checks.checking import FindingSeverity, check
+from knafka_cli.command_line import app
 
 CHANNEL_EXAMPLE = Path(__file__).parents[2] / "examples" / "channel"
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"
@@ -44,7 +44,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "shop.yaml"
 
 
-def found(file: Path, before: str, after: str) -> list[tuple[Severity, str]]:
+def found(file: Path, before: str, after: str) -> list[tuple[FindingSeverity, str]]:
     """What is said of the good file with one thing changed."""
     assert before in GOOD
     file.write_text(GOOD.replace(before, after))
@@ -94,7 +94,9 @@ def test_what_is_right_has_nothing_to_be_said_of_it(file: Path) -> None:
 def test_a_mistake_is_an_error_that_names_the_place(
     file: Path, before: str, after: str, says: str
 ) -> None:
-    errors = [text for severity, text in found(file, before, after) if severity is Severity.ERROR]
+    errors = [
+        text for severity, text in found(file, before, after) if severity is FindingSeverity.ERROR
+    ]
     assert any(says in each for each in errors), errors
     assert all(str(file) in each for each in errors)
 
@@ -118,7 +120,7 @@ def test_what_is_allowed_but_hardly_meant_is_a_warning(
     file: Path, before: str, after: str, says: str
 ) -> None:
     findings = found(file, before, after)
-    assert [severity for severity, _ in findings] == [Severity.WARNING]
+    assert [severity for severity, _ in findings] == [FindingSeverity.WARNING]
     assert says in findings[0][1]
 
 
@@ -196,27 +198,42 @@ def test_channels_that_are_right_have_nothing_to_be_said_of_them(file: Path) -> 
 @pytest.mark.parametrize(
     ("before", "after", "severity", "said"),
     [
-        ("name: orders}", "name: order}", Severity.ERROR, "did you mean orders?"),
-        ("{name: orders}\n", "{name: orders}\nspec: {numPartitions: -1}", Severity.ERROR, "numP"),
-        ("knafka.dev/isolation: own", "knafka.dev/isolation: mine", Severity.ERROR, "isolation"),
-        ("knafka.dev/isolation", "knafka.dev/isolatoin", Severity.WARNING, "did you mean"),
+        ("name: orders}", "name: order}", FindingSeverity.ERROR, "did you mean orders?"),
+        (
+            "{name: orders}\n",
+            "{name: orders}\nspec: {numPartitions: -1}",
+            FindingSeverity.ERROR,
+            "numP",
+        ),
+        (
+            "knafka.dev/isolation: own",
+            "knafka.dev/isolation: mine",
+            FindingSeverity.ERROR,
+            "isolation",
+        ),
+        ("knafka.dev/isolation", "knafka.dev/isolatoin", FindingSeverity.WARNING, "did you mean"),
         (
             '{uri: "http://there/"}',
             "{ref: {apiVersion: messaging.knative.dev/v1, kind: KafkaChannel, name: orders}}",
-            Severity.WARNING,
+            FindingSeverity.WARNING,
             "its own channel",
         ),
-        ("kind: KafkaChannel, name", "kind: InMemoryChannel, name", Severity.WARNING, "another"),
+        (
+            "kind: KafkaChannel, name",
+            "kind: InMemoryChannel, name",
+            FindingSeverity.WARNING,
+            "another",
+        ),
         (
             '{uri: "http://there/"}',
             "{ref: {apiVersion: serving.knative.dev/v1, kind: Service, name: mail}}",
-            Severity.ERROR,
+            FindingSeverity.ERROR,
             "Service default/mail isn't among the files",
         ),
     ],
 )
 def test_mistakes_in_subscriptions_and_channels_are_named(
-    file: Path, before: str, after: str, severity: Severity, said: str
+    file: Path, before: str, after: str, severity: FindingSeverity, said: str
 ) -> None:
     assert before in SUBSCRIPTION
     file.write_text(SUBSCRIPTION.replace(before, after, 1))
@@ -274,7 +291,7 @@ def test_what_comes_back_to_its_own_broker_is_a_warning(
 ) -> None:
     """KN-BRK-13."""
     findings = found(file, before, after)
-    assert [severity for severity, _ in findings] == [Severity.WARNING], findings
+    assert [severity for severity, _ in findings] == [FindingSeverity.WARNING], findings
     assert says in findings[0][1]
 
 

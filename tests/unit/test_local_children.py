@@ -13,8 +13,9 @@ import pytest
 from support.waiting import until
 from support.wire import get
 
-from knafka_local import children
-from knafka_local.children import Child, Command, Supervised, listen, port_of
+from knafka_client.sockets import listen, port_of
+from knafka_local.processes import children
+from knafka_local.processes.children import Child, Command, Supervised
 
 SERVER = """
 import os, socket, sys
@@ -83,7 +84,7 @@ async def test_a_childs_own_children_end_with_it(tmp_path: Path) -> None:
 async def test_whoever_is_supervised_is_started_again_after_a_growing_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(children, "FIRST_BACKOFF", 0.01)
+    monkeypatch.setattr(children, "FIRST_RESTART_BACKOFF", 0.01)
     said: list[str] = []
     supervised = Supervised(
         "it", lambda: Child.start(python("raise SystemExit(3)", tmp_path)), said.append
@@ -100,7 +101,7 @@ async def test_whoever_is_supervised_is_started_again_after_a_growing_wait(
 async def test_what_cannot_be_started_is_said_and_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(children, "FIRST_BACKOFF", 0.01)
+    monkeypatch.setattr(children, "FIRST_RESTART_BACKOFF", 0.01)
     said: list[str] = []
     command = Command(("no-such-program",), tmp_path / "log")
     supervised = Supervised("it", lambda: Child.start(command), said.append)
@@ -115,7 +116,7 @@ async def test_connections_wait_while_a_killed_child_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Issue 3, "What it must show", 1: after `kill -9` of the receiver the system heals."""
-    monkeypatch.setattr(children, "FIRST_BACKOFF", 0.2)
+    monkeypatch.setattr(children, "FIRST_RESTART_BACKOFF", 0.2)
     said: list[str] = []
     with listen() as listener:
         command = Command(

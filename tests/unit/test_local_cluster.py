@@ -20,7 +20,7 @@ from support.memory.log import MemoryLog
 from support.waiting import until
 
 from knafka.core import names
-from knafka_local.kept_names import KeptNames
+from knafka_local.cluster.kept_names import KeptNames
 from knafka_operator.model.resources import TOPIC_STATUS
 from knafka_operator.reconcile.replays import LOOK_INTERVAL
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from knafka_local import dead_letter_jobs
-from knafka_local.cli import app
-from knafka_local.dead_letter_commands import _any_of
-from knafka_local.dead_letter_jobs import JobFailed, java_home, run
-from knafka_local.kafka_distribution import pinned_jars
-from knafka_local.options import arguments_of
+from knafka_cli.command_line import app
+from knafka_cli.dead_letters.dead_letter_commands import _any_of
+from knafka_cli.shared import dead_letter_jobs
+from knafka_cli.shared.dead_letter_jobs import JobFailed, java_home, run
+from knafka_cli.shared.options import arguments_of
+from knafka_local.kafka.kafka_distribution import pinned_jars
 
 
 def java(folder: Path, modules: str) -> Path:

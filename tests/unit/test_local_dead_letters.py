@@ -18,7 +18,7 @@ from knafka.core.errors import LogError
 from knafka.core.event import Event
 from knafka.core.kafka_binding import Draft, RecordHeaders, to_record
 from knafka.core.names import broker_dead_letter_topic, replay_topic
-from knafka_local.dead_letters import (
+from knafka_client.topics.dead_letters import (
     PREVIEW,
     Overview,
     letter,
@@ -29,7 +29,7 @@ from knafka_local.dead_letters import (
     owner,
     shown,
 )
-from knafka_local.replaying import NotSent, choose, send
+from knafka_client.topics.replaying import NotSent, choose, send
 
 ORIGIN = Origin("default", "shop", "orders", "topic", 2, 42)
 FAILURE = Failure("http://127.0.0.1:1/", Reason.STATUS, 3, 0.0, 1.5, 500, b"no\x1b[2J\nbank")

@@ -8,9 +8,9 @@ import socket
 import pytest
 from support.wire import Wire
 
-from knafka_local import declining
-from knafka_local.children import listen, port_of
-from knafka_local.declining import Declining
+from knafka_client.sockets import listen, port_of
+from knafka_local.processes import declining
+from knafka_local.processes.declining import Declining
 
 WHY = "nothing is declared here"
 EVENT = (
@@ -52,7 +52,7 @@ async def test_once_it_is_stopped_who_connects_waits_for_the_process_that_comes(
 
 
 async def test_one_that_says_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(declining, "PATIENCE", 0.05)
+    monkeypatch.setattr(declining, "DECLINED_REQUEST_TIMEOUT", 0.05)
     with listen() as listener:
         tested = Declining(listener, WHY)
         await tested.start()

@@ -15,9 +15,10 @@ from support.waiting import until
 from knafka import settings
 from knafka.core.contract import Egress, Kafka, Shard, Sink
 from knafka.core.drain import DrainRequest, Ended
-from knafka_local import dispatchers
-from knafka_local.children import Child, Command, listen, port_of
-from knafka_local.dispatchers import DispatcherProcesses
+from knafka_client.sockets import listen, port_of
+from knafka_local.processes import dispatchers
+from knafka_local.processes.children import Child, Command
+from knafka_local.processes.dispatchers import DispatcherProcesses
 
 DISPATCHER = """
 import os, socket, sys
@@ -126,7 +127,7 @@ async def test_a_process_that_dies_is_an_error_with_its_signal_and_its_log(tmp_p
 async def test_a_process_that_nobody_asks_again_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatchers, "HANDOVER", 0.05)
+    monkeypatch.setattr(dispatchers, "NEXT_REQUEST_TIMEOUT", 0.05)
     async with processes(tmp_path) as it:
         first = await it.pid()
         await until(lambda: not runs(first))

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from knafka.core.contract import Filter
 from knafka.core.filters import compile_filter
-from knafka_local.impossible import impossible
+from knafka_cli.checks.impossible import impossible
 
 FILTERS: TypeAdapter[tuple[Any, ...]] = TypeAdapter(tuple[Filter, ...])
 

@@ -9,9 +9,9 @@ from threading import Timer
 
 import pytest
 
-from knafka_local.installation import Installation, InUse, NotRunning, State
+from knafka_client.state.installation import Installation, InUse, NotRunning, RunningState
 
-STATE = State(pid=1, url="http://127.0.0.1:8080", bootstrap_servers="127.0.0.1:9092")
+STATE = RunningState(pid=1, url="http://127.0.0.1:8080", bootstrap_servers="127.0.0.1:9092")
 
 
 def test_a_running_installation_is_found(tmp_path: Path) -> None:

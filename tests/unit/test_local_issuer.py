@@ -22,17 +22,18 @@ from knafka.clients.api_server_tokens import ApiServerTokens
 from knafka.core import sink_tokens
 from knafka.core.contract import Exact, Ingress, Kafka, Policy
 from knafka.receiver.authentication import TokenVerifier
-from knafka_local import issuer as issuing
-from knafka_local import issuer_server
-from knafka_local.accounts import Account
-from knafka_local.cli import app
-from knafka_local.installation import Installation, State
-from knafka_local.issuer import BadIssuer, Issuer, Sender
-from knafka_local.sending import Answer, sample, send
-from knafka_local.up import authorization_of
+from knafka_cli.command_line import app
+from knafka_cli.events.sending import SendResult, send
+from knafka_cli.running.up import authorization_of
+from knafka_cli.shared.event_input import sample
+from knafka_client.state.installation import Installation, RunningState
+from knafka_local.tokens import issuer as issuing
+from knafka_local.tokens import issuer_server
+from knafka_local.tokens.accounts import ServiceAccount
+from knafka_local.tokens.issuer import BadIssuer, Issuer, TokenSender
 
 AUDIENCE = "eventing.knative.dev/broker/ns/broker"
-WEB = Account("shop", "web")
+WEB = ServiceAccount("shop", "web")
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +73,8 @@ async def test_what_is_sent_as_somebody_is_taken_by_a_receiver_that_asks(folder:
         server = Server(verifier=TokenVerifier(keys), audience=AUDIENCE, policies=(orders,))
         await server.start()
         url = f"http://127.0.0.1:{server.port}/ns/broker"
-        answers: list[Answer] = []
-        sender = Sender(Issuer.of(folder), WEB, AUDIENCE)
+        answers: list[SendResult] = []
+        sender = TokenSender(Issuer.of(folder), WEB, AUDIENCE)
         for type_, header in (("order", sender.header), ("bill", sender.header), ("order", bytes)):
             event = sample({"type": type_}, b"{}", 1)
             await send([event], url, answers.append, authorization=header)
@@ -92,7 +93,7 @@ async def test_tokens_survive_a_restart_as_the_key_is_kept(folder: Path) -> None
 
 def test_nobody_else_reads_the_key(folder: Path) -> None:
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert stat.S_IMODE((folder / issuing.KEY).stat().st_mode) == 0o600
+    assert stat.S_IMODE((folder / issuing.KEY_FILE).stat().st_mode) == 0o600
 
 
 async def test_what_is_served_is_public_and_the_tls_key_stays_nowhere(folder: Path) -> None:
@@ -105,7 +106,7 @@ async def test_what_is_served_is_public_and_the_tls_key_stays_nowhere(folder: Pa
                 await asyncio.to_thread(fetch, path)
         assert b'"d"' not in await asyncio.to_thread(fetch, "/openid/v1/jwks")
         there = await asyncio.to_thread(lambda: {file.name for file in folder.iterdir()})
-        assert there == {CA, "token", "tls.crt", issuing.KEY}
+        assert there == {CA, "token", "tls.crt", issuing.KEY_FILE}
 
 
 async def test_dispatchers_get_tokens_as_from_an_api_server_and_nobody_else_does(
@@ -128,10 +129,10 @@ async def test_dispatchers_get_tokens_as_from_an_api_server_and_nobody_else_does
 
 @pytest.mark.parametrize("text", ["", "-----BEGIN PRIVATE KEY-----\nAAAA", "x" * 10_000])
 def test_a_key_that_cant_be_used_says_what_to_do(tmp_path: Path, text: str) -> None:
-    (tmp_path / issuing.KEY).write_text(text)
+    (tmp_path / issuing.KEY_FILE).write_text(text)
     with pytest.raises(BadIssuer, match="delete it and start `knafka up --require-auth`"):
         Issuer.made_in(tmp_path)
-    assert (tmp_path / issuing.KEY).read_text() == text, "nothing is lost"
+    assert (tmp_path / issuing.KEY_FILE).read_text() == text, "nothing is lost"
 
 
 def test_a_sender_shows_one_token_until_half_of_its_life_is_over(
@@ -139,10 +140,10 @@ def test_a_sender_shows_one_token_until_half_of_its_life_is_over(
 ) -> None:
     now = 1000.0
     monkeypatch.setattr(time, "time", lambda: now)
-    sender = Sender(Issuer.of(folder), WEB, AUDIENCE)
+    sender = TokenSender(Issuer.of(folder), WEB, AUDIENCE)
     first = sender.header()
     assert first.startswith(b"authorization: Bearer ")
-    now += Sender.LIFETIME / 2 - 1
+    now += TokenSender.LIFETIME / 2 - 1
     assert sender.header() == first
     now += 1
     assert sender.header() != first
@@ -164,7 +165,7 @@ def running(installation: Installation, *audiences: str | None) -> None:
         for number, audience in enumerate(audiences)
     )
     url = "http://127.0.0.1:1"
-    installation.write(State(pid=1, url=url, bootstrap_servers="x:1", ingresses=ingresses))
+    installation.write(RunningState(pid=1, url=url, bootstrap_servers="x:1", ingresses=ingresses))
 
 
 @pytest.mark.parametrize(
@@ -198,12 +199,16 @@ def test_a_token_is_printed_that_its_audience_believes(
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["web"], 2, "Broker default/b0 asks nobody for a token: `knafka up --require-auth`"),
+        (
+            ["web"],
+            2,
+            "Broker default/b0 requires no tokens: start it with `knafka up --require-auth`",
+        ),
         (["Web"], 2, "is no service account: want [NAMESPACE/]NAME"),
         (["web", "--duration", "soon"], 2, "no duration: want one such as 90s"),
         (["web", "--broker", "b9"], 2, "there is no Broker b9: there is default/b0"),
         (["web", "--broker", "b0", "--audience", "x"], 2, "not both"),
-        (["web", "--audience", ""], 2, "a token for nobody"),
+        (["web", "--audience", ""], 2, "give the audience of a Broker"),
         (["web", "--audience", "x"], 1, "start one with `knafka up --require-auth`"),
     ],
 )
@@ -226,7 +231,7 @@ def test_what_knafka_up_sends_itself_is_its_namespaces_default_accounts(
     kafka = Kafka(bootstrap_servers="x:1")
     ingress = Ingress(namespace="shop", broker="b", topic="t", kafka=kafka, audience=audience)
     url = "http://127.0.0.1:1"
-    state = State(pid=1, url=url, bootstrap_servers="x:1", ingresses=(ingress,))
+    state = RunningState(pid=1, url=url, bootstrap_servers="x:1", ingresses=(ingress,))
     header = authorization_of(state, folder.parent, f"{url}/shop/b")()
     assert header.startswith(b"authorization: Bearer ") is shows
     if shows:

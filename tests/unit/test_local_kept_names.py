@@ -10,7 +10,7 @@ from support.memory.admin import MemoryAdmin
 from support.memory.log import MemoryLog
 
 from knafka.core import names
-from knafka_local.kept_names import KeptNames
+from knafka_local.cluster.kept_names import KeptNames
 
 pytestmark = pytest.mark.looptime
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from knafka_local.cli import app
-from knafka_local.installation import Installation
-from knafka_local.logs import Logs, is_of
+from knafka_cli.command_line import app
+from knafka_cli.running.logs import Logs, is_of
+from knafka_client.state.installation import Installation
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_what_is_written_later_is_followed_through_new_files_and_those_begun_ane
     def sleep(_: float) -> None:
         write(*next(writes))
 
-    monkeypatch.setattr("knafka_local.logs.time.sleep", sleep)
+    monkeypatch.setattr("knafka_cli.running.logs.time.sleep", sleep)
     assert list(islice(found.follow("receiver"), 4)) == [
         ("receiver", "more"),
         ("receiver", "half a line"),

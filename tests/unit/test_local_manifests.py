@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from knafka_local.manifests import Declared, Identity, Manifests, NoManifests
+from knafka_client.declared.manifests import DeclaredObjects, Manifests, NoManifests, ObjectIdentity
 
 BROKER = """\
 apiVersion: eventing.knative.dev/v1
@@ -24,8 +24,8 @@ spec:
   delivery: {retry: 3}
 """
 BROKEN = TRIGGER.replace("retry: 3", "retry: -1")
-THE_BROKER = Identity("Broker", "default", "shop")
-THE_TRIGGER = Identity("Trigger", "default", "orders")
+THE_BROKER = ObjectIdentity("Broker", "default", "shop")
+THE_TRIGGER = ObjectIdentity("Trigger", "default", "orders")
 
 
 def write(folder: Path, **files: str) -> None:
@@ -33,7 +33,7 @@ def write(folder: Path, **files: str) -> None:
         (folder / f"{name}.yaml").write_text(text)
 
 
-def problems(declared: Declared) -> list[str]:
+def problems(declared: DeclaredObjects) -> list[str]:
     return list(map(str, declared.problems))
 
 
@@ -115,7 +115,7 @@ def test_the_same_object_twice_is_a_problem_and_the_first_counts(tmp_path: Path)
 
 def test_twice_in_one_file_is_a_problem_too(tmp_path: Path) -> None:
     write(tmp_path, a=f"{BROKER}---\n{BROKER}")
-    assert "stands in this file already" in problems(Manifests([tmp_path]).read())[0]
+    assert "is declared in this file already" in problems(Manifests([tmp_path]).read())[0]
 
 
 def test_a_list_is_its_items(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_other_kinds_are_told_and_left_out(tmp_path: Path) -> None:
     declared = Manifests([tmp_path]).read()
 
     assert not declared.resources
-    assert "Deployment default/web: kind: none of those" in problems(declared)[0]
+    assert "Deployment default/web: kind: does not run here" in problems(declared)[0]
 
 
 @pytest.mark.parametrize("text", ["just text", "- 1\n- 2", "kind: Broker", "42"])
@@ -195,4 +195,4 @@ def test_a_broken_channel_names_the_field_and_other_versions_are_left_out(tmp_pa
     first, second = problems(Manifests([tmp_path]).read())
     assert "KafkaChannel default/orders: " in first
     assert "spec.numPartitions" in first
-    assert "none of those that run here" in second
+    assert "kind: does not run here" in second

@@ -20,10 +20,10 @@ from knafka.core.contract import Policy, Prefix
 from knafka.receiver.answers import Answer
 from knafka.receiver.authentication import TokenVerifier
 from knafka.receiver.ingest import IngestHandler
-from knafka_local import policies
-from knafka_local.checking import Severity, check
-from knafka_local.cli import app
-from knafka_local.manifests import Identity, Manifests
+from knafka_cli.access import policies
+from knafka_cli.checks.checking import FindingSeverity, check
+from knafka_cli.command_line import app
+from knafka_client.declared.manifests import Manifests, ObjectIdentity
 from knafka_operator.model.event_policies import POLICIES_VERSION, POLICY, EventPolicy
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "policies"
@@ -124,7 +124,7 @@ def test_a_policy_that_cant_be_read_stays_as_a_problem_and_closes(tmp_path: Path
     """Left out, it would leave the Broker to the default mode."""
     file = tmp_path / "p.yaml"
     manifests = Manifests([tmp_path])
-    identity = Identity(POLICY, "default", "orders")
+    identity = ObjectIdentity(POLICY, "default", "orders")
     bad = policy(filters=[{"no-such": {}}])
     file.write_text(json.dumps(bad))
     declared = manifests.read()
@@ -265,7 +265,7 @@ async def test_the_verdict_is_that_of_a_receiver_which_is_told_the_same(
 # knafka check
 
 
-def found(folder: Path, **spec: Any) -> list[tuple[Severity, str]]:
+def found(folder: Path, **spec: Any) -> list[tuple[FindingSeverity, str]]:
     files(folder, broker(), policy(**spec))
     return [(each.severity, each.text) for each in check([folder]).findings]
 
@@ -299,7 +299,9 @@ def test_what_cant_be_meant_is_an_error_with_its_place(
     tmp_path: Path, spec: dict[str, Any], says: str
 ) -> None:
     findings = found(tmp_path, **spec)
-    assert [text for severity, text in findings if severity is Severity.ERROR and says in text]
+    assert [
+        text for severity, text in findings if severity is FindingSeverity.ERROR and says in text
+    ]
 
 
 @pytest.mark.parametrize(
@@ -327,7 +329,7 @@ def test_what_is_probably_a_mistake_is_a_warning(
     tmp_path: Path, spec: dict[str, Any], says: str
 ) -> None:
     (finding,) = found(tmp_path, **spec)
-    assert finding[0] is Severity.WARNING
+    assert finding[0] is FindingSeverity.WARNING
     assert says in finding[1]
 
 

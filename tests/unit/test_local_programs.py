@@ -14,8 +14,8 @@ from support.waiting import until
 from support.wire import get
 
 from knafka.core.errors import InvalidDocument
-from knafka_local import children
-from knafka_local.programs import Identity, Program, Programs, program_of
+from knafka_local.processes import children
+from knafka_local.processes.programs import Identity, Program, Programs, program_of
 from knafka_operator.model.conditions import Status
 from knafka_operator.model.resources import Service
 
@@ -121,7 +121,7 @@ async def test_a_program_serves_once_its_port_is_open(tmp_path: Path) -> None:
 async def test_a_program_that_can_not_start_says_why_and_keeps_saying_so(
     tmp_path: Path, arguments: tuple[str, ...], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(children, "FIRST_BACKOFF", 0.01)
+    monkeypatch.setattr(children, "FIRST_RESTART_BACKOFF", 0.01)
     async with told(tmp_path) as it:
         await it.programs.run(WHO, Program(arguments, tmp_path, {}))
         await until(lambda: it.status is Status.FALSE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from knafka.observability import Metric, prometheus_text
-from knafka_local.receiver_process import Answered, Tally, _samples
+from knafka_local.processes.receiver_process import Answered, Tally, _samples
 
 ACCEPTED = ("default", "shop", 202)
 REFUSED = ("default", "shop", 400)

@@ -12,8 +12,9 @@ import pytest
 from support.loopback import LoopbackServer
 
 from knafka.core.errors import InvalidDocument
-from knafka_local import sending
-from knafka_local.sending import Answer, BadInput, Summary, events_of, sample, send
+from knafka_cli.events import sending
+from knafka_cli.events.sending import SendResult, Summary, send
+from knafka_cli.shared.event_input import BadInput, events_of, sample
 
 OK = b"HTTP/1.1 202 Accepted\r\ncontent-length: 0\r\n\r\n"
 BUSY = b"HTTP/1.1 503 No\r\nretry-after: 1\r\ncontent-length: 4\r\n\r\nbusy"
@@ -43,8 +44,10 @@ async def _head(reader: asyncio.StreamReader) -> bytes:
         return b""
 
 
-async def sent(url: str, count: int = 1, retry: bool = True) -> tuple[Summary, Sequence[Answer]]:
-    answers: list[Answer] = []
+async def sent(
+    url: str, count: int = 1, retry: bool = True
+) -> tuple[Summary, Sequence[SendResult]]:
+    answers: list[SendResult] = []
     events = [sample({"id": "{n}"}, b"{n}", number) for number in range(1, count + 1)]
     return await send(events, url, answers.append, retry=retry, connections=2), answers
 
@@ -120,8 +123,8 @@ async def test_a_400_is_final_and_says_why() -> None:
 async def test_nobody_there_is_tried_again_unless_told_not_to(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sending, "FIRST_BACKOFF", 0.01)
-    monkeypatch.setattr(sending, "RETRIES", 2)
+    monkeypatch.setattr(sending, "FIRST_SEND_BACKOFF", 0.01)
+    monkeypatch.setattr(sending, "SEND_RETRIES", 2)
     async with answering(OK) as (url, _):
         pass
     for retry, attempts in ((True, 3), (False, 1)):
@@ -153,7 +156,7 @@ async def test_a_url_that_nothing_can_be_sent_to_is_refused_at_once(url: str) ->
 
 async def test_a_batch_is_one_request_and_one_answer_for_each_of_its_events() -> None:
     """CE-H11"""
-    answers: list[Answer] = []
+    answers: list[SendResult] = []
     events = [sample({"id": "{n}"}, b'{"n": {n}}', number) for number in range(1, 8)]
     async with answering(OK, BUSY, OK) as (url, requests):
         summary = await send(events, url, answers.append, connections=1, batch=3)

@@ -13,10 +13,11 @@ from knafka.core.event import Event
 from knafka.core.kafka_binding import to_record
 from knafka.core.sensor import letters, records
 from knafka.core.sensor.held import HeldEvent
-from knafka_local import dead_letters, sensor_positions, sensor_record_commands
-from knafka_local.cli import app
-from knafka_local.installation import Installation, SensorPlace, State
-from knafka_local.sensor_positions import Standing
+from knafka_cli.command_line import app
+from knafka_cli.sensors import sensor_positions, sensor_record_commands
+from knafka_cli.sensors.sensor_positions import Standing
+from knafka_client.state.installation import Installation, RunningState, SensorPlace
+from knafka_client.topics import dead_letters
 
 PLACE = SensorPlace(
     namespace="shop",
@@ -41,7 +42,7 @@ def on_bus(headers: list[tuple[str, bytes]], millis: int = 1_000_000) -> Standin
 
 @pytest.fixture(autouse=True)
 def running(monkeypatch: pytest.MonkeyPatch) -> None:
-    state = State(pid=1, url="http://a", bootstrap_servers="k:1", sensors=(PLACE,))
+    state = RunningState(pid=1, url="http://a", bootstrap_servers="k:1", sensors=(PLACE,))
     monkeypatch.setattr(Installation, "running", lambda _: state)
 
 

@@ -13,8 +13,8 @@ from support.memory.log import MemoryLog
 from support.waiting import until
 from typer.testing import CliRunner
 
-from knafka_local.cli import app
-from knafka_local.kept_names import OF_SENSORS, KeptNames
+from knafka_cli.command_line import app
+from knafka_local.cluster.kept_names import SENSOR_ANNOTATIONS, KeptNames
 from knafka_operator.decide import sensor as deciding
 from knafka_operator.decide.sensor_topics import TOPICS as TOPICS_OF_SENSORS
 from knafka_operator.model.sensors import KNAFKA, SENSOR
@@ -152,7 +152,7 @@ async def test_a_sensor_that_moves_to_another_bus_is_another_one() -> None:
 
 def test_what_a_sensors_status_names_is_kept() -> None:
     found = {key for both in TOPICS_OF_SENSORS.values() for key in both}
-    assert {*found, deciding.BUS} == set(OF_SENSORS)
+    assert {*found, deciding.BUS} == set(SENSOR_ANNOTATIONS)
 
 
 @pytest.fixture

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from knafka_local import detached, status
-from knafka_local.cli import app
-from knafka_local.detached import NotStarted, NotStopped
-from knafka_local.installation import Installation, NotRunning, State
-from knafka_local.snapshot import BrokerRow, Snapshot, TriggerRow
+from knafka_cli.command_line import app
+from knafka_cli.running import detached
+from knafka_cli.running.detached import NotStarted, NotStopped
+from knafka_client.state import snapshot_file
+from knafka_client.state.installation import Installation, NotRunning, RunningState
+from knafka_client.state.snapshot import BrokerRow, Snapshot, TriggerRow
 
 NOW = Snapshot(
     "127.0.0.1:9092 (up)",
@@ -31,7 +32,9 @@ NOW = Snapshot(
         ),
     ),
 )
-STATE = State(pid=os.getpid(), url="http://127.0.0.1:8080", bootstrap_servers="127.0.0.1:9092")
+STATE = RunningState(
+    pid=os.getpid(), url="http://127.0.0.1:8080", bootstrap_servers="127.0.0.1:9092"
+)
 
 
 def knafka(*words: str | Path) -> tuple[int, str]:
@@ -42,8 +45,8 @@ def knafka(*words: str | Path) -> tuple[int, str]:
 def test_the_status_is_what_was_written_last(tmp_path: Path) -> None:
     installation = Installation(tmp_path)
     with installation.held():
-        status.write(installation, NOW)
-        assert status.read(installation) == NOW
+        snapshot_file.write(installation, NOW)
+        assert snapshot_file.read(installation) == NOW
         code, output = knafka("status", "--data-dir", tmp_path)
     assert code == 0
     for text in ("127.0.0.1:9092 (up)", "default/shop", "3 events waiting", f"pid {os.getpid()}"):
@@ -54,7 +57,7 @@ def test_the_status_fails_if_something_is_not_ready(tmp_path: Path) -> None:
     installation = Installation(tmp_path)
     broken = Snapshot("up", (), (TriggerRow("default/orders", refused="no address"),))
     with installation.held():
-        status.write(installation, broken)
+        snapshot_file.write(installation, broken)
         code, output = knafka("status", "--json", "--data-dir", tmp_path)
     assert code == 1
     assert json.loads(output.splitlines()[0])["now"]["triggers"][0]["refused"] == "no address"
@@ -65,14 +68,14 @@ def test_what_is_starting_says_so(tmp_path: Path) -> None:
     with installation.held():
         installation.write(STATE)
         with pytest.raises(NotRunning, match="starting"):
-            status.read(installation)
+            snapshot_file.read(installation)
 
 
 def test_the_brokers_that_run_are_listed_with_their_urls(tmp_path: Path) -> None:
     installation = Installation(tmp_path)
     with installation.held():
         installation.write(STATE)
-        status.write(installation, NOW)
+        snapshot_file.write(installation, NOW)
         code, output = knafka("broker", "list", "--data-dir", tmp_path)
     assert code == 0
     assert output.splitlines()[1].split() == [
@@ -82,9 +85,9 @@ def test_the_brokers_that_run_are_listed_with_their_urls(tmp_path: Path) -> None
 
 UP = """
 import json, pathlib, sys, time
-from knafka_local.installation import Installation
-from knafka_local import status
-from knafka_local.snapshot import Snapshot
+from knafka_client.state.installation import Installation
+from knafka_client.state import snapshot_file
+from knafka_client.state.snapshot import Snapshot
 folder = next(each.partition("=")[2] for each in sys.argv if each.startswith("--data-dir="))
 installation = Installation(pathlib.Path(folder))
 print("starting Kafka", flush=True)
@@ -102,14 +105,14 @@ def fake_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         words = [sys.executable, str(script), *words[3:]]
         return popen(words, **how)  # type: ignore[call-overload, no-any-return]
 
-    monkeypatch.setattr("knafka_local.detached.subprocess.Popen", instead)
+    monkeypatch.setattr("knafka_cli.running.detached.subprocess.Popen", instead)
     return script
 
 
 def test_up_in_the_background_returns_once_all_is_up_and_down_ends_it(
     fake_up: Path, tmp_path: Path
 ) -> None:
-    write = "status.write(installation, Snapshot('up'))"
+    write = "snapshot_file.write(installation, Snapshot('up'))"
     then = f"with installation.held():\n    {write}\n    time.sleep(60)"
     fake_up.write_text(UP.replace("{then}", then))
     code, output = knafka("up", "--detach", "--data-dir", tmp_path / "data")
@@ -150,7 +153,7 @@ def test_a_second_one_in_the_background_leaves_the_first_ones_log_alone(tmp_path
 def test_one_that_does_not_stop_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installation = Installation(tmp_path)
     sent: list[tuple[int, int]] = []
-    monkeypatch.setattr("knafka_local.detached.os.kill", lambda *words: sent.append(words))
+    monkeypatch.setattr("knafka_cli.running.detached.os.kill", lambda *words: sent.append(words))
     with installation.held(), pytest.raises(NotStopped, match=f"kill -9 {os.getpid()}"):
         detached.stop(installation, timeout=0.0)
     assert sent == [(os.getpid(), signal.SIGTERM)]

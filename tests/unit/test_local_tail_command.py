@@ -16,14 +16,15 @@ from knafka.core.errors import LogError
 from knafka.core.event import Event
 from knafka.core.kafka_binding import to_record
 from knafka.ports.log import Record
-from knafka_local import cluster_source, tailing
-from knafka_local.cli import app
-from knafka_local.declared_source import DeclaredView
-from knafka_local.installation import Installation, State
-from knafka_local.tailing import NoTopic, Tail
+from knafka_cli.command_line import app
+from knafka_cli.events import tailing
+from knafka_cli.events.tailing import NoTopic, Tail
+from knafka_client.declared import cluster_source
+from knafka_client.declared.declared_source import DeclaredView
+from knafka_client.state.installation import Installation, RunningState
 
 KAFKA = Kafka(bootstrap_servers="k:1")
-RUNNING = State(
+RUNNING = RunningState(
     pid=1,
     url="http://127.0.0.1:1",
     bootstrap_servers="k:1",
@@ -160,7 +161,7 @@ def test_the_past_is_asked_for_by_time_and_count(asked: list[Tail], tmp_path: Pa
         (["shop/main", "--filter", "SAME(type)"], "--filter SAME(type): there is no function SAME"),
         (["shop/main", "--attribute", "A-B=1"], "--attribute NAME=VALUE: "),
         (["shop/main", "--attribute", "type=a", "--attribute", "type=b"], "is given twice"),
-        (["shop/main", "--since", "yesterday"], "'yesterday' is no time"),
+        (["shop/main", "--since", "yesterday"], "'yesterday' is not a time"),
         (["shop/other"], "there is no Broker shop/other: there is shop/main, shop/more, "),
         (["trigger/shop/other"], "no Trigger shop/other: there is subscription/shop/mail, shop/"),
         (["trigger/shop/mail", "--trigger", "shop/mail"], "give one"),

@@ -9,9 +9,9 @@ from support.memory.records import MemoryRecord
 
 from knafka.core.event import Event
 from knafka.core.kafka_binding import to_record
-from knafka_local.rewinding import START, moment
-from knafka_local.sending import BadInput
-from knafka_local.tailing import Format, line_of, problem_of
+from knafka_cli.events.tailing import Format, line_of, problem_of
+from knafka_cli.shared.event_input import BadInput
+from knafka_cli.shared.moments import START_OF_TOPIC, moment
 
 ATTRIBUTES = {
     "specversion": "1.0",
@@ -83,7 +83,7 @@ def test_a_dead_letter_says_how_it_failed() -> None:
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
-        ("start", START),
+        ("start", START_OF_TOPIC),
         ("90s", NOW - 90),
         ("15m", NOW - 900),
         ("0.5h", NOW - 1800),

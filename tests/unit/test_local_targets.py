@@ -8,10 +8,10 @@ import pytest
 import typer
 
 from knafka.core.contract import Egress, Ingress, Kafka, Sink
-from knafka_local.declared_source import DeclaredView, broker_of
-from knafka_local.installation import State
-from knafka_local.options import egress_of, ingress_of
-from knafka_local.triggers import Unknown
+from knafka_cli.shared.options import egress_of, ingress_of
+from knafka_client.declared.declared_source import DeclaredView, broker_of
+from knafka_client.declared.triggers import Unknown
+from knafka_client.state.installation import RunningState
 
 KAFKA = Kafka(bootstrap_servers="127.0.0.1:9092")
 
@@ -26,8 +26,8 @@ def channel(name: str, namespace: str = "default") -> Ingress:
     )
 
 
-def running(*ingresses: Ingress) -> State:
-    return State(
+def running(*ingresses: Ingress) -> RunningState:
+    return RunningState(
         pid=1,
         url="http://127.0.0.1:8080",
         channels_url="http://127.0.0.1:8081",

@@ -19,14 +19,14 @@ from knafka.core.delivery import Outcome, Reason
 from knafka.core.event import Event
 from knafka.core.kafka_binding import to_record
 from knafka.ports.log import OffsetAndMetadata
-from knafka_local import searching, trace_command, tracing, zipkin
-from knafka_local.cli import app
-from knafka_local.installation import Installation, State
-from knafka_local.searching import Search
-from knafka_local.zipkin import NoSpans
+from knafka_cli.command_line import app
+from knafka_cli.events import searching, trace_command, tracing, zipkin
+from knafka_cli.events.searching import Search
+from knafka_cli.events.zipkin import NoSpans
+from knafka_client.state.installation import Installation, RunningState
 
 KAFKA = Kafka(bootstrap_servers="k:1")
-RUNNING = State(
+RUNNING = RunningState(
     pid=1,
     url="http://127.0.0.1:1",
     bootstrap_servers="k:1",

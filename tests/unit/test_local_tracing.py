@@ -19,11 +19,11 @@ from knafka.core.kafka_binding import to_record
 from knafka.core.names import replay_topic
 from knafka.core.progress import DeliveryStage, DeliveryState, Progress, encode, policy_of
 from knafka.ports.log import Commits, OffsetAndMetadata
-from knafka_local.dead_letters import letters
-from knafka_local.replaying import choose, send
-from knafka_local.searching import is_event
-from knafka_local.steps import Step, merged
-from knafka_local.tracing import State, Trace, holds_event, state_of, trace
+from knafka_cli.events.searching import is_event
+from knafka_cli.events.steps import TraceStep, merged
+from knafka_cli.events.tracing import Trace, TracedState, holds_event, state_of, trace
+from knafka_client.topics.dead_letters import letters
+from knafka_client.topics.replaying import choose, send
 
 ATTRIBUTES = {"specversion": "1.0", "id": "1", "source": "/shop", "type": "order"}
 FAILURE = Failure("http://mail/", Reason.STATUS, 3, 0.0, 1.5, 500, b"no")
@@ -90,10 +90,10 @@ async def test_the_event_is_told_with_its_place_and_every_trigger() -> None:
     mail, audit = found.deliveries
     assert (mail.trigger, mail.state, mail.detail) == (
         "shop/mail",
-        State.SETTLED,
+        TracedState.SETTLED,
         "no dead letter: delivered",
     )
-    assert (audit.trigger, audit.state) == ("shop/audit", State.NOT_WANTED)
+    assert (audit.trigger, audit.state) == ("shop/audit", TracedState.NOT_WANTED)
     assert audit.clauses == ("filters[0].exact.type: the event has 'order', want 'payment'",)
     assert audit.detail == audit.clauses[0]
 
@@ -101,10 +101,13 @@ async def test_the_event_is_told_with_its_place_and_every_trigger() -> None:
 async def test_what_waits_says_so_and_why() -> None:
     log = Log()
     (found,) = (await log.trace()).deliveries
-    assert (found.state, found.detail) == (State.WAITING, "nothing of its partition is settled")
+    assert (found.state, found.detail) == (
+        TracedState.WAITING,
+        "nothing of its partition is settled",
+    )
     log.settle("group-mail", "t", 0)
     (found,) = (await log.trace(paused=["shop/mail"])).deliveries
-    assert (found.state, found.detail) == (State.WAITING, "the Trigger is paused; it is next")
+    assert (found.state, found.detail) == (TracedState.WAITING, "the Trigger is paused; it is next")
 
 
 def test_what_is_settled_ahead_of_the_position_is_known() -> None:
@@ -112,8 +115,8 @@ def test_what_is_settled_ahead_of_the_position_is_known() -> None:
     committed = OffsetAndMetadata(5, metadata)
     states = [state_of(offset, committed) for offset in range(4, 11)]
     assert [state for state, _ in states] == [
-        *[State.SETTLED, State.WAITING, State.WAITING],
-        *[State.SETTLED, State.SETTLED, State.WAITING, State.WAITING],
+        *[TracedState.SETTLED, TracedState.WAITING, TracedState.WAITING],
+        *[TracedState.SETTLED, TracedState.SETTLED, TracedState.WAITING, TracedState.WAITING],
     ]
     assert states[1][1] == "it is next"
     assert states[2][1] == "1 before it aren't settled"
@@ -133,7 +136,7 @@ def test_what_is_tried_again_says_when(stage: DeliveryStage, where: str) -> None
     delivery = DeliveryState(stage, 1, 2, 0.0, 1.0, 61.0, failed)
     metadata, _ = encode(5, Progress((), {6: delivery}), 0)
     state, detail = state_of(6, OffsetAndMetadata(5, metadata))
-    assert state is State.RETRYING
+    assert state is TracedState.RETRYING
     assert detail == (
         f"2 attempts{where}, the last 1970-01-01T00:00:01.000Z (500), "
         "the next 1970-01-01T00:01:01.000Z"
@@ -155,7 +158,7 @@ async def test_what_is_tried_again_shows_its_last_attempt() -> None:
     metadata, _ = encode(0, Progress((), {0: delivery}), policy_of(egress()))
     log.settle("group-mail", "t", 0, metadata)
     (found,) = (await log.trace()).deliveries
-    assert found.steps == (Step("1970-01-01T00:00:01.000Z", "attempt", "503"),)
+    assert found.steps == (TraceStep("1970-01-01T00:00:01.000Z", "attempt", "503"),)
 
 
 async def test_a_dead_letter_shows_each_attempt_then_itself_and_what_was_sent_again() -> None:
@@ -166,8 +169,8 @@ async def test_a_dead_letter_shows_each_attempt_then_itself_and_what_was_sent_ag
     await log.replay()
     (found,) = (await log.trace()).deliveries
     assert found.steps[:2] == [
-        Step("1970-01-01T00:00:00.000Z", "attempt", "500"),
-        Step("1970-01-01T00:00:01.500Z", "attempt", "timeout"),
+        TraceStep("1970-01-01T00:00:00.000Z", "attempt", "500"),
+        TraceStep("1970-01-01T00:00:01.500Z", "attempt", "timeout"),
     ]
     assert [(each.what, each.result) for each in found.steps[2:]] == [
         ("dead letter", "status 500, at dead-mail/0/0"),
@@ -179,11 +182,15 @@ async def test_a_dead_letter_shows_each_attempt_then_itself_and_what_was_sent_ag
 
 def test_of_an_attempt_that_is_known_twice_the_span_is_shown() -> None:
     at = [f"1970-01-01T00:00:0{number}.000Z" for number in range(4)]
-    kept = [Step(at[0], "attempt", "500"), Step(at[2], "attempt", "500"), Step("?", "attempt", "?")]
-    span = Step("1970-01-01T00:00:02.004Z", "attempt", "500 in 3 ms")
-    reply = Step(at[3], "reply", "202")
-    assert merged([*kept, Step(at[3], "dead letter", "")], [span, reply]) == [
-        kept[0], span, Step(at[3], "dead letter", ""), reply, kept[2],
+    kept = [
+        TraceStep(at[0], "attempt", "500"),
+        TraceStep(at[2], "attempt", "500"),
+        TraceStep("?", "attempt", "?"),
+    ]
+    span = TraceStep("1970-01-01T00:00:02.004Z", "attempt", "500 in 3 ms")
+    reply = TraceStep(at[3], "reply", "202")
+    assert merged([*kept, TraceStep(at[3], "dead letter", "")], [span, reply]) == [
+        kept[0], span, TraceStep(at[3], "dead letter", ""), reply, kept[2],
     ]  # fmt: skip
 
 
@@ -205,24 +212,24 @@ async def test_a_dead_letter_is_told_with_what_was_sent_again_of_it() -> None:
     log.fail(offset=9)
     (found,) = (await log.trace()).deliveries
     failed = "status 500 after 3 attempts, 1970-01-01T00:00:01.500Z"
-    assert (found.state, found.detail) == (State.DEAD_LETTER, failed)
+    assert (found.state, found.detail) == (TracedState.DEAD_LETTER, failed)
     assert [each.position for each in found.dead_letters] == ["t/0/0"], "not another's"
 
     await log.replay()
     (found,) = (await log.trace()).deliveries
     (again,) = found.replays
-    assert found.state is State.WAITING
+    assert found.state is TracedState.WAITING
     assert found.detail == (f"{failed}; sent again {again.at}: nothing of its partition is settled")
     assert found.dead_letters[0].replayed == again.at
     log.settle(REPLAYS, REPLAYS, 1)
     (found,) = (await log.trace()).deliveries
-    assert found.state is State.SETTLED
+    assert found.state is TracedState.SETTLED
     assert found.detail == f"{failed}; sent again {again.at}: delivered"
 
     log.fail(topic=REPLAYS, at=4e9)
     (found,) = (await log.trace()).deliveries
     assert [each.position for each in found.dead_letters] == ["t/0/0", f"{REPLAYS}/0/0"]
-    assert found.state is State.DEAD_LETTER
+    assert found.state is TracedState.DEAD_LETTER
     assert found.detail == (
         f"{failed}; sent again {again.at}; status 500 after 3 attempts, 2096-10-02T07:06:40.000Z"
     )
@@ -246,7 +253,7 @@ async def test_a_subscriptions_reply_that_was_not_taken_says_where_it_should_hav
     await send(log.admin, MemoryWriter(log.memory), chosen)
     assert len(log.memory.topics[replay_topic("shop", of_channel, "mail")]) == 1
     (found,) = (await log.trace(mail)).deliveries
-    assert (found.state, len(found.replays)) == (State.WAITING, 1)
+    assert (found.state, len(found.replays)) == (TracedState.WAITING, 1)
     assert "sent again" in (await letters(log.admin, mail, 1))[0].text()
 
 
@@ -257,7 +264,7 @@ async def test_where_dead_letters_were_taken_from_their_topic_it_may_have_been_o
     log.memory.create("dead-mail")
     log.memory.transact("dead-mail", [], commit=True)
     (found,) = (await log.trace()).deliveries
-    assert found.state is State.SETTLED
+    assert found.state is TracedState.SETTLED
     assert "knafka dead-letters report" in found.detail
 
 

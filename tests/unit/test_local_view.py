@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from knafka_local import view
-from knafka_local.snapshot import BrokerRow, ConditionRow, Snapshot, TriggerRow
-from knafka_local.view import Lines, StatusTable, changes, choose, summary
+from knafka_cli.running import terminal_views
+from knafka_cli.running.terminal_views import Lines, StatusTable, changes, choose, summary
+from knafka_client.state.snapshot import BrokerRow, ConditionRow, Snapshot, TriggerRow
 from knafka_operator.decide import dead_letters
 from knafka_operator.decide.scaling import decide
 from knafka_operator.model.autoscaling import Autoscaling
@@ -81,12 +81,12 @@ def test_few_triggers_have_lines_of_their_own_also_beside_many_others() -> None:
     one = replace(rest, triggers=(*ten.triggers[:1], *rest.triggers[1:]))
     assert list(changes(rest, one)) == ["Trigger default/t-0: 2 of 4 dispatchers (nothing waits)"]
     lines = list(changes(rest, ten))
-    assert len(lines) == view.LINES_OF_ONE_KIND + 1
+    assert len(lines) == terminal_views.LINES_OF_ONE_KIND + 1
     assert lines[-1] == "90 Triggers: 1 of 4 dispatchers (nothing waits)"
 
 
 def test_the_scaler_says_of_a_trigger_at_rest_what_the_view_leaves_out() -> None:
-    assert view.AT_REST == decide(0, 10, Autoscaling(), 0).reason
+    assert terminal_views.AT_REST == decide(0, 10, Autoscaling(), 0).reason
 
 
 @pytest.mark.conformance("KN-TRG-03")
@@ -148,9 +148,11 @@ def test_the_table_shows_brokers_triggers_and_problems() -> None:
 
 
 def test_a_trigger_at_rest_shows_its_dead_letters() -> None:
-    waits = ConditionRow(view.DEAD_LETTERS, "False", "DeadLettersWait", "3 dead letters wait")
+    waits = ConditionRow(
+        terminal_views.DEAD_LETTERS_CONDITION, "False", "DeadLettersWait", "3 dead letters wait"
+    )
     assert "3 dead letters wait" in drawn(with_trigger(conditions=(waits,)), 140)
-    assert view.DEAD_LETTERS == dead_letters.DEAD_LETTERS
+    assert terminal_views.DEAD_LETTERS_CONDITION == dead_letters.DEAD_LETTERS
 
 
 def drawn(now: Snapshot, width: int) -> str:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from knafka.core.contract import Egress, Kafka, Sink
-from knafka_local.children import free_port
-from knafka_local.steps import Step
-from knafka_local.zipkin import NoSpans, spans_of, steps_of
+from knafka_cli.events.steps import TraceStep
+from knafka_cli.events.zipkin import NoSpans, spans_of, steps_of
+from knafka_client.sockets import free_port
 
 EGRESS = Egress(
     namespace="shop", broker="main", trigger="mail", topic="t", group="g", dead_letter_topic="d",
@@ -91,8 +91,8 @@ def test_only_what_happened_to_the_event_there_is_a_step() -> None:
     ]
     at = "1970-01-01T00:00:01.500Z"
     assert steps_of(spans, EGRESS) == [
-        Step(at, "attempt", "status 503 at http://s/ in 2 ms"),
-        Step(at, "attempt", "timeout at http://s/ in 2 ms"),
-        Step(at, "reply", "at t in 2 ms"),
-        Step(at, "dead letter", "at d in 2 ms"),
+        TraceStep(at, "attempt", "status 503 at http://s/ in 2 ms"),
+        TraceStep(at, "attempt", "timeout at http://s/ in 2 ms"),
+        TraceStep(at, "reply", "at t in 2 ms"),
+        TraceStep(at, "dead letter", "at d in 2 ms"),
     ]

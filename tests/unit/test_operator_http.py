@@ -6,7 +6,7 @@ import aiohttp
 import pytest
 from support.operator_world import running_operator
 
-from knafka_local.children import free_port
+from knafka_client.sockets import free_port
 from knafka_operator.runtime.metrics import HttpServer
 
 

@@ -14,7 +14,7 @@ from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument
 from knafka.core.sensor.backtest import Backtest, PastEvent
 from knafka.core.sensor.contract import Conditions
-from knafka_local.cli import app
+from knafka_cli.command_line import app
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "sensor"

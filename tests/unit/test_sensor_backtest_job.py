@@ -12,10 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from knafka.core.contract import Ingress, Kafka
+from knafka_cli.command_line import app
+from knafka_cli.shared import dead_letter_jobs
+from knafka_client.state.installation import Installation, RunningState
 from knafka_jobs.options import moment_or_ago, parser
-from knafka_local import dead_letter_jobs
-from knafka_local.cli import app
-from knafka_local.installation import Installation, State
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sensor"
 FOUND: Mapping[str, Any] = {
@@ -61,7 +61,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Job:
     of["kafka"] = Kafka(bootstrap_servers="k:1")
     of_channel = Ingress(**of, kind="KafkaChannel", topic="of-channel")
     ingresses = of_channel, Ingress(**of, topic="bus")
-    running = State(pid=1, url="http://a", bootstrap_servers="k:1", ingresses=ingresses)
+    running = RunningState(pid=1, url="http://a", bootstrap_servers="k:1", ingresses=ingresses)
     monkeypatch.setattr(Installation, "running", lambda _: running)
     return made
 
@@ -124,13 +124,16 @@ def test_json_of_a_file_has_the_same_names() -> None:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ([], "want --events FILE, --since TIME, or --archive FOLDER"),
-        (["--since", "last week"], "'last week' is no time"),
-        (["--since", "30d", "--events", "e"], "--events has no --since"),
-        (["--archive", "a", "--events", "e"], "--events has no --archive"),
-        (["--archive", "a", "--topic", "t"], "--archive has no --topic"),
-        (["--since", "1d", "--bootstrap-servers", "k:1"], "wants the --topic with the events"),
-        (["--since", "1d", "--secret", "s"], "--secret is for a Kafka that is named"),
+        ([], "give --events FILE, --since TIME, or --archive FOLDER"),
+        (["--since", "last week"], "'last week' is not a time"),
+        (["--since", "30d", "--events", "e"], "--since can't be used with --events"),
+        (["--archive", "a", "--events", "e"], "--archive can't be used with --events"),
+        (["--archive", "a", "--topic", "t"], "--topic can't be used with --archive"),
+        (
+            ["--since", "1d", "--bootstrap-servers", "k:1"],
+            "needs --topic, the topic with the events",
+        ),
+        (["--since", "1d", "--secret", "s"], "--secret needs --bootstrap-servers"),
     ],
 )
 def test_what_can_not_be_asked_is_refused(job: Job, arguments: list[str], problem: str) -> None:

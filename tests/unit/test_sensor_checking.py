@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from knafka_local.checking import check
+from knafka_cli.checks.checking import check
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sensor" / "sensor.yaml"
 SUBSCRIBERS = EXAMPLE.with_name("subscribers.yaml")

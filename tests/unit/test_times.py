@@ -22,8 +22,10 @@ from knafka.core.sensor import rules
 from knafka.core.sensor.contract import Conditions
 from knafka.core.sensor.held import HeldEvent
 from knafka.core.sensor.resets import Reset
-from knafka_local import dead_letters, rewinding, tailing
-from knafka_local.cli import app
+from knafka_cli.command_line import app
+from knafka_cli.events import tailing
+from knafka_cli.shared import moments
+from knafka_client.topics import dead_letters
 from knafka_operator.decide import dead_letters as letters_of_triggers
 from knafka_operator.decide import sensor_waiting
 
@@ -154,4 +156,4 @@ def test_sensor_test_plays_events_of_the_first_and_the_last_day(tmp_path: Path) 
 @pytest.mark.parametrize("ago", ["99999999999999999d", "9" * 400 + "s"])
 def test_as_long_ago_as_nobody_can_count_is_the_start(ago: str) -> None:
     """Kafka's client takes times of 64 bits."""
-    assert rewinding.moment(ago, 1_764_096_000.0) == rewinding.START
+    assert moments.moment(ago, 1_764_096_000.0) == moments.START_OF_TOPIC

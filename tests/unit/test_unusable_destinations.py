@@ -19,7 +19,7 @@ from support.local_world import trigger as local_trigger
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument
 from knafka.ports.subscriber import Target
-from knafka_local.checking import check
+from knafka_cli.checks.checking import check
 from knafka_operator.decide.resolving import Unresolved, resolve
 from knafka_operator.model.resources import Destination
 

@@ -31,7 +31,7 @@ from knafka.core.documents import parse
 from knafka.core.sensor.backtest import Backtest, PastEvent
 from knafka.core.sensor.contract import Conditions
 from knafka.core.sensor.records import correlation_of, trigger_of
-from knafka_local import dead_letter_jobs
+from knafka_cli.shared import dead_letter_jobs
 
 START: Final = 1_790_000_000_000
 SPAN: Final = 1_000_000

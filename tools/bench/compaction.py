@@ -41,7 +41,7 @@ from bench import job_process
 from knafka.core import names
 from knafka.core.dead_letter import Failure, Origin, dead_letter_of
 from knafka.core.delivery import Reason
-from knafka_local import dead_letter_jobs
+from knafka_cli.shared import dead_letter_jobs
 
 EVENT_BYTES: Final = 1024
 TRIGGERS: Final = ("mail", "bill", "ship")

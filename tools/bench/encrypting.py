@@ -16,7 +16,7 @@ from bench.results import OURS, Results
 from bench.targets import External, Running, receiver
 from bench.world import World, listens
 from knafka.settings import TLS, TLS_PORT
-from knafka_local.children import HOST, free_port
+from knafka_client.sockets import HOST, free_port
 from knafka_operator.runtime.webhooks import make_certificate
 
 RATE: Final = 1000

@@ -43,8 +43,8 @@ from knafka.clients.kafka_writer import KafkaWriter
 from knafka.core import names
 from knafka.core.contract import Kafka
 from knafka.observability import prometheus_text
-from knafka_local.kafka_distribution import obtain
-from knafka_local.kafka_server import KafkaServer
+from knafka_local.kafka.kafka_distribution import obtain
+from knafka_local.kafka.kafka_server import KafkaServer
 from knafka_operator.decide.status import is_ready, why_not_ready
 from knafka_operator.decide.trigger_conditions import LAG
 from knafka_operator.engine.controller import RESYNC, Controller

@@ -36,6 +36,7 @@ from pyspark.sql import SparkSession
 
 from bench.synthetic_tables import BROKER, DAYS, TOPIC, TRIGGER, fill, moment_of, produce, today
 from knafka.core import names
+from knafka_cli.shared import dead_letter_jobs
 from knafka_jobs.compact.run import compact
 from knafka_jobs.io import session
 from knafka_jobs.io.delta import Tables
@@ -44,9 +45,8 @@ from knafka_jobs.options import CompactOptions, Selection
 from knafka_jobs.replay.run import replay
 from knafka_jobs.report.run import report
 from knafka_jobs.topics import BrokerName
-from knafka_local import dead_letter_jobs
-from knafka_local.kafka_distribution import obtain
-from knafka_local.kafka_server import KafkaServer
+from knafka_local.kafka.kafka_distribution import obtain
+from knafka_local.kafka.kafka_server import KafkaServer
 
 REPLAYED: Final = 1000
 AT_LEAST: Final = 900
@@ -158,7 +158,7 @@ class Bench:
             ("list",),
             ("show", f"{BROKER[0]}/{TRIGGER}"),
         ):
-            command = [sys.executable, "-m", "knafka_local", "dead-letters", *words]
+            command = [sys.executable, "-m", "knafka_cli", "dead-letters", *words]
             begun, before = time.monotonic(), _of_children()
             said = subprocess.run(
                 [*command, f"--tables={tables.root}"], check=True, capture_output=True, text=True

@@ -28,11 +28,11 @@ import psutil
 from bench.jobs import MEBIBYTE, running_kafka
 from bench.synthetic_tables import BROKER, TOPIC, TRIGGER, fill, today
 from knafka.core import names
+from knafka_cli.shared import dead_letter_jobs
 from knafka_jobs.io import session
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.io.kafka import Connection, KafkaClient
 from knafka_jobs.topics import Span
-from knafka_local import dead_letter_jobs
 
 PARTITIONS: Final = 12
 """Of the replay topic, as a Broker's topic might have."""

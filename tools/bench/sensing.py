@@ -34,7 +34,8 @@ from knafka.core.sensor.contract import Sensor
 from knafka.core.sensor.held import HeldEvent
 from knafka.ports.log import Record, headers_of
 from knafka.settings import DRAIN_AT_START, SENSOR
-from knafka_local.children import HOST, Child, free_port
+from knafka_client.sockets import HOST, free_port
+from knafka_local.processes.children import Child
 
 PARTITIONS: Final = 4
 DATA: Final = b'{"text":"' + b"x" * 190 + b'"}'

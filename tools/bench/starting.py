@@ -19,7 +19,7 @@ from bench.results import FLOOR, OURS, Results
 from bench.targets import IN_FLIGHT, External, contract_of, drain, egress, ingress
 from bench.world import HERE, PYTHON, World, listens
 from knafka.settings import EGRESS, INGRESSES
-from knafka_local.children import HOST, listen, port_of
+from knafka_client.sockets import HOST, listen, port_of
 
 BACKLOG: Final = 1_000
 RECEIVER: Final = "receiver: to the first 202"

@@ -23,7 +23,7 @@ from knafka.core.contract import Egress, Ingress, Kafka, Sink
 from knafka.core.documents import dump, parse
 from knafka.core.drain import MAX_BUDGET, DrainRequest
 from knafka.settings import DRAIN_AT_START, EGRESS, INGRESSES, SHARD
-from knafka_local.children import HOST, free_port
+from knafka_client.sockets import HOST, free_port
 
 EXACT: Final = [{"exact": {"type": "com.example.bench"}}]
 IN_FLIGHT: Final = 100

@@ -27,10 +27,11 @@ from urllib.request import urlopen
 from bench.usage import Usage
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.core.addresses import LOCAL_ADDRESSES
-from knafka_local.children import HOST, Child, Command, accepts, free_port
-from knafka_local.kafka_distribution import obtain
-from knafka_local.kafka_server import KafkaServer
-from knafka_local.processes import die_with_parent
+from knafka_client.sockets import HOST, accepts, free_port
+from knafka_local.kafka.kafka_distribution import obtain
+from knafka_local.kafka.kafka_server import KafkaServer
+from knafka_local.processes.children import Child, Command
+from knafka_local.processes.parent_death import die_with_parent
 
 HERE: Final = Path(__file__).parent
 START_TIMEOUT: Final = 30.0

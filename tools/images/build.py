@@ -4,7 +4,7 @@
 
     knafka             the functions: FUNCTION_TARGET says which; `python3 -m knafka`
     knafka-operator    the operator: `python3 -m knafka_operator`; the console of a cluster:
-                       `python3 -m knafka_local.console`
+                       `python3 -m knafka_console`
     knafka-quickstart  the subscribers of examples/quickstart, under functions-framework
     knafka-channel-example
                        the same of examples/channel
@@ -92,8 +92,8 @@ def main(arguments: Sequence[str]) -> None:
     _source(
         "knafka-operator", chosen.tag, _dependencies("operator"),
         [
-            "functions/knafka", "operator/knafka_operator", "local/knafka_local",
-            "spark_jobs/knafka_jobs",
+            "functions/knafka", "operator/knafka_operator", "local/knafka_console",
+            "local/knafka_client", "spark_jobs/knafka_jobs",
         ],
         "knafka_operator",
     )  # fmt: skip
@@ -239,9 +239,10 @@ def _installed(name: str, inputs: bytes, *what: object, base: Path | None = None
 def _java() -> Path:
     """The layer of Java, and of the jars that Spark lacks, over Python's."""
     sys.path[:0] = [str(ROOT / each) for each in ("functions", "local")]
-    from knafka_local.kafka_distribution import obtain_for_spark  # needs requirements/local.lock
+    # It needs requirements/local.lock.
+    from knafka_local.kafka.kafka_distribution import obtain_for_spark
 
-    python, jars_of = _python(), ROOT / "local" / "knafka_local"
+    python, jars_of = _python(), ROOT / "local" / "knafka_local" / "kafka"
     pins = b"".join((jars_of / f"{name}.sha256").read_bytes() for name in ("spark", "s3"))
     recipe = (inspect.getsource(_unpack_java), *JAVA_PACKAGES, *UNUSED, python.name)
     digest = _digest(*(part.encode() for part in recipe), pins)

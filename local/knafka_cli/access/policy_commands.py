@@ -1,0 +1,83 @@
+"""`knafka policy test`: would a sender's event be taken, and which EventPolicy says so?"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from knafka_cli.shared.options import (
+    EXIT_FAILED,
+    DataDir,
+    Files,
+    account_of,
+    add,
+    declared_in,
+    read_event,
+    usage,
+)
+from knafka_client.state.installation import DEFAULT_DATA
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add `knafka policy`."""
+    example = "knafka policy test shop/checkout event.json -f examples/policies"
+    add(app, "test", would_pass, example)
+
+
+def would_pass(
+    sender: Annotated[
+        str,
+        typer.Argument(
+            help="The sender: a service account, [NAMESPACE/]NAME, or the whole subject of a "
+            "token, which has colons."
+        ),
+    ],
+    event: Annotated[
+        str | None,
+        typer.Argument(
+            help="A structured CloudEvent: a JSON file, - for stdin, or the JSON itself. Without "
+            "an event: whether the sender may send any event."
+        ),
+    ] = None,
+    broker: Annotated[
+        str | None,
+        typer.Option(
+            help="The receiving Broker, [NAMESPACE/]NAME, or KafkaChannel, "
+            "channel/[NAMESPACE/]NAME. Not needed if there is only one."
+        ),
+    ] = None,
+    files: Files = None,
+    data_dir: DataDir = DEFAULT_DATA,
+) -> None:
+    """Show whether a sender's event would be accepted, and which EventPolicy decides it.
+
+    Files alone decide, by the same code as in a cluster: Brokers, EventPolicies (with their status,
+    as `kubectl get eventpolicy -o yaml` writes it) and config-features. With -f nothing has to run.
+
+    Exit code 0: it is accepted, 1: it is refused, 2: something can't be read.
+    """
+    # Here, as the operator's decisions cost every other command's start.
+    from knafka_cli.access import policies
+
+    subject = sender if ":" in sender else account_of(sender).subject
+    with usage():
+        declared = declared_in(files, data_dir)
+        target = policies.target(declared, broker)
+        read = None if event is None else read_event(event)
+        asked = policies.authentication(declared, target.metadata.namespace)
+        attributes = None if read is None else read.attributes
+        verdict = policies.judge(asked, target, subject, attributes)
+    what = "any event" if read is None else f"{read.attributes['type']} {read.attributes['id']}"
+    where = f"{target.kind} {target.id}"
+    match verdict.passes:
+        case True:
+            typer.echo(f"passes: {where} takes {what} of {subject}")
+        case None:
+            typer.echo(f"passes: {where} takes some events of {subject}")
+        case _:
+            typer.echo(f"refused: {where} doesn't take {what} of {subject}")
+    for reason in verdict.reasons:
+        typer.echo(f"  {reason}")
+    if verdict.passes is False:
+        raise typer.Exit(EXIT_FAILED)

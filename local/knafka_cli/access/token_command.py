@@ -1,0 +1,65 @@
+"""`knafka token`: a service account's token for a Broker, as `kubectl create token` gives one."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Final
+
+import typer
+
+from knafka_cli.shared.options import DataDir, account_of, add, audience_of, ingress_of, refuse
+from knafka_client.state.installation import DEFAULT_DATA, Installation
+
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_DURATION = re.compile(r"([1-9][0-9]{0,5})([smhd])").fullmatch
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add `knafka token`."""
+    add(app, "token", token, "knafka token shop/checkout --broker default")
+
+
+def token(
+    account: Annotated[
+        str, typer.Argument(metavar="ACCOUNT", help="The service account: [NAMESPACE/]NAME.")
+    ],
+    broker: Annotated[
+        str | None,
+        typer.Option(
+            help="The token's audience is this running Broker, [NAMESPACE/]NAME, or "
+            "KafkaChannel, channel/[NAMESPACE/]NAME. Not needed if there is only one."
+        ),
+    ] = None,
+    audience: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="The token's audience, as in `status.address.audience`. Can be repeated."
+        ),
+    ] = None,
+    duration: Annotated[
+        str, typer.Option(help="How long the token is valid: 90s, 15m, 1h, 1d.")
+    ] = "1h",
+    data_dir: DataDir = DEFAULT_DATA,
+) -> None:
+    """Print a token that proves to a Broker which service account sends.
+
+    The token is valid for what `knafka up --require-auth` runs, also after a restart. With
+    --audience nothing has to run.
+
+    In a cluster: kubectl -n NAMESPACE create token NAME --audience AUDIENCE
+    """
+    parts = _DURATION(duration)
+    if parts is None:
+        raise typer.BadParameter(f"{duration!r} is no duration: want one such as 90s, 15m, 1h, 1d")
+    if audience and broker is not None:
+        raise typer.BadParameter("give --broker or --audience, not both")
+    if audience and not all(audience):
+        raise refuse("an --audience is empty: give the audience of a Broker")
+    sender, installation = account_of(account), Installation(data_dir)
+    if not audience:
+        audience = [audience_of(ingress_of(installation.running(), broker))]
+    # Here, as cryptography costs every other command's start.
+    from knafka_local.tokens.issuer import Issuer
+
+    lifetime = int(parts[1]) * _SECONDS[parts[2]]
+    typer.echo(Issuer.of(installation.issuer).token(sender, audience, lifetime))

@@ -1,0 +1,145 @@
+"""EventPolicies in files: what Knative's webhook would refuse, and what can't be meant.
+
+Not here: what they let through (`policies`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, Self
+
+from pydantic import Field, model_validator
+
+from knafka.core.authorization import SERVICE_ACCOUNTS
+from knafka.core.documents import parse, problem
+from knafka.core.errors import InvalidDocument
+from knafka.core.filter_limits import DeclaredFilters
+from knafka_cli.checks.impossible import impossible
+from knafka_cli.shared.cesql_calls import missing_functions
+from knafka_client.declared.manifests import ObjectIdentity
+from knafka_operator.decide.event_policies import applied_policies
+from knafka_operator.model.channels import KafkaChannel
+from knafka_operator.model.event_policies import EventPolicy, Requirement
+from knafka_operator.model.resources import Broker, Declared, Given
+
+ADDRESSED: Final = ("Broker", "KafkaChannel")
+"""Kinds that policies may be about and that are looked for among the files."""
+
+
+class _Reference(Declared):
+    api_version: Given
+    kind: Given
+    name: Given
+
+
+class _SourceReference(_Reference):
+    namespace: str | None = None
+
+
+class _Selector(Declared):
+    api_version: Given
+    kind: Given
+    match_labels: dict[str, str] = Field(default_factory=dict)
+    match_expressions: tuple[Requirement, ...] = ()
+
+
+class _Target(Declared):
+    ref: _Reference | None = None
+    selector: _Selector | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        _exactly_one(ref=self.ref, selector=self.selector)
+        return self
+
+
+class _Sender(Declared):
+    ref: _SourceReference | None = None
+    sub: str | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        _exactly_one(ref=self.ref, sub=self.sub or None)
+        if self.sub is not None and "*" in self.sub[:-1]:
+            raise problem(f"invalid value: {self.sub:.200}: '*' is only allowed as suffix", "sub")
+        return self
+
+
+class _PolicySpec(Declared):
+    to: tuple[_Target, ...] = ()
+    from_: tuple[_Sender, ...] = Field(default=(), alias="from")
+    filters: DeclaredFilters = ()
+
+
+class _Policy(Declared):
+    spec: _PolicySpec = _PolicySpec()
+
+
+def errors(policy: EventPolicy) -> list[str]:
+    """Sentences about what Knative's webhook refuses in an EventPolicy, and what never works."""
+    try:
+        spec = _read(policy)
+    except InvalidDocument as error:
+        return [str(error)]
+    calls = missing_functions(spec.filters, "spec.filters")
+    return [*calls, *impossible(spec.filters, "spec.filters")]
+
+
+def missing(policy: EventPolicy, known: Mapping[ObjectIdentity, Any]) -> Iterator[ObjectIdentity]:
+    """The objects that an EventPolicy names and that are not among the files."""
+    for target in _spec(policy).to:
+        if target.ref is not None and target.ref.kind in ADDRESSED:
+            identity = ObjectIdentity(target.ref.kind, policy.metadata.namespace, target.ref.name)
+            if identity not in known:
+                yield identity
+
+
+def warnings(
+    policy: EventPolicy, document: Mapping[str, Any], known: Mapping[ObjectIdentity, Any]
+) -> Iterator[str]:
+    """Sentences about what is allowed in an EventPolicy and is probably a mistake."""
+    spec = _spec(policy)
+    if not spec.from_:
+        yield "spec.from is empty: it lets nobody through"
+    for number, sender in enumerate(spec.from_):
+        if sender.sub and not _may_be_an_account(sender.sub):
+            desired = f"want {SERVICE_ACCOUNTS}NAMESPACE:NAME"
+            yield f"spec.from[{number}].sub: {sender.sub:.200} is no service account: {desired}"
+    brokers = [
+        resource
+        for identity, resource in known.items()
+        if isinstance(resource, (Broker, KafkaChannel))
+        and identity.namespace == policy.metadata.namespace
+    ]
+    by_label = [
+        target for target in spec.to if target.selector and target.selector.kind in ADDRESSED
+    ]
+    if by_label and not any(applied_policies([document], broker) for broker in brokers):
+        yield "spec.to selects nothing among the files"
+
+
+def _may_be_an_account(sub: str) -> bool:
+    beginning = sub.removesuffix("*")
+    if beginning.startswith(SERVICE_ACCOUNTS):
+        return True
+    return beginning != sub and SERVICE_ACCOUNTS.startswith(beginning)
+
+
+def _spec(policy: EventPolicy) -> _PolicySpec:
+    """Of one that is refused: nothing that anything can be said of."""
+    try:
+        return _read(policy)
+    except InvalidDocument:
+        return _PolicySpec.model_construct(from_=(_Sender(sub=f"{SERVICE_ACCOUNTS}*"),))
+
+
+def _read(policy: EventPolicy) -> _PolicySpec:
+    return parse(_Policy, {"spec": policy.spec or {}}).spec
+
+
+def _exactly_one(**given: object) -> None:
+    """Raises what Knative's webhook says."""
+    there = [name for name, value in given.items() if value is not None]
+    if len(there) != 1:
+        got = "neither" if not there else "both"
+        raise problem(f"expected exactly one, got {got}", *given)

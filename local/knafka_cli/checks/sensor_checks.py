@@ -1,0 +1,77 @@
+"""What is wrong with a Sensor in a file, as `knafka check` says it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from knafka.core.documents import parse
+from knafka.core.errors import InvalidDocument
+from knafka.core.filters import never_true
+from knafka_cli.checks.impossible import impossible
+from knafka_cli.shared.cesql_calls import missing_functions
+from knafka_operator.decide.sensor_limits import held_limits, too_many_events
+from knafka_operator.decide.sensor_scaling import autoscaling
+from knafka_operator.model.maxima import UNLIMITED
+from knafka_operator.model.resources import Destination
+from knafka_operator.model.sensors import KNAFKA, SENSOR, Sensor
+
+
+def is_sensor(document: object) -> bool:
+    return isinstance(document, dict) and (
+        (document.get("apiVersion"), document.get("kind")) == (KNAFKA, SENSOR)
+    )
+
+
+def read(document: Mapping[str, Any]) -> Sensor:
+    """Raises `InvalidDocument`."""
+    return parse(Sensor, document)
+
+
+def errors(sensor: Sensor) -> list[str]:
+    """Annotations that say nothing usable, filters that no event can match, and what their
+    expressions call that isn't there."""
+    problems: list[str] = []
+    for read_annotations in (partial(autoscaling, maxima=UNLIMITED), held_limits):
+        try:
+            read_annotations(sensor)
+        except InvalidDocument as error:
+            problems.append(str(error))
+    for number, dependency in enumerate(sensor.spec.dependencies):
+        path = f"spec.dependencies[{number}].filters"
+        problems += [
+            f"{where}: {problem}" for where, problem in never_true(dependency.filters, path)
+        ]
+        problems += missing_functions(dependency.filters, path)
+        problems += impossible(dependency.filters, path)
+    return problems
+
+
+def warnings(sensor: Sensor) -> list[str]:
+    """Sentences about what is allowed in a Sensor and is probably a mistake."""
+    doubts = []
+    used = frozenset[str]().union(*(rule.condition.names for rule in sensor.spec.rules()))
+    for number, dependency in enumerate(sensor.spec.dependencies):
+        if dependency.name not in used:
+            doubts.append(
+                f"spec.dependencies[{number}]: no trigger's conditions name {dependency.name}"
+            )
+        if dependency.filters and dependency.filter.attributes:
+            doubts.append(f"spec.dependencies[{number}].filter says nothing, as filters is there")
+    for number, doubt in too_many_events(sensor.spec):
+        doubts.append(f"spec.triggers[{number}].conditions: {doubt}")
+    return doubts
+
+
+def destinations(sensor: Sensor) -> Mapping[str, Destination | None]:
+    """The destinations that a Sensor sends to, by their path in its document."""
+    by_path: dict[str, Destination | None] = {}
+    for number, trigger in enumerate(sensor.spec.triggers):
+        path = f"spec.triggers[{number}]"
+        by_path[f"{path}.subscriber"] = trigger.subscriber
+        by_path[f"{path}.reply"] = trigger.reply
+        by_path[f"{path}.delivery.deadLetterSink"] = trigger.delivery.dead_letter_sink
+        if trigger.dlq_trigger is not None:
+            by_path[f"{path}.dlqTrigger.subscriber"] = trigger.dlq_trigger.subscriber
+    return by_path

@@ -1,0 +1,49 @@
+"""Filters from the command line: `--filter CESQL` and `--attribute NAME=VALUE` as predicates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from knafka.core.contract import CESQL, AttributesFilter
+from knafka.core.documents import parse
+from knafka.core.errors import InvalidDocument
+from knafka.core.event import Attributes
+from knafka.core.filters import Predicate, compile_attributes, compile_filter, never_true
+from knafka_cli.shared.cesql_calls import missing_functions
+
+
+def expression(text: str) -> Predicate:
+    """A CESQL expression. Raises `InvalidDocument` with the position where it breaks, and for one
+    that could be true of no event."""
+    try:
+        spec = parse(CESQL, {"cesql": text})
+    except InvalidDocument as error:
+        raise InvalidDocument("", f"--filter {text}: {error.problem}") from None
+    for _, problem in never_true([spec], ""):
+        raise InvalidDocument("", f"--filter {problem}")
+    for problem in missing_functions([spec], "--filter"):
+        raise InvalidDocument("", f"--filter {text}: {problem.partition(': ')[2]}")
+    return compile_filter(spec)
+
+
+def attributes(given: Sequence[str]) -> Predicate:
+    """`name=value`, or `name` for any value; an event needs them all. Raises `InvalidDocument`."""
+    by_name: dict[str, str] = {}
+    for pair in given:
+        name, _, value = pair.partition("=")
+        if name in by_name:
+            raise InvalidDocument("", f"--attribute {name} is given twice: an event has it once")
+        by_name[name] = value
+    try:
+        return compile_attributes(parse(AttributesFilter, {"attributes": by_name}))
+    except InvalidDocument as error:
+        raise InvalidDocument("", f"--attribute NAME=VALUE: {error.problem}") from None
+
+
+def all_of(predicates: Sequence[Predicate]) -> Predicate | None:
+    """A predicate that is true if all of these are; None: there are none."""
+
+    def wants(event: Attributes) -> bool:
+        return all(predicate(event) for predicate in predicates)
+
+    return wants if predicates else None

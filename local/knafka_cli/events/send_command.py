@@ -1,0 +1,179 @@
+"""`knafka send`: events from options, a file or stdin, to a Broker or KafkaChannel that runs here,
+or to a URL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Annotated, Final
+
+import typer
+
+from knafka.core.http_binding import MAX_BATCH
+from knafka_cli.events import sending
+from knafka_cli.shared import event_input
+from knafka_cli.shared.options import (
+    EXIT_FAILED,
+    BrokerName,
+    DataDir,
+    account_of,
+    add,
+    audience_of,
+    ingress_of,
+    usage,
+)
+from knafka_client.state.installation import DEFAULT_DATA, Installation
+
+SHOWN_ANSWERS: Final = 20
+"""So many answers are shown one by one; of more, only those that say no."""
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add `knafka send`."""
+    example = "knafka send --type com.example.order.placed --data '{\"amount\": 40}'"
+    add(app, "send", send, example)
+
+
+def send(
+    broker: BrokerName = None,
+    event_type: Annotated[
+        str | None, typer.Option("--type", "-t", help="The event's type.")
+    ] = None,
+    source: Annotated[str | None, typer.Option(help="The event's source.")] = None,
+    event_id: Annotated[
+        str | None, typer.Option("--id", help="The event's id (default: a new UUID).")
+    ] = None,
+    subject: Annotated[
+        str | None,
+        typer.Option(help="The event's subject. Events of one subject are delivered in order."),
+    ] = None,
+    data: Annotated[str | None, typer.Option("--data", "-d", help="The event's data.")] = None,
+    data_file: Annotated[
+        typer.FileBinaryRead | None, typer.Option(help="A file with the event's data; - is stdin.")
+    ] = None,
+    content_type: Annotated[
+        str | None,
+        typer.Option(help="The data's media type (default: JSON if it is JSON, else plain text)."),
+    ] = None,
+    extension: Annotated[
+        list[str] | None,
+        typer.Option("--extension", "-e", help="An extension attribute. Can be repeated."),
+    ] = None,
+    file: Annotated[
+        typer.FileBinaryRead | None,
+        typer.Option(
+            help="Send the events of this NDJSON file: one structured CloudEvent per line; - is "
+            "stdin."
+        ),
+    ] = None,
+    count: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Send N events; {n} in id, subject and data becomes the number of the event.",
+        ),
+    ] = 1,
+    rate: Annotated[
+        float | None, typer.Option(min=0.001, help="Send at most N events per second.")
+    ] = None,
+    in_order: Annotated[
+        bool,
+        typer.Option(
+            "--in-order", help="Wait for the answer to each event before sending the next one."
+        ),
+    ] = False,
+    batch: Annotated[
+        int,
+        typer.Option(
+            min=0, max=MAX_BATCH, help="Send batches of N events per request; 0: no batches."
+        ),
+    ] = 0,
+    no_retry: Annotated[
+        bool, typer.Option("--no-retry", help="Don't retry after a 503 or a failed connection.")
+    ] = False,
+    url: Annotated[
+        str | None, typer.Option(help="Send to this URL instead of a Broker that runs here.")
+    ] = None,
+    account: Annotated[
+        str | None,
+        typer.Option(
+            "--as",
+            help="Send with a token of this service account, [NAMESPACE/]NAME.",
+        ),
+    ] = None,
+    data_dir: DataDir = DEFAULT_DATA,
+) -> None:
+    """Send one event, or many, to a Broker or a KafkaChannel.
+
+    Prints the answer to each event; of many events, only refusals and a summary.
+    Exit code 1 if any event was not accepted.
+    """
+    options = {"type": event_type, "source": source, "id": event_id, "subject": subject}
+    attributes = {name: value for name, value in options.items() if value is not None}
+    attributes.update(map(_extension, extension or []))
+    if content_type is not None:
+        attributes["datacontenttype"] = content_type
+    if file is not None and (attributes or data is not None or data_file or count != 1):
+        raise typer.BadParameter("--file has whole events: leave the options for one event out")
+    if data is not None and data_file is not None:
+        raise typer.BadParameter("give --data or --data-file, not both")
+    payload = data_file.read() if data_file is not None else None if data is None else data.encode()
+    if url is not None and account is not None:
+        raise typer.BadParameter("--as is for a Broker that runs here: leave --url out")
+    target, authorization = _target(Installation(data_dir), broker, url, account)
+    with usage():
+        events = (
+            event_input.events_of(file, file.name)
+            if file is not None
+            else iter([event_input.sample(attributes, payload, n) for n in range(1, count + 1)])
+        )
+        shown = itertools.count(1)
+
+        def show(answer: sending.SendResult) -> None:
+            if next(shown) <= SHOWN_ANSWERS or not answer.accepted:
+                typer.echo(str(answer))
+
+        summary = asyncio.run(
+            sending.send(
+                events,
+                target,
+                show,
+                retry=not no_retry,
+                rate=rate,
+                connections=1 if in_order else sending.SEND_CONNECTIONS,
+                batch=batch,
+                authorization=authorization,
+            )
+        )
+    if sum(summary.statuses.values()) > 1:
+        typer.echo(str(summary))
+    if summary.statuses[HTTPStatus.UNAUTHORIZED] and url is None and account is None:
+        typer.echo("knafka: it asks who sends: name a service account with --as", err=True)
+    raise typer.Exit(0 if summary.all_accepted else EXIT_FAILED)
+
+
+def _extension(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--extension")
+    return name, value
+
+
+def _target(
+    installation: Installation, broker: str | None, url: str | None, account: str | None
+) -> tuple[str, Callable[[], bytes]]:
+    """Where to send, and the header line that shows who sends."""
+    if url is not None:
+        return url, bytes
+    running = installation.running()
+    ingress = ingress_of(running, broker)
+    if account is None:
+        return running.url_of(ingress), bytes
+    # Here, as cryptography costs every other command's start.
+    from knafka_local.tokens.issuer import Issuer, TokenSender
+
+    sender = TokenSender(Issuer.of(installation.issuer), account_of(account), audience_of(ingress))
+    return running.url_of(ingress), sender.header

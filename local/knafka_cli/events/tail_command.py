@@ -1,0 +1,197 @@
+"""`knafka tail`: the events of a Broker or KafkaChannel, or those that match a Trigger, as they
+arrive."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from knafka.core.contract import Egress, Ingress
+from knafka.core.filters import Predicate, compile_trigger
+from knafka_cli.events import event_filters, tailing
+from knafka_cli.events.event_filters import all_of
+from knafka_cli.events.tailing import Format, Tail
+from knafka_cli.shared import moments
+from knafka_cli.shared.options import EXIT_FAILED, EXIT_INTERRUPTED, DataDir, add, refuse, usage
+from knafka_cli.shared.source_options import (
+    BootstrapServers,
+    ContextName,
+    Kubeconfig,
+    NamespaceName,
+    SystemNamespace,
+    source_of,
+    view_of,
+)
+from knafka_client.declared.declared_source import (
+    SYSTEM_NAMESPACE,
+    DeclaredView,
+    broker_of,
+    trigger_of,
+)
+from knafka_client.state.installation import DEFAULT_DATA, SUBSCRIPTION_PREFIX
+from knafka_client.topics import dead_letters as letters_of
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add `knafka tail`."""
+    add(app, "tail", tail, "knafka tail trigger/orders --since 10m --filter \"type = 'order'\"")
+
+
+def tail(
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[BROKER | channel/NAME | trigger/NAME | subscription/NAME]",
+            help="[NAMESPACE/]NAME of a Broker (not needed if there is only one). "
+            "`channel/NAME`: a KafkaChannel. `trigger/NAME`: the events that pass the "
+            "Trigger's filters. `subscription/NAME`: all events of its channel.",
+        ),
+    ] = None,
+    trigger: Annotated[
+        str | None,
+        typer.Option(help="The same as the argument trigger/NAME; or subscription/NAME."),
+    ] = None,
+    filters: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--filter",
+            help="Show only events for which this CESQL expression is true. Can be repeated: all "
+            "must be true.",
+        ),
+    ] = None,
+    attributes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--attribute",
+            metavar="NAME=VALUE",
+            help="Show only events with this attribute; NAME alone: with any value. Can be "
+            "repeated: all must match.",
+        ),
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            help="Start with existing events since a time (ISO 8601), a duration ago (90s, 15m, "
+            "2h, 1d), or start."
+        ),
+    ] = None,
+    last: Annotated[
+        int | None,
+        typer.Option(min=0, help="Start with the newest N existing events (before filtering)."),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", "--count", min=1, help="End after N events.")
+    ] = None,
+    output: Annotated[
+        Format | None,
+        typer.Option(
+            "-o",
+            "--output",
+            help="text: one line per event; wide: also its topic, partition, offset, key and all "
+            "attributes; json: one structured CloudEvent per line.",
+        ),
+    ] = None,
+    dead_letters: Annotated[
+        bool,
+        typer.Option(
+            "--dead-letters",
+            help="Show events that could not be delivered, instead of those that arrive.",
+        ),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
+    namespace: NamespaceName = None,
+    context: ContextName = None,
+    kubeconfig: Kubeconfig = None,
+    bootstrap_servers: BootstrapServers = None,
+    system_namespace: SystemNamespace = SYSTEM_NAMESPACE,
+    data_dir: DataDir = DEFAULT_DATA,
+) -> None:
+    """Show events as they arrive, here or in a cluster. Deliveries are not affected.
+
+    A record that holds no event is reported by its place: filters can't apply to it.
+    Exit code 0: --limit is reached, 130: Ctrl-C, 2: a filter or a name is wrong.
+    """
+    if as_json and output not in (None, Format.JSON):
+        raise refuse(f"--json and -o {output}: choose one")
+    broker, trigger = _target(target, trigger)
+    try:
+        with usage():
+            wants = [event_filters.expression(expression) for expression in filters or ()]
+            if attributes:
+                wants.append(event_filters.attributes(attributes))
+            start = None if since is None else moments.moment(since, time.time())
+        source = source_of(
+            data_dir, context, kubeconfig, namespace, bootstrap_servers, system_namespace
+        )
+        view = view_of(source, namespace, trigger or broker)
+        with usage():
+            owner, topics, of_trigger = _topics(view, broker, trigger, dead_letters)
+        if of_trigger is not None:
+            wants.append(of_trigger)
+        format_ = Format.JSON if as_json else output or Format.TEXT
+        with view.reaching(owner):
+            _show(view, owner, topics, Tail(start, last), wants, format_, limit)
+    except KeyboardInterrupt:
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+def _target(target: str | None, trigger: str | None) -> tuple[str | None, str | None]:
+    """Name of the Broker and of the Trigger, of which at most one is given; or neither."""
+    kind, slash, name = (target or "").partition("/")
+    broker, own = target, None
+    if slash and kind in ("trigger", "triggers"):
+        broker, own = None, name
+    elif slash and kind in ("subscription", "subscriptions"):
+        broker, own = None, SUBSCRIPTION_PREFIX + name
+    elif slash and kind in ("broker", "brokers"):
+        broker = name
+    if trigger is not None and own is not None:
+        raise refuse(f"{kind}/NAME and --trigger are the same: give one")
+    return broker, trigger or own
+
+
+def _topics(
+    view: DeclaredView, broker: str | None, trigger: str | None, dead_letters: bool
+) -> tuple[Ingress | Egress, Sequence[str], Predicate | None]:
+    """Whose Kafka is asked, for which topics, and what the Trigger wants. Raises `Unknown`."""
+    if trigger is None:
+        ingress = view.ingress(broker)
+        owners = [*view.of_broker(ingress), letters_of.of_broker(ingress)]
+        letters = [owner.dead_letter_topic for owner in owners]
+        return ingress, letters if dead_letters else [ingress.topic], None
+    egress = view.egress(trigger)
+    if broker is not None and broker_of(view.ingress(broker)) != broker_of(egress):
+        raise refuse(f"{trigger_of(egress)} is a {egress.kind} of {broker_of(egress)}")
+    if dead_letters:
+        return egress, [egress.dead_letter_topic], None
+    return egress, [egress.topic], compile_trigger(egress.filter, egress.filters)
+
+
+def _show(
+    view: DeclaredView,
+    owner: Ingress | Egress,
+    topics: Sequence[str],
+    tail: Tail,
+    wants: Sequence[Predicate],
+    format_: Format,
+    limit: int | None,
+) -> None:
+    shown = 0
+    is_wanted = all_of(wants)
+    try:
+        for record in tailing.records(view.connection(owner), topics, tail):
+            if (problem := tailing.problem_of(record)) is not None:
+                typer.echo(f"knafka: {problem}", err=True)
+                continue
+            line = tailing.line_of(record, is_wanted, format_)
+            if line is not None:
+                typer.echo(line)
+                shown += 1
+            if shown == limit:
+                return
+    except tailing.NoTopic as error:
+        typer.echo(f"knafka: {error}", err=True)
+        raise typer.Exit(EXIT_FAILED) from None

@@ -1,0 +1,104 @@
+"""`knafka console`: the console of a cluster, served on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from knafka.core.trace_url import WANTED, is_trace_url
+from knafka_cli.shared.options import refuse
+from knafka_cli.shared.source_options import BootstrapServers, SystemNamespace
+from knafka_client.declared.declared_source import SYSTEM_NAMESPACE
+from knafka_console import opening
+
+
+def add_to(app: typer.Typer) -> None:
+    """Make it a command of `app`."""
+    app.command()(console)
+
+
+def console(
+    context: Annotated[
+        str | None,
+        typer.Option(
+            "--context", help="A context of the kubeconfig (default: its current context)."
+        ),
+    ] = None,
+    kubeconfig: Annotated[
+        Path | None,
+        typer.Option(
+            "--kubeconfig", help="The kubeconfig (default: $KUBECONFIG, or ~/.kube/config)."
+        ),
+    ] = None,
+    namespaces: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-n",
+            "--namespace",
+            help="Show only this namespace, if you may not list objects of all namespaces. Can "
+            "be repeated.",
+        ),
+    ] = None,
+    bootstrap_servers: BootstrapServers = None,
+    system_namespace: SystemNamespace = SYSTEM_NAMESPACE,
+    traces: Annotated[
+        str,
+        typer.Option(
+            "--trace-url",
+            envvar="KNAFKA_TRACE_URL",
+            help="The address of a trace, to which reports link; {trace} stands for its id.",
+        ),
+    ] = "",
+    port: Annotated[
+        int | None,
+        typer.Option(
+            "--port", help="The console's port on 127.0.0.1 (default: 8090, or the next free one)."
+        ),
+    ] = None,
+    open_: Annotated[bool, typer.Option("--open", help="Open the console in a browser.")] = False,
+) -> None:
+    """Serve the console of a cluster on this machine, with the rights of your kubeconfig.
+
+    A page shows Brokers, channels, Triggers, Subscriptions and the reports of DeadLetterArchives,
+    and follows changes, until Ctrl-C. `knafka up` serves its own console.
+    """
+    from knafka_client.declared import cluster_source
+    from knafka_client.declared.kubernetes_api import KubernetesApi
+    from knafka_console.sources.cluster_console import ClusterConsole
+    from knafka_console.sources.cluster_kafka import ClusterKafka
+    from knafka_console.sources.metrics import ProxiedMetrics, SharedFigures
+
+    if not is_trace_url(traces):
+        raise refuse(f"--trace-url {traces}: {WANTED}")
+    client, _ = cluster_source.client_of(context, kubeconfig)
+    api = KubernetesApi(client)
+    place = context or client.configuration.host
+    with opening.listener(port, option="--port") as listener:
+        if listener is None:
+            raise refuse("no port is free: choose one with --port")
+
+        async def serve() -> None:
+            source = ClusterConsole(
+                api,
+                SharedFigures(ProxiedMetrics(api, system_namespace)),
+                ClusterKafka(client, system_namespace, bootstrap_servers=bootstrap_servers),
+                place,
+                tuple(namespaces or ()),
+                traces=traces,
+                unreached=cluster_source.UNREACHED,
+            )
+            stop = asyncio.Event()
+            for signal_number in (signal.SIGINT, signal.SIGTERM):
+                asyncio.get_running_loop().add_signal_handler(signal_number, stop.set)
+            async with opening.served(source, listener) as url:
+                typer.echo(f"console of {place} at {url}")
+                if open_:
+                    webbrowser.open(url)
+                await stop.wait()
+
+        asyncio.run(serve())

@@ -1,0 +1,125 @@
+"""`knafka status`, `broker list` and `logs`: look at what runs, and change nothing."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from knafka_cli.running import logs
+from knafka_cli.running.terminal_views import StatusTable
+from knafka_cli.shared.options import (
+    EXIT_FAILED,
+    DataDir,
+    Files,
+    add,
+    declared_in,
+    print_table,
+    refuse,
+    usage,
+)
+from knafka_client.state import snapshot_file
+from knafka_client.state.installation import DEFAULT_DATA, Installation
+from knafka_operator.model.resources import Broker, Trigger
+
+
+def add_to(app: typer.Typer, broker_app: typer.Typer) -> None:
+    """Add them."""
+    add(app, "status", show_status, "knafka status --json")
+    add(app, "logs", show_logs, "knafka logs orders -f")
+    add(broker_app, "list", list_brokers, "knafka broker list")
+
+
+def show_status(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    data_dir: DataDir = DEFAULT_DATA,
+) -> None:
+    """Show the state of Kafka, Brokers and Triggers, and how many events wait.
+
+    Exit code 0: all are ready, 1: something isn't (or nothing runs).
+    """
+    installation = Installation(data_dir)
+    now = snapshot_file.read(installation)
+    if as_json:
+        typer.echo(snapshot_file.as_json(now))
+    else:
+        typer.echo(f"knafka up runs on {installation.data} (pid {installation.pid()})")
+        Console().print(StatusTable(now))
+    if snapshot_file.not_ready(now):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def list_brokers(files: Files = None, data_dir: DataDir = DEFAULT_DATA) -> None:
+    """List the Brokers that run, or that files declare: URL, topic, Triggers and counts."""
+    if files:
+        with usage():
+            declared = declared_in(files, data_dir)
+        brokers_of_triggers = [
+            (trigger.metadata.namespace, trigger.spec.broker) for trigger in declared.all(Trigger)
+        ]
+        rows = [
+            [
+                broker.id,
+                str(brokers_of_triggers.count((broker.metadata.namespace, broker.metadata.name))),
+            ]
+            for broker in declared.all(Broker)
+        ]
+        print_table(["BROKER", "TRIGGERS"], rows, "no Broker is declared")
+        if declared.problems:
+            raise typer.Exit(EXIT_FAILED)
+        return
+    installation = Installation(data_dir)
+    running, now = installation.running(), snapshot_file.read(installation)
+    topics = {
+        f"{ingress.namespace}/{ingress.broker}": ingress.topic
+        for ingress in running.ingresses
+        if ingress.kind == "Broker"
+    }
+    brokers = [
+        f"{egress.namespace}/{egress.broker}"
+        for egress in running.egresses
+        if egress.kind == "Trigger"
+    ]
+    rows = [
+        [
+            row.name,
+            row.url or f"not served: {row.refused}",
+            topics.get(row.name, ""),
+            str(brokers.count(row.name)),
+            str(row.accepted),
+            str(row.rejected),
+        ]
+        for row in now.brokers
+        if row.kind == "Broker"
+    ]
+    columns = ["BROKER", "URL", "TOPIC", "TRIGGERS", "ACCEPTED", "REJECTED"]
+    print_table(columns, rows, "no Broker runs")
+
+
+def show_logs(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="Whose log: [NAMESPACE/]NAME of a Trigger or Service, receiver, kafka or up "
+            "(default: all)."
+        ),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Print new lines as they are written.")
+    ] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Show the newest N.")] = 20,
+    data_dir: DataDir = DEFAULT_DATA,
+) -> None:
+    """Show the logs of the processes, also after they have ended."""
+    log = logs.Logs(Installation(data_dir))
+    if not (names := log.names(name)):
+        there = ", ".join(log.names()) or "none"
+        raise refuse(f"there is no log{f' of {name}' if name else ''}: there is {there}")
+    for log_name in names:
+        for line in log.last(log_name, lines):
+            typer.echo(line if len(names) == 1 else f"{log_name} | {line}")
+    with contextlib.suppress(KeyboardInterrupt):
+        for log_name, line in log.follow(name) if follow else ():
+            typer.echo(line if name is not None and len(names) == 1 else f"{log_name} | {line}")

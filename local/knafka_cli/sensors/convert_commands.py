@@ -1,0 +1,82 @@
+"""`knafka convert sensor`: what others run, declared for Knafka."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import yaml
+
+from knafka.core.documents import parse
+from knafka.core.errors import InvalidDocument
+from knafka_cli.shared import event_input
+from knafka_cli.shared.options import EXIT_FAILED, add, usage
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands to `knafka convert`."""
+    add(app, "sensor", sensor, "knafka convert sensor argo-sensor.yaml > sensor.yaml")
+
+
+def sensor(
+    file: Annotated[Path, typer.Argument(help="A YAML file with Sensors of Argo Events.")],
+    broker: Annotated[
+        str | None,
+        typer.Option(help="The Broker that becomes the Sensors' bus (default: default)."),
+    ] = None,
+    channel: Annotated[
+        str | None,
+        typer.Option(help="The KafkaChannel that becomes the Sensors' bus, instead of a Broker."),
+    ] = None,
+) -> None:
+    """Convert Sensors of Argo Events to Knafka's: YAML on stdout, changes and losses on stderr.
+
+    Dependencies filter by `source` (the EventSource) and `subject` (the event), as Argo's events
+    have them; HTTP triggers become subscribers. Exit code 1: something isn't carried over.
+    """
+    # Here, as the operator's models cost every other command's start.
+    from knafka_cli.sensors import argo
+    from knafka_operator.model.sensors import Sensor
+
+    with usage():
+        if broker is not None and channel is not None:
+            raise event_input.BadInput("give --broker or --channel, not both")
+        conversions = [
+            argo.convert(document, broker or "default", channel) for document in _sensors(file)
+        ]
+        typer.echo(
+            yaml.safe_dump_all(
+                [conversion.document for conversion in conversions], sort_keys=False
+            ),
+            nl=False,
+        )
+        for conversion in conversions:
+            name = conversion.document["metadata"]["name"]
+            for told in (*conversion.changed, *conversion.lost):
+                typer.echo(f"knafka: {name}: {told}", err=True)
+        for conversion in conversions:
+            if conversion.document["spec"]["triggers"]:
+                try:
+                    parse(Sensor, conversion.document)
+                except InvalidDocument as error:
+                    raise InvalidDocument(
+                        "", f"the Sensor converted from {file} is invalid: {error}"
+                    ) from None
+    if any(conversion.lost for conversion in conversions):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _sensors(file: Path) -> list[dict[str, object]]:
+    try:
+        documents = [document for document in yaml.safe_load_all(file.read_text()) if document]
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise event_input.BadInput(f"{file} can't be read: {error}") from None
+    sensors = [
+        document
+        for document in documents
+        if isinstance(document, dict) and document.get("kind") == "Sensor"
+    ]
+    if not sensors:
+        raise event_input.BadInput(f"{file} has no Sensor")
+    return sensors

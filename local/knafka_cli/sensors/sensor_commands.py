@@ -1,0 +1,326 @@
+"""`knafka sensor`: what Sensors wait for, and what one would have fired: for events in a file, or
+by a Spark job for those of a topic or an archive."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+import yaml
+
+from knafka.core import json_format
+from knafka.core.documents import dump, parse
+from knafka.core.errors import InvalidDocument
+from knafka.core.times import moment, rfc3339
+from knafka_cli.shared import event_input, moments
+from knafka_cli.shared.job_options import Asked, run_job, taking
+from knafka_cli.shared.options import EXIT_FAILED, DataDir, add, refuse, usage
+from knafka_cli.shared.source_options import ContextName, Kubeconfig, NamespaceName
+from knafka_client.declared.declared_source import namespace_in
+from knafka_client.state import snapshot_file
+from knafka_client.state.installation import DEFAULT_DATA, Installation
+from knafka_client.state.snapshot import TriggerRow
+
+if TYPE_CHECKING:
+    from knafka.core.sensor.backtest import Fired, PastEvent
+    from knafka.core.sensor.contract import Conditions
+    from knafka.core.sensor.held import HeldEvent
+    from knafka_operator.model.sensors import Sensor
+
+TOPIC_OPTIONS: Final = ("topic", "bootstrap-servers", "secret")
+"""Options of the job that only a topic has."""
+
+SHOWN_FIRINGS: Final = 20
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands to `knafka sensor`."""
+    add(app, "test", try_sensor, "knafka sensor test sensor.yaml --events events.ndjson")
+    add(app, "status", show_status, "knafka sensor status")
+
+
+def show_status(
+    name: Annotated[
+        str | None, typer.Argument(help="The Sensor: [NAMESPACE/]NAME (default: all).")
+    ] = None,
+    namespace: NamespaceName = None,
+    context: ContextName = None,
+    kubeconfig: Kubeconfig = None,
+    data_dir: DataDir = DEFAULT_DATA,
+) -> None:
+    """Show what Sensors have fired, and which events their triggers hold and wait for.
+
+    Shows those of `knafka up`, or of a namespace of a cluster, by their status, which doesn't count
+    firings. Exit code 0: all are ready, 1: one isn't, 2: there is none of that name.
+    """
+    on_cluster = context is not None or kubeconfig is not None
+    if on_cluster:
+        named_namespace = namespace_in(name) if name else None
+        rows = _of_cluster(context, kubeconfig, named_namespace or namespace)
+    else:
+        rows = snapshot_file.read(Installation(data_dir)).sensors
+    shown = [row for row in rows if name in (None, row.name, row.name.partition("/")[2])]
+    if not shown:
+        raise refuse(f"no Sensor {name} runs" if name else "no Sensor runs")
+    for row in shown:
+        lag = "?" if row.lag is None else row.lag
+        fired = "" if on_cluster else f", {row.delivered} firings"
+        state = row.refused or row.error or f"{lag} events unread{fired}"
+        typer.echo(f"{row.name}: {'paused, ' if row.paused else ''}{state}")
+        for line in row.waiting:
+            typer.echo(f"  {line}")
+    if any(row.refused for row in shown):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _of_cluster(
+    context: str | None, kubeconfig: Path | None, namespace: str | None
+) -> Sequence[TriggerRow]:
+    """Raises `ClusterError`."""
+    # Kubernetes' client takes half a second to import: only who asks a cluster pays for it.
+    from knafka_client.declared import cluster_source
+    from knafka_client.state.condition_rows import sensor_row
+    from knafka_operator.model.sensors import KNAFKA, SENSOR
+
+    client, own = cluster_source.client_of(context, kubeconfig)
+    source = cluster_source.ClusterSource(client, namespace or own)
+    sensors = source.list(KNAFKA, SENSOR, namespace or own)
+    if sensors is None:
+        raise refuse("this cluster has no Sensors: Knafka's component of them isn't installed")
+    return [sensor_row(document) for document in sensors]
+
+
+@taking("topic", "archive", "bootstrap-servers", "secret", "limit", "output")
+def try_sensor(
+    asked: Asked,
+    file: Annotated[Path, typer.Argument(help="A YAML file with one Sensor.")],
+    events: Annotated[
+        Path | None,
+        typer.Option(help="An NDJSON file of events: one structured CloudEvent per line."),
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            help="Use the events of the bus, of --topic or of --archive since a time (ISO 8601), "
+            "a duration ago (12h, 30d), or start."
+        ),
+    ] = None,
+    until: Annotated[str | None, typer.Option(help="Use only events before this time.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    data_dir: DataDir = DEFAULT_DATA,
+) -> None:
+    """Show what a Sensor would have fired, and what it would be waiting for.
+
+    With --events nothing has to run. Events are ordered by their `time`; an event without one
+    counts as a millisecond after the event before it. A condition that waits for an event not to
+    come (`a && !b`) is decided at the time of the last event.
+
+    With --since or --archive a Spark job tests the Sensor on any number of events. Events of a
+    topic are ordered by Kafka's time; what still waits is decided by the current time.
+    """
+    with usage():
+        sensor = _sensor(file)
+        if events is not None:
+            others = [name for name, value in asked.items() if value is not None]
+            others += [name for name, value in (("since", since), ("until", until)) if value]
+            if others:
+                raise event_input.BadInput(
+                    f"--{others[0]} can't be used with --events: it is an option of the Spark job"
+                )
+            _test_file(sensor.spec, events, as_json)
+            return
+        if asked["archive"] is not None:
+            if others := [name for name in TOPIC_OPTIONS if asked[name] is not None]:
+                raise event_input.BadInput(
+                    f"--{others[0]} can't be used with --archive: it is about a topic"
+                )
+        elif since is None:
+            raise event_input.BadInput("give --events FILE, --since TIME, or --archive FOLDER")
+        else:
+            asked.update(_bus(sensor, asked, data_dir))
+        span = {"events-since": _moment(since), "events-until": _moment(until)}
+    with tempfile.TemporaryDirectory() as folder:
+        document = Path(folder, "sensor.json")
+        document.write_text(json.dumps(_conditions(sensor)))
+        result = run_job("backtest", {"sensor": document}, span, asked)
+    if as_json:
+        typer.echo(json.dumps(result))
+        return
+    for firing in result["shown"]:
+        typer.echo(_line(firing))
+    total = sum(result["firings"].values())
+    if (more := total - len(result["shown"])) > 0:
+        typer.echo(f"and {more} more")
+    waiting = result["waiting"]
+    typer.echo(f"{result['events']} events: {total} firings, {sum(waiting.values())} wait")
+    for name, count in result["firings"].items():
+        typer.echo(f"  {name}: {count} firings, {waiting.get(name, 0)} wait")
+    for problem, count in (
+        ("are no events", result["undecodable"]),
+        ("have no time, and were left out", result["undated"]),
+    ):
+        if count:
+            typer.echo(f"  {count} {problem}")
+    _say_errors(result["errors"])
+
+
+def _bus(sensor: Sensor, asked: Asked, data_dir: Path) -> Mapping[str, str]:
+    """The topic of its Broker or KafkaChannel and its Kafka, as far as neither is given."""
+    if asked["bootstrap-servers"] is not None:
+        if asked["topic"] is None:
+            raise event_input.BadInput(
+                "--bootstrap-servers needs --topic, the topic with the events"
+            )
+        return {}
+    if asked["secret"] is not None:
+        raise event_input.BadInput("--secret needs --bootstrap-servers, the Kafka that it is for")
+    running = Installation(data_dir).running()
+    options = {"bootstrap-servers": running.bootstrap_servers}
+    if asked["topic"] is not None:
+        return options
+    family, identity = sensor.bus
+    for ingress in running.ingresses:
+        if (ingress.kind, ingress.namespace, ingress.broker) == (family.broker, *identity):
+            return {**options, "topic": ingress.topic}
+    raise event_input.BadInput(f"there is no {family.broker} {identity}: name the --topic")
+
+
+def _moment(text: str | None) -> str | None:
+    if text is None:
+        return None
+    seconds = moments.moment(text, time.time())
+    return moment(seconds).isoformat()
+
+
+def _conditions(sensor: Sensor) -> dict[str, Any]:
+    """Without what has nothing to do with when it fires."""
+    from knafka.core.sensor.contract import Conditions, SensorTrigger
+
+    known = SensorTrigger.model_fields.keys()
+    triggers = [
+        SensorTrigger.model_construct(**{name: getattr(trigger, name) for name in known})
+        for trigger in sensor.spec.triggers
+    ]
+    spec = Conditions(
+        dependencies=sensor.spec.dependencies,
+        triggers=tuple(triggers),
+        dedupe=sensor.spec.dedupe,
+    )
+    return dump(spec)
+
+
+def _test_file(sensor: Conditions, events: Path, as_json: bool) -> None:
+    # Here, as time zones and the operator's models cost every other command's start.
+    from knafka.core.sensor.backtest import Backtest
+    from knafka.core.sensor.records import trigger_of
+
+    errors: Counter[str] = Counter()
+    backtest = Backtest(sensor, lambda kind: errors.update([kind]))
+    past = sorted(_events(events), key=lambda event: event.at)
+    fired = list(backtest.play(past))
+    held = backtest.held
+    if as_json:
+        firings = Counter(trigger_of(firing.key) for firing in fired)
+        result = {
+            "events": len(past),
+            "errors": errors,
+            "firings": {trigger.name: firings[trigger.name] for trigger in sensor.triggers},
+            "waiting": Counter(map(trigger_of, held)),
+            "shown": [_document(firing) for firing in fired],
+        }
+        typer.echo(json.dumps(result))
+        return
+    for firing in fired:
+        typer.echo(_line(_document(firing)))
+    typer.echo(f"{len(past)} events: {len(fired)} firings, {len(held)} wait")
+    for key, waiting in sorted(held.items())[:SHOWN_FIRINGS]:
+        typer.echo(f"  {key} has {_named([_of(event) for event in waiting])}")
+    if len(held) > SHOWN_FIRINGS:
+        typer.echo(f"  and {len(held) - SHOWN_FIRINGS} more")
+    _say_errors(errors)
+
+
+def _say_errors(errors: Mapping[str, int]) -> None:
+    for kind, count in errors.items():
+        typer.echo(f"  {count} filters or correlations ended with an error: {kind}")
+
+
+def _sensor(file: Path) -> Sensor:
+    from knafka_operator.model.sensors import KNAFKA, SENSOR, Sensor
+
+    try:
+        documents = [document for document in yaml.safe_load_all(file.read_text()) if document]
+    except (OSError, yaml.YAMLError) as error:
+        raise event_input.BadInput(f"{file} can't be read: {error}") from None
+    sensors = [
+        document
+        for document in documents
+        if isinstance(document, dict)
+        and (document.get("apiVersion"), document.get("kind")) == (KNAFKA, SENSOR)
+    ]
+    if len(sensors) != 1:
+        raise event_input.BadInput(f"{file} has {len(sensors)} Sensors of {KNAFKA}: want one")
+    try:
+        return parse(Sensor, sensors[0])
+    except InvalidDocument as error:
+        raise InvalidDocument("", f"{file}: {error}") from None
+
+
+def _events(file: Path) -> Iterator[PastEvent]:
+    from knafka.core.sensor.backtest import PastEvent
+
+    try:
+        lines = file.read_bytes().splitlines()
+    except OSError as error:
+        raise event_input.BadInput(f"{file} can't be read: {error}") from None
+    milliseconds = 0
+    for event in event_input.events_of(lines, str(file)):
+        time = event.attributes.get("time")
+        milliseconds = milliseconds + 1 if time is None else _milliseconds(time)
+        yield PastEvent(milliseconds, event.attributes, json_format.write(event))
+
+
+def _milliseconds(time: str) -> int:
+    # A leap second is the one after it: datetime knows of none.
+    text = time.upper().replace(":60", ":59")
+    return round(datetime.fromisoformat(text).timestamp() * 1000) + 1000 * (":60" in time)
+
+
+def _document(fired: Fired) -> Mapping[str, Any]:
+    """As the job shows a firing."""
+    from knafka.core.sensor.records import correlation_of, trigger_of
+
+    return {
+        "trigger": trigger_of(fired.key),
+        "correlation": correlation_of(fired.key),
+        "at": _text(fired.at),
+        "events": [_of(event) for event in fired.firing.events],
+    }
+
+
+def _of(event: HeldEvent) -> Mapping[str, Any]:
+    source, _, identity = event.identity.partition(" ")
+    return {
+        "dependency": event.dependency, "source": source, "id": identity, "at": _text(event.at)
+    }  # fmt: skip
+
+
+def _text(milliseconds: int) -> str:
+    return rfc3339(milliseconds / 1000)
+
+
+def _line(firing: Mapping[str, Any]) -> str:
+    correlation = firing["correlation"]
+    key = firing["trigger"] + ("" if correlation is None else f"/{correlation}")
+    return f"{firing['at']} {key} fires with {_named(firing['events'])}"
+
+
+def _named(events: Sequence[Mapping[str, Any]]) -> str:
+    return ", ".join(f"{event['dependency']} {event['id']}" for event in events)

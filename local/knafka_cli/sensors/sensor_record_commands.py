@@ -1,0 +1,186 @@
+"""`knafka sensor next|skip|dead-letters`: what stands in a Sensor's way, and what it set aside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from knafka.core import names
+from knafka_cli.shared.options import DataDir, add, ask_kafka, kafka_of, refuse, usage
+from knafka_cli.shared.source_options import (
+    BootstrapServers,
+    ContextName,
+    Kubeconfig,
+    NamespaceName,
+    SystemNamespace,
+    source_of,
+    view_of,
+)
+from knafka_client.declared.declared_source import SYSTEM_NAMESPACE, namespace_in
+from knafka_client.state.installation import CHANNEL_PREFIX, DEFAULT_DATA, Installation, SensorPlace
+from knafka_client.topics import dead_letters
+
+if TYPE_CHECKING:
+    from knafka.clients.kafka_admin import KafkaAdmin
+
+SensorName = Annotated[str, typer.Argument(help="The Sensor: [NAMESPACE/]NAME.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands to `knafka sensor`."""
+    add(app, "next", show_next, "knafka sensor next fulfilment")
+    add(app, "skip", skip, "knafka sensor skip fulfilment knative-broker-default-default/0/12")
+    add(app, "dead-letters", show_letters, "knafka sensor dead-letters fulfilment --limit 3")
+
+
+def show_next(
+    name: SensorName,
+    namespace: NamespaceName = None,
+    context: ContextName = None,
+    kubeconfig: Kubeconfig = None,
+    bootstrap_servers: BootstrapServers = None,
+    system_namespace: SystemNamespace = SYSTEM_NAMESPACE,
+    data_dir: DataDir = DEFAULT_DATA,
+) -> None:
+    """Show the next record of a Sensor, in each partition where it has something to read.
+
+    If the Sensor makes no progress, this record blocks it.
+    """
+    from knafka_cli.sensors import sensor_positions
+
+    asked = data_dir, context, kubeconfig, namespace, bootstrap_servers, system_namespace
+    connection, sensor = _sensor(name, *asked)
+    standings = sensor_positions.standings(connection, sensor)
+    for standing in standings:
+        typer.echo(standing.text(sensor))
+    if not standings:
+        typer.echo(f"{sensor.namespace}/{sensor.name} has read everything")
+
+
+def skip(
+    name: SensorName,
+    place: Annotated[
+        str,
+        typer.Argument(
+            help="The record: TOPIC/PARTITION/OFFSET, as `knafka sensor next` prints it."
+        ),
+    ],
+    namespace: NamespaceName = None,
+    context: ContextName = None,
+    kubeconfig: Kubeconfig = None,
+    bootstrap_servers: BootstrapServers = None,
+    system_namespace: SystemNamespace = SYSTEM_NAMESPACE,
+    data_dir: DataDir = DEFAULT_DATA,
+) -> None:
+    """Skip a record that blocks a Sensor: the record becomes a dead letter.
+
+    Only the next record of a partition can be skipped, and only while the Sensor has no process:
+    give it the annotation knafka.dev/paused first.
+    """
+    from knafka_cli.sensors import sensor_positions
+
+    asked = data_dir, context, kubeconfig, namespace, bootstrap_servers, system_namespace
+    connection, sensor = _sensor(name, *asked)
+    skipped = sensor_positions.skip(connection, sensor, place)
+    typer.echo(f"passed over {skipped.text(sensor)}; it is in {sensor.dead_letter_topic}")
+
+
+def show_letters(
+    name: SensorName,
+    limit: Annotated[int, typer.Option(min=1, help="Show the newest N.")] = 20,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per line.")
+    ] = False,
+    namespace: NamespaceName = None,
+    context: ContextName = None,
+    kubeconfig: Kubeconfig = None,
+    bootstrap_servers: BootstrapServers = None,
+    system_namespace: SystemNamespace = SYSTEM_NAMESPACE,
+    data_dir: DataDir = DEFAULT_DATA,
+) -> None:
+    """Show the newest records and events that a Sensor could not handle, and why."""
+    asked = data_dir, context, kubeconfig, namespace, bootstrap_servers, system_namespace
+    connection, sensor = _sensor(name, *asked)
+
+    async def read(admin: KafkaAdmin) -> list[dead_letters.StoredDeadLetter]:
+        records = await dead_letters.read_topic(admin, sensor.dead_letter_topic, limit)
+        return [dead_letters.letter(record) for record in records]
+
+    letters = ask_kafka(connection, read)
+    for letter in letters:
+        typer.echo(letter.json() if as_json else letter.text())
+    if not letters and not as_json:
+        typer.echo(f"{sensor.namespace}/{sensor.name} has no dead letters")
+
+
+def _sensor(
+    name: str,
+    data_dir: Path,
+    context: str | None,
+    kubeconfig: Path | None,
+    namespace: str | None,
+    bootstrap_servers: str | None,
+    system_namespace: str,
+) -> tuple[dict[str, Any], SensorPlace]:
+    """How its Kafka is reached, as librdkafka takes it, and where its records lie. Raises
+    `KnafkaError`."""
+    source = source_of(
+        data_dir, context, kubeconfig, namespace, bootstrap_servers, system_namespace
+    )
+    if context is None and kubeconfig is None:
+        running = Installation(data_dir).running()
+        full_name = name if "/" in name else f"{namespace or 'default'}/{name}"
+        there = {f"{place.namespace}/{place.name}": place for place in running.sensors}
+        if full_name not in there:
+            raise refuse(f"there is no Sensor {full_name}: there is {', '.join(there) or 'none'}")
+        return kafka_of(running), there[full_name]
+    # Kubernetes' client takes half a second to import: only who asks a cluster pays for it.
+    from knafka_client.declared.cluster_source import ClusterSource
+    from knafka_operator.model.family import CHANNELS
+    from knafka_operator.model.sensors import KNAFKA, SENSOR, bus_of
+
+    assert isinstance(source, ClusterSource)
+    view = view_of(source, namespace, name)
+    documents = source.list(KNAFKA, SENSOR, namespace_in(name) or view.namespace) or ()
+    named = [
+        document
+        for document in documents
+        if document["metadata"]["name"] == name.rpartition("/")[2]
+    ]
+    if not named:
+        raise refuse(f"there is no Sensor {name} in {namespace_in(name) or view.namespace}")
+    bus = bus_of(named[0])
+    prefix = CHANNEL_PREFIX if bus.family is CHANNELS else ""
+    with usage():
+        ingress = view.ingress(f"{prefix}{bus.who.namespace}/{bus.who.name}")
+    own_name = bus.family.own_name
+    place = place_of(named[0], own_name(bus.who.name), own_name(named[0]["metadata"]["name"]))
+    return view.connection(ingress), place.model_copy(update={"topic": ingress.topic})
+
+
+def place_of(document: Mapping[str, Any], bus: str, own_name: str) -> SensorPlace:
+    """Where the records of a Sensor of a cluster lie, by the names in its status that can be its
+    own; `bus` and `own_name` are its bus's and its own by their family."""
+    from knafka_operator.decide.sensor_topics import TOPICS, TRIGGER
+    from knafka_operator.model.resources import GROUP_STATUS
+
+    namespace, name = document["metadata"]["namespace"], document["metadata"]["name"]
+    kept = (document.get("status") or {}).get("annotations") or {}
+    group, topic = kept.get(GROUP_STATUS), kept.get(TOPICS[TRIGGER][0])
+    if not (
+        names.is_sensor_group(group, namespace, own_name)
+        and names.is_sensor_topic(topic, namespace, bus, name, TRIGGER)
+    ):
+        raise refuse(f"Sensor {namespace}/{name} has no topics yet: see kubectl describe sensor")
+    return SensorPlace(
+        namespace=namespace,
+        name=name,
+        bus=bus,
+        topic="",
+        group=str(group),
+        trigger_topic=str(topic),
+        dead_letter_topic=names.dead_letter_topic(namespace, bus, names.of_sensor(name)),
+    )

@@ -1,0 +1,92 @@
+"""The options by which a command asks about a cluster in place of what `knafka up` runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from knafka_cli.shared.options import refuse
+from knafka_client.declared.declared_source import (
+    SYSTEM_NAMESPACE,
+    DeclaredSource,
+    DeclaredView,
+    InstallationSource,
+    namespace_in,
+)
+from knafka_client.state.installation import Installation
+
+ContextName = Annotated[
+    str | None,
+    typer.Option(
+        "--context",
+        help="Ask the cluster of this context of the kubeconfig, instead of what `knafka up` runs.",
+    ),
+]
+Kubeconfig = Annotated[
+    Path | None,
+    typer.Option(
+        "--kubeconfig",
+        help="Ask the cluster of this kubeconfig (default: $KUBECONFIG, or ~/.kube/config).",
+    ),
+]
+NamespaceName = Annotated[
+    str | None,
+    typer.Option(
+        "-n",
+        "--namespace",
+        help="The namespace of names given without one (default: the context's, or default).",
+    ),
+]
+BootstrapServers = Annotated[
+    str | None,
+    typer.Option(
+        "--bootstrap-servers",
+        metavar="HOST:PORT",
+        help="The address of the cluster's Kafka as seen from here, if its Brokers name one "
+        "that can't be reached.",
+    ),
+]
+SystemNamespace = Annotated[
+    str,
+    typer.Option(
+        "--system-namespace", help="The namespace in which Knafka is installed in the cluster."
+    ),
+]
+
+
+def source_of(
+    data_dir: Path,
+    context: str | None,
+    kubeconfig: Path | None,
+    namespace: str | None,
+    bootstrap_servers: str | None,
+    system_namespace: str = SYSTEM_NAMESPACE,
+) -> DeclaredSource:
+    """The source of declared objects: the cluster of a context or kubeconfig, else what `knafka up`
+    runs."""
+    if context is None and kubeconfig is None:
+        if bootstrap_servers is not None:
+            raise refuse("--bootstrap-servers needs a cluster: name its --context")
+        return InstallationSource(Installation(data_dir))
+    # The client takes half a second to import: only commands about a cluster pay for it.
+    from knafka_client.declared import cluster_source
+
+    client, own = cluster_source.client_of(context, kubeconfig)
+    return cluster_source.ClusterSource(
+        client,
+        namespace or own,
+        system_namespace=system_namespace,
+        bootstrap_servers=bootstrap_servers,
+    )
+
+
+def view_of(source: DeclaredSource, namespace: str | None, name: str | None) -> DeclaredView:
+    """Read what is declared in the namespace of a Broker's or Trigger's name, else in `namespace`.
+    Problems are printed on stderr."""
+    own = namespace_in(name) if name else None
+    view = source.read(own or namespace)
+    for problem in view.problems:
+        typer.echo(f"knafka: {problem}", err=True)
+    return view

@@ -1,0 +1,206 @@
+"""`knafka trigger list|test|match|pause|resume|rewind`: what Triggers want, and having one wait or
+go back in time."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.core.contract import Egress
+from knafka_cli.shared import moments
+from knafka_cli.shared.options import (
+    EXIT_FAILED,
+    DataDir,
+    Files,
+    TriggerName,
+    add,
+    declared_in,
+    egress_of,
+    kafka_of,
+    print_table,
+    read_event,
+    usage,
+    with_kafka,
+)
+from knafka_cli.triggers import rewinding
+from knafka_client.declared import annotating, triggers
+from knafka_client.state import snapshot_file
+from knafka_client.state.installation import DEFAULT_DATA, Installation
+from knafka_operator.model.resources import PAUSED, Trigger
+
+EventArgument = Annotated[
+    str,
+    typer.Argument(help="A structured CloudEvent: a JSON file, - for stdin, or the JSON itself."),
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands to `knafka trigger`."""
+    add(app, "list", list_triggers, "knafka trigger list -f examples/quickstart")
+    add(app, "test", would_match, "knafka trigger test orders event.json -f examples/quickstart")
+    add(app, "match", match, "knafka trigger match event.json --broker default")
+    add(app, "pause", pause, "knafka trigger pause orders")
+    add(app, "resume", resume, "knafka trigger resume orders")
+    add(app, "rewind", rewind, "knafka trigger rewind orders --to 2h --dry-run")
+
+
+def would_match(
+    trigger: TriggerName,
+    event: EventArgument,
+    files: Files = None,
+    data_dir: DataDir = DEFAULT_DATA,
+) -> None:
+    """Show whether an event matches a Trigger's filters, or which clause refuses it.
+
+    With -f nothing has to run. Exit code 0: it matches, 1: it doesn't, 2: the event or the
+    Trigger can't be read.
+    """
+    with usage():
+        declared_trigger = triggers.find(declared_in(files, data_dir), trigger)
+        read = read_event(event)
+    about = f"{read.attributes['type']} {read.attributes['id']}"
+    if not (clauses := triggers.refusals(declared_trigger, read)):
+        typer.echo(f"match: {declared_trigger.id} wants {about}")
+        return
+    typer.echo(f"no match: {declared_trigger.id} doesn't want {about}")
+    for clause in clauses:
+        typer.echo(f"  {clause}")
+    raise typer.Exit(EXIT_FAILED)
+
+
+def match(
+    event: EventArgument,
+    broker: Annotated[
+        str | None, typer.Option(help="Ask only the Triggers of this Broker: [NAMESPACE/]NAME.")
+    ] = None,
+    files: Files = None,
+    data_dir: DataDir = DEFAULT_DATA,
+) -> None:
+    """Show which Triggers would get an event, and which clauses of the others refuse it.
+
+    With -f nothing has to run. Exit code 0: at least one Trigger gets it, 1: none.
+    """
+    with usage():
+        declared = declared_in(files, data_dir)
+        read = read_event(event)
+        asked = triggers.of_broker(declared, broker)
+    rows = []
+    for declared_trigger in asked:
+        clauses = triggers.refusals(declared_trigger, read)
+        answer = "no" if clauses else "yes"
+        why = "; ".join(clauses) or triggers.subscriber_in_short(declared_trigger.spec.subscriber)
+        rows.append([answer, declared_trigger.id, declared_trigger.spec.broker, why])
+    columns = ["GETS IT", "TRIGGER", "BROKER", "SUBSCRIBER, OR WHY NOT"]
+    print_table(columns, rows, "there is no Trigger")
+    if not any(row[0] == "yes" for row in rows):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def list_triggers(files: Files = None, data_dir: DataDir = DEFAULT_DATA) -> None:
+    """List the Triggers that run, or that files declare: filters, subscriber, order, lag.
+
+    Exit code 1 if something in the files can't be used; `knafka check` says more about it.
+    """
+    with usage():
+        declared = declared_in(files, data_dir)
+    lags: dict[str, int] = {}
+    if not files:
+        running = Installation(data_dir).running()
+        lags = with_kafka(running, lambda admin: _lags(admin, running.egresses))
+    some_paused = any(map(triggers.is_paused, declared.all(Trigger)))
+    columns = ["TRIGGER", "BROKER", "FILTERS", "SUBSCRIBER", "ORDER"]
+    rows = [
+        [
+            declared_trigger.id,
+            declared_trigger.spec.broker,
+            triggers.filters_in_short(declared_trigger),
+            triggers.subscriber_in_short(declared_trigger.spec.subscriber),
+            triggers.order_in_short(declared_trigger),
+            *([str(lags.get(declared_trigger.id, "?"))] if lags else []),
+            *(["paused" if triggers.is_paused(declared_trigger) else ""] if some_paused else []),
+        ]
+        for declared_trigger in declared.all(Trigger)
+    ]
+    columns += [*(["WAITING"] if lags else []), *(["STATE"] if some_paused else [])]
+    print_table(columns, rows, "no Trigger is declared")
+    if files and declared.problems:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def pause(trigger: TriggerName, files: Files = None, data_dir: DataDir = DEFAULT_DATA) -> None:
+    """Pause a Trigger: its events wait until `knafka trigger resume`.
+
+    Writes the annotation knafka.dev/paused into the file that declares the Trigger, as `kubectl
+    annotate` does in a cluster. Deliveries that have begun are finished.
+    """
+    _annotate(trigger, files, data_dir, "is paused", paused=True)
+
+
+def resume(trigger: TriggerName, files: Files = None, data_dir: DataDir = DEFAULT_DATA) -> None:
+    """Resume a paused Trigger: it continues with the first event that waits."""
+    _annotate(trigger, files, data_dir, "goes on", paused=False)
+
+
+def rewind(
+    trigger: TriggerName,
+    to: Annotated[
+        str,
+        typer.Option(
+            help="Go back to a time (ISO 8601), a duration ago (90s, 15m, 2h, 1d), or start."
+        ),
+    ],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print how many events would be delivered again.")
+    ] = False,
+    data_dir: DataDir = DEFAULT_DATA,
+) -> None:
+    """Deliver to a Trigger again every event that its Broker accepted since a time.
+
+    The Trigger must not be delivering (no dispatcher runs). Its position only moves back, so that
+    no event is left out; its filters apply again.
+    """
+    installation = Installation(data_dir)
+    running = installation.running()
+    egress = egress_of(running, trigger)
+    with usage():
+        moment = moments.moment(to, time.time())
+    name = f"{egress.namespace}/{egress.trigger}"
+    rows = snapshot_file.read(installation).triggers
+    if not dry_run and any(row.replicas for row in rows if row.name == name):
+        raise rewinding.Delivering(egress)
+    count = rewinding.rewind(kafka_of(running), egress, moment, dry_run=dry_run)
+    if count == 0:
+        typer.echo(f"{name} has nothing behind it since then: it stays where it is")
+    elif dry_run:
+        typer.echo(f"{name} would read {count} records again")
+    else:
+        # A group at the end is asked now and then only (`kafka_groups`).
+        when = "it begins with the next event, or within a minute"
+        typer.echo(f"{name} reads {count} records again; {when}")
+
+
+def _annotate(
+    trigger: str, files: list[Path] | None, data_dir: Path, state: str, *, paused: bool
+) -> None:
+    with usage():
+        declared = declared_in(files, data_dir)
+        identity = triggers.named(trigger, "Trigger")
+        declared_trigger = triggers.find(declared, trigger)
+    if triggers.is_paused(declared_trigger) is paused:
+        typer.echo(f"{declared_trigger.id} {state} already")
+        return
+    file = declared.resources[identity][1].file
+    annotating.annotate(file, identity, PAUSED, str(paused).lower())
+    typer.echo(f"{declared_trigger.id} {state}: written into {file}")
+
+
+async def _lags(admin: KafkaAdmin, egresses: tuple[Egress, ...]) -> dict[str, int]:
+    lags = {}
+    for egress in egresses:
+        by_group = await admin.lags([egress.group], egress.topic)
+        lags[f"{egress.namespace}/{egress.trigger}"] = by_group[egress.group].total
+    return lags

@@ -1,0 +1,180 @@
+"""RangeReader: offsets, times and records of topics, read beside every consumer group.
+
+`knafka tail`, `trace`, `trigger rewind`, `sensor next` and `sensor skip` read with it. It never
+joins the group whose name it has; only `commit` writes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, TypeAlias, cast
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from knafka.clients.kafka_client import log_error_of, open_client
+from knafka.core.errors import LogError
+from knafka.ports.log import Commits, OffsetAndMetadata, Record
+from knafka.ports.shared_log import GroupHasMembers
+
+KAFKA_ANSWER_TIMEOUT: Final = 15.0
+"""Seconds for one question to Kafka."""
+BATCH_RECORDS: Final = 1000
+"""Records that `records` takes from the client at once."""
+BATCH_WAIT: Final = 0.1
+"""Seconds to wait for a whole batch: the last batch of a range is smaller."""
+
+Spans: TypeAlias = Mapping[int, tuple[int, int]]
+"""Of each partition of a topic by number: its first offset, and the offset behind its last."""
+
+_HAS_MEMBERS: Final = frozenset(
+    {
+        KafkaError.UNKNOWN_MEMBER_ID,
+        KafkaError.ILLEGAL_GENERATION,
+        KafkaError.REBALANCE_IN_PROGRESS,
+        KafkaError.NON_EMPTY_GROUP,
+    }
+)
+
+
+class RangeReader:
+    """Reads ranges of offsets. All methods raise `LogError`; use it in one thread, by `with`."""
+
+    def __init__(
+        self, connection: Mapping[str, Any], group: str, settings: Mapping[str, Any] | None = None
+    ) -> None:
+        """`group` is the one that `committed` and `commit` are about; `settings` are librdkafka's,
+        beside `connection`."""
+        self.consumer = open_client(
+            Consumer,
+            {
+                **(settings or {}),
+                **connection,
+                "group.id": group,  # librdkafka wants one also of a reader that never commits
+                "enable.auto.commit": False,
+                "enable.auto.offset.store": False,
+                "enable.partition.eof": True,
+            },
+        )
+
+    def __enter__(self) -> RangeReader:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.consumer.close()
+        if isinstance(error, KafkaException):
+            raise log_error_of(error.args[0]) from error
+
+    def spans(self, topic: str) -> dict[int, tuple[int, int]]:
+        """The first offset of each partition, and the offset behind its last record."""
+        try:
+            metadata = self.consumer.list_topics(topic, timeout=KAFKA_ANSWER_TIMEOUT).topics[topic]
+            if metadata.error is not None:
+                raise log_error_of(metadata.error)
+            return {
+                number: self.consumer.get_watermark_offsets(
+                    TopicPartition(topic, number), timeout=KAFKA_ANSWER_TIMEOUT
+                )
+                for number in metadata.partitions
+            }
+        except KafkaException as error:
+            raise log_error_of(error.args[0]) from error
+
+    def offsets_since(self, topic: str, spans: Spans, since: float) -> dict[int, int]:
+        """The offset of the first record of each partition since a time, in seconds since the Unix
+        epoch; without such a record, the partition's end."""
+        times = [TopicPartition(topic, number, int(since * 1000)) for number in spans]
+        starts = {}
+        try:
+            for place in self.consumer.offsets_for_times(times, timeout=KAFKA_ANSWER_TIMEOUT):
+                if place.error is not None:
+                    raise log_error_of(place.error)
+                low, end = spans[place.partition]
+                starts[place.partition] = max(low, place.offset) if place.offset >= 0 else end
+        except KafkaException as error:
+            raise log_error_of(error.args[0]) from error
+        return starts
+
+    def committed(self, topic: str, partitions: Collection[int]) -> Commits:
+        """The group's committed offset and metadata of each partition that has some."""
+        places = [TopicPartition(topic, number) for number in partitions]
+        try:
+            positions = self.consumer.committed(places, timeout=KAFKA_ANSWER_TIMEOUT)
+        except KafkaException as error:
+            raise log_error_of(error.args[0]) from error
+        for position in positions:
+            if position.error is not None:
+                raise log_error_of(position.error)
+        return {
+            position.partition: OffsetAndMetadata(position.offset, position.metadata or "")
+            for position in positions
+            if position.offset >= 0
+        }
+
+    def commit(self, positions: Sequence[TopicPartition]) -> None:
+        """Set the group's offsets. Raises `GroupHasMembers` if it has any."""
+        try:
+            for position in self.consumer.commit(offsets=list(positions), asynchronous=False) or ():
+                if position.error is not None:
+                    raise KafkaException(position.error)
+        except KafkaException as error:
+            problem = error.args[0]
+            if problem.code() in _HAS_MEMBERS:
+                raise GroupHasMembers(str(problem.str())) from error
+            raise log_error_of(problem) from error
+
+    def records(
+        self, topic: str, starts: Mapping[int, int], ends: Mapping[int, int]
+    ) -> Iterator[Record]:
+        """The records from the first to before the last of these offsets, by partition."""
+        unread = {number for number, end in ends.items() if starts[number] < end}
+        self.consumer.assign([TopicPartition(topic, number, starts[number]) for number in unread])
+        heard = time.monotonic()
+        while unread:
+            messages = self.consumer.consume(BATCH_RECORDS, BATCH_WAIT)
+            if messages:
+                heard = time.monotonic()
+            elif time.monotonic() > heard + KAFKA_ANSWER_TIMEOUT:
+                raise LogError(
+                    f"Kafka has not answered for {KAFKA_ANSWER_TIMEOUT:.0f} s: {topic} can't be "
+                    "read on"
+                )
+            for message in messages:
+                number, offset = cast(int, message.partition()), cast(int, message.offset())
+                if (error := message.error()) is not None:
+                    if error.code() == KafkaError._PARTITION_EOF:
+                        unread.discard(number)
+                    elif not error.retriable():
+                        raise log_error_of(error)
+                    continue
+                if offset < ends[number]:
+                    yield cast(Record, message)
+                # Not every offset has a record: the last may be a transaction's marker.
+                if offset >= ends[number] - 1 and number in unread:
+                    unread.discard(number)
+                    # Not paused: that outlives an assignment, and one that ends it goes on
+                    # elsewhere.
+                    self.consumer.incremental_unassign([TopicPartition(topic, number)])
+
+    def first_record(self, topic: str, number: int, offset: int, timeout: float) -> Record | None:
+        """The first record of a partition at or behind an offset; None: there is none, or Kafka
+        has not given it within `timeout` seconds."""
+        self.consumer.assign([TopicPartition(topic, number, offset)])
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            message = self.consumer.poll(1.0)
+            if message is None:
+                continue
+            if (error := message.error()) is None:
+                return cast(Record, message)
+            if error.code() == KafkaError._PARTITION_EOF:
+                return None
+            if not error.retriable():
+                raise log_error_of(error)
+        return None

@@ -1,0 +1,180 @@
+"""The console's documents of a snapshot. Pure: snapshot, declared values -> values."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import yaml
+
+from knafka.core import documents
+from knafka.core.event import Event
+from knafka_client.declared import triggers
+from knafka_client.state.snapshot import BrokerRow, ConditionRow, Snapshot, TriggerRow
+from knafka_client.topics.dead_letters import StoredDeadLetter
+from knafka_console.model.document import (
+    Action,
+    ConsoleBroker,
+    ConsoleCondition,
+    ConsoleFailure,
+    ConsoleState,
+    ConsoleTrigger,
+    Failures,
+    FilterVerdict,
+    Health,
+    ReasonCount,
+    TriggerDetails,
+)
+from knafka_operator.decide import desired
+from knafka_operator.model.resources import (
+    MAX_IN_FLIGHT,
+    Destination,
+    Trigger,
+)
+
+SUBSCRIBER_UNAVAILABLE: Final = "SubscriberUnavailable"
+"""Reason of a Trigger whose circuit is open (`decide.trigger_conditions`, KN-DP-05)."""
+DELIVERING: Final = "Delivering"
+
+
+def state(snapshot: Snapshot, declared: Iterable[Trigger], place: str) -> ConsoleState:
+    """The console's state of a snapshot, and of Triggers and Subscriptions as they are declared."""
+    specs = {(trigger.kind, trigger.id): trigger for trigger in declared}
+    return ConsoleState(
+        place=place,
+        kafka=snapshot.kafka,
+        brokers=tuple(map(_broker, snapshot.brokers)),
+        triggers=tuple(_trigger(row, specs.get((row.kind, row.name))) for row in snapshot.triggers),
+        problems=snapshot.problems,
+    )
+
+
+def _broker(row: BrokerRow) -> ConsoleBroker:
+    namespace, _, name = row.name.rpartition("/")
+    return ConsoleBroker(
+        kind=row.kind,
+        namespace=namespace,
+        name=name,
+        url=row.url,
+        accepted=row.accepted,
+        rejected=row.rejected,
+        refused=row.refused,
+    )
+
+
+def _trigger(row: TriggerRow, declared: Trigger | None) -> ConsoleTrigger:
+    namespace, _, name = row.name.rpartition("/")
+    health, why = health_of(row)
+    assert row.kind != "Sensor", "a snapshot has those apart"
+    return ConsoleTrigger(
+        kind=row.kind,
+        namespace=namespace,
+        name=name,
+        broker=row.broker or (declared.spec.broker if declared else ""),
+        filters=_filters(declared),
+        subscriber=triggers.subscriber_in_short(declared.spec.subscriber) if declared else "",
+        health=health,
+        why=why,
+        lag=row.lag,
+        replicas=row.replicas,
+        most_replicas=row.most_replicas,
+        read=row.read,
+        filtered=row.filtered,
+        delivered=row.delivered,
+        retried=row.retried,
+        dead_lettered=row.dead_lettered,
+    )
+
+
+def _filters(declared: Trigger | None) -> str:
+    """Its filters on one line; a Subscription has none."""
+    if declared is None or declared.kind != "Trigger":
+        return ""
+    return triggers.filters_in_short(declared)
+
+
+def health_of(row: TriggerRow) -> tuple[Health, str]:
+    """The health of a Trigger, and a few words about it."""
+    if row.refused:
+        return Health.NOT_READY, row.refused
+    if row.error:
+        delivering = next(
+            (condition for condition in row.conditions if condition.type == DELIVERING), None
+        )
+        is_open = delivering is not None and delivering.reason == SUBSCRIBER_UNAVAILABLE
+        return (Health.UNAVAILABLE if is_open else Health.TROUBLED), row.error
+    if row.paused:
+        return Health.PAUSED, "its events wait"
+    return (Health.DELIVERING if row.replicas else Health.RESTING), row.decision
+
+
+def details(
+    trigger: Trigger,
+    conditions: Iterable[ConditionRow],
+    declared_in: str,
+    may: Iterable[Action] = (),
+    reply: Destination | None = None,
+) -> TriggerDetails:
+    """What is declared of a Trigger or Subscription, its conditions, and what its viewer may do."""
+    annotations = trigger.metadata.annotations
+    spec = documents.dump(trigger.spec)
+    filter_fields = ("filters",) if trigger.spec.filters else ("filter",)
+    return TriggerDetails(
+        may=tuple(may),
+        filters=_written(spec, filter_fields),
+        delivery=_written(spec, ("delivery",)),
+        order=desired.declared_order(trigger),
+        max_in_flight=annotations.get(MAX_IN_FLIGHT, ""),
+        reply="" if reply is None else triggers.subscriber_in_short(reply),
+        declared_in=declared_in,
+        conditions=tuple(
+            ConsoleCondition(
+                type=condition.type,
+                status=condition.status,
+                reason=condition.reason,
+                message=condition.message,
+                severity=condition.severity,
+            )
+            for condition in conditions
+        ),
+    )
+
+
+def _written(spec: Mapping[str, Any], names: Sequence[str]) -> str:
+    shown = {name: spec[name] for name in names if spec.get(name)}
+    return yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=80) if shown else ""
+
+
+def verdicts(asked: Iterable[Trigger], event: Event) -> tuple[FilterVerdict, ...]:
+    """For each Trigger, whether it would get the event, and the clauses that refuse it."""
+    return tuple(
+        FilterVerdict(
+            namespace=trigger.metadata.namespace,
+            name=trigger.metadata.name,
+            broker=trigger.spec.broker,
+            gets_it=not (clauses := tuple(triggers.refusals(trigger, event))),
+            why_not=clauses,
+        )
+        for trigger in asked
+    )
+
+
+def failures(
+    letters: Sequence[StoredDeadLetter], limit: int, commands: Mapping[str, str], report: str = ""
+) -> Failures:
+    """A Trigger's dead letters, oldest first as they were read, `limit` at most."""
+    shown = tuple(
+        ConsoleFailure(**{name: getattr(letter, name) for name in ConsoleFailure.model_fields})
+        for letter in reversed(letters)
+    )
+    reasons = Counter(
+        f"{failure.reason} {failure.code}".strip() for failure in shown if not failure.replayed
+    )
+    return Failures(
+        last=shown,
+        reasons=tuple(ReasonCount(reason=why, count=n) for why, n in reasons.most_common()),
+        is_all=len(letters) < limit,
+        commands=commands,
+        report=report,
+    )

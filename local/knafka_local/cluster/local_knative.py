@@ -1,0 +1,137 @@
+"""LocalKnative: Knative, the operator and its functions on this machine, put together.
+
+    declared -> LocalController -> Operator -> LocalCluster -> LocalServing -> programs, receiver
+                                 |
+                                 +-> Scaler -> DispatcherProcesses
+
+Programs start before Kafka has, since they are slow, too, and don't need it.
+Not here: Kafka, files, and the installation's port, which outlive it (`supervisor`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Final
+
+from knafka.core.contract import Egress, Ingress
+from knafka_client.declared.manifests import DeclaredObjects
+from knafka_client.sockets import HOST, port_of
+from knafka_client.state.installation import SensorPlace
+from knafka_client.state.snapshot import Snapshot
+from knafka_local.cluster.kept_names import KeptNames
+from knafka_local.cluster.local_cluster import LocalCluster
+from knafka_local.cluster.local_controller import LocalController
+from knafka_local.cluster.local_serving import LocalServing
+from knafka_local.cluster.observing import Observer
+from knafka_local.processes.children import cancel
+from knafka_local.processes.declining import Declining
+from knafka_local.processes.dispatchers import DispatcherProcesses
+from knafka_local.processes.programs import Programs
+from knafka_local.processes.receiver_process import Answered, ReceiverProcess
+from knafka_local.view import View
+from knafka_operator.model.family import CHANNELS
+
+NO_CHANNEL: Final = (
+    "no KafkaChannel is declared in what this `knafka up` runs: add its YAML to the files of -f, "
+    "such as examples/channel; Brokers are at "
+)
+"""What is answered at the port of KafkaChannels; the URL of Brokers follows."""
+
+
+class LocalKnative:
+    """Inside `async with knative.serving(declared):` it is `connect`ed, then `run`."""
+
+    def __init__(
+        self,
+        url: str,
+        listener: socket.socket,
+        channels: socket.socket,
+        logs: Path,
+        view: View,
+        issuer: Mapping[str, str] | None = None,
+    ) -> None:
+        """Brokers are served at `url`, on `listener`, and KafkaChannels on `channels`; processes
+        log into `logs`. `issuer`: where functions find that of tokens, as variables of their
+        environment; None: nobody is asked for a token."""
+        self._say = view.say
+        self.channels_url = f"http://{HOST}:{port_of(channels)}"
+        self._cluster = LocalCluster(url, self.channels_url, requires_auth=issuer is not None)
+        self._programs = Programs(logs, view.say, view.printed)
+        self._receiver = ReceiverProcess(listener, logs, view.say, environment=issuer)
+        self._declining = Declining(channels, NO_CHANNEL + url)
+        self._channels = ReceiverProcess(
+            channels, logs, view.say, "channel-receiver", self._declining.stop, issuer
+        )
+        self._drains = DispatcherProcesses(logs, issuer)
+        self._serving = LocalServing(self._cluster, self._programs, self._receiver, self._channels)
+        self._controller: LocalController
+        self._observer: Observer
+        self._serves: asyncio.Task[None]
+        self._answered: Answered = Answered()
+        self._answered_by_channels: Answered = Answered()
+
+    @contextlib.asynccontextmanager
+    async def serving(self, declared: DeclaredObjects) -> AsyncIterator[None]:
+        """The declared programs run inside; no process is left afterwards."""
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._programs.close)
+            stack.push_async_callback(self._receiver.stop)
+            stack.push_async_callback(self._channels.stop)
+            stack.push_async_callback(self._declining.close)
+            stack.push_async_callback(self._drains.close)
+            self._serves = asyncio.create_task(self._serving.run())
+            stack.push_async_callback(cancel, self._serves)
+            for identity, (document, folder) in declared.documents.items():
+                if identity.kind == "Service":
+                    self._cluster.declare(document, folder)
+            yield
+
+    def connect(self, bootstrap_servers: str, names: KeptNames, *, adopt: bool) -> None:
+        """Kafka is there; `adopt` is `LocalCluster.adopts` for what is applied first."""
+        self._cluster.connect(bootstrap_servers, names)
+        self._cluster.adopts = adopt
+        self._controller = LocalController(
+            self._cluster, self._drains, self._serving.served, self._say
+        )
+        self._observer = Observer(self._cluster, self._controller)
+
+    async def run(self) -> None:
+        """Reconcile for ever; afterwards every drain has ended."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._controller.run())
+            await self._serves
+
+    async def apply(self, declared: DeclaredObjects) -> None:
+        """Make the cluster hold what is declared, and nothing else. A receiver answers even if
+        nothing is declared."""
+        await self._controller.apply(declared)
+        self._cluster.adopts = False
+        await self._receiver.serve_nothing()  # nobody else has it started
+        if not (self._channels.is_running or any(self._cluster.of(CHANNELS.broker))):
+            await self._declining.start()
+
+    async def count(self) -> None:
+        """Ask the receivers how they have answered, for the next snapshot."""
+        self._answered = await self._receiver.answered()
+        self._answered_by_channels = await self._channels.answered()
+
+    def snapshot(self, problems: Sequence[str], kafka: str) -> Snapshot:
+        """A snapshot of everything; `problems` are those of the files."""
+        return self._observer.take(self._answered, self._answered_by_channels, problems, kafka)
+
+    @property
+    def ingresses(self) -> tuple[Ingress, ...]:
+        return tuple(self._controller.ingresses())
+
+    @property
+    def egresses(self) -> tuple[Egress, ...]:
+        return tuple(self._controller.egresses())
+
+    @property
+    def sensors(self) -> tuple[SensorPlace, ...]:
+        return tuple(self._controller.sensors())

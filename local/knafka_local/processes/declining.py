@@ -1,0 +1,69 @@
+"""Declining: an HTTP server on a socket for which there is no process yet.
+
+A port that accepts connections and never answers looks like a program that hangs. So whatever is
+asked for there is answered 404 with a sentence, until a receiver takes the socket over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Final
+
+DECLINED_REQUEST_TIMEOUT: Final = 5.0
+"""Seconds for a request to arrive, and for the answer to be taken."""
+BODY_CHUNK_BYTES: Final = 64 * 1024
+"""Bytes of a request's body that are read, and thrown away, at once."""
+
+
+class Declining:
+    """Answers on a socket that stays the caller's, from `start` to `stop`."""
+
+    def __init__(self, listener: socket.socket, why: str) -> None:
+        """`why` is the body of every answer."""
+        self._listener = listener
+        body = f"{why}\n".encode()
+        self._answer = (
+            b"HTTP/1.1 404 Not Found\r\ncontent-type: text/plain; charset=utf-8\r\n"
+            b"content-length: %d\r\nconnection: close\r\n\r\n%s" % (len(body), body)
+        )
+        self._server: asyncio.Server | None = None
+        self._answering: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Nothing, if it has begun already."""
+        if self._server is None:
+            copy = self._listener.dup()
+            self._server = await asyncio.start_server(self._decline, sock=copy)
+
+    def stop(self) -> None:
+        """Accept nothing any more; what was accepted is answered."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    async def close(self) -> None:
+        """Stop declining requests; returns once every request is answered."""
+        self.stop()
+        if self._answering:
+            await asyncio.wait(self._answering)
+
+    def _decline(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._answer_one(reader, writer))
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
+
+    async def _answer_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(DECLINED_REQUEST_TIMEOUT):
+                await reader.readuntil(b"\r\n\r\n")
+                writer.write(self._answer)
+                await writer.drain()
+                writer.write_eof()
+                # A body that is still on its way would reset the connection under the answer.
+                while await reader.read(BODY_CHUNK_BYTES):
+                    pass
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # there is nobody to answer
+        finally:
+            writer.close()

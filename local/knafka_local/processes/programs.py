@@ -1,0 +1,209 @@
+"""Programs: Knative Services as commands on this machine, each kept running on a port of its own.
+
+    started --its port is open--> serving --it ends--> not serving, started again after a while
+
+A program whose sources change is started anew. What it prints to stdout is shown as it comes, since
+that is where one sees events arrive; what it prints to stderr lies in its log file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from watchfiles import awatch
+
+from knafka.core.errors import InvalidDocument
+from knafka_client.sockets import HOST, accepts, free_port
+from knafka_local.processes.children import Child, Command, Say, Supervised, ended
+from knafka_operator.model.conditions import Status
+from knafka_operator.model.resources import LOCAL_COMMAND, Service, annotation_path
+
+PROGRAM_STOP_TIMEOUT: Final = 1.0
+"""Seconds from SIGTERM to SIGKILL: nobody waits for their answers when they are stopped."""
+PORT_POLL_INTERVAL: Final = 0.05
+"""Seconds between two looks whether a port is open."""
+
+Identity: TypeAlias = tuple[str, str]
+"""Namespace and name of a Service."""
+Printed: TypeAlias = Callable[[str, str], None]
+"""Is given a program's name and one line that it printed."""
+Report: TypeAlias = Callable[[Identity, Status, str], Awaitable[None]]
+"""Called with whether a program serves, and why not; Unknown: it has just been started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A Knative Service as a command."""
+
+    arguments: tuple[str, ...]
+    folder: Path
+    """That of the manifest: relative paths in the command start there."""
+    environment: Mapping[str, str]
+
+    def sources(self) -> Iterator[Path]:
+        """The files that the command names, by paths relative to its folder."""
+        for argument in self.arguments:
+            file = Path(os.path.normpath(self.folder / argument))
+            if not Path(argument).is_absolute() and file.is_file():
+                yield file
+
+
+def program_of(service: Service, folder: Path) -> Program:
+    """The command that stands in for a Service's image, from its annotation. Raises
+    `InvalidDocument`."""
+    path = annotation_path(LOCAL_COMMAND)
+    if LOCAL_COMMAND not in service.annotations:
+        raise InvalidDocument(
+            path, "missing: no image runs here, so the template's annotation says what to run"
+        )
+    try:
+        arguments = tuple(shlex.split(service.annotations[LOCAL_COMMAND]))
+    except ValueError as error:
+        raise InvalidDocument(path, f"can't be read: {error}") from None
+    if not arguments:
+        raise InvalidDocument(path, "is empty: say what to run")
+    return Program(arguments, folder, dict(service.env))
+
+
+class Programs:
+    """Runs programs and tells `report` how they are."""
+
+    def __init__(self, logs: Path, say: Say, printed: Printed) -> None:
+        self._logs = logs
+        self._say = say
+        self._printed = printed
+        self._ports: dict[Identity, int] = {}
+        self._running: dict[Identity, tuple[Program, Supervised]] = {}
+        self._sources_changed = asyncio.Event()
+        self._changing = asyncio.Lock()
+        self.report: Report = _tell_nobody
+
+    def url(self, service: Identity) -> str:
+        """The URL of a Service's program, which stays the same as long as we run."""
+        return f"http://{HOST}:{self._port(service)}/"
+
+    def _port(self, service: Identity) -> int:
+        return self._ports.setdefault(service, free_port())
+
+    async def run(self, service: Identity, program: Program) -> None:
+        """Run a program; one that has changed is restarted."""
+        async with self._changing:
+            if service in self._running and self._running[service][0] == program:
+                return
+            await self._end(service)
+            await self._begin(service, program)
+            self._sources_changed.set()
+
+    async def stop(self, service: Identity) -> None:
+        async with self._changing:
+            await self._end(service)
+            self._sources_changed.set()
+
+    async def close(self) -> None:
+        """Stop them all."""
+        await asyncio.gather(*map(self._end, list(self._running)))
+
+    async def follow_sources(self) -> None:
+        """Start a program anew whenever a file beside one that its command names changes, for ever.
+
+        Only files of the same suffix count, as a program may write others there.
+        """
+        while True:
+            self._sources_changed.clear()
+            programs = [program for program, _ in self._running.values()]
+            folders = {file.parent for program in programs for file in program.sources()}
+            if not folders:
+                await self._sources_changed.wait()
+                continue
+            changes = awatch(
+                *folders,
+                stop_event=self._sources_changed,
+                recursive=False,
+                debounce=400,
+                step=50,
+            )
+            async for changed in changes:
+                await self._restart({Path(path) for _, path in changed})
+
+    async def _restart(self, changed: set[Path]) -> None:
+        async with self._changing:
+            for service, (program, _) in list(self._running.items()):
+                sources = {(file.parent, file.suffix) for file in program.sources()}
+                if any((path.parent, path.suffix) in sources for path in changed):
+                    self._say(
+                        f"Service {'/'.join(service)}: its source has changed, so it starts anew"
+                    )
+                    await self._end(service)
+                    await self._begin(service, program)
+
+    async def _end(self, service: Identity) -> None:
+        if service in self._running:
+            await self._running.pop(service)[1].stop()
+
+    async def _begin(self, service: Identity, program: Program) -> None:
+        log = self._logs / f"service-{service[0]}-{service[1]}.log"
+        port = self._port(service)
+        command = Command(
+            program.arguments,
+            log,
+            {**program.environment, "PORT": str(port)},
+            program.folder,
+            patience=PROGRAM_STOP_TIMEOUT,
+        )
+
+        def show(line: str) -> None:
+            self._printed(service[1], line)
+
+        async def start() -> _Running:
+            try:
+                child = await Child.start(command, show)
+            except OSError as error:
+                await self.report(service, Status.FALSE, f"its command can't be started: {error}")
+                raise
+            return _Running(child, service, port, log, self.report)
+
+        await self.report(service, Status.UNKNOWN, f"port {port} is not open yet: see {log}")
+        self._running[service] = (
+            program,
+            Supervised(f"Service {'/'.join(service)}", start, self._say),
+        )
+
+
+class _Running:
+    """A child that tells when its port is open, and when it has ended."""
+
+    def __init__(
+        self, child: Child, service: Identity, port: int, log: Path, report: Report
+    ) -> None:
+        self._child = child
+        self._service = service
+        self._log = log
+        self._report = report
+        self._opening = asyncio.create_task(self._tell_once_open(port))
+
+    async def wait(self) -> int:
+        code = await self._child.wait()
+        self._opening.cancel()
+        await self._report(
+            self._service, Status.FALSE, f"its command {ended(code)}: see {self._log}"
+        )
+        return code
+
+    async def stop(self) -> None:
+        self._opening.cancel()
+        await self._child.stop()
+
+    async def _tell_once_open(self, port: int) -> None:
+        while not await accepts(HOST, port):  # noqa: ASYNC110  # nobody else knows when
+            await asyncio.sleep(PORT_POLL_INTERVAL)
+        await self._report(self._service, Status.TRUE, "")
+
+
+async def _tell_nobody(service: Identity, serves: Status, why_not: str) -> None:
+    """Nobody listens yet."""

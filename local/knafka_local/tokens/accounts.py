@@ -1,0 +1,29 @@
+"""Service accounts: who sends, by name. Nothing has to declare one on this machine."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple, Self
+
+from knafka.core.authorization import SERVICE_ACCOUNTS
+
+_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?").fullmatch
+
+
+class ServiceAccount(NamedTuple):
+    """A service account."""
+
+    namespace: str
+    name: str
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        """`NAMESPACE/NAME`, or `NAME` in default; None: it can't be a service account's name."""
+        namespace, slash, name = text.rpartition("/")
+        account = cls(namespace if slash else "default", name)
+        return account if all(_NAME(part) for part in account) else None
+
+    @property
+    def subject(self) -> str:
+        """The subject of the account's tokens."""
+        return f"{SERVICE_ACCOUNTS}{self.namespace}:{self.name}"
