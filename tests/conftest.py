@@ -7,6 +7,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from support.examples import examples
 from support.gate import IN_CI
 from support.loop_watch import LoopWatch
 
@@ -46,7 +47,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # that nobody closes; once it was set, to none, it makes none.
     asyncio.set_event_loop(None)
     # A busy machine is no bug, and what the gate tries should not change between two runs of it.
-    hypothesis.settings.register_profile("knafka", deadline=None, derandomize=IN_CI)
+    hypothesis.settings.register_profile(
+        "knafka", deadline=None, derandomize=IN_CI, max_examples=examples(100)
+    )
     hypothesis.settings.load_profile("knafka")
 
 
