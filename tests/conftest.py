@@ -44,8 +44,8 @@ pytest_plugins = [
 
 
 GARBAGE = 10_000
-"""Objects made between two garbage collections: by Python's own 700, tests make 2.6 million of them,
-each of which calls the loop watch and hypothesis twice."""
+"""Objects made between two garbage collections: by Python's own 700, tests make 2.6 million of
+them, each of which calls the loop watch and hypothesis twice."""
 
 
 def pytest_configure(config: pytest.Config) -> None:

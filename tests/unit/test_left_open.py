@@ -11,14 +11,15 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TESTS = """
-import socket
+import gc, socket
 
 def test_that_leaves_a_socket_open():
-    left_open = socket.socket()
+    left_open = [socket.socket()]
+    left_open.append(left_open)
     assert left_open is None
 
 def test_next():
-    pass
+    gc.collect()
 """
 INI = """[pytest]
 filterwarnings = error
