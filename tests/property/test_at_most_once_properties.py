@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from property.test_drain_properties import Unsteady, attempts, first_arrivals, on_fake_time
 from support.drains import FAR, ScriptedSubscriber, World
+from support.examples import examples
 from support.memory.log import MemoryReader
 
 from knafka.core.contract import Delivery, Order
@@ -22,7 +23,7 @@ processes = st.lists(st.tuples(st.floats(0.0, 12.0), st.floats(0.01, 8.0), ends)
 commits = st.lists(st.sampled_from(["taken", "taken", "refused", "unknown", "slow"]), max_size=20)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(
     st.sampled_from([Order.KEY, Order.PARTITION]),
     st.lists(st.sampled_from("abc"), min_size=1, max_size=30),

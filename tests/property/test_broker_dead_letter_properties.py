@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import fake_clock
 from support.drains import BROKER_DEAD, TOPIC, ScriptedSubscriber, World, accept
+from support.examples import examples
 from support.memory.log import MemoryReader, MemoryWriter
 from support.memory.tail import memory_dead_letters
 
@@ -102,7 +103,7 @@ class Process:
         await asyncio.wait({self.running})
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     st.lists(st.booleans(), min_size=1, max_size=20),
     st.lists(lives, min_size=TRIGGERS, max_size=TRIGGERS),

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from support.memory.log import MemoryWriter
 from support.operator_world import INSTALLATION, OperatorWorld, condition
 
@@ -295,7 +296,7 @@ STEPS = st.lists(
 
 
 @pytest.mark.slow
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(steps=STEPS)
 def test_whenever_an_operator_of_receivers_dies_the_next_one_keeps_every_promise(
     steps: list[tuple[str, int, str]],

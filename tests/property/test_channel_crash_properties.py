@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.channel_world import ChannelWorld
 from support.crashing import Crash, Crashing
+from support.examples import examples
 from support.memory.log import MemoryWriter
 from support.operator_world import condition
 
@@ -259,7 +260,7 @@ STEPS = st.lists(
 
 
 @pytest.mark.slow
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(STEPS)
 def test_whenever_an_operator_of_channels_dies_the_next_one_keeps_every_promise(
     steps: list[tuple[str, int, int]],

@@ -14,6 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.channel_world import UID, VERSION, ChannelWorld
 from support.crashing import Crash, Crashing, moments
+from support.examples import examples
 from support.memory.log import MemoryWriter
 
 from knafka.core import names
@@ -277,7 +278,7 @@ STEPS = st.lists(
 
 
 @pytest.mark.slow
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(STEPS)
 @example([("before", 3), ("send", 0)])
 def test_whenever_an_operator_dies_the_next_one_keeps_every_promise(

@@ -24,6 +24,7 @@ from support.drains import (
     id_of,
     response,
 )
+from support.examples import examples
 
 from knafka.core.contract import Delivery, Order
 from knafka.core.drain import Ended
@@ -72,7 +73,7 @@ def first_arrivals(arrived: list[str]) -> dict[str, list[int]]:
     return by_key
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.sampled_from(Order),
     st.lists(st.sampled_from("abc"), min_size=1, max_size=30),
@@ -126,7 +127,7 @@ def test_every_event_is_delivered_and_first_arrivals_are_in_order(
     on_fake_time(play)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(attempts, min_size=1, max_size=30), st.integers(0, 3), st.booleans())
 def test_every_event_is_delivered_or_dead_lettered_however_often_the_drain_is_cut_short(
     answers: list[tuple[int, float]], retry: int, sink: bool
@@ -178,7 +179,7 @@ documents = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.lists(st.tuples(headers, documents), max_size=5),
     st.sampled_from([None, "json", "binary"]),

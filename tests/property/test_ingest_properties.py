@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from support.ingesting import (
     NAMES,
     AddPartition,
@@ -57,8 +58,9 @@ def judge(log: Log, table: Table) -> None:
     assert set(log.gone) <= table.appended.keys(), "none was deleted untabled"
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(histories, st.lists(st.integers(0, 5)), st.booleans())
+@example([Append("a", 0, 1, is_transaction=True), EVERYTHING, CutOff("a", 0, 1)], [], False)
 def test_each_letter_is_tabled_once_by_any_sequence_of_runs(
     history: list[Event | Run | Purge], times: list[int], has_older_rows: bool
 ) -> None:

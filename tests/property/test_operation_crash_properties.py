@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.archives_world import BUCKET, ArchivesWorld
 from support.crashing import Crash, Crashing
+from support.examples import examples
 
 from knafka_operator.decide.operation import MAX_ATTEMPTS, is_finished
 from knafka_operator.model.archives import OF_ARCHIVE
@@ -104,7 +105,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(STEPS, max_size=40))
 def test_each_is_done_once_or_has_failed_whatever_dies(
     steps: Sequence[tuple[str, Any]],

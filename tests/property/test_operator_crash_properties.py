@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.crashing import moments
+from support.examples import examples
 from support.memory.log import MemoryWriter
 from support.operator_world import OperatorWorld, condition
 
@@ -165,7 +166,7 @@ STEPS = st.lists(
 
 
 @pytest.mark.slow
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(STEPS)
 def test_whenever_an_operator_dies_the_next_one_keeps_every_promise(
     steps: list[tuple[str, int]],
@@ -243,7 +244,7 @@ async def test_an_operator_that_dies_at_any_effect_of_a_move_loses_nothing(
     assert crashes >= 3
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(
     edit=st.sampled_from([OWN, SHARED]),
     order=st.sampled_from([("Broker", "Trigger"), ("Trigger", "Broker")]),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 
 from knafka_operator.runtime.lease import DURATION, RETRY_EVERY, Election, Lease
 
@@ -90,7 +91,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(steps, st.tuples(RATES, RATES, RATES))
 def test_there_are_never_two_leaders(
     taken: list[tuple[int, float, str]], rates: tuple[float, float, float]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 
 from knafka.core.delivery import Outcome, Reason
 from knafka.core.offsets import OffsetTracker
@@ -71,7 +72,7 @@ def test_progress_reads_back_as_it_was_told(data: st.DataObject, position: int) 
         assert not decode(position, metadata, POLICY + 1).same_policy
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(st.lists(states(), min_size=MAX_DELIVERIES, max_size=MAX_DELIVERIES), st.integers(0, 5000))
 def test_the_deliveries_always_fit_and_the_lowest_ranges_with_them(
     deliveries: list[DeliveryState], count: int

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import fake_clock
+from support.examples import examples
 from support.scaling import SCALING, FakeDrains, FakeLags, a_shard, egress, running
 
 from knafka_operator.scale.scaler import Scaler
@@ -133,7 +134,7 @@ def _play(steps: list[Step], clean_end: float) -> None:
 
 
 @given(st.lists(STEPS, max_size=12), st.sampled_from([0.0, 0.5, 3.0, 1000.0]))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_a_trigger_is_delivered_by_one_dispatcher_at_a_time(
     steps: list[Step], clean_end: float
 ) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import fake_clock
+from support.examples import examples
 from support.logs import shared_memory
 from support.memory.log import MemoryLog
 
@@ -128,7 +129,7 @@ class World:
         assert self.shared.fetchers == []
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=4), SCHEDULES)
 def test_every_group_gets_every_record_once_and_in_order_whatever_others_do(
     starts: list[int], schedule: list[tuple[str, int, int]]

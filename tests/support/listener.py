@@ -83,7 +83,8 @@ class Listener:
         self._server = _Server((host, 0), Handler)
         self._server.daemon_threads = True
         self._url = f"http://{host}:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        serve, often = self._server.serve_forever, {"poll_interval": 0.02}  # how long `close` waits
+        threading.Thread(target=serve, kwargs=often, daemon=True).start()
 
     def close(self) -> None:
         self._server.shutdown()

@@ -10,6 +10,7 @@ import tracemalloc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.waiting import PATIENCE
 
 from knafka.core.cesql import MAX_EFFORT, MAX_LENGTH, compile_expression
 from knafka.core.cesql.patterns import compile_pattern
@@ -60,7 +61,7 @@ def test_what_makes_or_reads_too_much_is_an_error_in_bounded_time_and_memory(tex
     assert value is False
     (error,) = errors
     assert (error.kind, str(MAX_EFFORT) in error.message) == ("generic", True)
-    assert took < 1
+    assert took < PATIENCE, "and not for tens of seconds"
     assert peak < 64 * 1024 * 1024
     assert not expression.matches(ATTRIBUTES)
     assert any(str(MAX_EFFORT) in clause for clause in expression.explain(ATTRIBUTES))

@@ -18,6 +18,7 @@ from support.api_server import ApiServer, api_server
 from support.memory.admin import MemoryAdmin
 from support.memory.log import MemoryLog, MemoryWriter
 from support.operator_world import SETTINGS
+from support.waiting import stretched
 
 from knafka.core import names
 from knafka.core.errors import LogError
@@ -120,7 +121,7 @@ class World:
 async def until(holds: Callable[[], bool], within: float = 10.0) -> float:
     """Seconds until it held."""
     began = time.monotonic()
-    async with asyncio.timeout(within):
+    async with asyncio.timeout(stretched(within)):
         while not holds():  # noqa: ASYNC110  # told by other threads
             await asyncio.sleep(0.005)
     return time.monotonic() - began

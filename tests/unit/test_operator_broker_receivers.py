@@ -21,6 +21,8 @@ from knafka_operator.reconcile.receivers import PodPositions
 from knafka_operator.runtime.memory_cluster import MemoryCluster
 
 SHOP, RECEIVER, PATH = "shop", "default-kn-receiver", "/shop/default"
+pytestmark = pytest.mark.looptime
+
 TOPIC = "knative-broker-shop-default"
 CONTRACT = "knafka.dev/receiver-contract"
 MINE = {"apiVersion": CORE, "kind": "ConfigMap", "name": "mine"}

@@ -14,6 +14,8 @@ from knafka_operator.model.cluster import ClusterError
 from knafka_operator.model.resources import CORE, SERVING
 from knafka_operator.reconcile import receivers
 
+pytestmark = pytest.mark.looptime
+
 SHOP = "shop"
 TOPIC = "knative-messaging-kafka.shop.orders"
 RECEIVER = SERVING, "Service", "knafka", "kafka-channel-receiver"

@@ -17,6 +17,8 @@ from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE, SERVING
 from knafka_operator.reconcile import receivers
 
+pytestmark = pytest.mark.looptime
+
 SHOP = "shop"
 
 

@@ -18,6 +18,8 @@ from knafka_operator.model.cluster import Rejected
 from knafka_operator.model.resources import SERVING
 from knafka_operator.reconcile import receivers
 
+pytestmark = pytest.mark.looptime
+
 SHOP = "shop"
 TOPIC = "knative-messaging-kafka.shop.orders"
 

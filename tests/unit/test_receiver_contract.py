@@ -17,6 +17,7 @@ from support.waiting import until
 from support.wire import Wire, connected
 from uvicorn.server import ServerState
 
+from knafka import contract_topic
 from knafka.core import contract
 from knafka.core.contract import Ingress, Kafka
 from knafka.core.documents import dump
@@ -41,6 +42,7 @@ class World:
         self.contract = MemoryContract(self.log)
         self.fails = ""
         self.made: list[object] = []
+        monkeypatch.setattr(contract_topic, "restart_after", lambda failures: 0.01)
         monkeypatch.setattr(function, "KafkaWriter", self._writer)
         monkeypatch.setattr(function, "KafkaPositionedReader", self._reader)
         self.receiver = Receiver()

@@ -450,10 +450,10 @@ async def test_a_token_that_was_seen_costs_microseconds(world: World) -> None:
 
 
 def _seconds_of(call: Any, times: int = 200) -> float:
-    began = time.perf_counter()
+    began = time.thread_time()
     for _ in range(times):
         call()
-    return (time.perf_counter() - began) / times
+    return (time.thread_time() - began) / times
 
 
 # Who may send

@@ -10,6 +10,7 @@ from typing import Any
 import kubernetes
 import pytest
 from support.api_server import DEEP, ApiServer, api_server
+from support.waiting import stretched
 
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.resources import CORE, EVENTING, SERVING
@@ -41,7 +42,7 @@ class Heard:
         self.synced.append(synced)
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(stretched(10)):
             while not holds():  # noqa: ASYNC110  # told by other threads
                 await asyncio.sleep(0.01)
 

@@ -92,7 +92,13 @@ def find_cuts(
         cut = _cut(where, reached, spans[where], mark, log, rows)
         if cut is None and is_filled and mark is not None:
             cut = max(mark.offset + 1, spans[where].start)
-        elif cut is None and mark is not None and at is not None and at.offset == mark.offset:
+        elif (
+            cut is None
+            and not is_there  # else only what follows the mark is lost, such as a marker
+            and mark is not None
+            and at is not None
+            and at.offset == mark.offset
+        ):
             cut = mark.offset
         elif cut is None and is_short:
             cut = spans[where].end
