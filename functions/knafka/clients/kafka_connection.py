@@ -23,7 +23,10 @@ def connection(kafka: Kafka) -> dict[str, Any]:
         raise InvalidDocument("bootstrapServers", "want at least one host:port")
     configuration: dict[str, Any] = {"bootstrap.servers": servers}
     if kafka.secret_path is not None:
-        configuration.update(for_librdkafka(_read(Path(kafka.secret_path))))
+        declared = {} if kafka.protocol is None else {"protocol": kafka.protocol}
+        configuration.update(for_librdkafka({**_read(Path(kafka.secret_path)), **declared}))
+    elif kafka.protocol is not None:
+        configuration.update(for_librdkafka({"protocol": kafka.protocol, "user.skip": "true"}))
     return configuration
 
 
