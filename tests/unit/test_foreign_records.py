@@ -169,7 +169,7 @@ def test_an_event_in_binary_mode_is_that_event(value: bytes | None) -> None:
 def test_an_event_in_structured_mode_is_that_event_as_it_came() -> None:
     found = converted(b"k", [JSON_EVENT], STRUCTURED)
     assert found.document == STRUCTURED
-    assert found.attributes == EVENT
+    assert found.attributes == {**EVENT, "datacontenttype": "application/json"}
 
 
 @pytest.mark.parametrize(

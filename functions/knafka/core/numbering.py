@@ -37,6 +37,14 @@ class Numbering:
             found[self.topic(number)][partition_of(number)] = value
         return found
 
+    def numbered(self, values: Mapping[str, Mapping[int, V]]) -> dict[int, V]:
+        """What is known by topic and Kafka's own number, by number."""
+        return {
+            self.number(topic, partition): value
+            for topic, of_topic in values.items()
+            for partition, value in of_topic.items()
+        }
+
 
 def partition_of(number: int) -> int:
     """Kafka's own number of a partition."""
