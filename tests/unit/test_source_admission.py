@@ -66,6 +66,8 @@ def test_what_upstream_takes_is_taken(spec: dict[str, Any]) -> None:
         ({"topics": None}, "missing field(s): spec.topics"),
         ({"topics": []}, "spec.topics"),
         ({"topics": ["a/b"]}, "invalid value: a/b: spec.topics\nwant a topic's name"),
+        ({"topics": ["raw", "knative-broker-b-default"]}, "spec.topics\nwant no topic of a Broker"),
+        ({"topics": ["knafka-dead-letters-x"]}, "spec.topics"),
         ({"bootstrapServers": None}, "missing field(s): spec.bootstrapServers"),
         ({"initialOffset": "middle"}, "spec.initialOffset"),
         ({"ordering": "sorted"}, "spec.ordering"),

@@ -39,6 +39,9 @@ KEY_TYPE: Final = "kafkasources.sources.knative.dev/key-type"
 """On a KafkaSource, a label: what its records' keys are."""
 KEY_TYPES: Final = ("string", "int", "float", "byte-array")
 
+_OTHERS_TOPICS: Final = (names.BROKERS, names.CHANNELS, names.OURS, "__")
+"""What the names of topics begin with whose events are their namespace's: a dispatcher may reach a
+Kafka that nobody else there does. Brokers' events are for Triggers."""
 _OF_SUBSCRIPTION = re.compile(r"kafka\..+\.[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}").fullmatch
 """As `names.subscription_group` gives them."""
 
@@ -120,6 +123,9 @@ def _topics(topics: tuple[str, ...]) -> tuple[str, ...]:
     for topic in topics:
         if not names.is_topic(topic):
             raise problem(f"invalid value: {topic:.300}: want a topic's name")
+        if topic.startswith(_OTHERS_TOPICS):
+            wanted = "want no topic of a Broker, a KafkaChannel, Knafka or Kafka itself"
+            raise problem(f"invalid value: {topic:.300}: {wanted}")
     return tuple(dict.fromkeys(topics))
 
 
