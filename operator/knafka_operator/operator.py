@@ -149,6 +149,7 @@ class Operator:
         )
         self.sources: KafkaSources | None = None
         """Beside the Triggers of Brokers."""
+        self._publishing_sources: Publishing | None = None
         self.sensors: Sensors | None = None
         """One for both families: either may have the bus of one."""
         if beside is not None:
@@ -201,7 +202,7 @@ class Operator:
     def _run_sources(self, sources: KafkaSources) -> list[Coroutine[Any, Any, None]]:
         """What goes on for them beside reconciling."""
         of, letters = (self.cluster, sources.states), sources.dead_letters
-        publishing = Publishing(*of, sources, self.queue, _now)
+        publishing = self._publishing_sources = Publishing(*of, sources, self.queue, _now)
         return [
             repeat("publishing sources' lags", publishing.look, PUBLISH_INTERVAL),
             repeat("counting sources' dead letters", letters.look, PUBLISH_INTERVAL),
@@ -278,6 +279,8 @@ class Operator:
             task.cancel()
         await asyncio.wait(self._tasks)
         await self.publishing.close()
+        if self._publishing_sources is not None:
+            await self._publishing_sources.close()
         if self.family is BROKERS:
             await self._kafkas.close()
             await self._http.close()

@@ -137,11 +137,13 @@ def test_a_source_from_zero_and_back_loses_nothing_by_a_kill_and_an_edit(
 
     half = RECORDS // 2 // len(topics)
     began = time.monotonic()
+    first.behave(delay=0.02)  # else all has arrived before the edit is rolled out
     produce(sources, topics, 0, half)
     cluster.wait_for(lambda: arrived(first) > RECORDS // 8, WITHIN, "some have arrived")
     kill_a_dispatcher(cluster, namespace)
     cluster.wait_for(lambda: arrived(first) > RECORDS // 4, WITHIN, "more have arrived")
     cluster.apply(declared(sources, namespace, topics, second.ref))
+    sources.until_ready("kafkasource", SOURCE, namespace, WITHIN)
     produce(sources, topics, half, 2 * half)
     cluster.wait_for(
         lambda: unsettled(sources, group, topics) == 0, WITHIN, "all of it is committed"

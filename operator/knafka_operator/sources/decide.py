@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from knafka.core.errors import KnafkaError
+from knafka.core.kafka_secret import with_protocol
 from knafka_operator.decide import services
 from knafka_operator.decide.dead_letters import DEAD_LETTERS
 from knafka_operator.decide.scaling import TriggerStatus
@@ -76,8 +77,7 @@ def secret_of(
     if named is None:
         return None
     values = {credential.name: value for credential, value in found.items() if value is not None}
-    without = {} if "user.crt" in values else {"user.skip": "true"}
-    return {**values, **without, "protocol": named}
+    return with_protocol(values, named)
 
 
 def missing_topics(topics: list[str], servers: str) -> NotReady:
