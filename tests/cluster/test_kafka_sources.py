@@ -124,7 +124,7 @@ def kill_a_dispatcher(cluster: Cluster, namespace: str) -> None:
         lambda: cluster.pods(namespace, DISPATCHER), WITHIN, "a dispatcher runs"
     )
     pod = min(pods, key=lambda each: str(each["metadata"]["creationTimestamp"]))["metadata"]["name"]
-    cluster.kubectl("exec", "-n", namespace, pod, "-c", "function", "--", "python", "-c", KILL)
+    cluster.kubectl("exec", "-n", namespace, pod, "-c", "function", "--", "python3", "-c", KILL)
 
     def has_restarted() -> bool:
         found = cluster.get("pod", pod, namespace) or {}
