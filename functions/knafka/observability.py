@@ -110,7 +110,9 @@ def ingress_labels(ingress: Ingress) -> dict[str, str]:
 
 
 def egress_labels(egress: Egress) -> dict[str, str]:
-    """The labels of what is known of one Trigger or Subscription."""
+    """The labels of what is known of one Trigger, Subscription or KafkaSource."""
+    if egress.kind == "KafkaSource":
+        return {"namespace": egress.namespace, "source": egress.trigger}
     if egress.kind == "Subscription":
         return {
             "namespace": egress.namespace,

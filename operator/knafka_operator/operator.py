@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Literal
 
@@ -21,7 +21,7 @@ from knafka_operator.decide import entries, services
 from knafka_operator.decide import status as statuses
 from knafka_operator.decide.activity import USUAL, Limits
 from knafka_operator.model.cluster import Cluster, Document
-from knafka_operator.model.family import BROKERS, CHANNELS
+from knafka_operator.model.family import BROKERS, CHANNELS, SOURCES
 from knafka_operator.model.handler import Handling
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import SERVING
@@ -52,6 +52,8 @@ from knafka_operator.scale.drains import HttpDrains
 from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
 from knafka_operator.scale.repeat import repeat
 from knafka_operator.scale.scaler import Drains
+from knafka_operator.sources.kind import KafkaSources
+from knafka_operator.sources.observe import SourceObserver
 
 log = logging.getLogger(__name__)
 
@@ -145,6 +147,9 @@ class Operator:
         self.brokers = (
             Brokers(*of) if self.entries is None else Channels(*of, self.entries.handling)
         )
+        self.sources: KafkaSources | None = None
+        """Beside the Triggers of Brokers."""
+        self._publishing_sources: Publishing | None = None
         self.sensors: Sensors | None = None
         """One for both families: either may have the bus of one."""
         if beside is not None:
@@ -173,7 +178,36 @@ class Operator:
             running.append(repeat("rolling", partial(rolls.look, cluster), LOOK_INTERVAL))
             if self.sensors is not None:
                 running.append(self.sensors.publish(self.queue))
+            if settings.sources:
+                self.sources = self._make_sources(probe, wake)
+                running += self._run_sources(self.sources)
         self._tasks = {asyncio.create_task(each) for each in running}
+
+    def _make_sources(
+        self,
+        probe: Callable[[str], Awaitable[None]],
+        wake: Callable[[str], Awaitable[None]],
+    ) -> KafkaSources:
+        settings, enqueue, cluster = self.settings, self.queue.enqueue, self.cluster
+        states = States(SOURCES, self.states.rolls)
+        states.urls, states.policies = self.states.urls, self.states.policies
+        shards = Shards(settings, cluster, states, enqueue)
+        parts = states, shards, self.effects.receivers, self.trust_bundles
+        effects = Effects(cluster, *parts, probe, wake)
+        observer = TriggerObserver(settings, cluster, lambda broker: True, shards, states)
+        of = states, observer, DeadLetters(states, enqueue), effects, _now, enqueue
+        topics = SourceObserver(settings, cluster, self._kafkas, states)
+        return KafkaSources(settings, cluster, self.brokers, shards, *of, source_observer=topics)
+
+    def _run_sources(self, sources: KafkaSources) -> list[Coroutine[Any, Any, None]]:
+        """What goes on for them beside reconciling."""
+        of, letters = (self.cluster, sources.states), sources.dead_letters
+        publishing = self._publishing_sources = Publishing(*of, sources, self.queue, _now)
+        return [
+            repeat("publishing sources' lags", publishing.look, PUBLISH_INTERVAL),
+            repeat("counting sources' dead letters", letters.look, PUBLISH_INTERVAL),
+            Replays(self.settings, *of).run(),
+        ]
 
     async def resume(self) -> int:
         """Go on with the drains of every Trigger that a Revision serves, as its Service says.
@@ -245,6 +279,8 @@ class Operator:
             task.cancel()
         await asyncio.wait(self._tasks)
         await self.publishing.close()
+        if self._publishing_sources is not None:
+            await self._publishing_sources.close()
         if self.family is BROKERS:
             await self._kafkas.close()
             await self._http.close()
@@ -427,7 +463,13 @@ class Operator:
             state.kafka.scaler.prewarm(state.topic.name, PREWARM_LIMIT)
 
     def _used_kafkas(self) -> set[KafkaCluster]:
-        return set[KafkaCluster]().union(*(each.states.kafkas() for each in self.all))
+        return set[KafkaCluster]().union(*(each.states.kafkas() for each in self.delivering))
+
+    @property
+    def delivering(self) -> Sequence[Triggers]:
+        """All that deliver events: Triggers, Subscriptions and KafkaSources."""
+        triggers = [each.triggers for each in self.all]
+        return triggers if self.sources is None else [*triggers, self.sources]
 
     def wake_triggers(self, broker: Identity) -> None:
         """Have the Triggers and Sensors that read a Broker reconciled."""

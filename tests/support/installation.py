@@ -56,6 +56,7 @@ COMPONENTS: Final[Mapping[str, Component]] = {
         "KNAFKA_CHANNELS",
     ),
     "sensors": Component("sensors", ("sensors.knafka.dev",), "KNAFKA_SENSORS"),
+    "sources": Component("sources", ("kafkasources.sources.knative.dev",), "KNAFKA_SOURCES"),
 }
 """By its folder's name, which is the name of the fixture, too, that a test takes to have it."""
 

@@ -12,6 +12,7 @@ from knafka.clients.kafka_group_consumer import GroupProtocol
 from knafka.clients.kafka_membership import Membership
 from knafka.clients.kafka_producer import ReplaceableProducer
 from knafka.clients.kafka_writer import KafkaWriter
+from knafka.core.numbering import Numbering
 
 
 class Client:
@@ -44,7 +45,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[Client]:
 async def test_a_consumer_fetches_as_it_is_set(opened: list[Client]) -> None:
     given = {"bootstrap.servers": "k:1", "fetch.wait.max.ms": "100", "client.rack": "a"}
     owner: Any = object()
-    Membership(given, "g", "t", owner, GroupProtocol.CONSUMER)
+    Membership(given, "g", Numbering(["t"]), owner, GroupProtocol.CONSUMER)
     (found,) = opened
     assert found.configuration.items() >= given.items()
     assert found.configuration["fetch.message.max.bytes"] == 256 * 1024, "what isn't set is ours"

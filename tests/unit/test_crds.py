@@ -21,6 +21,7 @@ from knafka_operator.model.channels import (
 from knafka_operator.model.operations import PurgeSpec, ReplaySpec
 from knafka_operator.model.resources import BrokerSpec, TriggerSpec
 from knafka_operator.model.sensors import SensorSpec
+from knafka_operator.sources.model import KafkaSourceSpec
 
 CRDS = Path(__file__).parents[2] / "crds"
 ADDRESS = {"name", "url", "CACerts", "audience"}
@@ -34,6 +35,7 @@ DEAD_LETTERS = ("deadletterarchive", "deadletterreplay", "deadletterpurge")
 def crd(kind: str) -> dict[str, Any]:
     folders = {
         "sensor": CRDS / "sensors",
+        "kafkasource": CRDS / "sources",
         **dict.fromkeys(DEAD_LETTERS, CRDS / "dead-letters"),
         **dict.fromkeys(MESSAGING, CRDS / "messaging"),
     }
@@ -105,11 +107,12 @@ def drift(ours: Mapping[str, Any], theirs: Mapping[str, Any], path: str) -> Iter
         ("kafkachannel", KafkaChannelSpec),
         ("subscription", SubscriptionSpec),
         ("sensor", SensorSpec),
+        ("kafkasource", KafkaSourceSpec),
         ("deadletterarchive", ArchiveSpec),
         ("deadletterreplay", ReplaySpec),
         ("deadletterpurge", PurgeSpec),
     ],
-    ids=[*EVENTING, *MESSAGING, "sensor", "archive", "replay", "purge"],
+    ids=[*EVENTING, *MESSAGING, "sensor", "source", "archive", "replay", "purge"],
 )
 def test_the_schema_has_the_fields_that_we_read_and_no_other(kind: str, model: type[Model]) -> None:
     assert list(drift(read(model), schema(kind)["spec"], "spec")) == []
@@ -297,6 +300,31 @@ def test_a_kafka_channel_is_the_same_in_both_of_its_versions() -> None:
     assert crd("kafkachannel")["spec"]["conversion"] == {"strategy": "None"}
 
 
+def test_a_source_is_found_and_scaled_as_upstreams() -> None:
+    """`kn source list` and `kubectl scale`."""
+    document, stored = crd("kafkasource"), version("kafkasource")
+    assert document["metadata"]["name"] == "kafkasources.sources.knative.dev"
+    assert document["spec"]["names"]["categories"] == ["all", "knative", "eventing", "sources"]
+    labels = document["metadata"]["labels"]
+    assert {name for name, value in labels.items() if value == "true"} == {
+        *("knative.dev/crd-install", "eventing.knative.dev/source", "duck.knative.dev/source"),
+    }
+    assert (stored["name"], len(document["spec"]["versions"])) == ("v1", 1)
+    assert stored["subresources"] == {
+        "status": {},
+        "scale": {
+            "specReplicasPath": ".spec.consumers",
+            "statusReplicasPath": ".status.consumers",
+            "labelSelectorPath": ".status.selector",
+        },
+    }
+    assert columns("kafkasource") == [
+        ("Topics", ".spec.topics", 0),
+        ("BootstrapServers", ".spec.bootstrapServers", 0),
+        *(READY, REASON, AGE),
+    ]
+
+
 def test_a_subscription_has_one_version() -> None:
     (only,) = crd("subscription")["spec"]["versions"]
     assert (only["name"], only["served"], only["storage"]) == ("v1", True, True)
@@ -313,8 +341,8 @@ def test_what_the_schema_fills_in_is_what_we_take_for_it() -> None:
 
 @pytest.mark.parametrize(
     "folder",
-    [CRDS, CRDS / "messaging", CRDS / "sensors", CRDS / "dead-letters"],
-    ids=["eventing", "messaging", "sensors", "dead letters"],
+    [CRDS, *(CRDS / each for each in ("messaging", "sensors", "sources", "dead-letters"))],
+    ids=["eventing", "messaging", "sensors", "sources", "dead letters"],
 )
 def test_kustomize_takes_every_crd(folder: Path) -> None:
     """Channels are asked for by themselves."""

@@ -39,7 +39,8 @@ SPEC_ID = re.compile(
 )
 NO_REASONS = {
     *("ConfigMap", "CustomResourceDefinition", "RuntimeDefault"),
-    *("PartialObjectMetadata", "PartialObjectMetadataList", "KafkaChannel", "KafkaChannels"),
+    *("PartialObjectMetadata", "PartialObjectMetadataList"),
+    *("KafkaChannel", "KafkaChannels", "KafkaSource"),
     *("ExternalName", "ClusterLocal", "LogAppendTime"),
     *("EventPolicy", "NotIn"),
     # Of a DeadLetterArchive's Job and its pods.

@@ -161,3 +161,32 @@ def test_a_contract_that_sets_what_nobody_may_is_refused() -> None:
     broken = SET.model_copy(update={"producer": {"acks": "0"}})
     with pytest.raises(InvalidDocument, match=r"producer\.acks: can't be set"):
         writing(broken)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "secret", "configuration"),
+    [
+        ("SSL", {"ca.crt": "CA"}, {"security.protocol": "ssl", "ssl.ca.pem": "CA"}),
+        ("SASL_PLAINTEXT", SASL, {"security.protocol": "sasl_plaintext", **SASL_CONFIGURATION}),
+        (
+            "SSL",
+            {"user.crt": "C", "user.key": "K"},
+            {
+                "security.protocol": "ssl",
+                "ssl.certificate.pem": "C",
+                "ssl.key.pem": "K",
+            },
+        ),
+    ],
+    ids=["an authority alone", "a user", "a client's certificate"],
+)
+def test_a_source_declares_how_it_connects_and_its_secrets_need_not(
+    tmp_path: Path, protocol: str, secret: Mapping[str, str], configuration: Mapping[str, str]
+) -> None:
+    kafka = mounted(tmp_path, secret).model_copy(update={"protocol": protocol})
+    assert connection(kafka) == {"bootstrap.servers": "k:9092", **configuration}
+
+
+def test_a_source_may_encrypt_without_any_secret() -> None:
+    kafka = Kafka(bootstrap_servers="k:9092", protocol="SSL")
+    assert connection(kafka) == {"bootstrap.servers": "k:9092", "security.protocol": "ssl"}

@@ -14,6 +14,7 @@ from typing import Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
+from knafka.core.numbering import Numbering, partition_of
 from knafka.ports.log import Commits, OffsetAndMetadata
 
 AGAIN: Final = 0.1
@@ -45,10 +46,10 @@ Epochs = Mapping[int, int]
 
 
 class OffsetCommits:
-    """The commits for one topic."""
+    """The commits for the topics of one reader; partitions go by their numbers."""
 
-    def __init__(self, topic: str) -> None:
-        self._topic = topic
+    def __init__(self, numbering: Numbering) -> None:
+        self._numbering = numbering
         self._last: dict[int, OffsetAndMetadata] = {}
         """What was committed last of each partition."""
         self._again: dict[int, OffsetAndMetadata] = {}
@@ -77,15 +78,16 @@ class OffsetCommits:
         """What a commit without waiting came to."""
         for each in partitions:
             why = each.error or error
-            last = self._last.get(each.partition)
+            number = self._numbering.number(each.topic, each.partition)
+            last = self._last.get(number)
             if (
                 why is not None
                 and why.code() in MOVING
-                and each.partition in owned
+                and number in owned
                 and last is not None
                 and last.offset == each.offset
             ):
-                self._again[each.partition] = last
+                self._again[number] = last
                 self._again_at = time.monotonic() + AGAIN
 
     def commit_now(self, consumer: Consumer, commits: Commits, owned: Epochs) -> None:
@@ -127,16 +129,25 @@ class OffsetCommits:
         """With the leader epoch of the last record read, by which a reader that goes on there
         notices that the log has lost it. It may be a later one than the record's at that offset:
         too low a one would be taken for a loss."""
-        epochs = dict(epochs)
-        for each in consumer.position([TopicPartition(self._topic, number) for number in commits]):
+        epochs, numbering = dict(epochs), self._numbering
+        for each in consumer.position([partition(numbering, number) for number in commits]):
             if (epoch := epoch_of(each)) != NO_EPOCH:
-                epochs[each.partition] = epoch
+                epochs[numbering.number(each.topic, each.partition)] = epoch
         return [
             TopicPartition(
-                self._topic, number, each.offset, each.metadata, epochs.get(number, NO_EPOCH)
+                numbering.topic(number),
+                partition_of(number),
+                each.offset,
+                each.metadata,
+                epochs.get(number, NO_EPOCH),
             )
             for number, each in commits.items()
         ]
+
+
+def partition(numbering: Numbering, number: int) -> TopicPartition:
+    """A partition by its number, for confluent-kafka."""
+    return TopicPartition(numbering.topic(number), partition_of(number))
 
 
 def epoch_of(partition: TopicPartition) -> int:

@@ -13,7 +13,7 @@ from knafka.core.client_settings import checked
 from knafka.core.client_settings import for_librdkafka as settings_for_librdkafka
 from knafka.core.contract import Kafka
 from knafka.core.errors import InvalidDocument
-from knafka.core.kafka_secret import for_librdkafka
+from knafka.core.kafka_secret import for_librdkafka, with_protocol
 
 
 def connection(kafka: Kafka) -> dict[str, Any]:
@@ -22,8 +22,11 @@ def connection(kafka: Kafka) -> dict[str, Any]:
     if not servers:
         raise InvalidDocument("bootstrapServers", "want at least one host:port")
     configuration: dict[str, Any] = {"bootstrap.servers": servers}
-    if kafka.secret_path is not None:
-        configuration.update(for_librdkafka(_read(Path(kafka.secret_path))))
+    secret = None if kafka.secret_path is None else _read(Path(kafka.secret_path))
+    if kafka.protocol is not None:
+        secret = with_protocol(secret or {}, kafka.protocol)
+    if secret is not None:
+        configuration.update(for_librdkafka(secret))
     return configuration
 
 

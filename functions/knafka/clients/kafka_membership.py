@@ -28,7 +28,7 @@ from confluent_kafka import (
 )
 
 from knafka.clients.kafka_client import Connection, log_error_of
-from knafka.clients.kafka_commits import MOVING, NO_EPOCH, OffsetCommits, epoch_of
+from knafka.clients.kafka_commits import MOVING, NO_EPOCH, OffsetCommits, epoch_of, partition
 from knafka.clients.kafka_group_consumer import (
     COMMITTED_TIMEOUT,
     GroupConsumer,
@@ -38,6 +38,7 @@ from knafka.clients.kafka_group_consumer import (
     take_without_reading,
 )
 from knafka.core.errors import LogError
+from knafka.core.numbering import Numbering
 from knafka.ports.log import Assignment, Commits, OffsetAndMetadata
 
 log = logging.getLogger(__name__)
@@ -49,19 +50,19 @@ SERVE: Final = 0.05
 
 
 class Membership(GroupConsumer):
-    """A `GroupConsumer` on one topic. One that doesn't read (`reads`) gets its partitions, without
-    what was committed of them."""
+    """A `GroupConsumer` on the topics of a `Numbering`, by which it knows their partitions. One
+    that doesn't read (`reads`) gets its partitions, without what was committed of them."""
 
     def __init__(
         self,
         connection: Connection,
         group: str,
-        topic: str,
+        numbering: Numbering,
         assignment: Assignment,
         protocol: GroupProtocol,
         reads: bool = True,
     ) -> None:
-        self._topic = topic
+        self._numbering = numbering
         self._assignment = assignment
         self._reads = reads
         self._loop = asyncio.get_running_loop()
@@ -76,8 +77,9 @@ class Membership(GroupConsumer):
         self._finishing: dict[int, int] = {}
         """What is owned by a member that finishes: its last commit isn't made yet."""
         self._is_finishing = self._closed = False
-        self._commits = OffsetCommits(topic)
-        super().__init__(connection, group, [topic], protocol, {"on_commit": self._on_commit})
+        self._commits = OffsetCommits(numbering)
+        callbacks = {"on_commit": self._on_commit}
+        super().__init__(connection, group, numbering.topics, protocol, callbacks)
 
     # While it is a member
 
@@ -86,19 +88,23 @@ class Membership(GroupConsumer):
         another partition."""
         if number not in self.owned:
             return
-        partition = TopicPartition(self._topic, number)
-        self.consumer.incremental_unassign([partition])
-        partition.offset = OFFSET_BEGINNING
-        self.consumer.incremental_assign([partition])
-        self.consumer.resume([partition])
-        self._disown([partition])
+        begun = partition(self._numbering, number)
+        self.consumer.incremental_unassign([begun])
+        begun.offset = OFFSET_BEGINNING
+        self.consumer.incremental_assign([begun])
+        self.consumer.resume([begun])
+        self._disown([begun])
         self.owned[number] = NO_EPOCH
         self._loop.call_soon_threadsafe(self._assignment.lost, [number])
         self._loop.call_soon_threadsafe(self._assignment.assigned, {number: None})
 
     def partitions_of(self, numbers: Iterable[int]) -> list[TopicPartition]:
         """For confluent-kafka."""
-        return [TopicPartition(self._topic, number) for number in numbers]
+        return [partition(self._numbering, number) for number in numbers]
+
+    def number_of(self, partition: TopicPartition) -> int:
+        """Of a partition as confluent-kafka names it."""
+        return self._numbering.number(partition.topic, partition.partition)
 
     def commit(self, commits: Commits) -> None:
         """Commit what is owned still, without waiting."""
@@ -152,7 +158,7 @@ class Membership(GroupConsumer):
             async with asyncio.timeout(timeout):
                 return await self._assignment.revoked(numbers)
         except TimeoutError:
-            log.warning("the last attempts of %s take longer than there is time", self._topic)
+            log.warning("the last attempts of %s take longer than there is time", self._group)
             return {}
 
     def serve(self) -> None:
@@ -195,8 +201,8 @@ class Membership(GroupConsumer):
             return
         if not self._reads:
             take_without_reading(consumer, partitions)
-            self.owned.update({each.partition: NO_EPOCH for each in partitions})
-            unasked = dict.fromkeys(each.partition for each in partitions)
+            unasked = dict.fromkeys(map(self.number_of, partitions))
+            self.owned.update(dict.fromkeys(unasked, NO_EPOCH))
             self._loop.call_soon_threadsafe(self._assignment.assigned, unasked)
             return
         try:
@@ -212,14 +218,15 @@ class Membership(GroupConsumer):
         consumer.resume(partitions)
         found: dict[int, OffsetAndMetadata | None] = {}
         for each in committed:
-            self.owned[each.partition] = epoch_of(each)
-            found[each.partition] = (
+            number = self.number_of(each)
+            self.owned[number] = epoch_of(each)
+            found[number] = (
                 OffsetAndMetadata(each.offset, each.metadata or "") if each.offset >= 0 else None
             )
         self._loop.call_soon_threadsafe(self._assignment.assigned, found)
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        finishing = {each.partition for each in partitions} & self._finishing.keys()
+        finishing = set(map(self.number_of, partitions)) & self._finishing.keys()
         numbers = self._disown(partitions)
         try:
             commits = self._last_of(numbers, finishing)
@@ -245,13 +252,13 @@ class Membership(GroupConsumer):
 
     def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         for each in partitions:
-            self._finishing.pop(each.partition, None)
+            self._finishing.pop(self.number_of(each), None)
         self._loop.call_soon_threadsafe(self._assignment.lost, self._disown(partitions))
         consumer.incremental_unassign(partitions)
 
     def _disown(self, partitions: list[TopicPartition]) -> list[int]:
         """Those that were ours; others were never told of."""
-        numbers = [each.partition for each in partitions if each.partition in self.owned]
+        numbers = [each for each in map(self.number_of, partitions) if each in self.owned]
         for number in numbers:
             del self.owned[number]
             self.reached.pop(number, None)

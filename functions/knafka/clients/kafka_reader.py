@@ -1,5 +1,7 @@
 """The reader on real Kafka: confluent-kafka's consumer behind `ports.log.LogReader`.
 
+Of several topics, which one group reads together, partitions go by their numbers (`numbering`).
+
 The consumer's poll blocks and so has a thread of its own (docs/decisions/0004). What is read is
 here; how the consumer joins, what it owns and how it leaves is `kafka_membership`.
 
@@ -23,6 +25,7 @@ from knafka.clients.kafka_client import PASSING, Connection, log_error_of
 from knafka.clients.kafka_group_consumer import GroupProtocol
 from knafka.clients.kafka_membership import Membership
 from knafka.core.errors import LogError
+from knafka.core.numbering import Numbering
 from knafka.ports.log import Assignment, Commits, Positions, Record
 
 log = logging.getLogger(__name__)
@@ -47,17 +50,19 @@ class KafkaReader:
         self,
         connection: Connection,
         group: str,
-        topic: str,
+        topics: str | Sequence[str],
         assignment: Assignment,
         protocol: GroupProtocol = GroupProtocol.CONSUMER,
         *,
         reads: bool = True,
     ) -> None:
-        self._topic, self._group = topic, group
+        self._numbering = Numbering([topics] if isinstance(topics, str) else topics)
+        self._topic, self._group = ", ".join(self._numbering.topics), group
         self._thread = CallThread(asyncio.get_running_loop(), "kafka-reader")
         self.ends: Positions = {}
         # The thread's:
-        self._membership = Membership(connection, group, topic, assignment, protocol, reads)
+        of = connection, group, self._numbering, assignment, protocol, reads
+        self._membership = Membership(*of)
         self._failure: LogError | None = None
         """What the next read raises."""
         self._broken: LogError | None = None
@@ -87,7 +92,7 @@ class KafkaReader:
             elif error.code() in RESET:
                 number = self._start_anew(message)
                 # What came before it in this batch is of a log that is gone.
-                records = [each for each in records if each.partition() != number]
+                records = [each for each in records if self.number_of(each) != number]
             elif not self._is_end(message):
                 self._judge(error)
         # Or to be refused would look like having nothing to do.
@@ -100,9 +105,13 @@ class KafkaReader:
         ends, membership.reached = membership.reached, {}
         if ends:
             # Records that came while it waited at an end lie behind that end.
-            last = {each.partition(): each.offset() for each in records}
+            last = {self.number_of(each): each.offset() for each in records}
             ends = {number: end for number, end in ends.items() if end > last.get(number, -1)}
         return records, ends
+
+    def number_of(self, record: Record) -> int:
+        """Its partition's: of one topic's records Kafka's own."""
+        return self._numbering.number(record.topic(), record.partition())
 
     @property
     def _failed(self) -> LogError | None:
@@ -120,10 +129,10 @@ class KafkaReader:
             self._failure = named(log_error_of(error), topic=topic, group=group)
 
     def _start_anew(self, message: Message) -> int:
-        number = cast(int, message.partition())
+        number = self.number_of(cast(Record, message))
         log.warning(
             "partition %d of %s has no offset %s any more and is read from its start: %s",
-            number, self._topic, message.offset(), message.error(),
+            message.partition(), message.topic(), message.offset(), message.error(),
         )  # fmt: skip
         self._membership.start_anew(number)
         return number
@@ -145,7 +154,7 @@ class KafkaReader:
         if error is None or error.code() != KafkaError._PARTITION_EOF:
             return False
         if number is not None and offset is not None:
-            self._membership.reached[number] = offset
+            self._membership.reached[self.number_of(cast(Record, message))] = offset
         return True
 
     def pause(self, partitions: Sequence[int]) -> None:

@@ -238,6 +238,8 @@ class Kafka(Model):
     """host:port, comma-separated."""
     secret_path: str | None = None
     """Folder of the mounted Secret; None: plaintext, no authentication."""
+    protocol: str | None = None
+    """That of the mounted Secrets, where they don't say: a KafkaSource does."""
     consumer: dict[str, str] = Field(default_factory=dict)
     producer: dict[str, str] = Field(default_factory=dict)
     """Settings of those clients, of the ones that are allowed (`client_settings`)."""
@@ -329,16 +331,30 @@ class Receiver(Model):
     """Of the only Ingress that it serves; None: it serves all."""
 
 
+class Conversion(Model):
+    """How the records of a KafkaSource become events (`foreign_records`)."""
+
+    source: str
+    """What stands before `#TOPIC` in the source of an event that a record is made into."""
+    key_type: Literal["string", "int", "float", "byte-array"] = "string"
+    extensions: dict[str, str] = Field(default_factory=dict)
+    """Of every event, whatever else it says (`ceOverrides`)."""
+
+
 class Egress(Model):
-    """One Trigger or Subscription, as its dispatcher sees it."""
+    """One Trigger, Subscription or KafkaSource, as its dispatcher sees it."""
 
     namespace: str
     broker: str
-    """The name of its Broker, or of its KafkaChannel."""
+    """The name of its Broker, or of its KafkaChannel; a KafkaSource's is its own."""
     trigger: str
-    """Its name, a Subscription's too."""
-    kind: Literal["Trigger", "Subscription"] = "Trigger"
+    """Its name, a Subscription's or KafkaSource's too."""
+    kind: Literal["Trigger", "Subscription", "KafkaSource"] = "Trigger"
     topic: str
+    more_topics: tuple[str, ...] = ()
+    """Those that a KafkaSource reads besides, by the same group."""
+    conversion: Conversion | None = None
+    """None: its records are events."""
     group: str
     dead_letter_topic: str
     dead_letter_settings: TopicSettings = TopicSettings(config=dict(KEPT_FOR_EVER))
@@ -378,6 +394,11 @@ class Egress(Model):
     a crash loses it, and repeats nothing."""
 
     @property
+    def topics(self) -> tuple[str, ...]:
+        """All that it reads; a topic's place is a part of its partitions' numbers (`numbering`)."""
+        return (self.topic, *self.more_topics)
+
+    @property
     def broker_dead_letter_topic(self) -> str | None:
         """Its Broker's own, for records that hold no event; None: such a record is dead-lettered as
         any other."""
@@ -393,7 +414,10 @@ class Egress(Model):
 
     @property
     def name_of_broker(self) -> str:
-        """Its Broker's name in topics and dead letters; a KafkaChannel's is no Broker's."""
+        """Its Broker's name in topics and dead letters; a KafkaChannel's is no Broker's, and
+        neither is a KafkaSource's."""
+        if self.kind == "KafkaSource":
+            return names.of_source(self.broker)
         return names.of_channel(self.broker) if self.kind == "Subscription" else self.broker
 
 

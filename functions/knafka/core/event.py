@@ -50,7 +50,10 @@ _MEDIA_TYPE = re.compile(r"[!-~](?:[ -~]*[!-~])?").fullmatch
 _NON_CHARACTERS = "".join(
     chr(plane + last) for plane in range(0, 0x110000, 0x10000) for last in (0xFFFE, 0xFFFF)
 )
-_FORBIDDEN = re.compile(f"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef{_NON_CHARACTERS}]").search
+_FORBIDDEN_CHARACTER = re.compile(
+    f"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef{_NON_CHARACTERS}]"
+)
+_FORBIDDEN, _EACH_FORBIDDEN = _FORBIDDEN_CHARACTER.search, _FORBIDDEN_CHARACTER.sub
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +152,16 @@ def is_attribute_name(name: str) -> bool:
 def is_legal(text: str) -> bool:
     """Whether a string holds nothing that CloudEvents forbids: controls, non-characters."""
     return (text.isascii() and text.isprintable()) or _FORBIDDEN(text) is None
+
+
+def cleaned(text: str) -> str:
+    """The text with U+FFFD for each character that CloudEvents forbids."""
+    return text if is_legal(text) else _EACH_FORBIDDEN("\N{REPLACEMENT CHARACTER}", text)
+
+
+def is_media_type(text: str) -> bool:
+    """Whether it can be a `datacontenttype`."""
+    return _MEDIA_TYPE(text) is not None
 
 
 def is_uri_reference(text: str) -> bool:

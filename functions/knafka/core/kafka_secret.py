@@ -50,6 +50,13 @@ def for_librdkafka(secret: Mapping[str, str]) -> dict[str, str]:
     return configuration
 
 
+def with_protocol(values: Mapping[str, str], protocol: str) -> dict[str, str]:
+    """Values of a Secret that doesn't say how Kafka is reached, with what is declared of that: a
+    client has a certificate if there is one."""
+    without = {} if values.get("user.crt") else {"user.skip": "true"}
+    return {**values, **without, "protocol": protocol}
+
+
 def for_java(secret: Mapping[str, str]) -> dict[str, str]:
     """The security part of a Java client's configuration, certificates inline."""
     secret = _explicit(secret)

@@ -45,6 +45,9 @@ SENSORS: Final = "Sensor-"
 SHARDS: Final = f"{OURS}shard-"
 """What the name of every shard's consumer group begins with."""
 
+SOURCES: Final = "knative-kafka-source-"
+"""What the name of a consumer group begins with that a KafkaSource was given, and didn't name."""
+
 LABEL: Final = 63
 """Kubernetes' limit for a name that is part of a host name, in characters."""
 
@@ -100,6 +103,11 @@ def of_channel(channel: str) -> str:
     """What stands for a KafkaChannel where names of ours have a Broker. Names in Kubernetes have no
     capitals, so it is no Broker's."""
     return f"KafkaChannel-{channel}"
+
+
+def of_source(source: str) -> str:
+    """What stands for a KafkaSource where names of ours have a Broker, as `of_channel`."""
+    return f"KafkaSource-{source}"
 
 
 def of_sensor(sensor: str) -> str:

@@ -24,6 +24,7 @@ from knafka.core import names
 from knafka.core.contract import Egress, Shard
 from knafka.dispatcher.appending import DeadLetterTopic
 from knafka.dispatcher.broker_letters import BrokerDeadLetters
+from knafka.dispatcher.converting import ConvertingReader
 from knafka.dispatcher.drain import OpenReader
 from knafka.dispatcher.parsing import Parser
 from knafka.dispatcher.shared.record import SharedParser
@@ -85,8 +86,12 @@ def connect(
     kafka = egress.kafka
     reached, writer = connection(kafka), KafkaWriter({**writing(kafka), **reporting})
     topics = KafkaTopics(reached)
+    of = {**reading(kafka), **reporting}, egress.group, egress.topics
+    open_reader: OpenReader = partial(KafkaReader, *of)
+    if egress.conversion is not None:
+        open_reader = partial(ConvertingReader, egress.conversion, *of)
     return Clients(
-        partial(KafkaReader, {**reading(kafka), **reporting}, egress.group, egress.topic),
+        open_reader,
         writer,
         subscriber(egress, refusal, tokens, bundles),
         topics,

@@ -9,6 +9,7 @@ from typing import Literal, Protocol, TypeAlias
 
 from knafka.core.http_binding import located_request_of, request_of
 from knafka.core.kafka_binding import Envelope, RecordHeaders, read
+from knafka.core.numbering import partition_of
 from knafka.ports.log import Record
 
 Format: TypeAlias = Literal["json", "binary", "batch"] | None
@@ -47,5 +48,6 @@ def request_for(
 ) -> tuple[bytes, bytes]:
     """Header lines and body of the request that delivers a record's event."""
     if located:
-        return located_request_of(envelope, record.partition(), record.offset(), form)
+        partition = partition_of(record.partition())
+        return located_request_of(envelope, partition, record.offset(), form)
     return request_of(envelope, form)

@@ -46,6 +46,7 @@ from knafka.core.errors import DeliveryError, InvalidEvent, LogError
 from knafka.core.hops import HOPS, MAX_HOPS
 from knafka.core.http_binding import request_of
 from knafka.core.kafka_binding import Draft, Envelope, RecordHeaders, read
+from knafka.core.numbering import partition_of
 from knafka.core.progress import SUBSCRIBER, DeliveryStage, DeliveryState
 from knafka.dispatcher.appending import DeadLetterTopic
 from knafka.dispatcher.broker_letters import BrokerDeadLetters
@@ -341,7 +342,7 @@ class Sender:
             egress.name_of_broker,
             egress.trigger if is_of_trigger else "",
             record.topic(),
-            record.partition(),
+            partition_of(record.partition()),
             record.offset(),
         )
         try:

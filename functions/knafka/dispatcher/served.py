@@ -8,6 +8,7 @@ from typing import Final
 
 from knafka.core.contract import Egress
 from knafka.core.drain import outcomes
+from knafka.core.numbering import Numbering
 from knafka.dispatcher.at_most_once import AtMostOnceDrain
 from knafka.dispatcher.connecting import Clients
 from knafka.dispatcher.counts import DrainCounts
@@ -131,8 +132,11 @@ def metrics_of(served: Sequence[Served], now: float) -> Iterator[Metric]:
             "gauge",
         )
     yield consumed(
-        (each.egress.group, each.egress.topic, {one.number: one.done for one in _open(each)})
+        (each.egress.group, topic, done)
         for each in served
+        for topic, done in Numbering(each.egress.topics)
+        .by_topic({one.number: one.done for one in _open(each)})
+        .items()
     )
 
 

@@ -270,7 +270,7 @@ def egress(
     reply: Sink | None = None,
     sender: str | None = None,
 ) -> Egress:
-    """The dispatcher's contract for one Trigger or Subscription.
+    """The dispatcher's contract for one Trigger, Subscription or KafkaSource.
 
     `dead_letter_sink` is `dead_letter_destination`, resolved; `taken` are the groups of other
     Triggers; `reply` is where a Subscription's replies go; `sender` is the service account whose
@@ -321,7 +321,7 @@ def egress(
         max_in_flight=_max_in_flight(trigger),
         rate_limit=kafka_settings.rate_limit(trigger.metadata.annotations),
         at_most_once=kafka_settings.at_most_once(trigger.metadata.annotations),
-    )
+    ).model_copy(update=dict(family.of_egress(trigger)))
     # Where nobody wants a token there is nobody to show one as.
     return egress.model_copy(update={"service_account": sender}) if egress.wants_tokens else egress
 
@@ -360,7 +360,9 @@ def replay_egress(egress: Egress) -> Egress:
     return egress.model_copy(
         update={
             "topic": replays,
+            "more_topics": (),
             "group": replays,
+            "conversion": None,
             "reply_topic": egress.reply_topic or egress.topic,
             "shares_topic": False,
             "filter": AttributesFilter(),

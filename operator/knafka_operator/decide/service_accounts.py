@@ -30,7 +30,7 @@ from knafka_operator.decide.status import OIDC_IDENTITY_CREATED, NotReady
 from knafka_operator.decide.steps import Step
 from knafka_operator.model.channels import ENTRY, SENDS_AS
 from knafka_operator.model.conditions import Condition, Status
-from knafka_operator.model.family import CHANNELS, family_of
+from knafka_operator.model.family import CHANNELS, SOURCES, family_of
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE, RBAC, Broker, Resource, Trigger
 from knafka_operator.model.settings import Settings
@@ -160,6 +160,8 @@ def _grant(
     account, family = egress.service_account, family_of(egress.kind)
     namespace = services.namespace_of(family, Identity(egress.namespace, ""), settings)
     runs_as = dict.fromkeys((dispatchers_account(egress), shards_account(broker)))
+    if family is SOURCES:  # which no shard delivers
+        runs_as = dict.fromkeys((dispatchers_account(egress),))
     rule = {
         "apiGroups": [""],
         "resources": ["serviceaccounts/token"],

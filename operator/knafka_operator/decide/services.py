@@ -335,6 +335,7 @@ def dispatcher_service(
         declared={"pods": [always, most]},
         environment=environment,
         secret=secret,
+        credentials=family.volume_of(trigger),
         resources=settings.pods.dispatcher_resources,
         settings=settings,
         tracing=settings.tracing.of(owner_key(trigger)),
@@ -479,8 +480,10 @@ def knative_service(
     sends: bool = False,
     tls: str | None = None,
     account: str | None = None,
+    credentials: Mapping[str, Any] | None = None,
 ) -> Manifest:
-    """`declared` is what its owner has a say in beside the contract and the Secret; `oidc`: whether
+    """`declared` is what its owner has a say in beside the contract and the Secret; `credentials`
+    is the volume that is mounted in place of that one Secret; `oidc`: whether
     the function asks the API server for tokens or for their keys; `sends`: whether it sends events
     to destinations, whose certificates it judges; `tls`: the Secret with which it ends TLS itself;
     `account` is the service account that it runs as, None: its namespace's default."""
@@ -497,7 +500,8 @@ def knative_service(
     mounts: list[tuple[str, str, Mapping[str, Any]]] = []
     """Name, folder and source of each volume."""
     if secret is not None:
-        mounts.append(("kafka", SECRET_PATH, {"secret": {"secretName": secret[0]}}))
+        of_secret: Manifest = {"secret": {"secretName": secret[0]}}
+        mounts.append(("kafka", SECRET_PATH, credentials or of_secret))
     if oidc:
         mounts.append(("api", API_FOLDER, _API_CREDENTIALS))
     if sends and settings.trust_bundles:

@@ -121,7 +121,7 @@ class Watched(Generic[K]):
     place: Place | None = None
     """The shard that delivers it; None: its own Service does."""
 
-    def offsets(self) -> tuple[str, str, str]:
+    def offsets(self) -> tuple[str, tuple[str, ...], str]:
         return _offsets(self.egress)
 
     @property
@@ -147,6 +147,8 @@ class ObservedTrigger(Observed, Generic[K]):
     """The Broker's document, read where it has no topic; None: there is none."""
     stopped: str | None = None
     """Why its Broker may not use its topic."""
+    unreachable: KnafkaError | None = None
+    """Why its Kafka can't be used, of one that is its own Broker."""
     dependency: Mapping[str, Any] | KnafkaError | None = None
     """What its annotation names; None: there is no such object."""
     subscriber: Sink | KnafkaError | None = None
@@ -240,6 +242,8 @@ def _decide(
     if paused:
         conditions.set(trigger_conditions.PAUSED)
     with conditions.step(BROKER_READY):
+        if seen.unreachable is not None:
+            raise seen.unreachable
         of = family_of(trigger.kind), trigger.spec.broker
         check_broker(*of, seen.stopped, seen.broker, seen.stored_broker)
     with conditions.step(DEPENDENCY_READY):
@@ -376,7 +380,7 @@ def _effects(
         delivered is not None
         and moved
         and not broker.topic.external
-        and (delivered.egress.topic, delivered.egress.group) == (egress.topic, egress.group)
+        and (delivered.egress.topics, delivered.egress.group) == (egress.topics, egress.group)
     )
     effects: list[Effect] = []
     if (
@@ -393,11 +397,11 @@ def _effects(
         effects.append(_deleting(Step.DELETE_FUNCTIONS, functions(seen.document, settings)))
     effects.append(ClaimGroup(egress.group))
     if before is None:
-        if promised is None:
+        if promised is None and family_of(trigger.kind).owns_group:
             effects.append(DeleteGroup(egress.group))
         if promised != egress.group or (broker.topic.external and not paused):
             start = kafka_settings.start_position(trigger.metadata.annotations)
-            effects.append(CommitOffsets(egress.group, egress.topic, start))
+            effects += [CommitOffsets(egress.group, each, start) for each in egress.topics]
         # Else it was promised every event: should Kafka have no offsets of it any more, since its
         # Broker was made anew or it rested for a week, it begins at the beginning.
     if place is not None:
@@ -565,9 +569,9 @@ def _automatic(
     )
 
 
-def _offsets(egress: Egress) -> tuple[str, str, str]:
-    """Whose offsets it goes by: of what Kafka, topic and group."""
-    return egress.kafka.bootstrap_servers, egress.topic, egress.group
+def _offsets(egress: Egress) -> tuple[str, tuple[str, ...], str]:
+    """Whose offsets it goes by: of what Kafka, topics and group."""
+    return egress.kafka.bootstrap_servers, egress.topics, egress.group
 
 
 def _waiting(message: str) -> Condition:

@@ -21,6 +21,7 @@ from pydantic import BeforeValidator
 from knafka.core.contract import Sink
 from knafka.core.documents import parse
 from knafka.core.hops import FIRST_TTL, MAX_HOPS
+from knafka.core.numbering import partition_of
 from knafka_operator.decide.field_errors import Problem, annotation_key, misfits, quoted, raise_all
 from knafka_operator.decide.scaling import TriggerStatus
 from knafka_operator.decide.status import DELIVERING, NotReady, is_ready, why_not_ready
@@ -240,7 +241,7 @@ def delivering(scaled: TriggerStatus) -> Condition:
         end = f"it ends after {FIRST_TTL} replies or {MAX_HOPS} dead letters in a row"
         return warning("Loop", f"{scaled.counts.loop}: {end}, as dead letters in its topic")
     if scaled.beyond_end:
-        partitions = ", ".join(map(str, sorted(scaled.beyond_end)))
+        partitions = ", ".join(map(str, sorted(map(partition_of, scaled.beyond_end))))
         return warning(
             "CommittedBeyondEnd",
             f"partitions {partitions} of the topic end before what was committed, as it was made "

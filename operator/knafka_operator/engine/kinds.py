@@ -2,6 +2,7 @@
 
     Broker, KafkaChannel      -> topic, receiver, address
     Trigger, Subscription     -> consumer group, dispatcher
+    KafkaSource               -> the same, of somebody's topics
     Sensor                    -> topics, function, Triggers
     DeadLetterArchive         -> Jobs
     DeadLetterReplay, -Purge  -> their turn in their archive's Jobs
@@ -21,6 +22,7 @@ from knafka_operator.model.sensors import SENSOR
 from knafka_operator.operator import Operator
 from knafka_operator.reconcile.archives import Archives
 from knafka_operator.reconcile.kind import Kind
+from knafka_operator.sources.model import KAFKA_SOURCE
 
 
 def kinds_of(operator: Operator) -> Mapping[str, Kind]:
@@ -29,6 +31,8 @@ def kinds_of(operator: Operator) -> Mapping[str, Kind]:
     for beside in operator.all:
         family = beside.family
         table |= {family.broker: beside.brokers, family.trigger: beside.triggers}
+    if operator.sources is not None:
+        table[KAFKA_SOURCE] = operator.sources
     if operator.sensors is not None:
         table[SENSOR] = operator.sensors
     if operator.settings.jobs_image:

@@ -1,10 +1,12 @@
-"""Families: the two pairs of kinds whose events are delivered in the same way.
+"""Families: the kinds whose events are delivered in the same way.
 
     Broker        <- Trigger         eventing.knative.dev
     KafkaChannel  <- Subscription    messaging.knative.dev
+    KafkaSource                      sources.knative.dev: what is read and who reads it, in one
 
 Behind its receiver a KafkaChannel is a Broker, and a Subscription a Trigger without filters whose
-replies go to an address: they are read as such, and what is decided and done is the same. What
+replies go to an address; a KafkaSource is a Trigger of topics that are nobody's Broker's. They are
+read as such, and what is decided and done is the same. What
 differs is here: kinds, names, and the namespace of functions.
 """
 
@@ -34,13 +36,15 @@ from knafka_operator.model.resources import (
     Trigger,
     TriggerSpec,
 )
+from knafka_operator.sources.model import KAFKA_SOURCE, SOURCES_VERSION, SourceTrigger
+from knafka_operator.sources.model import as_trigger as source_as_trigger
 
 Document = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Brokers and Triggers, or KafkaChannels and Subscriptions."""
+    """Brokers and Triggers, KafkaChannels and Subscriptions, or KafkaSources."""
 
     broker_version: str
     broker: str
@@ -59,6 +63,14 @@ class Family:
     """In the names of functions, so that both families may have objects of one name."""
     centralized: bool = False
     """Whether functions run in the operator's namespace, not in that of their owner (CHN-22)."""
+    stands_for: Callable[[str], str] = str
+    """A Broker's name -> what stands for it in the names of topics and groups that only we use."""
+    of_egress: Callable[[Trigger], Mapping[str, Any]] = lambda trigger: {}
+    """What the Egress of one says besides, by field."""
+    volume_of: Callable[[Trigger], Mapping[str, Any] | None] = lambda trigger: None
+    """The volume with its credentials, if that isn't one Secret."""
+    owns_group: bool = True
+    """Whether nobody else has its consumer groups."""
 
     @property
     def short(self) -> str:
@@ -67,7 +79,7 @@ class Family:
 
     def own_name(self, broker: str) -> str:
         """What stands for a Broker in the names of topics and groups that only we use."""
-        return names.of_channel(broker) if self.centralized else broker
+        return self.stands_for(broker)
 
     def parent(self, owner: Identity) -> str:
         """What the names of an object's functions are made from."""
@@ -79,7 +91,7 @@ class Family:
 
     def trigger_id(self, trigger: Identity) -> str:
         """The scaler's."""
-        return f"{self.trigger} {trigger}" if self.centralized else str(trigger)
+        return str(trigger) if self.trigger == "Trigger" else f"{self.trigger} {trigger}"
 
 
 def _broker_of_trigger(trigger: Document) -> Identity:
@@ -159,11 +171,40 @@ CHANNELS: Final = Family(
     reply_of=lambda document: parse(Subscription, document).spec.reply,
     infix="-channel",
     centralized=True,
+    stands_for=names.of_channel,
 )
 
-FAMILIES: Final = (BROKERS, CHANNELS)
+
+def _source_as_broker(document: Document) -> Broker:
+    return Broker(**_resource(parse(Resource, {**document, "spec": None})))
+
+
+def _as_source(trigger: Trigger) -> SourceTrigger:
+    assert isinstance(trigger, SourceTrigger)
+    return trigger
+
+
+SOURCES: Final = Family(
+    SOURCES_VERSION,
+    KAFKA_SOURCE,
+    SOURCES_VERSION,
+    KAFKA_SOURCE,
+    read_broker=_source_as_broker,
+    read_trigger=source_as_trigger,
+    broker_of=Identity.of,
+    reply_of=lambda document: None,
+    infix="-source",
+    stands_for=names.of_source,
+    of_egress=lambda trigger: _as_source(trigger).of_egress(),
+    volume_of=lambda trigger: _as_source(trigger).volume(),
+    owns_group=False,
+)
+
+FAMILIES: Final = (BROKERS, CHANNELS, SOURCES)
 
 
 def family_of(kind: str) -> Family:
-    """That of a Broker, Trigger, KafkaChannel or Subscription."""
+    """That of a Broker, Trigger, KafkaChannel, Subscription or KafkaSource."""
+    if kind == SOURCES.trigger:
+        return SOURCES
     return CHANNELS if kind in (CHANNELS.broker, CHANNELS.trigger) else BROKERS

@@ -41,6 +41,8 @@
                             Knative's "eventing", or "auto": the latter where Knative Eventing's
                             CustomResourceDefinitions are ("auto")
     KNAFKA_SENSORS          "enabled": Sensors are run ("disabled")
+    KNAFKA_SOURCES          "enabled": KafkaSources are served, which nobody else is to do then
+                            ("disabled")
     KNAFKA_JOBS_IMAGE       of the dead-letter jobs; where it is set DeadLetterArchives are run ("")
     KNAFKA_CONSOLE_URL      where people reach the console, for the links of those who tell of
                             reports ("": no links)
@@ -147,6 +149,8 @@ class Settings:
     """Whether KafkaChannels and Subscriptions are ours."""
     channel_config: str = "kafka-channel-config"
     subscriptions: Handler = Handler.AUTO
+    sources: bool = False
+    """Whether KafkaSources are ours."""
     sensors: bool = False
     """Whether Sensors are run."""
     jobs_image: str = ""
@@ -258,6 +262,7 @@ class Settings:
                 environment.get("KNAFKA_SUBSCRIPTIONS", Handler.AUTO).strip(),
                 "KNAFKA_SUBSCRIPTIONS",
             ),
+            sources=switch("KNAFKA_SOURCES"),
             sensors=switch("KNAFKA_SENSORS"),
             jobs_image=environment.get("KNAFKA_JOBS_IMAGE", "").strip(),
             console_url=_console_url(environment.get("KNAFKA_CONSOLE_URL", "").strip()),

@@ -9,7 +9,7 @@ Not here: what follows (`decide`), and doing it (`effects`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from knafka.core.contract import Sink
@@ -63,25 +63,38 @@ class TriggerObserver:
         stored = None if state else await self.cluster.get(*kind, *broker)
         if stored is not None and not self.is_ours(stored):
             return ObservedTrigger(document, trigger, stored_broker=stored)
-        sink = desired.dead_letter_destination(trigger, state.broker) if state else None
-        reply = family.reply_of(document)
-        self._refer(identity, trigger.spec.subscriber, reply, sink)
-        return ObservedTrigger(
+        seen = ObservedTrigger(
             document,
             trigger,
             broker=state,
             stored_broker=stored,
             stopped=of_broker.stopped if of_broker else None,
-            dependency=await self._dependency(trigger),
-            subscriber=await self._sink(trigger.spec.subscriber, identity.namespace),
-            dead_letter_sink=await self._sink(sink, identity.namespace) if sink else None,
             watched=record.watched,
             replaced=record.replaced,
             contract=await self._contract(broker) if state else None,
-            reply=await self._sink(reply, identity.namespace) if reply else None,
             actions=await self._actions(document, state) if state else None,
+        )
+        seen = await self.with_destinations(seen, identity)
+        return replace(seen, needed=record.needed)  # last, as it may change meanwhile
+
+    async def with_destinations(
+        self, seen: ObservedTrigger[KafkaCluster], identity: Identity
+    ) -> ObservedTrigger[KafkaCluster]:
+        """The same with where its events go, what it depends on and what its namespace has; its
+        `trigger` can be read. Raises `ClusterError`."""
+        trigger, state = seen.trigger, seen.broker
+        assert isinstance(trigger, Trigger)
+        namespace, subscriber = identity.namespace, trigger.spec.subscriber
+        sink = desired.dead_letter_destination(trigger, state.broker) if state else None
+        reply = self.states.family.reply_of(seen.document)
+        self._refer(identity, subscriber, reply, sink)
+        return replace(
+            seen,
+            dependency=await self._dependency(trigger),
+            subscriber=await self._sink(subscriber, namespace),
+            dead_letter_sink=await self._sink(sink, namespace) if sink else None,
+            reply=await self._sink(reply, namespace) if reply else None,
             others_min_scale=self._others_min_scale(trigger),
-            needed=record.needed,  # last, as it may change while the others are awaited
         )
 
     def _others_min_scale(self, trigger: Trigger) -> int:

@@ -71,10 +71,13 @@ class Publishing:
         now, state = asyncio.get_running_loop().time(), _state(scaled)
         before, since = record.published
         is_recent = state == before and now - since < LAG_INTERVAL
-        if is_recent and record.checked is document:
-            return None
         status = document.get("status") or {}
-        if delivering(scaled).reason != statuses.reason_of(status, statuses.DELIVERING):
+        # Of a KafkaSource how many there are is a field, for its scale subresource.
+        is_counted = status.get("consumers", scaled.replicas) == scaled.replicas
+        if is_recent and is_counted and record.checked is document:
+            return None
+        told = statuses.reason_of(status, statuses.DELIVERING)
+        if delivering(scaled).reason != told or not is_counted:
             self.queue.enqueue((self.states.family.trigger, *identity))
             return None
         record.checked = document

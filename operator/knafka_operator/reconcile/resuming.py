@@ -179,6 +179,8 @@ class Resuming:
                 await self._kafka(shard.kafka, secret, namespace)
             else:
                 serving = await _serving(template)
+                if serving.egress.conversion is not None:
+                    return  # a KafkaSource's: which credentials it has isn't said there
                 await self._kafka(serving.egress.kafka, serving.secret, namespace)
         except KnafkaError as error:
             log.info("%s is left to reconciling: %s", service["metadata"]["name"], error)

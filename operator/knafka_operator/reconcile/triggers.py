@@ -159,7 +159,14 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
             conditions = subscription.conditions_of(conditions)
             shown = subscription.status_of(shown)
             self._subscribe(document, record, conditions)
+        conditions, shown = self.in_own_words(seen, conditions, shown)
         return {**shown, "conditions": self.conditions(seen, conditions)}
+
+    def in_own_words(
+        self, seen: Observed, conditions: ConditionSet, shown: dict[str, Any]
+    ) -> tuple[ConditionSet, dict[str, Any]]:
+        """Conditions and status as its kind has them."""
+        return conditions, shown
 
     def _subscribe(
         self, document: Document, record: TriggerRecord, conditions: ConditionSet
@@ -242,7 +249,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         if before is not None and before.kafka is not watched.kafka:
             await self.forget_drains(identity)
         record.watched, record.kafka = watched, watched.kafka
-        watched.kafka.watched.add(watched.egress.topic)
+        watched.kafka.watched.update(watched.egress.topics)
         shard, scaling_ = place.shard if place else None, watched.autoscaling
         await watched.kafka.scaler.watch(trigger_id, watched.egress, scaling_, shard)
 
@@ -293,7 +300,8 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
             return
         record.watched = record.subscribed = None
         await watched.kafka.scaler.forget(self.states.family.trigger_id(identity))
-        watched.kafka.unwatch(watched.egress.topic)
+        for topic in watched.egress.topics:
+            watched.kafka.unwatch(topic)
         if record.gone and record.watched is None:
             self.states.drop_trigger(identity)
 

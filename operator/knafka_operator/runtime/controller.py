@@ -106,7 +106,8 @@ class ClusterController(Controller):
         self._always = (*self._own, *BESIDE, *((JOBS,) if ARCHIVE in self.kinds else ()))
         for beside in operator.all:
             beside.moves.on_move = self._on_move
-            beside.dead_letters.on_first = self._on_dead_letters
+        for triggers in operator.delivering:
+            triggers.dead_letters.on_first = self._on_dead_letters
         self._watches: dict[Selection, Watch] = {}
         self._synced: set[Selection] = set()
         self._all_synced = asyncio.Event()

@@ -28,6 +28,7 @@ from knafka_operator.model.sensors import SENSOR
 from knafka_operator.model.settings import Settings
 from knafka_operator.operator import Operator
 from knafka_operator.reconcile.work_queue import Key
+from knafka_operator.sources.model import KAFKA_SOURCE
 
 log = logging.getLogger(__name__)
 
@@ -122,6 +123,8 @@ def _owners(operator: Operator) -> Sequence[Key]:
     of_all = [each.states for each in operator.all]
     owners = [(states.family.broker, *each) for states in of_all for each in states.brokers]
     owners += [(states.family.trigger, *each) for states in of_all for each in states.triggers]
+    if operator.sources is not None:
+        owners += [(KAFKA_SOURCE, *each) for each in operator.sources.states.triggers]
     if operator.sensors is not None:
         owners += [(SENSOR, *each) for each in operator.sensors.states.sensors]
     return owners

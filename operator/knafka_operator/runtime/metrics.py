@@ -15,6 +15,7 @@ from typing import Final
 from aiohttp import web
 
 from knafka.core.drain import outcomes
+from knafka.core.numbering import Numbering
 from knafka.observability import (
     CONTENT_TYPE,
     Metric,
@@ -53,9 +54,9 @@ def metrics(operator: Operator) -> Iterator[Metric]:
         if ready or of is BROKERS:
             yield Metric(name, f"Whether the {kind} is Ready", ready, "gauge")
     watched = [
-        (beside.family.trigger_id(who), each, beside.triggers.status(who))
-        for beside in operator.all
-        for who, each in beside.triggers.watched.items()
+        (triggers.states.family.trigger_id(who), each, triggers.status(who))
+        for triggers in operator.delivering
+        for who, each in triggers.watched.items()
     ]
     scaled = [
         (egress_labels(each.egress), status) for _, each, status in watched if status is not None
@@ -89,10 +90,17 @@ def metrics(operator: Operator) -> Iterator[Metric]:
     kafkas = dict.fromkeys(each.kafka for _, each, _ in watched)
     yield from _shards([shard for kafka in kafkas for shard in kafka.scaler.shards()])
     yield consumed(
-        (each.egress.group, each.egress.topic, each.kafka.scaler.settled(trigger_id))
+        (each.egress.group, topic, settled)
         for trigger_id, each, _ in watched
+        for topic, settled in Numbering(each.egress.topics)
+        .by_topic(each.kafka.scaler.settled(trigger_id))
+        .items()
     )
-    ends = {each.egress.topic: each.kafka.ends.get(each.egress.topic, {}) for _, each, _ in watched}
+    ends = {
+        topic: each.kafka.ends.get(topic, {})
+        for _, each, _ in watched
+        for topic in each.egress.topics
+    }
     yield produced((EVERY_PRODUCER, topic, counts) for topic, counts in ends.items())
 
 
@@ -103,9 +111,9 @@ def _dead_letters(
     now = time.time()
     waiting = [
         (egress_labels(each.egress), found)
-        for beside in operator.all
-        for who, each in beside.triggers.watched.items()
-        if (found := beside.dead_letters.waiting(who)) is not None
+        for triggers in operator.delivering
+        for who, each in triggers.watched.items()
+        if (found := triggers.dead_letters.waiting(who)) is not None
     ]
     yield Metric(
         "knafka_dead_letters",

@@ -31,7 +31,7 @@ from knafka_operator.model.cluster import ClusterError, NotAllowed
 from knafka_operator.model.resources import CORE
 from knafka_operator.model.settings import Settings
 from knafka_operator.operator import Operator
-from knafka_operator.runtime import channel_handlers, handlers, webhooks
+from knafka_operator.runtime import channel_handlers, handlers, source_handlers, webhooks
 from knafka_operator.runtime.cache import CachedCluster
 from knafka_operator.runtime.cluster import ApiCluster
 from knafka_operator.runtime.controller import ClusterController
@@ -231,6 +231,8 @@ async def _webhooks(
     registration: Registration | None = None
     if channels:
         channel_handlers.register(handlers.REGISTRY)
+    if ours.sources:
+        source_handlers.register(handlers.REGISTRY)
     if ours.webhooks:
         pem = await _insisting(
             "the webhooks' certificate",

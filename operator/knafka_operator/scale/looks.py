@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from knafka.core.contract import Egress
+from knafka.core.numbering import Numbering
 from knafka.core.sensor import records
 from knafka.core.sensor.contract import Sensor
 from knafka.ports.log import GroupSource, Lag
@@ -99,11 +100,11 @@ class Looks:
 
 
 class TopicLook(Look):
-    """A topic of which Triggers are scaled."""
+    """A topic of which Triggers are scaled, or several that KafkaSources read together."""
 
-    def __init__(self, name: str, kafka: GroupSource, ending: EndingHolds) -> None:
+    def __init__(self, names: Sequence[str], kafka: GroupSource, ending: EndingHolds) -> None:
         super().__init__(kafka, ending)
-        self.name = name
+        self.names = names
         self.triggers: dict[str, ScaledTrigger] = {}
 
     async def look(self) -> None:
@@ -120,7 +121,7 @@ class TopicLook(Look):
         began = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(LAG_TIMEOUT):
-                lags = await self.kafka.lags([egress.group for _, egress in asked], self.name)
+                lags = await self._lags([egress.group for _, egress in asked])
         except Exception as error:  # Whatever it is, the other topics need their drains.
             for trigger, _ in asked:
                 trigger.not_asked(explain(error))
@@ -129,6 +130,16 @@ class TopicLook(Look):
             if self.triggers.get(trigger.id) is trigger and trigger.egress is egress:
                 trigger.asked_at, trigger.settled_since = began, 0
                 self._apply(trigger, lags.get(egress.group))
+
+    async def _lags(self, groups: Sequence[str]) -> Mapping[str, Lag]:
+        if len(self.names) == 1:
+            return await self.kafka.lags(groups, self.names[0])
+        found = [await self.kafka.lags(groups, each) for each in self.names]
+        return {
+            group: together(self.names, [each[group] for each in found])
+            for group in groups
+            if all(group in each for each in found)
+        }
 
     def _apply(self, trigger: ScaledTrigger, lag: Lag | None) -> None:
         if lag is None:
@@ -152,6 +163,17 @@ class TopicLook(Look):
             return
         while len(holds) < scale.replicas:
             holds.open(scale.cause)
+
+
+def together(topics: Sequence[str], lags: Sequence[Lag]) -> Lag:
+    """The lag of one group on several topics, whose partitions go by their numbers."""
+    numbering = Numbering(topics)
+    by_topic = list(zip(topics, lags, strict=True))
+    return Lag(
+        numbering.numbered({topic: lag.by_partition for topic, lag in by_topic}),
+        frozenset(numbering.number(topic, p) for topic, lag in by_topic for p in lag.beyond_end),
+        numbering.numbered({topic: lag.ends for topic, lag in by_topic}),
+    )
 
 
 def _rested(trigger: ScaledTrigger, lag: int, scale: Scale) -> Scale:

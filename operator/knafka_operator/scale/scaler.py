@@ -104,6 +104,9 @@ class Scaler:
         self._now = now
         self._triggers: dict[str, ScaledTrigger] = {}
         self._topics: dict[str, TopicLook] = {}
+        """By `key_of` what reads it."""
+        self._several: dict[str, TopicLook] = {}
+        """Those of them that look at several topics together."""
         self._sensors: dict[str, SensorLook] = {}
         self._shards: dict[str, ScaledShard] = {}
         """Those with members, or a request that isn't over, by group."""
@@ -160,13 +163,13 @@ class Scaler:
             self._unlist(trigger)
             trigger.egress = egress
             trigger.rest.end()
-            if shard is None or (before.topic, before.group) != (egress.topic, egress.group):
+            if shard is None or (before.topics, before.group) != (egress.topics, egress.group):
                 trigger.lag = trigger.drain_error = None
         trigger.autoscaling, trigger.declared = autoscaling, shard
         trigger.ask_by = -math.inf
         self._list(trigger)
         self._join(trigger)
-        self._soon(egress.topic)
+        self._soon(key_of(egress))
         await self._ending.wait(trigger_id)
 
     async def watch_sensor(self, sensor_id: str, sensor: Sensor, autoscaling: Autoscaling) -> None:
@@ -232,6 +235,10 @@ class Scaler:
         shard at zero, which therefore drains without a question for each of its groups.
         """
         found = self._topics.get(topic)
+        for several in self._looks_at(topic):
+            triggers = several.triggers.values()
+            if several is not found and any(each.needs_question for each in triggers):
+                several.soon()
         asleep = [
             each
             for each in (found.triggers.values() if found else ())
@@ -304,11 +311,17 @@ class Scaler:
     def reads(self, topic: str) -> bool:
         """Whether any Trigger of this topic is scaled, or any Sensor that reads it."""
         sensors = (each.scaled for each in self._sensors.values())
-        return topic in self._topics or any(topic in each.topics for each in sensors)
+        return bool(self._looks_at(topic)) or any(topic in each.topics for each in sensors)
+
+    def _looks_at(self, topic: str) -> Sequence[TopicLook]:
+        """Those at this topic, alone or with others."""
+        found = [self._several[key] for key in self._several if topic in self._several[key].names]
+        return [*found, self._topics[topic]] if topic in self._topics else found
 
     def drained(self) -> set[str]:
         """Topics whose Triggers have drains; replies may go there."""
-        return {each.egress.topic for each in self._triggers.values() if each.holds}
+        drained = (each.egress.topics for each in self._triggers.values() if each.holds)
+        return {topic for topics in drained for topic in topics}
 
     def statuses(self) -> Mapping[str, TriggerStatus]:
         """Of all Triggers, by id."""
@@ -351,7 +364,7 @@ class Scaler:
             lambda: partial(self._drains.hold, trigger_id, trigger.egress),
             self._budget,
             # What arrived since the drain last read, and had nobody to wake it, is looked for now.
-            lambda: self._soon(trigger.egress.topic),
+            lambda: self._soon(key_of(trigger.egress)),
             request_budgets=self._request_budgets,
         )
         trigger.joined()  # nobody knows when; most Triggers have events before this is due
@@ -384,18 +397,23 @@ class Scaler:
         return shard
 
     def _list(self, trigger: ScaledTrigger) -> None:
-        name = trigger.egress.topic
+        name = key_of(trigger.egress)
         topic = self._topics.get(name)
         if topic is None:
-            topic = self._topics[name] = TopicLook(name, self._kafka, self._ending)
+            names = trigger.egress.topics
+            topic = self._topics[name] = TopicLook(names, self._kafka, self._ending)
+            if len(names) > 1:
+                self._several[name] = topic
             self._looks.add(topic)
         topic.triggers[trigger.id] = trigger
 
     def _unlist(self, trigger: ScaledTrigger) -> None:
-        topic = self._topics[trigger.egress.topic]
+        name = key_of(trigger.egress)
+        topic = self._topics[name]
         del topic.triggers[trigger.id]
         if not topic.triggers:
-            del self._topics[trigger.egress.topic]
+            del self._topics[name]
+            self._several.pop(name, None)
             topic.end()
 
     def _join(self, trigger: ScaledTrigger) -> None:
@@ -432,6 +450,11 @@ class Scaler:
     def _has_ended(self, id_: str) -> None:
         if successor := self._triggers.get(id_):
             self._join(successor)
-            self._soon(successor.egress.topic)
+            self._soon(key_of(successor.egress))
         if look := self._sensors.get(id_):
             look.soon()
+
+
+def key_of(egress: Egress) -> str:
+    """Its topic's name; of one that reads several, theirs: no topic's has a comma."""
+    return ",".join(egress.topics)

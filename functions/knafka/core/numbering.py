@@ -1,0 +1,51 @@
+"""Numbering: one number for each partition of several topics.
+
+A drain knows partitions by number. Of one topic, as nearly always, that is Kafka's own; of the
+topics beside it, the topic's place in their order stands above it. Kafka keeps no such number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, TypeVar
+
+STRIDE: Final = 1 << 20
+"""More partitions than a whole Kafka cluster has."""
+
+V = TypeVar("V")
+
+
+class Numbering:
+    """The partitions of these topics, in this order."""
+
+    def __init__(self, topics: Sequence[str]) -> None:
+        self.topics = tuple(topics)
+        self._firsts = {topic: place * STRIDE for place, topic in enumerate(self.topics)}
+
+    def number(self, topic: str, partition: int) -> int:
+        """That of one partition."""
+        return self._firsts[topic] + partition
+
+    def topic(self, number: int) -> str:
+        """Whose partition it is."""
+        return self.topics[number // STRIDE]
+
+    def by_topic(self, values: Mapping[int, V]) -> dict[str, dict[int, V]]:
+        """What is known by number, by topic and Kafka's own number; no topic is left out."""
+        found: dict[str, dict[int, V]] = {topic: {} for topic in self.topics}
+        for number, value in values.items():
+            found[self.topic(number)][partition_of(number)] = value
+        return found
+
+    def numbered(self, values: Mapping[str, Mapping[int, V]]) -> dict[int, V]:
+        """What is known by topic and Kafka's own number, by number."""
+        return {
+            self.number(topic, partition): value
+            for topic, of_topic in values.items()
+            for partition, value in of_topic.items()
+        }
+
+
+def partition_of(number: int) -> int:
+    """Kafka's own number of a partition."""
+    return number % STRIDE

@@ -1,0 +1,36 @@
+"""Source handlers: the webhooks of KafkaSources, on kopf.
+
+Served only where sources are: who installs Knafka asks for them (operator/deploy/sources).
+
+Not here: the checks (`sources.admission`).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Final
+from uuid import uuid4
+
+import kopf
+
+from knafka_operator.runtime.handlers import WEBHOOK, admit, become
+from knafka_operator.sources.admission import check_source, defaulted_source
+
+KAFKA_SOURCES: Final = ("sources.knative.dev", "v1", "kafkasources")
+
+
+def register(registry: kopf.OperatorRegistry) -> None:
+    """Have `registry` answer for sources too. Call it once for each."""
+    webhook = {**WEBHOOK, "registry": registry}
+    kopf.on.mutate(*KAFKA_SOURCES, id="default-source", **webhook)(default)
+    kopf.on.validate(*KAFKA_SOURCES, id="check-source", **webhook)(check)
+
+
+def default(patch: kopf.Patch, old: Any = None, **_: Any) -> None:
+    before, unique = old and dict(old), str(uuid4())
+    patch.fns.append(lambda raw: become(raw, defaulted_source(raw, before, unique=unique)))
+
+
+def check(body: kopf.Body, memo: kopf.Memo, old: Any = None, **_: Any) -> None:
+    checked = partial(check_source, maxima=memo.operator.settings.maxima)
+    admit(checked, dict(body), old and dict(old))

@@ -1,0 +1,83 @@
+"""Source admission: what a KafkaSource is filled in with, and what is refused of it.
+
+As `decide.admission`: the words are upstream's, all problems are named at once, and what was wrong
+before an update already is let pass.
+
+Pure. Not here: looking anything up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from knafka.core import names
+from knafka_operator.decide.admission import wrong_with_delivery
+from knafka_operator.decide.field_errors import (
+    IMMUTABLE_FIELDS,
+    Problem,
+    annotations_of,
+    changed,
+    default_sink,
+    mapping,
+    misfits,
+    namespace_of,
+    refuse,
+    resolvable,
+)
+from knafka_operator.model.autoscaling import Autoscaling
+from knafka_operator.model.cluster import Document
+from knafka_operator.model.maxima import UNLIMITED, Maxima
+from knafka_operator.sources.model import (
+    DEFAULT_OFFSET,
+    DEFAULT_ORDER,
+    KafkaSource,
+)
+
+
+def defaulted_source(
+    document: Document, old: Document | None = None, *, unique: str
+) -> dict[str, Any]:
+    """The KafkaSource with upstream's defaults; `unique` ends the name of a group that it is
+    given, as upstream's random UUID. Idempotent.
+
+    `consumers` is left out where it is: then a source scales as a Trigger does.
+    """
+    if not isinstance(document.get("spec"), Mapping | None):
+        return dict(document)
+    spec, before = mapping(document, "spec"), mapping(old, "spec")
+    if not spec.get("consumerGroup"):
+        spec["consumerGroup"] = before.get("consumerGroup") or f"{names.SOURCES}{unique}"
+    for name, value in (("initialOffset", DEFAULT_OFFSET), ("ordering", DEFAULT_ORDER)):
+        if spec.get(name) in (None, ""):
+            spec[name] = value
+    namespace = namespace_of(document)
+    if isinstance(sink := spec.get("sink"), Mapping):
+        spec["sink"] = resolvable(sink, namespace)
+    default_sink(spec, namespace)
+    return {**document, "spec": spec}
+
+
+def check_source(new: Document, old: Document | None = None, maxima: Maxima = UNLIMITED) -> None:
+    """Refuse what is wrong with a KafkaSource, or may not change.
+
+    `maxima` are the installation's. Raises `InvalidDocument` that names all of it; its path is that
+    of the first problem.
+    """
+
+    def wrong(document: Document) -> Iterator[Problem]:
+        return _wrong_with(document, maxima)
+
+    refuse(wrong, new, old, _changes)
+
+
+def _wrong_with(document: Document, maxima: Maxima) -> Iterator[Problem]:
+    yield from misfits(KafkaSource, {**document, "status": None})
+    yield from wrong_with_delivery(annotations_of(document), Autoscaling(), maxima)
+
+
+def _changes(old: Document, new: Document) -> Iterator[Problem]:
+    was, is_ = (mapping(each, "spec").get("consumerGroup") for each in (old, new))
+    # What no webhook has filled in may be written down at last.
+    if was and (diff := changed({"spec.consumerGroup": was}, {"spec.consumerGroup": is_})):
+        yield Problem(IMMUTABLE_FIELDS, diff, "spec")

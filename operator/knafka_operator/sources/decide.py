@@ -1,0 +1,145 @@
+"""Source: a KafkaSource's credentials as one Secret for Kafka, and what was decided of it in
+upstream's words. Pure.
+
+    SinkProvided             its sink has an address
+    ConnectionEstablished    its Kafka answers, by its credentials, and has its topics
+    InitialOffsetsCommitted  its group begins where the source says: nothing is missed from here on
+    Deployed                 its dispatcher is Ready, and asked for
+
+It is decided as a Trigger (`decide.trigger`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from knafka.core.errors import KnafkaError
+from knafka.core.kafka_secret import with_protocol
+from knafka_operator.decide import services
+from knafka_operator.decide.dead_letters import DEAD_LETTERS
+from knafka_operator.decide.scaling import TriggerStatus
+from knafka_operator.decide.status import (
+    BROKER_READY,
+    DEAD_LETTER_SINK_RESOLVED,
+    DELIVERING,
+    DEPENDENCY_READY,
+    OIDC_IDENTITY_CREATED,
+    ROLLED_OUT,
+    SUBSCRIBER_RESOLVED,
+    SUBSCRIPTION_READY,
+    ConditionSet,
+    NotReady,
+)
+from knafka_operator.decide.steps import Step
+from knafka_operator.model.cluster import Document
+from knafka_operator.model.conditions import Condition, Status
+from knafka_operator.model.family import SOURCES
+from knafka_operator.model.identity import Identity
+from knafka_operator.sources.model import Credential, KafkaSourceSpec, SourceTrigger, protocol
+
+CONNECTION: Final = "ConnectionEstablished"
+SINK: Final = "SinkProvided"
+OFFSETS: Final = "InitialOffsetsCommitted"
+DEPLOYED: Final = "Deployed"
+
+CONDITIONS: Final = (CONNECTION, SINK, DEAD_LETTER_SINK_RESOLVED, OFFSETS, DEPLOYED)
+
+_RENAMED: Final = {
+    BROKER_READY: CONNECTION,
+    SUBSCRIBER_RESOLVED: SINK,
+    SUBSCRIPTION_READY: DEPLOYED,
+}
+_KEPT: Final = (
+    *(DEAD_LETTER_SINK_RESOLVED, OIDC_IDENTITY_CREATED, DELIVERING, DEAD_LETTERS, ROLLED_OUT),
+)
+_ADDRESSES: Final = {
+    "subscriberUri": "sinkUri",
+    "subscriberCACerts": "sinkCACerts",
+    "subscriberAudience": "sinkAudience",
+}
+
+
+def secret_of(
+    spec: KafkaSourceSpec, found: Mapping[Credential, str | None], namespace: str
+) -> Mapping[str, str] | None:
+    """Its credentials by the names that a Secret for Kafka has (`kafka_secret`); None: it needs
+    none. `found` has the values. Raises `NotReady` for one that is missing."""
+    for (_, path, secret, key), value in found.items():
+        if value is None:
+            raise NotReady(
+                "SecretNotFound",
+                f"{path}: Secret {namespace}/{secret} has no key {key:.253}, or does not exist: "
+                "create it, or name another one",
+            )
+    named = protocol(spec.net)
+    if named is None:
+        return None
+    values = {credential.name: value for credential, value in found.items() if value is not None}
+    return with_protocol(values, named)
+
+
+def missing_topics(topics: list[str], servers: str) -> NotReady:
+    """Topics that Kafka hasn't; nobody but their owner makes them."""
+    return NotReady(
+        "TopicNotFound",
+        f"{servers:.300} has no topic {', '.join(topics):.600}: create it, correct spec.topics, or "
+        "let the source's user describe it",
+    )
+
+
+def conditions_of(decided: ConditionSet, failed: Mapping[Step, KnafkaError]) -> ConditionSet:
+    """A Trigger's conditions as a KafkaSource's; `failed` are the steps that failed."""
+    found, shown = decided.found(), ConditionSet(CONDITIONS)
+    for before, type_ in _RENAMED.items():
+        shown.set(replace(found[before], type=type_, message=_reworded(found[before])))
+    dependency = found[DEPENDENCY_READY]
+    if dependency.status is not Status.TRUE and shown.holds(CONNECTION):
+        shown.set(replace(dependency, type=DEPLOYED))
+    for type_ in _KEPT:
+        if type_ in found:
+            shown.set(found[type_])
+    if (error := failed.get(Step.COMMIT_OFFSETS)) is not None:
+        shown.fail(OFFSETS, error)
+    elif found[SUBSCRIPTION_READY].status is Status.TRUE or failed.keys() & _BEHIND_OFFSETS:
+        shown.find(OFFSETS)
+    else:
+        deployed = shown.found()[DEPLOYED]
+        why = "waits for what Deployed says"
+        shown.set(Condition(OFFSETS, Status.UNKNOWN, deployed.reason or "Waiting", why))
+    return shown
+
+
+_BEHIND_OFFSETS: Final = frozenset(each for each in Step if each.value > Step.COMMIT_OFFSETS.value)
+
+
+def _reworded(condition: Condition) -> str:
+    """What a Trigger's condition says, of a source."""
+    if condition.type == SUBSCRIPTION_READY and condition.reason == "Waiting":
+        return condition.message.replace("subscriber to deliver to", "sink to deliver to").replace(
+            "it has no KafkaSource that could send it events", f"waits for {CONNECTION}"
+        )
+    return condition.message.replace("SubscriberResolved", SINK).replace(BROKER_READY, CONNECTION)
+
+
+def status_of(
+    decided: Mapping[str, Any],
+    document: Document,
+    trigger: SourceTrigger | KnafkaError,
+    scaled: TriggerStatus | None,
+) -> dict[str, Any]:
+    """A Trigger's status as a KafkaSource's, conditions apart."""
+    named = {_ADDRESSES.get(key, key): each for key, each in decided.items()}
+    named["sinkUri"] = named.get("sinkUri") or None
+    who = Identity.of(document)
+    dispatcher = services.dispatcher_name(SOURCES, who)
+    named["consumers"] = 0 if scaled is None else scaled.replicas
+    named["selector"] = f"serving.knative.dev/service={dispatcher}"
+    if isinstance(trigger, SourceTrigger):
+        source = trigger.of_egress()["conversion"].source
+        topics = trigger.source.spec.topics
+        named["ceAttributes"] = [
+            {"type": "dev.knative.kafka.event", "source": f"{source}#{topic}"} for topic in topics
+        ]
+    return named

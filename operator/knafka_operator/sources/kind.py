@@ -1,0 +1,136 @@
+"""KafkaSources: Triggers that are their own Brokers, of topics that are somebody's.
+
+    observe (Secrets, Kafka, topics, sinks) -> decide (`decide.trigger`) -> act, as a Trigger
+
+Not here: what is read (`observe`), and the words of its status (`decide`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from knafka.core import names
+from knafka.core.errors import InvalidDocument, KnafkaError
+from knafka_operator.decide.scaling import TriggerStatus
+from knafka_operator.decide.status import EXPECTED, ConditionSet
+from knafka_operator.decide.trigger import ObservedTrigger
+from knafka_operator.model.cluster import Document
+from knafka_operator.model.family import SOURCES
+from knafka_operator.model.identity import Identity
+from knafka_operator.reconcile.kind import Kind
+from knafka_operator.reconcile.state import TriggerRecord, Watched
+from knafka_operator.reconcile.triggers import Triggers
+from knafka_operator.reconcile.work_queue import GONE, Again, Key
+from knafka_operator.scale.kafka_clusters import KafkaCluster
+from knafka_operator.sources.decide import conditions_of, status_of
+from knafka_operator.sources.model import SourceTrigger, group_of
+from knafka_operator.sources.observe import SourceObserver
+
+Observed = ObservedTrigger[KafkaCluster]
+
+
+@dataclass(eq=False)
+class KafkaSources(Triggers):
+    """All KafkaSources."""
+
+    source_observer: SourceObserver = field(kw_only=True)
+    left: str = "Kafka still has its consumer group, which nobody will delete"
+
+    # What is heard, and asked of one.
+
+    def on_change(self, document: Document, *, gone: bool) -> Collection[Key]:
+        news = Kind.on_change(self, document, gone=gone)
+        record = self.states.triggers.get(Identity.of(document))
+        if news and record is not None and record.watched is not None:
+            # Its group may have been set back, and it annotated to have that noticed at once.
+            record.watched.kafka.topics.forget_group(record.watched.egress.group)
+        return news
+
+    def remember(self, document: Document) -> object:
+        return self.states.keep_trigger(document)
+
+    def is_ours(self, document: Document) -> bool:
+        """Every one is: serving them at all is a setting."""
+        return True
+
+    async def makes_something(self, document: Document) -> bool:
+        return True
+
+    async def absent(self, identity: Identity) -> Again:
+        if identity in self.states.triggers:
+            await self.abandon(identity)
+            self.states.trigger_is_gone(identity)
+        return GONE
+
+    async def forget(self, document: Document) -> None:
+        await self.abandon(Identity.of(document))
+        self.drop(document)
+
+    # Reconcile.
+
+    async def observe(self, document: Document, record: TriggerRecord) -> Observed | None:
+        family, identity = self.states.family, Identity.of(document)
+        try:
+            trigger = family.read_trigger(document)
+        except InvalidDocument as error:
+            return Observed(document, error, watched=record.watched)
+        assert isinstance(trigger, SourceTrigger)
+        seen = Observed(document, trigger, watched=record.watched, replaced=record.replaced)
+        try:
+            broker = await self.source_observer.broker_of(document, trigger.source)
+        except EXPECTED as error:
+            # What is delivered goes on: a stored Broker without a topic has that effect.
+            seen = replace(seen, unreachable=error, stored_broker=document)
+        else:
+            record.kafka = broker.kafka
+            seen = replace(seen, broker=broker)
+        return await self.observer.with_destinations(seen, identity)
+
+    def in_own_words(
+        self, seen: Observed, conditions: ConditionSet, shown: dict[str, Any]
+    ) -> tuple[ConditionSet, dict[str, Any]]:
+        trigger = seen.trigger
+        assert isinstance(trigger, SourceTrigger | KnafkaError)
+        scaled = self.status(Identity.of(seen.document))
+        own = status_of(shown, seen.document, trigger, scaled)
+        return conditions_of(conditions, seen.failed), own
+
+    async def start_delivery(
+        self, document: Document, watched: Watched, *, replaces: bool
+    ) -> TriggerStatus | None:
+        self.states.trigger(document).replaced = replaces
+        await self.deliver(Identity.of(document), watched)
+        return self.status(Identity.of(document))
+
+    async def delete(self, document: Document) -> None:
+        """Delete its function, and the group that it was given; one that it names is its user's.
+
+        Raises `LogError` while drains go on, and `ClusterError`.
+        """
+        identity = Identity.of(document)
+        await self.stop_delivery(identity)
+        await self._delete_functions(document)
+        record = self.states.triggers.get(identity)
+        kafka = None if record is None else record.kafka
+        try:
+            trigger = self.states.family.read_trigger(document)
+            assert isinstance(trigger, SourceTrigger)
+            group = group_of(trigger.source)
+            if group.startswith(names.SOURCES) and not await self._is_shared(identity, group):
+                if kafka is None:
+                    kafka, _ = await self.source_observer.kafka_of(trigger.source)
+                await kafka.topics.delete_group(group)
+        except InvalidDocument:
+            pass  # it never had one, or nobody can know which
+        self.drop(document)
+
+    async def _is_shared(self, identity: Identity, group: str) -> bool:
+        """Whether another KafkaSource names this group, too. Raises `ClusterError`."""
+        found = await self.cluster.list(SOURCES.trigger_version, SOURCES.trigger)
+        return any(
+            (each.get("spec") or {}).get("consumerGroup") == group
+            for each in found
+            if Identity.of(each) != identity
+        )

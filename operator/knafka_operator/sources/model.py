@@ -1,0 +1,257 @@
+"""KafkaSource as declared, as far as Knafka reads it, and as the Trigger that it is read as.
+
+A source is a Trigger without filters of topics that are nobody's Broker's: `as_trigger` says so in
+the annotations that a Trigger has for it. What no Trigger can say is in `SourceTrigger`.
+
+Not here: what a webhook fills in, and what may not change (`admission`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self, TypeAlias
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from knafka.core import names
+from knafka.core.contract import Conversion
+from knafka.core.documents import parse, problem
+from knafka.core.event import CORE, is_attribute_name
+from knafka_operator.model.resources import (
+    AUTOSCALING,
+    DELIVERY_ORDER,
+    PAUSED,
+    START,
+    Declared,
+    DeliverySpec,
+    Destination,
+    Given,
+    Observed,
+    Resource,
+    Trigger,
+    TriggerSpec,
+)
+
+SOURCES_VERSION: Final = "sources.knative.dev/v1"
+KAFKA_SOURCE: Final = "KafkaSource"
+KEY_TYPE: Final = "kafkasources.sources.knative.dev/key-type"
+"""On a KafkaSource, a label: what its records' keys are."""
+KEY_TYPES: Final = ("string", "int", "float", "byte-array")
+
+_OTHERS_TOPICS: Final = (names.BROKERS, names.CHANNELS, names.OURS, "__")
+"""What the names of topics begin with whose events are their namespace's: a dispatcher may reach a
+Kafka that nobody else there does. Brokers' events are for Triggers."""
+_OF_SUBSCRIPTION = re.compile(r"kafka\..+\.[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}").fullmatch
+"""As `names.subscription_group` gives them."""
+
+DEFAULT_OFFSET: Final = "latest"
+DEFAULT_ORDER: Final = "ordered"
+
+
+class SecretKey(Observed):
+    name: Given
+    key: Given
+
+
+class SecretValue(Observed):
+    """A value that a key of a Secret in the source's namespace has."""
+
+    secret_key_ref: SecretKey | None = None
+
+
+def _needs(of: Declared, *fields: str) -> None:
+    """What is enabled and can't work; upstream finds that out as it connects."""
+    values = [(each, getattr(of, each)) for each in fields]
+    if missing := [name for name, value in values if value.secret_key_ref is None]:
+        raise problem("missing field(s)", *(f"{name}.secretKeyRef" for name in missing))
+
+
+class Sasl(Declared):
+    enable: bool = False
+    user: SecretValue = SecretValue()
+    password: SecretValue = SecretValue()
+    type: SecretValue = SecretValue()
+    """Its mechanism; PLAIN if there is none."""
+
+    @model_validator(mode="after")
+    def _can_work(self) -> Self:
+        if self.enable:
+            _needs(self, "user", "password")
+        return self
+
+
+class Tls(Declared):
+    enable: bool = False
+    cert: SecretValue = SecretValue()
+    key: SecretValue = SecretValue()
+    ca_cert: SecretValue = SecretValue()
+
+    @model_validator(mode="after")
+    def _can_work(self) -> Self:
+        if self.enable and (self.cert.secret_key_ref or self.key.secret_key_ref):
+            _needs(self, "cert", "key")
+        return self
+
+
+class Net(Declared):
+    sasl: Sasl = Sasl()
+    tls: Tls = Tls()
+
+
+def _extension(name: str) -> str:
+    if not is_attribute_name(name) or name in CORE:
+        raise problem("invalid key name: want a-z and 0-9, and none that CloudEvents defines")
+    return name
+
+
+class CloudEventOverrides(Declared):
+    extensions: dict[Annotated[str, AfterValidator(_extension)], str] = Field(default_factory=dict)
+
+
+class Credential(NamedTuple):
+    """One value that a Secret has, and what it is called in a Secret for Kafka (`kafka_secret`)."""
+
+    name: str
+    path: str
+    """Of the field that names it."""
+    secret: str
+    key: str
+
+
+def _topics(topics: tuple[str, ...]) -> tuple[str, ...]:
+    for topic in topics:
+        if not names.is_topic(topic):
+            raise problem(f"invalid value: {topic:.300}: want a topic's name")
+        if topic.startswith(_OTHERS_TOPICS):
+            wanted = "want no topic of a Broker, a KafkaChannel, Knafka or Kafka itself"
+            raise problem(f"invalid value: {topic:.300}: {wanted}")
+    return tuple(dict.fromkeys(topics))
+
+
+def _group(group: str) -> str:
+    if group.startswith((names.TRIGGERS, names.OURS)) or _OF_SUBSCRIPTION(group):
+        raise problem(
+            f"invalid value: {group:.253}: want a group that is no Trigger's, Subscription's or "
+            "Knafka's own"
+        )
+    return group
+
+
+def _default(value: str) -> BeforeValidator:
+    """An empty text is one that isn't there, as upstream has it."""
+    return BeforeValidator(lambda given: value if given == "" else given)
+
+
+_Texts: TypeAlias = Annotated[tuple[Given, ...], Field(min_length=1)]
+
+
+class KafkaSourceSpec(Declared):
+    topics: Annotated[_Texts, AfterValidator(_topics)]
+    """Each once."""
+    bootstrap_servers: _Texts
+    net: Net = Net()
+    consumer_group: Annotated[str, AfterValidator(_group)] = ""
+    """Empty: no webhook was there to write one, see `group_of`."""
+    initial_offset: Annotated[Literal["earliest", "latest"], _default(DEFAULT_OFFSET)] = "latest"
+    ordering: Annotated[Literal["ordered", "unordered"], _default(DEFAULT_ORDER)] = "ordered"
+    delivery: DeliverySpec = DeliverySpec()
+    consumers: Annotated[int, Field(ge=0, le=2**31 - 1, strict=True)] | None = None
+    """Dispatchers at most; 0 pauses it, None: as many as a Trigger may have."""
+    ce_overrides: CloudEventOverrides = CloudEventOverrides()
+    sink: Destination
+
+
+class KafkaSource(Resource):
+    spec: KafkaSourceSpec
+
+    @model_validator(mode="after")
+    def _knows_its_keys(self) -> Self:
+        if (declared := self.metadata.labels.get(KEY_TYPE, KEY_TYPES[0])) not in KEY_TYPES:
+            wanted = f"want {', '.join(KEY_TYPES)}"
+            raise problem(f"invalid value: {declared:.80}: {wanted}", f"metadata.labels.{KEY_TYPE}")
+        return self
+
+
+class SourceTrigger(Trigger):
+    """A KafkaSource read as a Trigger; its kind stays."""
+
+    source: KafkaSource
+
+    def of_egress(self) -> Mapping[str, Any]:
+        """What its Egress says that no other Trigger's does."""
+        spec, metadata = self.source.spec, self.metadata
+        source = f"/apis/v1/namespaces/{metadata.namespace}/kafkasources/{metadata.name}"
+        conversion = {
+            "source": source,
+            "keyType": metadata.labels.get(KEY_TYPE, KEY_TYPES[0]),
+            "extensions": spec.ce_overrides.extensions,
+        }
+        return {
+            "kind": KAFKA_SOURCE,
+            "group": group_of(self.source),
+            "more_topics": spec.topics[1:],
+            "conversion": parse(Conversion, conversion),
+            # Its topics are somebody's, and who else reads them isn't known.
+            "shares_topic": False,
+        }
+
+    def volume(self) -> Mapping[str, Any] | None:
+        """The volume with its credentials, as files by the names of a Secret for Kafka."""
+        found = list(credentials(self.source.spec.net))
+        if not found:
+            return None
+        return {
+            "projected": {
+                "sources": [
+                    {"secret": {"name": each.secret, "items": [_item(each)]}} for each in found
+                ]
+            }
+        }
+
+
+def _item(credential: Credential) -> Mapping[str, str]:
+    return {"key": credential.key, "path": credential.name}
+
+
+def group_of(source: KafkaSource) -> str:
+    """The consumer group that reads its topics."""
+    return source.spec.consumer_group or f"{names.SOURCES}{source.metadata.uid}"
+
+
+def credentials(net: Net) -> Iterator[Credential]:
+    """Those that the source's connection needs; one that isn't enabled needs none."""
+    sasl, tls = net.sasl, net.tls
+    of_sasl = {"user": sasl.user, "password": sasl.password, "sasl.mechanism": sasl.type}
+    of_tls = {"user.crt": tls.cert, "user.key": tls.key, "ca.crt": tls.ca_cert}
+    paths = ("sasl.user", "sasl.password", "sasl.type", "tls.cert", "tls.key", "tls.caCert")
+    enabled = [sasl.enable] * len(of_sasl) + [tls.enable] * len(of_tls)
+    for (name, value), path, is_on in zip((of_sasl | of_tls).items(), paths, enabled, strict=True):
+        if is_on and (ref := value.secret_key_ref) is not None:
+            yield Credential(name, f"spec.net.{path}.secretKeyRef", ref.name, ref.key)
+
+
+def protocol(net: Net) -> str | None:
+    """Kafka's name of how it is connected to; None: in plain, without credentials."""
+    channel = "SSL" if net.tls.enable else "PLAINTEXT"
+    if net.sasl.enable:
+        return f"SASL_{channel}"
+    return channel if net.tls.enable else None
+
+
+def as_trigger(document: Mapping[str, Any]) -> SourceTrigger:
+    """Raises `InvalidDocument`."""
+    source = parse(KafkaSource, document)
+    spec, annotations = source.spec, dict(source.metadata.annotations)
+    annotations[START] = spec.initial_offset
+    annotations.setdefault(DELIVERY_ORDER, spec.ordering)
+    if spec.consumers:
+        annotations.setdefault(f"{AUTOSCALING}max-scale", str(spec.consumers))
+    elif spec.consumers == 0:
+        annotations[PAUSED] = "true"
+    metadata = source.metadata.model_copy(update={"annotations": annotations})
+    of = {name: getattr(source, name) for name in Resource.model_fields}
+    as_declared = TriggerSpec(
+        broker=source.metadata.name, subscriber=spec.sink, delivery=spec.delivery
+    )
+    return SourceTrigger(spec=as_declared, source=source, **{**of, "metadata": metadata})

@@ -1,0 +1,87 @@
+"""Observing: what a KafkaSource has in place of a Broker: its Secrets, its Kafka and its topics.
+
+Not here: what follows from that (`decide.trigger`), and its sink (`reconcile.observing`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Final
+
+from knafka.core.contract import Kafka
+from knafka_operator.decide import services
+from knafka_operator.decide.desired import Defaults, Topic
+from knafka_operator.model.cluster import Cluster, Document, decoded
+from knafka_operator.model.family import SOURCES
+from knafka_operator.model.resources import CORE
+from knafka_operator.model.settings import Settings
+from knafka_operator.reconcile.authentication import is_on, observe_authentication
+from knafka_operator.reconcile.endpoints import check_endpoint
+from knafka_operator.reconcile.state import BrokerState, States
+from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
+from knafka_operator.sources.decide import missing_topics, secret_of
+from knafka_operator.sources.model import Credential, KafkaSource, credentials, protocol
+
+MOUNTED: Final = ""
+"""In place of a Secret's name: its pods mount keys of several (`SourceTrigger.volume`)."""
+
+
+@dataclass(eq=False)
+class SourceObserver:
+    """Reads what stands where a Trigger has a Broker."""
+
+    settings: Settings
+    cluster: Cluster
+    kafkas: KafkaClusters
+    states: States
+
+    async def kafka_of(self, source: KafkaSource) -> tuple[KafkaCluster, tuple[str, str] | None]:
+        """Its Kafka, and the version of the credentials by which it is reached; None: it needs
+        none. Raises `EXPECTED` and `ClusterError`."""
+        spec, namespace = source.spec, source.metadata.namespace
+        wanted = list(credentials(spec.net))
+        stored = {
+            name: await self.cluster.get(CORE, "Secret", namespace, name)
+            for name in dict.fromkeys(each.secret for each in wanted)
+        }
+        decoded_by_name = {name: decoded(each) for name, each in stored.items() if each is not None}
+        found: dict[Credential, str | None] = {
+            each: decoded_by_name.get(each.secret, {}).get(each.key) for each in wanted
+        }
+        secret = secret_of(spec, found, namespace)
+        if secret is not None:
+            await check_endpoint(secret, self.settings)
+        kafka = self.kafkas.at(",".join(spec.bootstrap_servers), secret)
+        versions = [
+            str(each["metadata"].get("resourceVersion", "")) for each in stored.values() if each
+        ]
+        return kafka, (MOUNTED, ".".join(versions)) if wanted else None
+
+    async def broker_of(self, document: Document, source: KafkaSource) -> BrokerState:
+        """What its Trigger goes by; raises `EXPECTED` and `ClusterError`."""
+        spec, namespace = source.spec, source.metadata.namespace
+        kafka, secret = await self.kafka_of(source)
+        found = await asyncio.gather(*map(kafka.topics.describe_topic, spec.topics))
+        there = [each for each in found if each is not None]
+        if len(there) < len(found):
+            missing = [name for name, each in zip(spec.topics, found, strict=True) if each is None]
+            raise missing_topics(missing, kafka.bootstrap_servers)
+        reached = Kafka(
+            bootstrap_servers=kafka.bootstrap_servers,
+            secret_path=None if secret is None else services.SECRET_PATH,
+            protocol=protocol(spec.net),
+        )
+        senders = await observe_authentication(
+            self.cluster, self.states.policies, self.settings, namespace
+        )
+        return BrokerState(
+            broker=SOURCES.read_broker(document),
+            topic=Topic(spec.topics[0], 1, 1, there[0].config, external=True),
+            partitions=sum(each.partitions for each in there),
+            defaults=Defaults(kafka=reached),
+            secret=secret,
+            kafka=kafka,
+            ready="True",
+            oidc=is_on(senders),
+        )
