@@ -102,7 +102,9 @@ class KafkaClient:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self._errors = ConnectionErrors()
-        configuration = {**connection.for_librdkafka(), "error_cb": self._errors.record}
+        self._refusal: str | None = None
+        """The first that waiting won't mend: others follow it, and hide it."""
+        configuration = {**connection.for_librdkafka(), "error_cb": self._record}
         try:
             self._admin = AdminClient(configuration)
         except KafkaException as error:  # a certificate that can't be used
@@ -116,11 +118,15 @@ class KafkaClient:
                 self._admin.list_topics(timeout=CONNECT_CHECK_INTERVAL)
             except KafkaException as error:
                 self._admin.poll(0)
-                why = str(self._errors) or error.args[0].str()
-                if self._errors.refusal or time.monotonic() > deadline:
+                why = self._refusal or str(self._errors) or error.args[0].str()
+                if self._refusal or time.monotonic() > deadline:
                     raise JobError(f"Kafka did not answer: {why}") from error
             else:
                 return
+
+    def _record(self, error: KafkaError) -> None:
+        self._errors.record(error)
+        self._refusal = self._refusal or self._errors.refusal
 
     def dead_letter_topics(self, broker: BrokerName | None = None) -> dict[str, Topic]:
         """All dead-letter topics, or those of one Broker, by name."""
