@@ -26,7 +26,6 @@ UID: Final = "0d4d51a9-7d9c-4b5e-8f3f-6a4a1a6f0f11"
 class ChannelWorld(OperatorWorld):
     def __init__(self, seen: Seen = lambda when, call: None) -> None:
         super().__init__(seen)
-        self.probed: list[str] = []
         self.channels = self._channels()
         self.configure("knafka", "kafka-channel-config", **{"bootstrap.servers": "kafka:9092"})
 
@@ -37,7 +36,7 @@ class ChannelWorld(OperatorWorld):
             cluster,
             self._connect,
             drains=self.drains,
-            probe=self._probe_address,
+            probe=self._probe,
             wake=self._probe,
             open_writer=self._open_writer,
             beside=self.operator,
@@ -47,10 +46,6 @@ class ChannelWorld(OperatorWorld):
     async def restart(self, **settings: Any) -> None:
         await super().restart(**settings)
         self.channels = self._channels(**settings)
-
-    async def _probe_address(self, url: str) -> None:
-        await self._probe(url)
-        self.probed.append(url)
 
     def add_gateway(self, receiver: str = "kafka-channel-receiver") -> None:
         """Knative has routed to the receiver."""

@@ -12,8 +12,8 @@ from support.operator_world import OperatorWorld, condition
 from knafka.core.contract import Egress
 from knafka.core.documents import parse_json
 from knafka_operator.model.resources import SERVING
+from knafka_operator.model.sources import KAFKA_SOURCE, SOURCES_VERSION
 from knafka_operator.runtime.controller import ClusterController
-from knafka_operator.sources.model import KAFKA_SOURCE, SOURCES_VERSION
 
 GROUP: Final = "readers"
 ID: Final = "KafkaSource shop/orders"

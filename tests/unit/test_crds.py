@@ -21,7 +21,7 @@ from knafka_operator.model.channels import (
 from knafka_operator.model.operations import PurgeSpec, ReplaySpec
 from knafka_operator.model.resources import BrokerSpec, TriggerSpec
 from knafka_operator.model.sensors import SensorSpec
-from knafka_operator.sources.model import KafkaSourceSpec
+from knafka_operator.model.sources import KafkaSourceSpec
 
 CRDS = Path(__file__).parents[2] / "crds"
 ADDRESS = {"name", "url", "CACerts", "audience"}

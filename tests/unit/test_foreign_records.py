@@ -10,7 +10,7 @@ import pytest
 
 from knafka.core import kafka_binding
 from knafka.core.contract import Conversion
-from knafka.core.foreign_records import Place, as_event, key_text
+from knafka.core.foreign_records import RecordPosition, as_event, key_text
 from knafka.core.kafka_binding import Envelope
 
 SOURCE = "/apis/v1/namespaces/shop/kafkasources/orders"
@@ -43,7 +43,7 @@ def converted(
     conversion = Conversion.model_validate(
         {"source": SOURCE, "keyType": key_type, "extensions": dict(extensions or {})}
     )
-    place = Place("raw", 3, 41, timestamp)
+    place = RecordPosition("raw", 3, 41, timestamp)
     # What is stored as a dead letter or replayed is this record: it must be readable.
     return kafka_binding.read(*as_event(conversion, place, key, headers, value))
 

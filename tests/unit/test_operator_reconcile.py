@@ -31,8 +31,9 @@ ROOT = Path(__file__).resolve().parents[2]
 TRIED_ELSEWHERE = {
     # Of senders: test_event_policies.
     *("DefaultAuthorizationMode", "EventPoliciesGetFailed", "EventPoliciesNotReady"),
-    # test_operator_encryption.py, test_operator_trust_bundles.py
+    # test_operator_encryption.py, test_operator_direct.py, test_operator_trust_bundles.py
     *("HttpsNotServed", "TLSSecretNotFound", "TLSSecretInvalid", "TLSServiceRejected"),
+    "DirectServiceRejected",
     *("CertificateExpired", "CertificateForOtherHost", "TLSNeedsMinScale"),
     *("TrustBundleNotCopied", "TrustBundleNotOurs"),
     # test_operator_service_accounts.py

@@ -14,8 +14,8 @@ from knafka.core.errors import LogError
 from knafka.core.numbering import STRIDE
 from knafka.ports.log import OffsetAndMetadata
 from knafka_operator.model.resources import SERVING
+from knafka_operator.model.sources import KEY_TYPE
 from knafka_operator.runtime.metrics import metrics
-from knafka_operator.sources.model import KEY_TYPE
 
 
 def store(world: SourcesWorld, topic: str, count: int = 1) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from knafka.core.errors import InvalidDocument
+from knafka_operator.model.sources import KEY_TYPE
 from knafka_operator.sources.admission import check_source, defaulted_source
-from knafka_operator.sources.model import KEY_TYPE
 
 REF = {"apiVersion": "v1", "kind": "Service", "name": "sink"}
 KEY = {"secretKeyRef": {"name": "s", "key": "k", "optional": False}}

@@ -41,7 +41,7 @@ _OTHER_CHARACTERS = re.compile("[^a-z0-9]")
 _STRUCTURED: Final = b"application/cloudevents"
 
 
-class Place(NamedTuple):
+class RecordPosition(NamedTuple):
     """Where a record lies."""
 
     topic: str
@@ -53,7 +53,7 @@ class Place(NamedTuple):
 
 def as_event(
     conversion: Conversion,
-    place: Place,
+    place: RecordPosition,
     key: bytes | None,
     headers: Iterable[tuple[str, bytes | None]] | None,
     value: bytes | None,
@@ -90,7 +90,7 @@ def _looks_like_an_event(headers: Iterable[tuple[str, bytes | None]]) -> bool:
 
 def _attributes(
     conversion: Conversion,
-    place: Place,
+    place: RecordPosition,
     key: bytes | None,
     headers: Iterable[tuple[str, bytes | None]],
 ) -> dict[str, str]:

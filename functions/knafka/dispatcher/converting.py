@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from knafka.clients.kafka_client import Connection
 from knafka.clients.kafka_reader import KafkaReader
 from knafka.core.contract import Conversion
-from knafka.core.foreign_records import Place, as_event
+from knafka.core.foreign_records import RecordPosition, as_event
 from knafka.core.kafka_binding import RecordHeaders
 from knafka.ports.log import Assignment, Record
 
@@ -47,7 +47,9 @@ class ConvertedRecord:
         """The event's; raises what the record's own raise."""
         record = self._record
         kind, at = record.timestamp()
-        place = Place(record.topic(), record.partition(), record.offset(), at if kind else -1)
+        place = RecordPosition(
+            record.topic(), record.partition(), record.offset(), at if kind else -1
+        )
         headers, self._value = as_event(
             self._conversion, place, record.key(), record.headers(), record.value()
         )

@@ -19,10 +19,10 @@ from collections.abc import Mapping
 from knafka_operator.model.archives import ARCHIVE
 from knafka_operator.model.operations import OPERATIONS
 from knafka_operator.model.sensors import SENSOR
+from knafka_operator.model.sources import KAFKA_SOURCE
 from knafka_operator.operator import Operator
 from knafka_operator.reconcile.archives import Archives
 from knafka_operator.reconcile.kind import Kind
-from knafka_operator.sources.model import KAFKA_SOURCE
 
 
 def kinds_of(operator: Operator) -> Mapping[str, Kind]:

@@ -36,8 +36,8 @@ from knafka_operator.model.resources import (
     Trigger,
     TriggerSpec,
 )
-from knafka_operator.sources.model import KAFKA_SOURCE, SOURCES_VERSION, SourceTrigger
-from knafka_operator.sources.model import as_trigger as source_as_trigger
+from knafka_operator.model.sources import KAFKA_SOURCE, SOURCES_VERSION, SourceTrigger
+from knafka_operator.model.sources import as_trigger as source_as_trigger
 
 Document = Mapping[str, Any]
 

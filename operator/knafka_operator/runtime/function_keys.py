@@ -26,9 +26,9 @@ from knafka_operator.model.cluster import Cluster, ClusterError, Document, decod
 from knafka_operator.model.resources import CORE
 from knafka_operator.model.sensors import SENSOR
 from knafka_operator.model.settings import Settings
+from knafka_operator.model.sources import KAFKA_SOURCE
 from knafka_operator.operator import Operator
 from knafka_operator.reconcile.work_queue import Key
-from knafka_operator.sources.model import KAFKA_SOURCE
 
 log = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from knafka_operator.decide.field_errors import (
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.maxima import UNLIMITED, Maxima
-from knafka_operator.sources.model import (
+from knafka_operator.model.sources import (
     DEFAULT_OFFSET,
     DEFAULT_ORDER,
     KafkaSource,

@@ -37,7 +37,7 @@ from knafka_operator.model.cluster import Document
 from knafka_operator.model.conditions import Condition, Status
 from knafka_operator.model.family import SOURCES
 from knafka_operator.model.identity import Identity
-from knafka_operator.sources.model import Credential, KafkaSourceSpec, SourceTrigger, protocol
+from knafka_operator.model.sources import Credential, KafkaSourceSpec, SourceTrigger, protocol
 
 CONNECTION: Final = "ConnectionEstablished"
 SINK: Final = "SinkProvided"

@@ -19,13 +19,13 @@ from knafka_operator.decide.trigger import ObservedTrigger
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.family import SOURCES
 from knafka_operator.model.identity import Identity
+from knafka_operator.model.sources import SourceTrigger, group_of
 from knafka_operator.reconcile.kind import Kind
 from knafka_operator.reconcile.state import TriggerRecord, Watched
 from knafka_operator.reconcile.triggers import Triggers
 from knafka_operator.reconcile.work_queue import GONE, Again, Key
 from knafka_operator.scale.kafka_clusters import KafkaCluster
 from knafka_operator.sources.decide import conditions_of, status_of
-from knafka_operator.sources.model import SourceTrigger, group_of
 from knafka_operator.sources.observe import SourceObserver
 
 Observed = ObservedTrigger[KafkaCluster]

@@ -16,12 +16,12 @@ from knafka_operator.model.cluster import Cluster, Document, decoded
 from knafka_operator.model.family import SOURCES
 from knafka_operator.model.resources import CORE
 from knafka_operator.model.settings import Settings
+from knafka_operator.model.sources import Credential, KafkaSource, credentials, protocol
 from knafka_operator.reconcile.authentication import is_on, observe_authentication
 from knafka_operator.reconcile.endpoints import check_endpoint
 from knafka_operator.reconcile.state import BrokerState, States
 from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
 from knafka_operator.sources.decide import missing_topics, secret_of
-from knafka_operator.sources.model import Credential, KafkaSource, credentials, protocol
 
 MOUNTED: Final = ""
 """In place of a Secret's name: its pods mount keys of several (`SourceTrigger.volume`)."""

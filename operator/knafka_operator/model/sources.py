@@ -81,7 +81,7 @@ class Sasl(Declared):
         return self
 
 
-class Tls(Declared):
+class SourceTls(Declared):
     enable: bool = False
     cert: SecretValue = SecretValue()
     key: SecretValue = SecretValue()
@@ -96,7 +96,7 @@ class Tls(Declared):
 
 class Net(Declared):
     sasl: Sasl = Sasl()
-    tls: Tls = Tls()
+    tls: SourceTls = SourceTls()
 
 
 def _extension(name: str) -> str:
