@@ -19,6 +19,7 @@
     KNAFKA_OIDC_FOLDER receiver: its own token and that server's CA (/var/run/secrets/knafka/api)
     KNAFKA_TRUST_BUNDLES  dispatcher: folder with authorities that it trusts (none: the system's)
     KNAFKA_CALLERS     digests of the tokens that /drain and /contract want (none: everybody may)
+    KNAFKA_SCRAPERS    digests of the tokens that /metrics wants (none: everybody may)
     KNAFKA_TLS         receiver: folder with tls.crt and tls.key, with which it serves TLS (none)
     KNAFKA_TLS_PORT    where it does (8443)
     OTEL_*             tracing: see `knafka.tracing.settings`
@@ -36,7 +37,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from knafka.core.addresses import LOCAL_ADDRESSES
-from knafka.core.caller_tokens import CALLERS, Callers
+from knafka.core.caller_tokens import CALLERS, SCRAPERS, Callers
 from knafka.core.contract import Egress, Ingress, Receiver, Shard, parse_ingresses
 from knafka.core.documents import parse_json
 from knafka.core.errors import InvalidDocument
@@ -144,6 +145,11 @@ def local_addresses(environment: Environment) -> bool:
 def callers(environment: Environment) -> Callers:
     """Whom `/drain` and `/contract` answer. Raises `InvalidDocument`."""
     return Callers.parse(environment.get(CALLERS, ""))
+
+
+def scrapers(environment: Environment) -> Callers:
+    """Whom `/metrics` answers. Raises `InvalidDocument`."""
+    return Callers.parse(environment.get(SCRAPERS, ""), SCRAPERS)
 
 
 def oidc_url(environment: Environment) -> str | None:

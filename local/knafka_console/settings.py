@@ -4,6 +4,7 @@ KNAFKA_NAMESPACE            the operator's namespace, where this runs
 KNAFKA_CONSOLE_NAME         what the page calls the cluster ("cluster")
 KNAFKA_CONSOLE_METRICS      host that has the operator's replicas as its addresses
                             ("knafka-operator-replicas.NAMESPACE.svc")
+KNAFKA_METRICS_TOKENS       the operator's: the first opens its metrics (none: they are open)
 KNAFKA_CONSOLE_PLAIN_HTTP   true: a token may come without TLS (false)
 KNAFKA_TRACE_URL            where people look at a trace, {trace} in the place of its id ("")
 PORT                        where to serve (8080); Knative says it
@@ -12,8 +13,9 @@ PORT                        where to serve (8080); Knative says it
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from knafka.core.caller_tokens import METRICS_TOKENS, parse_tokens
 from knafka.core.errors import InvalidDocument
 from knafka.core.trace_url import trace_url
 
@@ -25,6 +27,7 @@ class ConsoleSettings:
     namespace: str
     name: str = "cluster"
     metrics: str = ""
+    metrics_token: str = field(default="", repr=False)
     plain_http: bool = False
     trace_url: str = ""
     port: int = 8080
@@ -45,6 +48,7 @@ class ConsoleSettings:
             namespace,
             environment.get("KNAFKA_CONSOLE_NAME", "cluster"),
             environment.get("KNAFKA_CONSOLE_METRICS", f"knafka-operator-replicas.{namespace}.svc"),
+            next(iter(parse_tokens(environment.get(METRICS_TOKENS, ""))), ""),
             plain == "true",
             trace_url(environment),
             int(port),

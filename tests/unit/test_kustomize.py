@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,16 @@ def pod(manifests: Manifests) -> dict[str, Any]:
 def environment(manifests: Manifests) -> dict[str, str]:
     """The operator's; what the pod's own fields say is a placeholder."""
     (container,) = pod(manifests)["containers"]
-    return {each["name"]: each.get("value", "field") for each in container["env"]}
+    return variables(container)
+
+
+def variables(container: Mapping[str, Any]) -> dict[str, str]:
+    """What a container gets where there are no Secrets, all of which are optional."""
+    return {
+        each["name"]: each.get("value", "field")
+        for each in container["env"]
+        if "secretKeyRef" not in each.get("valueFrom", {})
+    }
 
 
 def built(folder: str | Path) -> Manifests:
@@ -149,8 +159,7 @@ def test_the_console_is_a_component_and_its_account_may_next_to_nothing(tmp_path
         assert "labels" not in found["ClusterRole", f"knafka-console-{name}"]["metadata"]
     (container,) = found["Service", "knafka-console"]["spec"]["template"]["spec"]["containers"]
     assert container["image"] == "mine/operator:2"
-    given = {each["name"]: each["value"] for each in container["env"]}
-    settings = ConsoleSettings.from_environment(given)
+    settings = ConsoleSettings.from_environment(variables(container))
     host = found["Service", "knafka-operator-replicas"]
     assert settings.metrics == f"{host['metadata']['name']}.{host['metadata']['namespace']}.svc"
     assert host["spec"]["selector"].items() <= pod_labels(base).items()

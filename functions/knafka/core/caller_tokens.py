@@ -25,6 +25,10 @@ from knafka.core.errors import InvalidDocument
 
 CALLERS: Final = "KNAFKA_CALLERS"
 """The variable of a function's environment with the verifiers of whom it answers."""
+SCRAPERS: Final = "KNAFKA_SCRAPERS"
+"""The same of whom it tells its metrics."""
+METRICS_TOKENS: Final = "KNAFKA_METRICS_TOKENS"
+"""The variable of an operator and its console with the tokens themselves."""
 MAX_HEADER_BYTES: Final = 256
 """Of an `Authorization` header that is looked at; `Bearer` and a token have 50."""
 MAX_VERIFIERS: Final = 16
@@ -33,6 +37,10 @@ MAX_VERIFIERS: Final = 16
 REFUSED: Final = "only this function's operator is answered here: want its token in Authorization"
 """What everybody else is told, with 401."""
 
+NO_SCRAPER: Final = "metrics want one of the installation's tokens (KNAFKA_METRICS_TOKENS)"
+"""What everybody is told who has none, with 401."""
+
+_TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/=-]{16,200}").fullmatch
 _VERIFIER: Final = re.compile(r"[0-9a-f]{64}").fullmatch
 _PURPOSE: Final = b"knafka caller token\n"
 
@@ -46,6 +54,16 @@ def token_of(key: bytes, url: str) -> str:
 def verifier_of(token: str) -> str:
     """What a function has in its environment to know `token` by."""
     return hashlib.sha256(token.encode()).hexdigest()
+
+
+def parse_tokens(text: str) -> tuple[str, ...]:
+    """Tokens for metrics, separated by commas; several while one takes over from another. Raises
+    `InvalidDocument`, which shows none of them."""
+    given = tuple(each.strip() for each in text.split(",") if each.strip())
+    if len(given) > MAX_VERIFIERS or not all(map(_TOKEN, given)):
+        problem = f"invalid value: want up to {MAX_VERIFIERS} tokens of 16 to 200 letters each"
+        raise InvalidDocument(METRICS_TOKENS, f"{problem}, such as `openssl rand -hex 32` gives")
+    return given
 
 
 def bearer_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
@@ -65,13 +83,18 @@ class Callers:
     """Digests of tokens; none: everybody is answered."""
 
     @classmethod
-    def parse(cls, text: str) -> Callers:
+    def parse(cls, text: str, variable: str = CALLERS) -> Callers:
         """Verifiers in hexadecimal, separated by commas. Raises `InvalidDocument`."""
         given = [each.strip() for each in text.split(",") if each.strip()]
         if len(given) > MAX_VERIFIERS or not all(map(_VERIFIER, given)):
             problem = f"invalid value: want up to {MAX_VERIFIERS} SHA-256 digests in hexadecimal"
-            raise InvalidDocument(CALLERS, problem)
+            raise InvalidDocument(variable, problem)
         return cls(tuple(bytes.fromhex(each) for each in given))
+
+    @classmethod
+    def of(cls, tokens: Iterable[str]) -> Callers:
+        """Those who have one of these tokens."""
+        return cls(tuple(bytes.fromhex(verifier_of(each)) for each in tokens))
 
     def accept(self, bearer: str) -> bool:
         """Whether a request with this token is answered; takes as long for a wrong as for a right

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol, TypeAlias
 from knafka import settings
 from knafka.clients.kafka_statistics import ClientStatistics
 from knafka.core import drain as contract
-from knafka.core.caller_tokens import EVERYBODY, bearer_of
+from knafka.core.caller_tokens import EVERYBODY, NO_SCRAPER, bearer_of
 from knafka.core.documents import parse_json
 from knafka.core.drain import DrainRequest
 from knafka.core.errors import InvalidDocument, LogError
@@ -107,7 +107,7 @@ class DrainingFunction:
         """None before `start`."""
         self._stop_timeout: float
         self._ending = False
-        self._callers = EVERYBODY
+        self._callers = self._scrapers = EVERYBODY
         self._makes_way: tuple[asyncio.Task[bool], asyncio.Event] | None = None
         """Of a request under way that doesn't say what it drains: its caller, and its end."""
         self._tracing: Tracing | None = None
@@ -120,6 +120,7 @@ class DrainingFunction:
         drains = settings.drains(environment)
         self._stop_timeout = drains.stop_timeout
         self._callers = settings.callers(environment)
+        self._scrapers = settings.scrapers(environment)
         self.statistics = ClientStatistics(settings.statistics_interval(environment))
         self._tracing = start_tracing(environment, self._service)
         tracer = None if self._tracing is None else self._tracing.tracer
@@ -182,6 +183,9 @@ class DrainingFunction:
             ready, why = self.ready()
             await answer(send, 200 if ready else 503, f"{why}\n".encode())
         elif method == "GET" and path == METRICS:
+            if not self._scrapers.accept(bearer_of(scope["headers"])):
+                await refuse_caller(send, NO_SCRAPER)
+                return
             # What is asked for is put together here, and written on a thread: for a shard's many
             # Egresses that takes as long as hundreds of events.
             found = () if self._side is None else self._side.metrics()

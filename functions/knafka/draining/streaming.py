@@ -79,9 +79,9 @@ async def _end_of(running: asyncio.Task[P], drain: Leased[P]) -> P:
         return drain.progress(Ended.FAILED, f"{type(error).__name__}: {error}")
 
 
-async def refuse_caller(send: Send) -> None:
-    """The response to a request without the token of this function's operator."""
-    text = f"{REFUSED}\n".encode()
+async def refuse_caller(send: Send, why: str = REFUSED) -> None:
+    """The response to a request without the token that it wants."""
+    text = f"{why}\n".encode()
     await start(send, 401, b"text/plain; charset=utf-8", (b"www-authenticate", b"Bearer"))
     await send({"type": "http.response.body", "body": text})
 

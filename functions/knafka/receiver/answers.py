@@ -5,7 +5,7 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Final
 
-from knafka.core.caller_tokens import REFUSED
+from knafka.core.caller_tokens import NO_SCRAPER, REFUSED
 
 
 class Answer:
@@ -53,6 +53,9 @@ UNREAD: Final = Answer(
 """In place of NOT_FOUND until a receiver knows its contract, and of what it can't read."""
 NOT_THE_OPERATOR: Final = Answer(
     HTTPStatus.UNAUTHORIZED, REFUSED, headers=((b"www-authenticate", b"Bearer"),)
+)
+METRICS_REFUSED: Final = Answer(
+    HTTPStatus.UNAUTHORIZED, NO_SCRAPER, headers=((b"www-authenticate", b"Bearer"),)
 )
 UNAUTHENTICATED: Final = Answer(
     HTTPStatus.UNAUTHORIZED,

@@ -82,6 +82,7 @@ class Receiver:
         declared = settings.receiver(environment)
         ingresses = settings.ingresses(environment) if declared is None else ()
         self._callers = settings.callers(environment)
+        self._scrapers = settings.scrapers(environment)
         self._open_keys(settings.oidc_url(environment), settings.oidc_folder(environment))
         self._statistics = ClientStatistics(settings.statistics_interval(environment))
         self._tracing = start_tracing(environment, "knafka-receiver")
@@ -140,7 +141,7 @@ class Receiver:
         writers = [self._writers[each.kafka] for each in ingresses]
         self.ingest = IngestHandler(
             ingresses, writers, _limits(), tracing=spans, more_metrics=self._statistics.metrics,
-            callers=self._callers, verifier=self._verifier,
+            callers=self._callers, scrapers=self._scrapers, verifier=self._verifier,
         )  # fmt: skip
 
     def _follow(self, declared: contract.Receiver, spans: IngestTracing | None) -> None:
@@ -153,7 +154,8 @@ class Receiver:
         follower = self._follower = ContractFollower(entries, open_reader)
         self.ingest = IngestHandler(
             (), (), _limits(), Contract(), tracing=spans, more_metrics=self._statistics.metrics,
-            only_path=declared.path, callers=self._callers, verifier=self._verifier,
+            only_path=declared.path, callers=self._callers, scrapers=self._scrapers,
+            verifier=self._verifier,
         )  # fmt: skip
         always = self._writer(declared.kafka)
 

@@ -146,16 +146,19 @@ class IngestHandler:
         more_metrics: Callable[[], Iterable[Metric]] = tuple,
         only_path: str | None = None,
         callers: Callers = EVERYBODY,
+        scrapers: Callers = EVERYBODY,
         verifier: TokenVerifier | None = None,
     ) -> None:
         """`clock`: seconds since whenever. `more_metrics`: of the writers' clients. `only_path`: of
         the one Broker that a contract's receiver is for; it is known where `contract` is None.
-        `callers`: who is told of the contract. `verifier`: of senders' tokens."""
+        `callers`: who is told of the contract, `scrapers`: of metrics. `verifier`: of senders'
+        tokens."""
         self.limits = limits
         self._clock = clock
         self._tracing = tracing
         self._more_metrics = more_metrics
         self._callers = callers
+        self._scrapers = scrapers
         self._verifier = verifier
         self.waiting: Answer | None = answers.waiting("")
         """What the readiness probe is told until Kafka has answered; None since."""
@@ -215,7 +218,10 @@ class IngestHandler:
         """Answer one request: `respond` is called exactly once, now or later; nothing is raised."""
         route = self.find(address)
         if route is None and address == METRICS and method in (b"GET", b"HEAD"):
-            self._write_metrics(respond)
+            if self._scrapers.accept(bearer_of(headers)):
+                self._write_metrics(respond)
+            else:
+                respond(answers.METRICS_REFUSED)
         elif route is None and address == LOAD and self.held is not None:
             self.held.add(partial(respond, answers.HEALTHY))
         elif route is None:

@@ -80,7 +80,9 @@ class ProxiedMetrics:
 class DirectMetrics:
     """Of all addresses that a host name has, such as a headless Service's."""
 
-    def __init__(self, host: str, port: int = METRICS_PORT) -> None:
+    def __init__(self, host: str, port: int = METRICS_PORT, token: str = "") -> None:
+        """`token`: what the operator wants for them; empty: nothing."""
+        self._headers = {"authorization": f"Bearer {token}"} if token else {}
         self._host = host
         self._port = port
 
@@ -102,7 +104,7 @@ class DirectMetrics:
     def _get(self, address: str) -> str:
         connection = http.client.HTTPConnection(address, self._port, timeout=METRICS_TIMEOUT)
         try:
-            connection.request("GET", "/metrics")
+            connection.request("GET", "/metrics", headers=self._headers)
             response = connection.getresponse()
             body = response.read()
         finally:

@@ -12,6 +12,8 @@
                             is https, in upstream's format ("knative-eventing/config-features")
     KNAFKA_DIRECT           "enabled": senders reach the receivers of Brokers that don't say so past
                             Knative's proxy ("disabled")
+    KNAFKA_METRICS_TOKENS   tokens, comma-separated, of which /metrics of operator and functions
+                            wants one ("": they are told to everybody)
     KNAFKA_TRUST_BUNDLES    namespace whose ConfigMaps labelled networking.knative.dev/trust-bundle
                             have certificate authorities that dispatchers trust ("": none have)
     KNAFKA_PROJECT_SECRETS  "true": a Secret named by a ConfigMap of another namespace is copied to
@@ -78,6 +80,7 @@ from dataclasses import dataclass, field
 from typing import Final
 from uuid import uuid4
 
+from knafka.core.caller_tokens import METRICS_TOKENS, parse_tokens
 from knafka.core.errors import InvalidDocument
 from knafka.core.trace_url import trace_url
 from knafka.settings import local_addresses, profiling
@@ -135,6 +138,8 @@ class Settings:
     log_level: str = "info"
     profiling: bool = False
     """Of functions; the operator has none."""
+    metrics_tokens: tuple[str, ...] = field(default=(), repr=False)
+    """One of these is wanted for metrics; none: everybody is told."""
     direct: bool = False
     """Whether senders reach receivers past Knative's proxy, of Brokers that don't say."""
     local_addresses: bool = False
@@ -252,6 +257,7 @@ class Settings:
             webhooks=flag("KNAFKA_WEBHOOKS"),
             log_level=level,
             profiling=profiling(environment),
+            metrics_tokens=parse_tokens(environment.get(METRICS_TOKENS, "")),
             direct=switch("KNAFKA_DIRECT"),
             local_addresses=local_addresses(environment),
             aws_servers=parse_patterns(environment.get(AWS_SERVERS, ""), AWS_SERVERS),

@@ -14,6 +14,7 @@ from typing import Final
 
 from aiohttp import web
 
+from knafka.core.caller_tokens import EVERYBODY, NO_SCRAPER, Callers, bearer_of
 from knafka.core.drain import outcomes
 from knafka.core.numbering import Numbering
 from knafka.observability import (
@@ -254,8 +255,14 @@ class HttpServer:
         leads: Callable[[], bool],
         is_ready: Callable[[], bool],
         ports: Sequence[int] = (PORT, HEALTH_PORT, CHANNEL_PORT),
+        scrapers: Callers = EVERYBODY,
     ) -> HttpServer:
-        async def answer(_: web.Request) -> web.Response:
+        """`scrapers`: who is told of metrics."""
+
+        async def answer(request: web.Request) -> web.Response:
+            if not scrapers.accept(bearer_of(request.raw_headers)):
+                challenge = {"www-authenticate": "Bearer"}
+                return web.Response(status=401, text=f"{NO_SCRAPER}\n", headers=challenge)
             # A thousand Triggers are 20,000 samples: written on a thread, others have their turn.
             found = [*metrics(operator), _leader(leads())]
             text = await asyncio.to_thread(prometheus_text, found)
