@@ -82,7 +82,7 @@ tests-here: $(VENV)/.dev
 	$(RUN_TESTS) here -m "not (cluster or $(LEFT_OUT))" -q $(SIDE_BY_SIDE) $(SHOWN) $(MEASURED) $(ARGS)
 	$(if $(MEASURED),$(BIN)/coverage report --skip-covered --show-missing --fail-under=$(COVERED))
 
-docs: $(VENV)/.dev ## Write the generated pages of docs/ anew (conformance.md wants a cluster)
+docs: $(VENV)/.dev ## Write the generated pages of docs/ anew (conformance.md: tools/conformance_page.py)
 	$(BIN)/python tools/import_picture.py
 
 bench: $(VENV)/.dev ## Measure what an event costs, beside bare prototypes (45 minutes; needs Go)

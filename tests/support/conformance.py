@@ -2,8 +2,8 @@
 
     @pytest.mark.conformance("KN-BRK-01", "KN-DP-01")
 
-    pytest -m conformance                                              all of them
-    pytest -m conformance --conformance-report docs/conformance.md     and write the table
+    pytest -m conformance                                all of them
+    python tools/conformance_page.py build/tests/*.xml   write the table by what a gate left behind
 
 The table shows the run it was written by: a line is passed if every test of it was, and in that
 run. Registered by `pytest_plugins` in tests/conftest.py.
@@ -14,7 +14,7 @@ Not here: what a line asks (`conformance_lines`), and telling a line passed with
 from __future__ import annotations
 
 import ast
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -32,7 +32,7 @@ _HEAD: Final = """\
 What is asked of Brokers and Triggers, KafkaChannels and Subscriptions, and Sensors, and whether
 Knafka does it. Lines whose ids begin with KN are Knative's, CHN and DSP those of eventing-kafka,
 BUS those of Argo Events' EventBus on Kafka ([sources](reference/spec-index.md)). Written by
-`pytest -m conformance --conformance-report docs/conformance.md`, on a real cluster: don't edit it.
+`python tools/conformance_page.py build/tests/*.xml`, by a whole run of `.ci/run`: don't edit it.
 
 Level: **M** must, **S** should, **y** may, **-** no specification's, but what upstream does. A line
 has passed if all of its tests have. One without a behaviour is a goal, a layout of folders or a
@@ -114,7 +114,7 @@ def _row(line: Line, told: str, tests: Mapping[str, str]) -> str:
 
 
 def marked(folder: Path) -> Iterator[tuple[str, str]]:
-    """Every id that a marker in a test's source names, with the test; nothing is imported."""
+    """Every id that a marker in a test's source names, with `FILE::TEST`; nothing is imported."""
     for path in sorted(folder.rglob("test_*.py")):
         source = path.read_text()
         if f"mark.{MARKER}(" not in source:
@@ -124,46 +124,13 @@ def marked(folder: Path) -> Iterator[tuple[str, str]]:
                 for each in node.decorator_list:
                     if ast.unparse(each).startswith(f"pytest.mark.{MARKER}("):
                         assert isinstance(each, ast.Call)
-                        yield from ((ast.literal_eval(id_), node.name) for id_ in each.args)
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--conformance-report",
-        type=Path,
-        metavar="FILE",
-        help="write what the tests of each line of Knative's specification came to",
-    )
-
-
-_OUTCOMES: Final = pytest.StashKey[Outcomes]()
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.stash[_OUTCOMES] = Outcomes()
+                        test = f"{path.name}::{node.name}"
+                        yield from ((ast.literal_eval(id_), test) for id_ in each.args)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     if unknown := set(_ids(item)) - KNOWN:
         raise pytest.UsageError(f"{item.nodeid}: no such line: {', '.join(sorted(unknown))}")
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    report = yield
-    # A set-up that passed has shown nothing yet.
-    if report.when == "call" or report.outcome != "passed":
-        test = f"{item.path.name}::{getattr(item, 'originalname', item.name)}"
-        item.config.stash[_OUTCOMES].add(_ids(item), test, report.outcome)
-    return report
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    path: Path | None = session.config.getoption("--conformance-report")
-    if path is not None:
-        path.write_text(table(session.config.stash[_OUTCOMES]))
 
 
 def _ids(item: pytest.Item) -> list[str]:

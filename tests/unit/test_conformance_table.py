@@ -10,6 +10,8 @@ from support.conformance import Outcomes, marked, result, table
 from support.conformance_line import Level, Line
 from support.conformance_lines import FAMILIES, LINES
 
+import conformance_page
+
 ROOT = Path(__file__).parents[2]
 TESTED = {id_ for id_, _ in marked(ROOT / "tests")}
 LINE = Line("KN-BRK-01", Level.MUST, "has an address")
@@ -89,3 +91,27 @@ def test_the_table_in_docs_has_every_line_and_no_failure() -> None:
     rows = [line.split(" | ") for line in told.splitlines() if re.match(r"\| [A-Z-]+-S?\d+ ", line)]
     assert [row[0].removeprefix("| ") for row in rows] == [line.id for line in LINES]
     assert [row[0] for row in rows if row[3].startswith(("failed", "not run", "skipped"))] == []
+
+
+def test_what_became_of_tests_is_read_from_the_files_that_a_gate_leaves(tmp_path: Path) -> None:
+    report = tmp_path / "here.xml"
+    report.write_text(
+        """<testsuites><testsuite>
+        <testcase classname="tests.unit.test_a" name="test_it[one]"/>
+        <testcase classname="tests.unit.test_a" name="test_it[two]"><failure>no</failure></testcase>
+        <testcase classname="tests.unit.test_a" name="test_more"><skipped/></testcase>
+        <testcase classname="tests.unit.test_b" name="test_it"/>
+        <testcase classname="tests.unit.test_b" name="test_flaky"><flakyFailure/></testcase>
+        </testsuite></testsuites>"""
+    )
+    ids = {
+        "test_a.py::test_it": {"KN-BRK-01", "KN-BRK-02"},
+        "test_a.py::test_more": {"KN-BRK-01"},
+        "test_b.py::test_flaky": {"KN-BRK-03"},
+    }
+    found = conformance_page.outcomes([report], ids).tests
+    assert found == {
+        "KN-BRK-01": {"test_a.py::test_it": "failed", "test_a.py::test_more": "skipped"},
+        "KN-BRK-02": {"test_a.py::test_it": "failed"},
+        "KN-BRK-03": {"test_b.py::test_flaky": "passed"},
+    }

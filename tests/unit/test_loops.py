@@ -22,7 +22,7 @@ from knafka_operator.decide.scaling import Scale, TriggerStatus
 from knafka_operator.decide.trigger_conditions import delivering, loop
 from knafka_operator.model.family import CHANNELS
 
-pytestmark = [pytest.mark.looptime, pytest.mark.conformance("KN-BRK-13")]
+pytestmark = pytest.mark.looptime
 
 REPLY = {"ce_specversion": "1.0", "ce_id": "r", "ce_source": "/reply", "ce_type": "answer"}
 JSON_REPLY = b'{"specversion":"1.0","id":"r","source":"/reply","type":"answer","data":{"a": 1}}'
@@ -87,6 +87,7 @@ async def hand_back(request: Request) -> Response:
 
 
 @pytest.mark.parametrize("retry", [0, 2])
+@pytest.mark.conformance("KN-BRK-13")
 async def test_a_dead_letter_that_comes_back_to_its_own_broker_ends_in_the_topic(
     retry: int,
 ) -> None:
@@ -108,6 +109,7 @@ async def test_a_dead_letter_that_comes_back_to_its_own_broker_ends_in_the_topic
     assert drain.progress().loop == "its dead letters come back from their sink, 3 in a row"
 
 
+@pytest.mark.conformance("KN-BRK-13")
 async def test_a_dead_letter_that_goes_round_two_brokers_ends_too() -> None:
     first = Looping(refuse)
     second = Looping(refuse, into=first.world)
@@ -128,6 +130,7 @@ async def test_a_dead_letter_that_goes_round_two_brokers_ends_too() -> None:
         pytest.param(reply_with_a_content_type_of_events, id="in a structured record"),
     ],
 )
+@pytest.mark.conformance("KN-BRK-13")
 async def test_a_reply_that_matches_its_own_trigger_ends_as_a_dead_letter(answer: Answer) -> None:
     """KN-BRK-13: as in upstream's broker, at the 255th in a row."""
     world = World(answer)
@@ -147,6 +150,7 @@ async def test_a_reply_that_matches_its_own_trigger_ends_as_a_dead_letter(answer
     assert "255 in a row" in str(drain.progress().loop)
 
 
+@pytest.mark.conformance("KN-BRK-13")
 async def test_a_subscriptions_reply_that_comes_back_to_its_channel_ends_too() -> None:
     """KN-SUB-07, on the other family."""
     looping = Looping(
@@ -159,6 +163,7 @@ async def test_a_subscriptions_reply_that_comes_back_to_its_channel_ends_too() -
     assert letter.attributes["knafkareason"] == "reply-not-delivered"
 
 
+@pytest.mark.conformance("KN-BRK-13")
 async def test_a_dead_letter_whose_reply_fails_again_ends_too() -> None:
     """The reply takes over how often there was a dead letter before it."""
     looping = Looping(hand_back)
@@ -181,6 +186,7 @@ async def test_a_dead_letter_whose_reply_fails_again_ends_too() -> None:
         pytest.param({"knativebrokerttl": "a", "knafkahops": "²"}, 255, 0, id="no numbers"),
     ],
 )
+@pytest.mark.conformance("KN-BRK-13")
 def test_counts_that_cant_be_read_are_as_none(
     attributes: Mapping[str, str], ttl: int, hops: int
 ) -> None:
@@ -188,6 +194,7 @@ def test_counts_that_cant_be_read_are_as_none(
     assert (ttl_of(headers, None), hops_of(headers, None)) == (ttl, hops)
 
 
+@pytest.mark.conformance("KN-BRK-13")
 async def test_a_chain_of_replies_that_ends_by_itself_is_no_loop() -> None:
     answers = iter(range(8))
 
@@ -202,6 +209,7 @@ async def test_a_chain_of_replies_that_ends_by_itself_is_no_loop() -> None:
     assert drain.progress().loop is None
 
 
+@pytest.mark.conformance("KN-BRK-13")
 async def test_an_ordinary_dead_letter_says_that_it_is_the_first() -> None:
     """And a sink that keeps it is asked as ever."""
     world = World(refuse_but_keep, sink=True)
@@ -238,6 +246,7 @@ BROKER = {"apiVersion": "eventing.knative.dev/v1", "kind": "Broker", "name": "sh
         ),
     ],
 )
+@pytest.mark.conformance("KN-BRK-13")
 async def test_a_trigger_that_sends_to_its_own_broker_says_so(
     spec: dict[str, Any], reason: str
 ) -> None:
@@ -255,6 +264,7 @@ async def test_a_trigger_that_sends_to_its_own_broker_says_so(
             assert each["message"].startswith("it is its own Broker: ")
 
 
+@pytest.mark.conformance("KN-BRK-13")
 def test_a_loop_that_a_dispatcher_has_seen_is_a_condition() -> None:
     """A reply that matches its own Trigger can't be seen in what is declared."""
     text = "replies come back to it and are answered again, 255 in a row"
@@ -265,6 +275,7 @@ def test_a_loop_that_a_dispatcher_has_seen_is_a_condition() -> None:
     assert "loop" not in dump(DrainProgress()), "an older operator knows no such field"
 
 
+@pytest.mark.conformance("KN-BRK-13")
 def test_a_subscription_whose_reply_is_its_own_channel_says_so() -> None:
     channel = {"apiVersion": "messaging.knative.dev/v1beta1", "kind": "KafkaChannel", "name": "c"}
     document = {

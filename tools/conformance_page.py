@@ -1,0 +1,57 @@
+"""Write docs/conformance.md by what a gate's tests came to.
+
+    python tools/conformance_page.py build/tests/*.xml
+
+The files are those that `make test` and `make test-cluster` leave behind (`run_tests`). A line's
+tests are those that a marker `conformance` names it on; of a test that was run by none of these,
+the page says nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Set
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from support.conformance import Outcomes, marked, table  # noqa: E402  # after the path to it
+
+PAGE: Final = ROOT / "docs" / "conformance.md"
+
+
+def outcomes(reports: Iterable[Path], ids_by_test: Mapping[str, Set[str]]) -> Outcomes:
+    """What the tests of each line came to, by JUnit files."""
+    found = Outcomes()
+    for report in reports:
+        for case in ElementTree.parse(report).iter("testcase"):
+            file = case.get("classname", "").rpartition(".")[2]
+            test = f"{file}.py::{case.get('name', '').partition('[')[0]}"
+            if ids := ids_by_test.get(test):
+                found.add(ids, test, outcome(case))
+    return found
+
+
+def outcome(case: ElementTree.Element) -> str:
+    """Of one test with its parameters; one that was flaky has passed in the end."""
+    if case.find("failure") is not None or case.find("error") is not None:
+        return "failed"
+    return "passed" if case.find("skipped") is None else "skipped"
+
+
+def main(reports: Iterable[str]) -> None:
+    ids_by_test: dict[str, set[str]] = defaultdict(set)
+    for id_, test in marked(ROOT / "tests"):
+        ids_by_test[test].add(id_)
+    PAGE.write_text(table(outcomes(map(Path, reports), ids_by_test)))
+    print(PAGE)
+
+
+if __name__ == "__main__":
+    if not sys.argv[1:]:
+        sys.exit(__doc__)
+    main(sys.argv[1:])
