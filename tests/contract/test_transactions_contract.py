@@ -527,10 +527,12 @@ def test_how_far_all_partitions_were_read_is_known_with_its_metadata_whoever_has
 ) -> None:
     """A transaction under way is passed over, where `committed` waits for it."""
     topic, output_topic = transactions.topic(2), transactions.topic()
-    member, other = transactions.member(topic), transactions.member(output_topic)
+    member = transactions.member(topic)
     transactions.append(topic, b"1", b"2")
     records = read(member, 2)
     member.commit([output(output_topic)], offsets_behind(records, '{"@until": 3}'))
+    # Not before: nobody polls it, and one that joins first keeps the other waiting.
+    other = transactions.member(output_topic)
     wait_until(lambda: other.committed_now(topic).keys() == {0}, member)
     assert other.committed_now(topic) == {0: OffsetAndMetadata(2, '{"@until": 3}')}
     assert other.reachable_ends(topic) == {0: 2, 1: 0}
