@@ -15,6 +15,7 @@ from support.tabled import NOW, records, tabled, words_in_store
 
 from knafka_jobs.compact.run import fold_all, vacuum
 from knafka_jobs.errors import JobError
+from knafka_jobs.io import delta
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.options import Selection
 from knafka_jobs.positions import MAX_BOUNDS, Bounds, bounds, within
@@ -151,3 +152,30 @@ def test_a_table_that_two_jobs_make_at_once_is_there_for_both(
     with ThreadPoolExecutor(len(tables)) as jobs:
         ids = set(jobs.map(lambda each: each.id("purged"), tables))
     assert len(ids) == 1
+
+
+def test_a_table_that_another_job_has_begun_to_make_is_waited_for(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder is there before its first commit; a job that came in between failed."""
+    other = Tables(spark, str(tmp_path / "other"))
+    other.id("purged")
+    made, begun = tmp_path / "other" / "purged", tmp_path / "mine" / "purged"
+    (begun / "_delta_log").mkdir(parents=True)
+    (begun / "begun.parquet").write_bytes(b"")
+
+    def commit(_: float) -> None:
+        shutil.copytree(made, begun, dirs_exist_ok=True)
+
+    monkeypatch.setattr("knafka_jobs.io.delta.time.sleep", commit)
+    assert Tables(spark, str(tmp_path / "mine")).id("purged") == other.id("purged")
+
+
+def test_a_folder_with_something_else_in_it_is_no_table(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delta, "CREATION_TIMEOUT", 0.0)
+    (tmp_path / "purged").mkdir()
+    (tmp_path / "purged" / "letter.txt").write_text("mine")
+    with pytest.raises(JobError, match="because it already exists"):
+        Tables(spark, str(tmp_path)).id("purged")

@@ -34,6 +34,11 @@ ORPHAN_AGE: Final = timedelta(days=1)
 """Longer than any run of the compaction takes from its first file to its commit."""
 
 _STATISTICS: Final = "delta.dataSkippingStatsColumns"
+_HALF_MADE: Final = ("TABLE_OR_VIEW_ALREADY_EXISTS", "CREATE_TABLE_WITH_NON_EMPTY_LOCATION")
+"""Delta's words of a folder with something in it that is no table (yet)."""
+CREATION_TIMEOUT: Final = 30.0
+"""Seconds for another job's first commit of a table that it has begun to make."""
+CREATION_CHECK_INTERVAL: Final = 0.1
 
 
 class Tables:
@@ -263,12 +268,24 @@ class Tables:
                     made += f" TBLPROPERTIES ({listed})"
                 try:
                     self.spark.sql(made)
-                except (PySparkException, Py4JError):
-                    # A report may begin with the first compaction: then the other has made it.
-                    if not self.exists(name):
-                        raise
+                except (PySparkException, Py4JError) as error:
+                    # A report may begin with the first compaction: then the other has made it, or
+                    # has begun to: its folder is there before its first commit.
+                    begun = any(words in first_line(error) for words in _HALF_MADE)
+                    deadline = time.monotonic() + (CREATION_TIMEOUT if begun else 0.0)
+                    while not self.exists(name):
+                        if time.monotonic() >= deadline:
+                            raise
+                        time.sleep(CREATION_CHECK_INTERVAL)
+                        # What was no table is remembered as that.
+                        self._delta.DeltaLog.clearCache()
                 self._there.add(name)
             return DeltaTable.forPath(self.spark, path)
+
+    @property
+    def _delta(self) -> Any:
+        """Delta's own package in the JVM."""
+        return self.spark._jvm.org.apache.spark.sql.delta  # type: ignore[union-attr]
 
     def _created(self, name: str) -> float:
         """When a table was made, in Unix time."""
@@ -279,7 +296,7 @@ class Tables:
         """Delta's own view of the table as it is now; `DeltaTable.detail` is a query around it."""
         self._table(name)
         with explained(f"the table {self.path(name)} can't be read"):
-            delta = self.spark._jvm.org.apache.spark.sql.delta  # type: ignore[union-attr]
+            delta = self._delta
             spark = self.spark._jsparkSession
             return delta.DeltaLog.forTableWithSnapshot(spark, self.path(name))._2()
 
