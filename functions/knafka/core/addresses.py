@@ -69,9 +69,20 @@ def is_address(host: str) -> bool:
     return _parse(host.strip("[]")) is not None
 
 
+def is_loopback(host: str) -> bool:
+    """Whether an address is this machine's own; a name is none."""
+    address = _parse(host)
+    return address is not None and _plain(address).is_loopback
+
+
+def _plain(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
+    """The address, or that of IPv4 for which it stands."""
+    inner = _inner(address) if isinstance(address, IPv6Address) else None
+    return address if inner is None else inner
+
+
 def _is_local(address: IPv4Address | IPv6Address) -> str | None:
-    if isinstance(address, IPv6Address) and (inner := _inner(address)) is not None:
-        address = inner
+    address = _plain(address)
     if address.is_loopback:
         return "a loopback address"
     # All of 0.0.0.0/8 is "this host" (RFC 1122).

@@ -56,6 +56,11 @@ def verifier_of(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
+def verifiers_of(tokens: Iterable[str]) -> str:
+    """The value of `CALLERS` or `SCRAPERS` of a function that knows these tokens."""
+    return ",".join(map(verifier_of, tokens))
+
+
 def parse_tokens(text: str) -> tuple[str, ...]:
     """Tokens for metrics, separated by commas; several while one takes over from another. Raises
     `InvalidDocument`, which shows none of them."""

@@ -20,6 +20,7 @@ import httptools
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
+from knafka.core.addresses import is_loopback
 from knafka.receiver import answers
 from knafka.receiver.address import ROOTS, address_of, path_of
 from knafka.receiver.answers import Answer
@@ -45,7 +46,6 @@ UNCOUNTED_HEAD: Final = 16 * 1024
 """Bytes of a head that are parsed before its headers are counted: they are 4,096 at most."""
 BODY_PARTS: Final = 64
 """Parts of a body that are kept as they came; more are put together, as each takes 40 bytes."""
-LOOPBACK: Final = frozenset({"::1", "::ffff:127.0.0.1"})
 _NOTED: Final = frozenset({len(b"host"), len(b"transfer-encoding"), len(b"content-encoding")})
 """How long the names are of headers that are looked at before the request is whole."""
 
@@ -483,7 +483,7 @@ class ReceiverProtocol(asyncio.Protocol):
 def _is_direct(transport: asyncio.BaseTransport) -> bool:
     """Whether the sender isn't on this machine, as Knative's proxy and func's host are."""
     host = _peer(transport)
-    return bool(host) and not (host.startswith("127.") or host in LOOPBACK)
+    return bool(host) and not is_loopback(host)
 
 
 def _peer(transport: asyncio.BaseTransport) -> str:

@@ -16,6 +16,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from knafka_operator.decide.encryption import TLS_SECRET, Https, tls_host
+from knafka_operator.decide.receiver_scaling import least_pods
 from knafka_operator.decide.services import MIN_SCALE
 from knafka_operator.decide.status import NotReady
 from knafka_operator.model.resources import Broker, are_certificates
@@ -59,8 +60,7 @@ def https_of_secret(
     authorities = secret.get("ca.crt", "").strip()
     if authorities and not are_certificates(authorities):
         raise _invalid(where, "ca.crt holds no certificates in PEM form")
-    least = broker.metadata.annotations.get(MIN_SCALE, "0").strip()
-    if not least.isdecimal() or int(least) < 1:
+    if least_pods(broker.metadata.annotations, 0) < 1:
         raise NotReady(
             "TLSNeedsMinScale",
             f"its receiver ends TLS itself, past Knative, which then wakes none: annotate it "

@@ -15,6 +15,7 @@ from typing import Final
 from knafka.core import names
 from knafka.core.errors import InvalidDocument
 from knafka_operator.decide import services
+from knafka_operator.decide.receiver_scaling import least_pods
 from knafka_operator.decide.services import MIN_SCALE
 from knafka_operator.model.resources import OURS, Resource, annotation_path
 from knafka_operator.model.settings import Settings
@@ -30,7 +31,7 @@ def is_direct(broker: Resource, settings: Settings) -> bool:
     """Whether a Broker's senders go past Knative's proxy; where only the installation says so, not
     those of one that may sleep. Raises `InvalidDocument`."""
     word = broker.metadata.annotations.get(DIRECT)
-    may_sleep = broker.metadata.annotations.get(MIN_SCALE, "1").strip() == "0"
+    may_sleep = least_pods(broker.metadata.annotations, 1) < 1
     if word is None:
         return settings.direct and not may_sleep
     direct = _WORDS.get(word.strip().lower())

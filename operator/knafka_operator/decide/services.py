@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from knafka.core import documents, names
 from knafka.core.addresses import LOCAL_ADDRESSES
-from knafka.core.caller_tokens import CALLERS, SCRAPERS, verifier_of
+from knafka.core.caller_tokens import CALLERS, SCRAPERS, verifiers_of
 from knafka.core.contract import Delivery, Egress, Receiver, Shard
 from knafka.settings import (
     API_FOLDER,
@@ -496,7 +496,7 @@ def knative_service(
     if callers := settings.tokens.verifiers(url(name, ownership["namespace"], settings)):
         environment[CALLERS] = callers
     if settings.metrics_tokens:
-        environment[SCRAPERS] = ",".join(map(verifier_of, settings.metrics_tokens))
+        environment[SCRAPERS] = verifiers_of(settings.metrics_tokens)
     if oidc:
         environment[OIDC_URL] = API_SERVER
     mounts: list[tuple[str, str, Mapping[str, Any]]] = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from knafka.core.caller_tokens import token_of, verifier_of
+from knafka.core.caller_tokens import token_of, verifiers_of
 
 
 class FunctionTokens:
@@ -25,7 +25,7 @@ class FunctionTokens:
 
     def verifiers(self, url: str) -> str:
         """The value of `CALLERS` of the function at `url`; empty: it answers everybody."""
-        return ",".join(map(verifier_of, self.bearers(url)))
+        return verifiers_of(self.bearers(url))
 
 
 def authorization(bearer: str) -> dict[str, str]:
