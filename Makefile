@@ -106,6 +106,7 @@ chaos: $(VENV)/.dev ## Disturb bursts; take Kafka and the operator away under lo
 		tests/cluster/test_outages.py tests/cluster/test_operator_absent.py \
 		tests/cluster/test_changes.py tests/cluster/test_planned_changes.py \
 		tests/cluster/test_rolls.py tests/cluster/test_components.py tests/cluster/test_slow_api_server.py \
+		tests/cluster/test_direct.py tests/cluster/test_senders.py \
 		tests/cluster/test_dead_letter_jobs.py \
 		tests/cluster/test_dead_letter_docs.py \
 		tests/integration/test_dead_letter_pipeline.py tests/integration/test_dead_letters_on_s3.py \

@@ -23,6 +23,8 @@ from support.installation import READY, ROOT, Installation, Subscriber
 from support.requests import ingress
 from support.steady_load import RATE, Load, longest_pause
 
+from bench.usage import cpu_seconds
+from bench.world import build_kbench
 from knafka.core import names
 from knafka_operator.decide.direct import DIRECT
 from testcluster import settings
@@ -36,7 +38,6 @@ LONGEST_PAUSE: Final = 1.0 if FULL else 3.0
 """Seconds; in the gate, on whatever machine, three times as long."""
 AFTERWARDS: Final = 5.0
 """Seconds of load after a change: what follows late is seen, too."""
-KBENCH: Final = ROOT / "tools" / "bench" / "build" / "kbench"
 INGRESS: Final = f"http://{settings.NODE_IP}:81"
 
 Way = tuple[str, str, Callable[[], float]]
@@ -54,6 +55,24 @@ def direct_component(installed: Installation) -> Iterator[None]:
     installed.cluster.kubectl("delete", "-f", path)
 
 
+def until_address(installed: Installation, namespace: str, *, direct: bool) -> str:
+    """The Broker's address once it is of this way."""
+
+    def address() -> str:
+        url = str(installed.status("broker", "default", namespace)["address"]["url"])
+        return url if (f"{SERVICE}." in url) == direct else ""
+
+    way = "direct" if direct else "Knative's"
+    return installed.cluster.wait_for(address, READY, f"the address is {way}")
+
+
+def service_url(installed: Installation, namespace: str) -> str:
+    """Of the Service past Knative, by its address: this machine knows no names of the cluster."""
+    service = installed.cluster.get("service", SERVICE, namespace)
+    assert service is not None
+    return f"http://{service['spec']['clusterIP']}:80"
+
+
 class Directed:
     """A Broker and who sends to whatever address its status has."""
 
@@ -62,19 +81,9 @@ class Directed:
 
     def follow(self, *, direct: bool) -> None:
         """Wait until the address is of this way, and send there from then on."""
-        cluster = self.installed.cluster
-
-        def address() -> str:
-            status = self.installed.status("broker", "default", self.namespace)
-            url = str(status["address"]["url"])
-            return url if (f"{SERVICE}." in url) == direct else ""
-
-        url = cluster.wait_for(
-            address, READY, f"an address that is{'' if direct else ' not'} direct"
-        )
-        service = cluster.get("service", SERVICE, self.namespace)
-        assert service is not None
-        self.load.send_to(url, f"http://{service['spec']['clusterIP']}" if direct else INGRESS)
+        url = until_address(self.installed, self.namespace, direct=direct)
+        through = service_url(self.installed, self.namespace) if direct else INGRESS
+        self.load.send_to(url, through)
 
     def annotate(self, key: str, value: str) -> None:
         self.installed.cluster.kubectl(
@@ -193,14 +202,12 @@ async def test_what_an_event_costs_by_each_way(
     a minute with as many events as are taken, and one with 2,000 a second."""
     annotations = {DIRECT: "true", MIN_SCALE: "1", "autoscaling.knative.dev/max-scale": "1"}
     installed.broker(namespace, annotations=annotations)
-    with Load("", 1) as load:
-        Directed(installed, namespace, load).follow(direct=True)
+    until_address(installed, namespace, direct=True)
+    kbench = build_kbench()
     (pod,) = installed.cluster.pods(namespace, RECEIVER)
     path = f"/{namespace}/default"
-    service = installed.cluster.get("service", SERVICE, namespace)
-    assert service is not None
     ways: dict[str, Way] = {
-        "direct": (f"http://{service['spec']['clusterIP']}:80{path}", "", _pod_cpu(pod)),
+        "direct": (f"{service_url(installed, namespace)}{path}", "", _pod_cpu(pod)),
         "its proxy": (f"http://{pod['status']['podIP']}:8012{path}", "", _pod_cpu(pod)),
         "gateway and proxy": (
             f"{INGRESS}{path}", f"{RECEIVER}.{namespace}.svc.cluster.local", _pod_cpu(pod)
@@ -212,25 +219,24 @@ async def test_what_an_event_costs_by_each_way(
         await alone.ready()
         pid = alone.process.pid
         ways = {
-            "the function alone": (f"{alone.url}{declared.path}", "", lambda: _process_cpu(pid)),
+            "the function alone": (f"{alone.url}{declared.path}", "", lambda: cpu_seconds([pid])),
             **ways,
         }
         for name, way in [*ways.items(), *ways.items()]:
             for rate in (0, 2000):
-                found, used = await asyncio.to_thread(_load, way, rate)
+                found, used = await asyncio.to_thread(_load, kbench, way, rate)
                 assert set(found["status"]) == {"202"}, f"{name}: {found}"
                 cost = f"{used * 1e6 / found['ok']:.1f} us, {found['per_s']:.0f}/s"
                 print(f"{name}, {rate or 'as many as are taken'}: {cost}, {found['latency_ms']}")
 
 
-def _load(way: Way, rate: int) -> tuple[dict[str, Any], float]:
+def _load(kbench: Path, way: Way, rate: int) -> tuple[dict[str, Any], float]:
     """What kbench says, and the seconds of CPU that were used meanwhile."""
     url, host, cpu = way
-    command = [str(KBENCH), "load", f"-url={url}", f"-host={host}", f"-rate={rate}", "-c=64"]
+    options = f"-url={url}", f"-host={host}", f"-rate={rate}", "-c=64", "-d=15s"
+    command = [str(kbench), "load", *options]
     began = cpu()
-    done = subprocess.run(
-        [*command, "-d=15s"], input="\n\n", capture_output=True, text=True, check=True
-    )
+    done = subprocess.run(command, input="\n\n", capture_output=True, text=True, check=True)
     used = cpu() - began
     return json.loads(done.stdout.splitlines()[-1]), used
 
@@ -243,8 +249,3 @@ def _pod_cpu(pod: dict[str, Any]) -> Callable[[], float]:
         path / "cpuacct.usage" for path in hierarchy.rglob("pod*") if path.name == f"pod{uid}"
     ]
     return lambda: int(usage.read_text()) / 1e9
-
-
-def _process_cpu(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -63,7 +63,7 @@ class Usage:
         self._began = time.monotonic()
         self._machine = _machine_cpu()
         self._cpu = self._cpu_now()
-        self._peaks: Counter[str] = Counter()
+        self._peaks: dict[str, float] = dict.fromkeys(groups, 0.0)
         self._sampling = asyncio.create_task(self._sample())
 
     def end(self) -> dict[str, Any]:
@@ -101,4 +101,4 @@ class Usage:
 def _machine_cpu() -> float:
     """Seconds that all processes of the machine have used; guests are in `user` already."""
     spent = psutil.cpu_times()
-    return sum(spent[:8]) - spent.idle - spent.iowait
+    return float(sum(spent[:8]) - spent.idle - spent.iowait)

@@ -188,7 +188,7 @@ class World:
 @asynccontextmanager
 async def world(options: Options) -> AsyncIterator[World]:
     """Kafka, kbench and a sink."""
-    kbench = _build()
+    kbench = build_kbench()
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="knafka-bench-")))
         bootstrap, pid = options.bootstrap, options.kafka_pid
@@ -268,7 +268,7 @@ def machine() -> dict[str, Any]:
     }
 
 
-def _build() -> Path:
+def build_kbench() -> Path:
     """kbench, compiled; Go's own cache makes the second time fast."""
     go = shutil.which("go")
     if go is None:
