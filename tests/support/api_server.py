@@ -24,6 +24,7 @@ KINDS: Final[dict[str, dict[str, str]]] = {
     CORE: {
         "ConfigMap": "configmaps",
         "Event": "events",
+        "Namespace": "namespaces",
         "Pod": "pods",
         "Secret": "secrets",
         "Service": "services",

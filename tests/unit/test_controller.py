@@ -40,6 +40,7 @@ WITHIN = 1.0
 """Seconds within which a change is seen."""
 SINKS = "sinks.example/v1"
 AWAY = "away:9092"
+OBJECTS = (("Broker", "shop", "default"), ("Trigger", "shop", "mail"))
 BAD = 40
 """Objects of a tenant with whom something is wrong: more than are reconciled at a time."""
 
@@ -279,6 +280,29 @@ async def test_what_is_deleted_goes_with_its_group_and_topic(ready: World) -> No
     controller = ready.controller
     kept = (ready.operator.states.declared, controller._gone, controller._deletions.began)
     await until(lambda: not any(kept) and len(ready.operator.queue) == 0)
+
+
+async def test_what_a_namespace_holds_goes_as_soon_as_the_namespace_is_deleted(
+    ready: World,
+) -> None:
+    """Kubernetes deletes the objects in it last: when their pods are gone, and after a pause."""
+    namespace = CORE, "Namespace", "", "shop"
+    ready.server.put(*namespace, metadata={"finalizers": ["kubernetes"]})
+    ready.server.remove(*namespace)
+    objects = {name: ready.server.path(EVENTING, *name) for name in OBJECTS}
+    stored = ready.server.objects
+    await until(lambda: not any(stored[at]["metadata"]["finalizers"] for at in objects.values()))
+    assert not [at for at in list(stored) if "/serving.knative.dev/" in at]
+    assert names.trigger_group("shop", "mail") not in ready.log.groups
+    assert names.broker_topic("shop", "default") not in await MemoryAdmin(ready.log).topics()
+
+    for kind, where, name in objects:
+        ready.server.remove(EVENTING, kind, where, name)
+    ready.server.put(*namespace, metadata={"finalizers": []})
+    await until(lambda: "shop" not in ready.controller.ending)
+    ready.broker()
+    ready.trigger()
+    await until(lambda: ready.is_ready("Trigger", "mail"))
 
 
 async def test_one_that_is_made_anew_under_its_name_is_another_one(ready: World) -> None:

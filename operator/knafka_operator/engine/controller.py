@@ -82,6 +82,8 @@ class Controller:
         self._deletions = Deletions(post, operator.settings)
         self._gone: dict[Key, Document] = {}
         """What was deleted, and isn't forgotten yet."""
+        self.ending: set[str] = set()
+        """Namespaces that are being deleted, and with them all that they hold."""
 
     def on_change(self, kind: Kind, document: Document, *, gone: bool) -> None:
         """An object as it is now, or was last."""
@@ -105,7 +107,7 @@ class Controller:
             return await kind.absent(identity)
         if gone is not None:
             kind.on_change(document, gone=False)  # another one of its name, forgotten with it
-        if "deletionTimestamp" in document["metadata"]:
+        if "deletionTimestamp" in document["metadata"] or identity.namespace in self.ending:
             return await self._finalize(kind, key, document)
         if not kind.is_ours(document):
             await kind.leave(document)

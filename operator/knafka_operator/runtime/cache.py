@@ -195,6 +195,10 @@ class CachedCluster:
             if each.of.metadata_only:
                 each.documents.pop(reference[2:], None)
 
+    def known(self, of: Selection, namespace: str) -> list[Identity]:
+        """The objects in a namespace that watches have told of."""
+        return [each for each in self._of(of).versions if each[0] == namespace]
+
     def tell(self, reference: Reference) -> None:
         """This object has changed, or something that belongs to it."""
         for key in list(self._referrers.get(reference, ())):

@@ -37,6 +37,7 @@ from knafka_operator.runtime.selections import (
     CONFIG_MAPS,
     DEFINITIONS,
     JOBS,
+    NAMESPACES,
     PODS,
     POLICIES,
     SECRETS,
@@ -163,6 +164,8 @@ class ClusterController(Controller):
                     self._operator.queue.enqueue(key)
         elif of is PODS:
             self._on_pods(changed, gone)
+        elif of is NAMESPACES:
+            self._on_namespaces(changed, gone)
         elif of is CONFIG_MAPS:
             for document in (*changed, *gone):
                 self._tracing.on_config_map(document)
@@ -210,6 +213,18 @@ class ClusterController(Controller):
             if _is_receiver(pod):
                 self._operator.on_receiver(pod, gone=True)
             self._on_ending(pod)
+
+    def _on_namespaces(self, changed: Sequence[Document], gone: Sequence[Document]) -> None:
+        """What a namespace that goes holds goes at once, not when Kubernetes deletes each object:
+        that is when all pods have ended, and ours end when their functions do."""
+        for namespace in changed:
+            metadata = namespace["metadata"]
+            if "deletionTimestamp" in metadata and metadata["name"] not in self.ending:
+                self.ending.add(metadata["name"])
+                for of in self._own:
+                    for identity in self._cluster.known(of, metadata["name"]):
+                        self._operator.queue.enqueue((of.kind, *identity))
+        self.ending -= {namespace["metadata"]["name"] for namespace in gone}
 
     def _on_ending(self, pod: Document) -> None:
         """A reconciliation may be waiting for this pod of its Service to end."""

@@ -26,6 +26,8 @@ SUBSCRIBERS: Final = Selection(SERVING, "Service", labels=f"!{services.ROLE}", m
 PODS: Final = Selection(CORE, "Pod", labels=services.ROLE, metadata_only=True)
 """Of our functions. A receiver that starts means that an event is on its way; a dispatcher of an
 older Revision that ends is waited for."""
+NAMESPACES: Final = Selection(CORE, "Namespace", metadata_only=True)
+"""Of one that is deleted, Kubernetes deletes the pods first and our objects half a minute later."""
 CONFIG_MAPS: Final = Selection(CORE, "ConfigMap", metadata_only=True)
 SECRETS: Final = Selection(
     CORE,
@@ -59,5 +61,5 @@ UNWATCHED: Final = frozenset(
 """apiVersion and kind of what is asked for and nobody has to hear of, by an archive, for a Trigger
 that shows tokens, or for a function that isn't Ready, whose Service changes with its Revision. All
 of a cluster's Leases change all the time, and our role lists none of these."""
-BESIDE: Final = (FUNCTIONS, SUBSCRIBERS, PODS, CONFIG_MAPS, SECRETS, DEFINITIONS)
+BESIDE: Final = (FUNCTIONS, SUBSCRIBERS, PODS, NAMESPACES, CONFIG_MAPS, SECRETS, DEFINITIONS)
 """What is followed beside the kinds that are reconciled."""
