@@ -29,8 +29,8 @@ AFTERWARDS: Final = 6.0 if FULL else 3.0
 """Seconds of load after a change is Ready: what follows late is seen, too."""
 SETTLED: Final = 90.0
 GONE: Final = 60.0
-"""Seconds; 49 were measured at a load of 9. 5 until Kubernetes begins, 36 until it looks again (half
-of the pods' grace), and what it takes to go through some 90 kinds: docs/performance.md."""
+"""Seconds; 49 were measured at a load of 9. 5 until Kubernetes begins, 36 until it looks again
+(half of the pods' grace), and what it takes to go through some 90 kinds: docs/performance.md."""
 DISPATCHER: Final = "all-kn-dispatcher"
 
 ISOLATION: Final = "knafka.dev/isolation"

@@ -132,7 +132,7 @@ class KafkaGroups:
     async def delete(self, group: str) -> None:
         """Nothing if there is none."""
         with needing(group=("Delete", group)):
-            await self._calls.many(
+            await self._calls.of_coordinator(
                 lambda timeout: self._calls.admin.delete_consumer_groups(
                     [group], request_timeout=timeout
                 ),
@@ -152,7 +152,7 @@ class KafkaGroups:
         """
         copy = f"{group}{COPY}"
         with needing(group=("Describe", group)):
-            described = await self._calls.many(
+            described = await self._calls.of_coordinator(
                 lambda timeout: self._calls.admin.describe_consumer_groups(
                     [group, copy], request_timeout=timeout
                 ),
@@ -247,7 +247,7 @@ class KafkaGroups:
 
     async def exists(self, group: str) -> bool:
         """Whether Kafka knows a group of this name."""
-        described = await self._calls.many(
+        described = await self._calls.of_coordinator(
             lambda timeout: self._calls.admin.describe_consumer_groups(
                 [group], request_timeout=timeout
             ),
@@ -258,7 +258,7 @@ class KafkaGroups:
     async def members(self, group: str) -> Collection[str]:
         """The client ids of those that are in it."""
         with needing(group=("Describe", group)):
-            described = await self._calls.many(
+            described = await self._calls.of_coordinator(
                 lambda timeout: self._calls.admin.describe_consumer_groups(
                     [group], request_timeout=timeout
                 ),

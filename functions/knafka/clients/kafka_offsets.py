@@ -54,11 +54,10 @@ class KafkaOffsets:
         self, group: str, topic: str, partitions: Collection[int]
     ) -> Mapping[int, Commit]:
         calls = self._calls
-        described = await calls.single(
-            lambda timeout: calls.admin.describe_consumer_groups([group], request_timeout=timeout)[
-                group
-            ]
+        answers = await calls.of_coordinator(
+            lambda timeout: calls.admin.describe_consumer_groups([group], request_timeout=timeout)
         )
+        described = answers[group]
         if described.members:
             count = len(described.members)
             raise GroupHasMembers(
@@ -98,12 +97,13 @@ class KafkaOffsets:
         """Commit once; what Kafka says against it."""
         wanted = ConsumerGroupTopicPartitions(group, offsets)
         calls = self._calls
-        answer = await calls.single(
+        answers = await calls.of_coordinator(
             lambda timeout: calls.admin.alter_consumer_group_offsets(
                 [wanted], request_timeout=timeout
-            )[group]
+            )
         )
-        return next((each.error for each in answer.topic_partitions if each.error), None)
+        partitions = answers[group].topic_partitions
+        return next((each.error for each in partitions if each.error), None)
 
     async def close(self) -> None:
         self._calls.close()

@@ -31,6 +31,8 @@ LISTEN: Final = 0.2
 REFRESH: Final = 1.0
 """Seconds without an answer after which librdkafka is made to ask which brokers there are. By
 itself (2.16.1) it waits for minutes for a controller or leader that is gone."""
+NO_TIMEOUT: Final = 3600.0
+"""Seconds, the most that librdkafka takes for a request."""
 THREADS: Final = 8
 """Calls that block, at a time; threads of our own, so that a Kafka that is away stops nobody."""
 
@@ -74,6 +76,8 @@ class AdminCalls:
         self._answered_at = time.monotonic()
         self.admin = open_admin(connection, self._errors.record)
         """Another one after a `reopen`."""
+        self._opened = 1
+        """How many clients there were: what holds on to one of them keeps its requests alive."""
 
     async def single(self, ask: Callable[[float], Future[T]]) -> T:
         """The result of one of the admin client's futures; `ask` is given the seconds it has."""
@@ -90,26 +94,57 @@ class AdminCalls:
         with one of these codes; `some`: with any, as long as there is another one's result."""
 
         async def answers(timeout: float) -> dict[K, T]:
-            asked = ask(timeout)
-            found = {}
-            first: KafkaException | None = None
-            for key, each in asked.items():
-                # All are answered at once: to await each would cost more than the request.
-                if not each.done():
-                    await self._answer(each)
-                try:
-                    found[key] = each.result()
-                except KafkaException as error:
-                    if error.args[0].code() in leaving_out:
-                        continue
-                    if not some:
-                        raise
-                    first = first or error
-            if first is not None and not found:
-                raise first
-            return found
+            return await self._results(ask(timeout), timeout, leaving_out, some=some)
 
         return await self._patiently(answers)
+
+    async def of_coordinator(
+        self, ask: Callable[[float], Mapping[K, Future[T]]], leaving_out: Collection[int] = ()
+    ) -> dict[K, T]:
+        """As `many`, of requests that go to the coordinator of a group.
+
+        librdkafka (2.16.1) aborts the process if its own time for such a request runs out and a
+        broker comes up afterwards (librdkafka 4605). So the request is given more time than
+        anybody has, and who waits no longer gives up the client with it: nothing is sent late.
+        """
+
+        async def answers(timeout: float) -> dict[K, T]:
+            opened = self._opened
+            asked = ask(NO_TIMEOUT)
+            try:
+                return await self._results(asked, timeout, leaving_out)
+            finally:
+                if opened == self._opened and not all(each.done() for each in asked.values()):
+                    with suppress(LogError):
+                        self._end(self._replace())
+
+        return await self._patiently(answers)
+
+    async def _results(
+        self,
+        asked: Mapping[K, Future[T]],
+        timeout: float,
+        leaving_out: Collection[int],
+        *,
+        some: bool = False,
+    ) -> dict[K, T]:
+        found = {}
+        first: KafkaException | None = None
+        for key, each in asked.items():
+            # All are answered at once: to await each would cost more than the request.
+            if not each.done():
+                await self._answer(each, timeout)
+            try:
+                found[key] = each.result()
+            except KafkaException as error:
+                if error.args[0].code() in leaving_out:
+                    continue
+                if not some:
+                    raise
+                first = first or error
+        if first is not None and not found:
+            raise first
+        return found
 
     async def batch(
         self,
@@ -128,7 +163,7 @@ class AdminCalls:
             # Who waits may give up; librdkafka must be able to set a result nevertheless.
             answer.set_running_or_notify_cancel()
             ask(answer, timeout)
-            await self._answer(answer)
+            await self._answer(answer, timeout)
             results = answer.result()
             failed = [each for each in results.values() if isinstance(each, KafkaError)]
             if not failed:
@@ -153,12 +188,16 @@ class AdminCalls:
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _answer(self, future: Future[Any]) -> None:
-        """Wait until there is one; raises `LogError` if there will be none."""
+    async def _answer(self, future: Future[Any], timeout: float) -> None:
+        """Wait until there is one; raises `LogError` if there will be none, `KafkaException` if
+        there is none within `timeout` seconds, of which a client that is given up says nothing."""
         answered = asyncio.wrap_future(future)
+        deadline = time.monotonic() + timeout + LISTEN
         refresh_at = time.monotonic() + REFRESH
         try:
             while not (await asyncio.wait({answered}, timeout=LISTEN))[0]:
+                if time.monotonic() > deadline:
+                    raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
                 self.admin.poll(0)
                 if time.monotonic() > refresh_at:
                     self._refresh()
@@ -205,10 +244,15 @@ class AdminCalls:
 
     def reopen(self) -> None:
         """Go on with another client. Raises `LogError` where there can be none."""
-        former, self.admin = self.admin, open_admin(self._connection, self._errors.record)
-        self._answered_at = time.monotonic()
         # What others have asked it ends in its own time.
-        asyncio.get_running_loop().call_later(self.timeout, self._end, former)
+        asyncio.get_running_loop().call_later(self.timeout, self._end, self._replace())
+
+    def _replace(self) -> AdminClient:
+        """The client until now. Raises `LogError` where there can be no other one."""
+        former, self.admin = self.admin, open_admin(self._connection, self._errors.record)
+        self._opened += 1
+        self._answered_at = time.monotonic()
+        return former
 
     def _end(self, former: AdminClient) -> None:
         """Let go of a client on a thread: its end waits for threads of its own."""
