@@ -24,6 +24,11 @@ from knafka_operator.decide.authentication import (
 )
 from knafka_operator.decide.broker import ObservedTopic
 from knafka_operator.decide.desired import LOG_TIME, MIN_IN_SYNC, Defaults, Topic
+from knafka_operator.decide.direct import (
+    channels_direct_host,
+    channels_direct_service,
+    is_direct_channel,
+)
 from knafka_operator.decide.effects import (
     Annotate,
     Apply,
@@ -33,6 +38,7 @@ from knafka_operator.decide.effects import (
     Effect,
     LeaveReceivers,
     Probe,
+    ProbeDirect,
     Refusal,
     WriteIngress,
 )
@@ -70,6 +76,7 @@ RECEIVERS: Final = "knafka.dev/receivers"
 """Key of `status.annotations`: names of the receivers that may have an entry of the channel. More
 than one while it moves to that of another Secret."""
 
+DIRECT_REFUSAL: Final = Refusal("this KafkaChannel", "", "DirectServiceRejected")
 ROUTE_REFUSAL: Final = Refusal("this KafkaChannel", "ServiceNotOurs", "RouteRejected", "Service")
 """One that goes with the channel before this one is somebody else's, too. The Ingress is in the
 operator's namespace, where nobody else makes one."""
@@ -109,8 +116,10 @@ class ObservedChannel(Observed):
     """Whether all replicas of the receiver have read that."""
     gateway: Gateway | None = None
     """Through which it gets an address of its own; None: it is addressed by its path."""
-    routed: bool = False
-    """Whether it is."""
+    routed: str | None = None
+    """The host that its own leads to, as it was declared now."""
+    direct_served: bool = False
+    """Whether the Service past Knative's proxy is as declared."""
     probed: str | None = None
     """The address that has answered now."""
     subscribers: Sequence[Mapping[str, Any]] = ()
@@ -127,8 +136,10 @@ class ObservedChannel(Observed):
                 return replace(seen, ingress=ingress, accepted=False)
             case AwaitReceivers():
                 return replace(seen, accepted=True)
-            case Apply(Step.APPLY_ROUTE):
-                return replace(seen, routed=True)
+            case Apply(Step.APPLY_ROUTE, (*_, service)):
+                return replace(seen, routed=service["spec"]["externalName"])
+            case Apply(Step.APPLY_DIRECT_SERVICE):
+                return replace(seen, direct_served=True)
             case Probe(answers_for=url):
                 return replace(seen, probed=url)
             case LeaveReceivers(stays=stays):
@@ -214,7 +225,9 @@ def decide(seen: ObservedChannel, settings: Settings) -> ChannelDecision:
     receiver = services.channels_receiver_name(_secret_name(connection))
     service, whose = Identity(settings.namespace, receiver), receiver_contract(connection, settings)
     contract = receivers.contract_topic(whose, connection.defaults)
+    direct = False
     with conditions.step(DATA_PLANE_AVAILABLE):
+        direct = is_direct_channel(channel, settings)
         if seen.revision is None:
             manifest = services.channels_receiver_service(
                 whose, connection.secret, settings, oidc=senders.is_on
@@ -237,19 +250,35 @@ def decide(seen: ObservedChannel, settings: Settings) -> ChannelDecision:
         annotations[receivers.ACCEPTED] = receivers.entry_digest(whose.contract_topic, ingress)
     if not conditions.holds(CONTRACT_UPDATED):
         return decision(topic)
-    gateway, url = seen.gateway, services.url(receiver, settings.namespace, settings) + ingress.path
+    gateway, leads_to = seen.gateway, services.host(receiver, settings.namespace, settings)
+    if direct:
+        with conditions.step(DATA_PLANE_AVAILABLE):
+            if not seen.direct_served:
+                manifest = channels_direct_service(receiver, settings)
+                needed.first(Apply(Step.APPLY_DIRECT_SERVICE, (manifest,), DIRECT_REFUSAL))
+        if not seen.direct_served:
+            return decision(topic)
     with conditions.step(PROBE_SUCCEEDED):
+        answered = annotations.get(PROBED), seen.probed
+        if direct:
+            leads_to = channels_direct_host(receiver, settings)
+        elif gateway is not None:
+            leads_to = gateway.host
+        probed = url = f"http://{leads_to}{ingress.path}"
+        if direct and probed not in answered:
+            needed.first(ProbeDirect(probed, probed))
         if gateway is not None:
             url = f"http://{hosts[-1]}"  # KN-CHN-11
-            if not seen.routed:
+            probed = probed if direct else url
+            if seen.routed != leads_to:
                 manifests = (
                     routes.route(broker, receiver, gateway, settings),
-                    routes.service(broker, gateway),
+                    routes.service(broker, leads_to),
                 )
                 needed.first(Apply(Step.APPLY_ROUTE, manifests, ROUTE_REFUSAL))
-        if url not in (annotations.get(PROBED), seen.probed):
-            needed.first(Probe(url, url))
-        annotations[PROBED] = url
+        if probed not in answered:
+            needed.first(Probe(probed, probed))
+        annotations[PROBED] = probed
         if isinstance(seen.https, NotReady):
             unaddressed = seen.https
         http = address_of(url, ingress.audience)

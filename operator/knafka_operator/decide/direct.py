@@ -5,6 +5,9 @@
             it has answered; one pod always runs, and Knative scales by what the receiver shows it
     false   Knative's way, from zero
 
+KafkaChannels share receivers, so the installation says how these are scaled. A channel's host leads
+to the pods then, unless its annotation is "false"; its address stays.
+
 Not here: how a receiver shows its load (`knafka.receiver.direct`).
 """
 
@@ -21,34 +24,48 @@ from knafka_operator.model.resources import OURS, Resource, annotation_path
 from knafka_operator.model.settings import Settings
 
 DIRECT: Final = f"{OURS}direct"
-"""Annotation of a Broker."""
+"""Annotation of a Broker or KafkaChannel."""
 PORT: Final = 8080
 """Where Knative has functions listen."""
+HTTP: Final = {"name": "http", "port": 80, "targetPort": PORT}
 _WORDS: Final = {"true": True, "false": False}
 
 
 def is_direct(broker: Resource, settings: Settings) -> bool:
     """Whether a Broker's senders go past Knative's proxy; where only the installation says so, not
     those of one that may sleep. Raises `InvalidDocument`."""
-    word = broker.metadata.annotations.get(DIRECT)
+    direct = _declared(broker)
     may_sleep = least_pods(broker.metadata.annotations, 1) < 1
-    if word is None:
-        return settings.direct and not may_sleep
-    direct = _WORDS.get(word.strip().lower())
     if direct is None:
-        problem = f"invalid value: {word:.80}: want {', '.join(_WORDS)}"
-        raise InvalidDocument(annotation_path(DIRECT), problem)
+        return settings.direct and not may_sleep
     if direct and may_sleep:
         problem = f"Knative wakes no pod for its senders: want {MIN_SCALE} of 1 or more, or none"
         raise InvalidDocument(annotation_path(DIRECT), problem)
     return direct
 
 
+def is_direct_channel(channel: Resource, settings: Settings) -> bool:
+    """Whether a KafkaChannel's senders go past Knative's proxy. Raises `InvalidDocument`."""
+    direct = _declared(channel)
+    if direct and not settings.direct:
+        problem = "its receiver serves other channels, too: set the operator's KNAFKA_DIRECT"
+        raise InvalidDocument(annotation_path(DIRECT), problem)
+    return settings.direct if direct is None else direct
+
+
+def _declared(resource: Resource) -> bool | None:
+    """What the annotation says; None: nothing. Raises `InvalidDocument`."""
+    if (word := resource.metadata.annotations.get(DIRECT)) is None:
+        return None
+    if (direct := _WORDS.get(word.strip().lower())) is None:
+        problem = f"invalid value: {word:.80}: want {', '.join(_WORDS)}"
+        raise InvalidDocument(annotation_path(DIRECT), problem)
+    return direct
+
+
 def direct_service(broker: Resource) -> services.Manifest:
     """The Service that leads to the port of the receiver's pods."""
-    return services.receiver_pods_service(
-        broker, _name(broker), {"name": "http", "port": 80, "targetPort": PORT}
-    )
+    return services.receiver_pods_service(broker, _name(broker), HTTP)
 
 
 def direct_url(broker: Resource, settings: Settings) -> str:
@@ -56,5 +73,20 @@ def direct_url(broker: Resource, settings: Settings) -> str:
     return services.url(_name(broker), broker.metadata.namespace, settings)
 
 
+def channels_direct_service(receiver: str, settings: Settings) -> services.Manifest:
+    """The same for the receiver of this name that KafkaChannels share; it stays, as that does."""
+    return services.channels_receiver_pods_service(
+        receiver, _channels_name(receiver), HTTP, settings
+    )
+
+
+def channels_direct_host(receiver: str, settings: Settings) -> str:
+    return services.host(_channels_name(receiver), settings.namespace, settings)
+
+
 def _name(broker: Resource) -> str:
     return names.child(broker.metadata.name, "-kn-receiver-direct")
+
+
+def _channels_name(receiver: str) -> str:
+    return names.child(receiver, "-direct")

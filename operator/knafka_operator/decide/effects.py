@@ -36,7 +36,7 @@ class Refusal:
     owner: str
     """Whose it would be: `this Sensor`."""
     not_ours: str
-    """The reason where somebody else made an object of that name."""
+    """The reason where somebody else made an object of that name; empty: that is nobody's."""
     rejected: str
     """The reason where the API server takes it from nobody like us; empty: that isn't said."""
     kind: str | None = None
@@ -124,6 +124,12 @@ class Probe:
     url: str
     answers_for: str
     """That Revision, or the address."""
+
+
+class ProbeDirect(Probe):
+    """The same of a channel's receiver past Knative's proxy, before its host leads there."""
+
+    step: ClassVar = Step.PROBE_DIRECT
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@
 
 An Ingress is in the namespace of what it leads to: the receiver's.
 That is what a DomainMapping does, which Knative refuses for a cluster's own domain. Where there is
-no gateway the address is the channel's path at its receiver.
+no gateway the address is the channel's path at its receiver. Past Knative's proxy (`direct`) the
+host leads to the receiver's pods; the Ingress stays for who still knows where the gateway is.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def route(channel: Broker, receiver: str, to: Gateway, settings: Settings) -> Ma
         "appendHeaders": {ORIGINAL_HOST: whole},
     }
     path = {
-        "rewriteHost": f"{receiver}.{settings.namespace}.svc.{settings.cluster_domain}",
+        "rewriteHost": services.host(receiver, settings.namespace, settings),
         "splits": [split],
     }
     rule = {
@@ -99,8 +100,8 @@ def route(channel: Broker, receiver: str, to: Gateway, settings: Settings) -> Ma
     }
 
 
-def service(channel: Broker, to: Gateway) -> Manifest:
-    """The name of the channel's host."""
+def service(channel: Broker, to: str) -> Manifest:
+    """The name of the channel's host, which leads to another one."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -112,7 +113,7 @@ def service(channel: Broker, to: Gateway) -> Manifest:
         },
         "spec": {
             "type": "ExternalName",
-            "externalName": to.host,
+            "externalName": to,
             "sessionAffinity": "None",
             "ports": [{"name": "http", "protocol": "TCP", "port": 80, "targetPort": 80}],
         },

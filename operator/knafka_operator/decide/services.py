@@ -246,18 +246,33 @@ def receiver_service(
 
 def receiver_pods_service(broker: Resource, name: str, port: Mapping[str, Any]) -> Manifest:
     """A Service of ours that leads to a port of the pods of a Broker's receiver, past Knative."""
-    selector = {ROLE: RECEIVER, BROKER: names.child(broker.metadata.name, "")}
+    metadata = {
+        "namespace": broker.metadata.namespace,
+        "ownerReferences": [owner_reference(broker)],
+    }
+    return _pods_service(name, metadata, names.child(broker.metadata.name, ""), port)
+
+
+def channels_receiver_pods_service(
+    receiver: str, name: str, port: Mapping[str, Any], settings: Settings
+) -> Manifest:
+    """The same of the receiver of this name that KafkaChannels share."""
+    return _pods_service(name, {"namespace": settings.namespace}, receiver, port)
+
+
+def _pods_service(
+    name: str, metadata: Mapping[str, Any], receiver: str, port: Mapping[str, Any]
+) -> Manifest:
+    """`receiver`: what its pods' label `BROKER` says."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {
-            "name": name,
-            "namespace": broker.metadata.namespace,
-            # Not the role: what has that is a function.
-            "labels": with_common_labels({BROKER: selector[BROKER]}),
-            "ownerReferences": [owner_reference(broker)],
+        # Not the role: what has that is a function.
+        "metadata": {"name": name, "labels": with_common_labels({BROKER: receiver}), **metadata},
+        "spec": {
+            "selector": {ROLE: RECEIVER, BROKER: receiver},
+            "ports": [{"protocol": "TCP", **port}],
         },
-        "spec": {"selector": selector, "ports": [{"protocol": "TCP", **port}]},
     }
 
 
@@ -270,19 +285,27 @@ def channels_receiver_service(
     receiver: Receiver, secret: tuple[str, str] | None, settings: Settings, *, oidc: bool = False
 ) -> Manifest:
     """The receiver of many KafkaChannels (CHN-23): it stays when the last one goes. `oidc` as of a
-    Broker's."""
+    Broker's; whether senders come past Knative's proxy is the installation's setting."""
     metadata = {"namespace": settings.namespace, "labels": {OWNER: CHANNELS_OWNER}}
     name = channels_receiver_name(None if secret is None else secret[0])
+    direct = settings.direct
+    scaling = _DIRECT_SCALING if direct else _RECEIVER_SCALING
+    environment = {
+        "FUNCTION_TARGET": "receive",
+        RECEIVER_CONTRACT: one_line(documents.dump(receiver)),
+    }
+    if direct:
+        environment[SERVICE_URL] = url(name, settings.namespace, settings)
     return knative_service(
         name,
         metadata,
-        labels={ROLE: RECEIVER, BROKER: name},
-        annotations={KNATIVE_AUTOSCALING + key: value for key, value in _RECEIVER_SCALING.items()},
-        declared=_OIDC_DECLARED if oidc else {},
-        environment={
-            "FUNCTION_TARGET": "receive",
-            RECEIVER_CONTRACT: one_line(documents.dump(receiver)),
+        labels={ROLE: RECEIVER, BROKER: name, **(DIRECT_LABEL if direct else {})},
+        annotations={KNATIVE_AUTOSCALING + key: value for key, value in scaling.items()},
+        declared={
+            **(_OIDC_DECLARED if oidc else {}),
+            **({"direct": "true"} if direct else {}),
         },
+        environment=environment,
         secret=secret,
         resources=settings.pods.receiver_resources,
         settings=settings,
@@ -419,7 +442,12 @@ def exact_scaling(least: int, most: int, settings: Settings) -> Mapping[str, str
 
 def url(name: str, namespace: str, settings: Settings) -> str:
     """Where a function is, within the cluster."""
-    return f"http://{name}.{namespace}.svc.{settings.cluster_domain}"
+    return f"http://{host(name, namespace, settings)}"
+
+
+def host(name: str, namespace: str, settings: Settings) -> str:
+    """The whole name of a Service's host, within the cluster."""
+    return f"{name}.{namespace}.svc.{settings.cluster_domain}"
 
 
 def owner_reference(owner: Resource) -> Manifest:

@@ -39,6 +39,7 @@ class Step(Enum):
     """There is the Service that leads to the TLS which a Broker's receiver ends itself."""
     APPLY_DIRECT_SERVICE = auto()
     """There is the Service that leads senders past Knative's proxy."""
+    PROBE_DIRECT = auto()
     PROBE_RECEIVER = auto()
     LEAVE_RECEIVERS = auto()
     """Receivers accept nothing for a channel that another one serves now."""
@@ -125,6 +126,8 @@ CHANNEL_ORDER: Final = (
     Step.RECORD_RECEIVERS,  # before the entry: a deletion finds every entry
     Step.WRITE_INGRESS,  # before its address leads anywhere: Ready is never answered 404
     Step.AWAIT_RECEIVERS,
+    Step.APPLY_DIRECT_SERVICE,
+    Step.PROBE_DIRECT,  # before the channel's host leads there
     Step.APPLY_ROUTE,
     Step.PROBE_RECEIVER,
     Step.LEAVE_RECEIVERS,  # after its address leads to the new one, before the status forgets them

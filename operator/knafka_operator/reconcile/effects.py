@@ -178,7 +178,7 @@ class Effects:
     ) -> Document:
         """Raises `NotReady`, also for an object of that name which somebody else made."""
         kind, (namespace, name) = manifest["kind"], Identity.of(manifest)
-        if refusal is not None and refusal.kind in (None, kind):
+        if refusal is not None and refusal.not_ours and refusal.kind in (None, kind):
             there = await self.cluster.get(manifest["apiVersion"], kind, namespace, name)
             if there is not None and document["metadata"]["uid"] not in services.owners(there):
                 raise _not_ours(refusal, f"{kind} {name}")
