@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from support.channels import Channels
+from support.cluster import OPERATOR_NAMESPACE
 from support.functions import receiver
 from support.installation import READY, ROOT, Installation, Subscriber
 from support.requests import ingress
@@ -33,6 +35,7 @@ FULL: Final = "KNAFKA_RATE" in os.environ
 EVENTS_A_SECOND: Final = float(os.environ.get("KNAFKA_RATE", RATE))
 RECEIVER: Final = "default-kn-receiver"
 SERVICE: Final = "default-kn-receiver-direct"
+CHANNELS_SERVICE: Final = "kafka-channel-receiver-direct"
 MIN_SCALE: Final = "autoscaling.knative.dev/min-scale"
 LONGEST_PAUSE: Final = 1.0 if FULL else 3.0
 """Seconds; in the gate, on whatever machine, three times as long."""
@@ -170,6 +173,57 @@ def _all_arrive(installed: Installation, subscriber: Subscriber, load: Load) -> 
     sent = load.accepted
     installed.cluster.wait_for(lambda: sent <= set(subscriber.ids()), 90, f"all {len(sent)} events")
     print(f"{len(sent)} accepted, {len(load.failed)} not, 0 lost")
+
+
+@pytest.mark.skipif(not FULL, reason="make chaos: three minutes")
+@pytest.mark.usefixtures("channels_go")
+def test_a_channels_host_leads_past_the_proxy_and_back_and_no_send_fails(
+    channels: Channels, direct_component: None, namespace: str
+) -> None:
+    """Its address stays: senders follow where its host leads."""
+    installed = channels.installed
+    subscriber = installed.subscriber(namespace)
+    address = channels.channel(namespace, "orders")
+    channels.subscription(namespace, "all", "orders", subscriber.ref)
+    pauses: dict[str, float] = {}
+
+    def until_led(*, past: bool) -> None:
+        installed.cluster.wait_for(
+            lambda: (
+                past
+                == installed.cluster.get("service", "orders-kn-channel", namespace)["spec"][  # type: ignore[index]
+                    "externalName"
+                ].startswith(CHANNELS_SERVICE)
+            ),
+            READY,
+            "its host leads to the other way",
+        )
+
+    with Load(address, EVENTS_A_SECOND) as load:
+        subscriber.wait_for(50)
+        began = time.time()
+        with installed.settings(KNAFKA_DIRECT="enabled"):
+            until_led(past=True)
+            service = installed.cluster.get("service", CHANNELS_SERVICE, OPERATOR_NAMESPACE)
+            assert service is not None
+            load.send_to(address, f"http://{service['spec']['clusterIP']}:80")
+            time.sleep(AFTERWARDS)
+            pauses["on"] = longest_pause(subscriber.seen(), began, time.time())
+            began = time.time()
+            off = "annotate", "kafkachannel", "orders", "-n", namespace, f"{DIRECT}=false"
+            installed.cluster.kubectl(*off)
+            until_led(past=False)
+            load.send_to(address, INGRESS)
+            time.sleep(AFTERWARDS)
+            pauses["off"] = longest_pause(subscriber.seen(), began, time.time())
+            began = time.time()
+        installed.until_ready("kafkachannel", "orders", namespace, within=120)
+        time.sleep(AFTERWARDS)
+        pauses["its receiver as before"] = longest_pause(subscriber.seen(), began, time.time())
+    print(f"nothing arrived for, s: {pauses}")
+    _all_arrive(installed, subscriber, load)
+    assert load.failed == {}
+    assert max(pauses.values()) < LONGEST_PAUSE
 
 
 @pytest.mark.skipif(not FULL, reason="make chaos: two minutes")
