@@ -27,6 +27,7 @@ from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import SERVING
 from knafka_operator.model.sensors import SENSOR, Bus
 from knafka_operator.model.settings import Settings
+from knafka_operator.model.sinks import KAFKA_SINK
 from knafka_operator.reconcile.brokers import Brokers
 from knafka_operator.reconcile.channels import Channels
 from knafka_operator.reconcile.dead_letters import DeadLetters
@@ -52,6 +53,7 @@ from knafka_operator.scale.drains import HttpDrains
 from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
 from knafka_operator.scale.repeat import repeat
 from knafka_operator.scale.scaler import Drains
+from knafka_operator.sinks.kind import KafkaSinks
 from knafka_operator.sources.kind import KafkaSources
 from knafka_operator.sources.observe import SourceObserver
 
@@ -150,6 +152,7 @@ class Operator:
         self.sources: KafkaSources | None = None
         """Beside the Triggers of Brokers."""
         self._publishing_sources: Publishing | None = None
+        self.sinks: KafkaSinks | None = None
         self.sensors: Sensors | None = None
         """One for both families: either may have the bus of one."""
         if beside is not None:
@@ -178,6 +181,9 @@ class Operator:
             running.append(repeat("rolling", partial(rolls.look, cluster), LOOK_INTERVAL))
             if self.sensors is not None:
                 running.append(self.sensors.publish(self.queue))
+            if settings.sinks:
+                of_sinks = settings, cluster, self._kafkas, self.states, self.effects, _now
+                self.sinks = KafkaSinks(*of_sinks)
             if settings.sources:
                 self.sources = self._make_sources(probe, wake)
                 running += self._run_sources(self.sources)
@@ -455,6 +461,8 @@ class Operator:
         for each in self.all:
             for identity in filter(of, list(each.states.brokers)):
                 self.queue.enqueue((each.family.broker, *identity))
+        for identity in filter(of, list(self.sinks.records) if self.sinks is not None else ()):
+            self.queue.enqueue((KAFKA_SINK, *identity))
 
     def on_receiver(self, pod: Document, *, new: bool = True, gone: bool = False) -> None:
         """A pod of a receiver; where a `new` one is made and there was none, an event made it."""
@@ -463,7 +471,8 @@ class Operator:
             state.kafka.scaler.prewarm(state.topic.name, PREWARM_LIMIT)
 
     def _used_kafkas(self) -> set[KafkaCluster]:
-        return set[KafkaCluster]().union(*(each.states.kafkas() for each in self.delivering))
+        used = set[KafkaCluster]().union(*(each.states.kafkas() for each in self.delivering))
+        return used if self.sinks is None else used | self.sinks.used_kafkas()
 
     @property
     def delivering(self) -> Sequence[Triggers]:

@@ -139,7 +139,7 @@ KNATIVE_AUTOSCALING: Final = "autoscaling.knative.dev/"
 MAX_SCALE: Final = "autoscaling.knative.dev/max-scale"
 MIN_SCALE: Final = "autoscaling.knative.dev/min-scale"
 
-_RECEIVER_SCALING: Final[Mapping[str, str]] = {
+RECEIVER_SCALING: Final[Mapping[str, str]] = {
     "min-scale": "0",
     "max-scale": "10",
     # By how many events arrive, and not by how many are under way: those are the more the slower a
@@ -152,7 +152,7 @@ _RECEIVER_SCALING: Final[Mapping[str, str]] = {
 
 
 _DIRECT_SCALING: Final[Mapping[str, str]] = {
-    **_RECEIVER_SCALING,
+    **RECEIVER_SCALING,
     "min-scale": "1",  # nothing starts a pod for who comes past Knative
     # By the requests that a receiver holds for the events that it has counted, 50 a second each
     # (`knafka.receiver.direct`): seven held ones are 350 events a second, as above.
@@ -206,7 +206,7 @@ def receiver_service(
 
     `autoscaling.knative.dev/...` annotations of the Broker are the receiver's.
     """
-    defaults = _DIRECT_SCALING if direct else _RECEIVER_SCALING
+    defaults = _DIRECT_SCALING if direct else RECEIVER_SCALING
     scaling = {KNATIVE_AUTOSCALING + key: value for key, value in defaults.items()}
     declared = {
         key: value
@@ -277,7 +277,7 @@ def channels_receiver_service(
         name,
         metadata,
         labels={ROLE: RECEIVER, BROKER: name},
-        annotations={KNATIVE_AUTOSCALING + key: value for key, value in _RECEIVER_SCALING.items()},
+        annotations={KNATIVE_AUTOSCALING + key: value for key, value in RECEIVER_SCALING.items()},
         declared=_OIDC_DECLARED if oidc else {},
         environment={
             "FUNCTION_TARGET": "receive",
