@@ -14,7 +14,6 @@ from knafka.core.contract import Ingress, parse_ingresses
 from knafka_operator.decide import services
 from knafka_operator.model.resources import SERVING
 from knafka_operator.model.sinks import KAFKA_SINK, SINKS_VERSION
-from knafka_operator.reconcile.work_queue import Key
 from knafka_operator.runtime.controller import ClusterController
 from knafka_operator.sinks.kind import KafkaSinks
 
@@ -46,10 +45,6 @@ class SinksWorld:
         found = self.inner.operator.sinks
         assert found is not None
         return found
-
-    def enqueued(self) -> set[Key]:
-        """What waits for its turn."""
-        return set(self.inner.operator.queue._items)
 
     def hear(self, stored: Mapping[str, Any], *, gone: bool = False) -> None:
         self.controller.on_change(self.controller.kinds[KAFKA_SINK], stored, gone=gone)
