@@ -33,6 +33,8 @@ from knafka_operator.reconcile.channels import Channels
 from knafka_operator.reconcile.dead_letters import DeadLetters
 from knafka_operator.reconcile.effects import Effects
 from knafka_operator.reconcile.entries import Entries
+from knafka_operator.reconcile.event_types import LOOK_INTERVAL as EVENT_TYPES_INTERVAL
+from knafka_operator.reconcile.event_types import EventTypes, PodTypes
 from knafka_operator.reconcile.functions import LOOK_INTERVAL, Rolls
 from knafka_operator.reconcile.kind import rfc3339_now as _now
 from knafka_operator.reconcile.moves import Moves
@@ -174,7 +176,11 @@ class Operator:
         self.moves = Moves(self.states, self.queue.enqueue, activity)
         moving = repeat("moving Triggers", self.moves.look, move_interval)
         counting = repeat("counting dead letters", self.dead_letters.look, PUBLISH_INTERVAL)
-        running = [publishing, moving, counting, Replays(settings, cluster, self.states).run()]
+        parts_of_types = self.states, receivers, PodTypes(self._bearers)
+        self.event_types = EventTypes(settings, cluster, *parts_of_types)
+        noting = repeat("making EventTypes", self.event_types.look, EVENT_TYPES_INTERVAL)
+        replaying = Replays(settings, cluster, self.states).run()
+        running = [publishing, moving, counting, noting, replaying]
         if beside is None:
             if settings.trust_bundles:
                 running.append(self.trust_bundles.run())

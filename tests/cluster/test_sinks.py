@@ -66,6 +66,10 @@ def declare(sinks: Installation, namespace: str, name: str, **spec: Any) -> dict
     return document
 
 
+def headers_of(record: Any) -> dict[str, Any]:
+    return dict(record.headers() or ())
+
+
 def read(sinks: Installation, topic: str) -> list[tuple[Any, dict[str, Any], Any]]:
     """Key, headers and value of each record, as any client of Kafka reads them."""
     servers = {"bootstrap.servers": sinks.kafka.bootstrap("PLAINTEXT")}
@@ -75,7 +79,7 @@ def read(sinks: Installation, topic: str) -> list[tuple[Any, dict[str, Any], Any
         _, end = consumer.get_watermark_offsets(place, 10)
         consumer.assign([place])
         found = consumer.consume(end, 30) if end else []
-        return [(each.key(), dict(list(each.headers() or ())), each.value()) for each in found]
+        return [(each.key(), headers_of(each), each.value()) for each in found]
     finally:
         consumer.close()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from support.kafka import Kafka
@@ -21,7 +21,7 @@ async def test_events_lie_in_kafka_in_the_content_mode_that_the_sink_asks_for(
     kafka: Kafka, tmp_path: Path, mode: Literal["binary", "structured"]
 ) -> None:
     """CE-K1, CE-K7: whatever mode they came in, with the key of either."""
-    of_sink = {"kind": "KafkaSink", "content_mode": mode}
+    of_sink: dict[str, Any] = {"kind": "KafkaSink", "content_mode": mode}
     async with running(kafka.bootstrap_servers, tmp_path / "log", **of_sink) as served:
         async with served.connect() as wire:
             for request in VALID:

@@ -42,7 +42,7 @@ class World:
 
     def records(self) -> list[tuple[bytes | None, dict[str, bytes], bytes | None]]:
         stored = self.log.topics["events"][0]
-        return [(each.key(), dict(each.headers() or ()), each.value()) for each in stored]  # type: ignore[union-attr]
+        return [(each.key(), dict(each.headers() or ()), each.value()) for each in stored]
 
 
 @pytest.mark.parametrize("request_", VALID, ids=lambda each: each.id)

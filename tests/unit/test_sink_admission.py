@@ -89,9 +89,9 @@ def test_pods_that_its_annotations_ask_for_are_within_what_is_allowed() -> None:
 
 @pytest.mark.parametrize("field", ["topic", "numPartitions", "replicationFactor"])
 def test_the_topic_may_not_change(field: str) -> None:
-    value = "other" if field == "topic" else 3
+    changed: dict[str, Any] = {field: "other" if field == "topic" else 3}
     with pytest.raises(InvalidDocument, match="Immutable fields changed") as refused:
-        check_sink(sink(**{field: value}), sink())
+        check_sink(sink(**changed), sink())
     assert f"spec.{field}" in str(refused.value)
 
 

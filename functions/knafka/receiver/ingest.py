@@ -53,6 +53,7 @@ from knafka.receiver.authentication import SenderCheck, TokenVerifier
 from knafka.receiver.batches import Batch
 from knafka.receiver.direct import LOAD, HeldRequests
 from knafka.receiver.encryption import Check, EncryptedOnly
+from knafka.receiver.event_types import EVENT_TYPES, SeenTypes
 from knafka.receiver.tracing import IngestTracing
 
 log = logging.getLogger(__name__)
@@ -153,12 +154,14 @@ class IngestHandler:
         callers: Callers = EVERYBODY,
         scrapers: Callers = EVERYBODY,
         verifier: TokenVerifier | None = None,
+        types: SeenTypes | None = None,
     ) -> None:
         """`clock`: seconds since whenever. `more_metrics`: of the writers' clients. `only_path`: of
         the one Broker that a contract's receiver is for; it is known where `contract` is None.
         `callers`: who is told of the contract, `scrapers`: of metrics. `verifier`: of senders'
-        tokens."""
+        tokens. `types`: what new types are noted in; None: nobody wants to know of them."""
         self.limits = limits
+        self._types = types
         self._clock = clock
         self._tracing = tracing
         self._more_metrics = more_metrics
@@ -211,6 +214,8 @@ class IngestHandler:
         refused = () if contract is None else contract.refused.keys()
         self._refused = frozenset(path.encode() for path in refused)
         self._served, self._routes = served, routes
+        if self._types is not None:
+            self._types.keep(served)
         root = None if self._only_path is None else served.get(self._only_path)
         # A host that is declared decides what `/` is, and another host is nobody's (KN-CHN-11).
         self._root = None if root is None or root.ingress.hosts else root
@@ -246,11 +251,13 @@ class IngestHandler:
         self, route: BrokerRoute, headers: HttpHeaders, body: bytes, respond: Respond
     ) -> None:
         """`handle` for a POST to a Broker."""
-        limits, clock = self.limits, self._clock
+        limits, clock, types = self.limits, self._clock, self._types
         began = clock()
 
         def stored(error: LogError | None) -> None:
             self._waiting_bytes -= held
+            if types is not None and error is None:
+                types.note(route.ingress.path, kept)
             route.duration.observe(clock() - began)
             route.respond(answers.ACCEPTED if error is None else _refusal(route, error), respond)
 
@@ -337,6 +344,9 @@ class IngestHandler:
 
             def stored(error: LogError | None) -> None:
                 self._waiting_bytes -= held
+                if self._types is not None and error is None:
+                    for each in records:
+                        self._types.note(route.ingress.path, each.headers)
                 route.duration.observe(clock() - began)
                 answer = answers.ACCEPTED if error is None else _refusal(route, error)
                 batch.answered(answer)
@@ -369,6 +379,10 @@ class IngestHandler:
                 if not self._callers.accept(bearer_of(headers)):
                     return answers.NOT_THE_OPERATOR
                 return answers.document(self._contract_read(self._contract))
+            if path == EVENT_TYPES and self._types is not None:
+                if not self._callers.accept(bearer_of(headers)):
+                    return answers.NOT_THE_OPERATOR
+                return answers.document(self._types.document())
         answer = self._nowhere(path)
         self._unrouted[answer.status] += 1
         return answer

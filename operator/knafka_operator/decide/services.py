@@ -25,6 +25,7 @@ from knafka.core.caller_tokens import CALLERS, SCRAPERS, verifiers_of
 from knafka.core.contract import Delivery, Egress, Receiver, Shard
 from knafka.settings import (
     API_FOLDER,
+    EVENT_TYPES,
     LEAVING,
     LOG_FORMAT,
     OIDC_URL,
@@ -118,6 +119,13 @@ _OIDC_DECLARED: Final[Mapping[str, str]] = {"oidc": "enabled"}
 """At once for every receiver and shard: without the keys it can take no event that wants a token,
 without the way to tokens send none to a destination that does."""
 
+_TELLS_EVENT_TYPES: Final[Mapping[bool, Mapping[str, str]]] = {
+    # Not in the contract: a receiver of an earlier release, which runs until its turn, knows no
+    # such field, and would serve nothing.
+    True: {EVENT_TYPES: "enabled"},
+    False: {},
+}
+
 TRUST_BUNDLE: Final = "knafka-trust-bundle"
 """The ConfigMap that dispatchers mount, in each namespace that has some."""
 TRUST_PATH: Final = "/var/run/secrets/knafka/trust"
@@ -199,10 +207,11 @@ def receiver_service(
     oidc: bool = False,
     tls: str | None = None,
     direct: bool = False,
+    event_types: bool = False,
 ) -> Manifest:
     """The receiver of one Broker; `secret` is the mounted Secret's name and version, `oidc`:
     whether it verifies senders' tokens, `tls`: the Secret with which it ends TLS itself, `direct`:
-    whether senders come past Knative's proxy.
+    whether senders come past Knative's proxy, `event_types`: whether it tells of new ones.
 
     `autoscaling.knative.dev/...` annotations of the Broker are the receiver's.
     """
@@ -216,6 +225,7 @@ def receiver_service(
     environment = {
         "FUNCTION_TARGET": "receive",
         RECEIVER_CONTRACT: one_line(documents.dump(receiver)),
+        **_TELLS_EVENT_TYPES[event_types],
     }
     if direct:
         environment[SERVICE_URL] = url(receiver_name(broker), broker.metadata.namespace, settings)
@@ -267,10 +277,15 @@ def channels_receiver_name(secret: str | None) -> str:
 
 
 def channels_receiver_service(
-    receiver: Receiver, secret: tuple[str, str] | None, settings: Settings, *, oidc: bool = False
+    receiver: Receiver,
+    secret: tuple[str, str] | None,
+    settings: Settings,
+    *,
+    oidc: bool = False,
+    event_types: bool = False,
 ) -> Manifest:
-    """The receiver of many KafkaChannels (CHN-23): it stays when the last one goes. `oidc` as of a
-    Broker's."""
+    """The receiver of many KafkaChannels (CHN-23): it stays when the last one goes. `oidc` and
+    `event_types` as of a Broker's."""
     metadata = {"namespace": settings.namespace, "labels": {OWNER: CHANNELS_OWNER}}
     name = channels_receiver_name(None if secret is None else secret[0])
     return knative_service(
@@ -282,6 +297,7 @@ def channels_receiver_service(
         environment={
             "FUNCTION_TARGET": "receive",
             RECEIVER_CONTRACT: one_line(documents.dump(receiver)),
+            **_TELLS_EVENT_TYPES[event_types],
         },
         secret=secret,
         resources=settings.pods.receiver_resources,

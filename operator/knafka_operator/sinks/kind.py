@@ -24,10 +24,10 @@ from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE, TOPIC_STATUS, Resource
 from knafka_operator.model.settings import Settings
 from knafka_operator.model.sinks import KAFKA_SINK, SINKS_VERSION, KafkaSink
-from knafka_operator.reconcile.authentication import observe_authentication
 from knafka_operator.reconcile.effects import Effects, resource_of
-from knafka_operator.reconcile.encryption import observe_encryption, observe_https_of
+from knafka_operator.reconcile.encryption import observe_https_of
 from knafka_operator.reconcile.endpoints import check_endpoint
+from knafka_operator.reconcile.features import observe_features
 from knafka_operator.reconcile.functions import delete_service
 from knafka_operator.reconcile.kind import Kind, Reconciler
 from knafka_operator.reconcile.observing import partitions_beside
@@ -180,6 +180,9 @@ class KafkaSinks(Reconciler[ObservedSink, SinkDecision, SinkRecord], Kind):
             record.kafka, secret = await self._connect(sink)
         except EXPECTED as error:
             return ObservedSink(document, sink, error)
+        features = await observe_features(
+            self.cluster, self.settings, self.states.policies, identity.namespace
+        )
         path = None if secret is None else services.SECRET_PATH
         reached = Kafka(bootstrap_servers=sink.servers, secret_path=path)
         seen = ObservedSink(
@@ -189,10 +192,8 @@ class KafkaSinks(Reconciler[ObservedSink, SinkDecision, SinkRecord], Kind):
             secret,
             taken=self._is_claimed(record, sink.servers, sink.spec.topic),
             others=self._partitions_beside(identity),
-            authentication=await observe_authentication(
-                self.cluster, self.states.policies, self.settings, identity.namespace
-            ),
-            encryption=await observe_encryption(self.cluster, self.settings),
+            authentication=features.authentication,
+            encryption=features.encryption,
         )
         if isinstance(seen.encryption, Encryption) and seen.encryption.is_on:
             receiver = identity.namespace, sink_receiver_name(sink)
