@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,10 +13,12 @@ from knafka.core.errors import LogError
 from knafka.settings import OIDC_URL
 from knafka_operator.decide.topics import TOPIC_ID
 from knafka_operator.model.event_policies import POLICIES_VERSION
+from knafka_operator.model.maxima import Maxima
 from knafka_operator.model.resources import SERVING, TOPIC_STATUS
 from knafka_operator.model.sinks import TOPIC_OWNER
 from knafka_operator.runtime.metrics import metrics
 
+LOGIN = {"protocol": "SASL_PLAINTEXT", "user": "me", "password": "x"}
 URL = "http://orders-kn-sink-receiver.shop.svc.cluster.local/shop/orders"
 
 
@@ -369,10 +372,41 @@ async def test_metrics_say_whether_it_is_ready() -> None:
 async def test_a_topic_is_deleted_with_the_credentials_that_were_known_last() -> None:
     """`kubectl delete -f` deletes the Secret too, in any order."""
     async with sinks_world() as world:
-        login = {"protocol": "SASL_PLAINTEXT", "user": "me", "password": "x"}
-        world.inner.declare_secret(SHOP, "login", **login)
+        world.inner.declare_secret(SHOP, "login", **LOGIN)
         world.declare(auth={"secret": {"ref": {"name": "login"}}}, **OWN)
         await world.turn()
         world.inner.cluster.remove("v1", "Secret", SHOP, "login")
         await world.delete()
         assert "own" not in world.inner.log.topics
+
+
+async def test_a_topic_that_nobody_can_delete_is_named_before_its_sink_goes() -> None:
+    """The operator is new, and the Secret is gone: it waits a while for one."""
+    async with sinks_world() as world:
+        world.inner.declare_secret(SHOP, "login", **LOGIN)
+        world.declare(auth={"secret": {"ref": {"name": "login"}}}, **OWN)
+        await world.turn()
+        world.inner.cluster.remove("v1", "Secret", SHOP, "login")
+        await world.start()
+        await world.delete()
+        assert world.stored()["metadata"]["deletionTimestamp"]
+        assert world.service() is None, "nothing is accepted meanwhile"
+        world.inner.declare_secret(SHOP, "login", **LOGIN)
+        await world.turn()
+        assert "own" not in world.inner.log.topics
+        assert not world.sinks.records
+
+
+async def test_a_topic_counts_to_what_its_namespace_may_have() -> None:
+    async with sinks_world() as world:
+        maxima = Maxima(namespace_partitions=5)
+        world.sinks.settings = replace(world.sinks.settings, maxima=maxima)
+        world.declare("first", topic="first", numPartitions=4, replicationFactor=1)
+        world.declare(**OWN)
+        await world.turn("first")
+        await world.turn()
+        assert world.says("Ready", "first") == ("True", "")
+        assert world.says("TopicReady")[1].startswith("NamespacePartitions topic own is not made")
+        await world.delete("first")
+        await world.turn()
+        assert world.says("Ready") == ("True", "")

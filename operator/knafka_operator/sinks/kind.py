@@ -112,22 +112,27 @@ class KafkaSinks(Reconciler[ObservedSink, SinkDecision, SinkRecord], Kind):
         record, of = self.remember(document), resource_of(document)
         # No event may be accepted into a topic that is about to go (KN-BRK-22).
         await delete_service(self.cluster, sink_receiver_name(of), of)
-        topic = _topic_made(document)
-        if topic is not None and not await self._is_named_elsewhere(of, topic):
-            kafka = record.kafka
-            try:
-                kafka = (await self._connect(parse(KafkaSink, _declared(document))))[0]
-            except InvalidDocument:
-                topic = None  # it may not have this one, or nobody can know which
-            except NotReady:
-                if kafka is None:
-                    raise
-            if topic is not None and kafka is not None:
-                known = annotations_of(document).get(TOPIC_ID)
-                claimed = self._is_claimed(record, _servers(document), topic)
-                if await topic_to_delete(kafka.topics, topic, known, claimed=claimed):
-                    await kafka.topics.delete_topic(topic)
+        if (topic := _topic_made(document)) is not None:
+            await self._delete_topic(document, topic, record)
         await self.forget(document)
+
+    async def _delete_topic(self, document: Document, topic: str, record: SinkRecord) -> None:
+        try:
+            sink = parse(KafkaSink, _declared(document))
+        except InvalidDocument:
+            return  # it may not have this one, or nobody can know which
+        if await self._is_named_elsewhere(sink, topic):
+            return
+        try:
+            kafka, _ = await self._connect(sink)
+        except (NotReady, InvalidDocument):
+            if record.kafka is None:
+                raise
+            kafka = record.kafka
+        known = annotations_of(document).get(TOPIC_ID)
+        claimed = self._is_claimed(record, sink.servers, topic)
+        if await topic_to_delete(kafka.topics, topic, known, claimed=claimed) is not None:
+            await kafka.topics.delete_topic(topic)
 
     def _is_claimed(self, record: SinkRecord, servers: str, topic: str) -> bool:
         return self.owners.get((servers, topic), record.uid) != record.uid
@@ -164,8 +169,9 @@ class KafkaSinks(Reconciler[ObservedSink, SinkDecision, SinkRecord], Kind):
         self.states.rolls.add_to(decision.conditions, receiver)
         status = super().status_of(seen, decision, record)
         record.is_ready = summary(status["conditions"]).get("status") == "True"
-        spec, topic = seen.document.get("spec") or {}, status["annotations"].get(TOPIC_STATUS)
-        record.partitions = 0 if topic is None else int(spec.get("numPartitions") or 0)
+        if isinstance(seen.sink, KafkaSink):
+            is_own = TOPIC_STATUS in status["annotations"]
+            record.partitions = (seen.sink.spec.num_partitions or 0) if is_own else 0
         return status
 
     # Observe.
