@@ -104,8 +104,8 @@ class Metric:
 
 
 def ingress_labels(ingress: Ingress) -> dict[str, str]:
-    """The labels of what is known of one Broker or KafkaChannel."""
-    what = "channel" if ingress.kind == "KafkaChannel" else "broker"
+    """The labels of what is known of one Broker, KafkaChannel or KafkaSink."""
+    what = ingress.kind.removeprefix("Kafka").lower()
     return {"namespace": ingress.namespace, what: ingress.broker}
 
 

@@ -20,6 +20,8 @@
     KNAFKA_TRUST_BUNDLES  dispatcher: folder with authorities that it trusts (none: the system's)
     KNAFKA_CALLERS     digests of the tokens that /drain and /contract want (none: everybody may)
     KNAFKA_SCRAPERS    digests of the tokens that /metrics wants (none: everybody may)
+    KNAFKA_EVENT_TYPES receiver: enabled: it tells its operator which types of events are new
+                       (disabled)
     KNAFKA_TLS         receiver: folder with tls.crt and tls.key, with which it serves TLS (none)
     KNAFKA_TLS_PORT    where it does (8443)
     OTEL_*             tracing: see `knafka.tracing.settings`
@@ -55,6 +57,7 @@ LOG_FORMAT: Final = "KNAFKA_LOG_FORMAT"
 PROFILING: Final = "KNAFKA_PROFILING"
 STATISTICS_INTERVAL: Final = "KNAFKA_STATISTICS_INTERVAL"
 
+EVENT_TYPES: Final = "KNAFKA_EVENT_TYPES"
 OIDC_URL: Final = "KNAFKA_OIDC_URL"
 OIDC_FOLDER: Final = "KNAFKA_OIDC_FOLDER"
 TLS: Final = "KNAFKA_TLS"
@@ -176,6 +179,15 @@ def statistics_interval(environment: Environment) -> float:
         problem = f"invalid value: {text:.80}: want whole seconds, 0 to 86400"
         raise InvalidDocument(STATISTICS_INTERVAL, problem)
     return float(text)
+
+
+def event_types(environment: Environment) -> bool:
+    """Whether a receiver tells which types of events are new. Raises `InvalidDocument`."""
+    wanted = environment.get(EVENT_TYPES, "disabled").strip().lower()
+    if wanted not in ("enabled", "disabled"):
+        problem = f"invalid value: {wanted:.80}: want enabled or disabled"
+        raise InvalidDocument(EVENT_TYPES, problem)
+    return wanted == "enabled"
 
 
 def ingresses(environment: Environment) -> Sequence[Ingress]:

@@ -27,11 +27,14 @@ from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import SERVING
 from knafka_operator.model.sensors import SENSOR, Bus
 from knafka_operator.model.settings import Settings
+from knafka_operator.model.sinks import KAFKA_SINK
 from knafka_operator.reconcile.brokers import Brokers
 from knafka_operator.reconcile.channels import Channels
 from knafka_operator.reconcile.dead_letters import DeadLetters
 from knafka_operator.reconcile.effects import Effects
 from knafka_operator.reconcile.entries import Entries
+from knafka_operator.reconcile.event_types import LOOK_INTERVAL as EVENT_TYPES_INTERVAL
+from knafka_operator.reconcile.event_types import EventTypes, PodTypes
 from knafka_operator.reconcile.functions import LOOK_INTERVAL, Rolls
 from knafka_operator.reconcile.kind import rfc3339_now as _now
 from knafka_operator.reconcile.moves import Moves
@@ -52,6 +55,7 @@ from knafka_operator.scale.drains import HttpDrains
 from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
 from knafka_operator.scale.repeat import repeat
 from knafka_operator.scale.scaler import Drains
+from knafka_operator.sinks.kind import KafkaSinks
 from knafka_operator.sources.kind import KafkaSources
 from knafka_operator.sources.observe import SourceObserver
 
@@ -150,6 +154,7 @@ class Operator:
         self.sources: KafkaSources | None = None
         """Beside the Triggers of Brokers."""
         self._publishing_sources: Publishing | None = None
+        self.sinks: KafkaSinks | None = None
         self.sensors: Sensors | None = None
         """One for both families: either may have the bus of one."""
         if beside is not None:
@@ -171,13 +176,20 @@ class Operator:
         self.moves = Moves(self.states, self.queue.enqueue, activity)
         moving = repeat("moving Triggers", self.moves.look, move_interval)
         counting = repeat("counting dead letters", self.dead_letters.look, PUBLISH_INTERVAL)
-        running = [publishing, moving, counting, Replays(settings, cluster, self.states).run()]
+        parts_of_types = self.states, receivers, PodTypes(self._bearers)
+        self.event_types = EventTypes(settings, cluster, *parts_of_types)
+        noting = repeat("making EventTypes", self.event_types.look, EVENT_TYPES_INTERVAL)
+        replaying = Replays(settings, cluster, self.states).run()
+        running = [publishing, moving, counting, noting, replaying]
         if beside is None:
             if settings.trust_bundles:
                 running.append(self.trust_bundles.run())
             running.append(repeat("rolling", partial(rolls.look, cluster), LOOK_INTERVAL))
             if self.sensors is not None:
                 running.append(self.sensors.publish(self.queue))
+            if settings.sinks:
+                of_sinks = settings, cluster, self._kafkas, self.states, self.effects, _now
+                self.sinks = KafkaSinks(*of_sinks)
             if settings.sources:
                 self.sources = self._make_sources(probe, wake)
                 running += self._run_sources(self.sources)
@@ -455,6 +467,8 @@ class Operator:
         for each in self.all:
             for identity in filter(of, list(each.states.brokers)):
                 self.queue.enqueue((each.family.broker, *identity))
+        for identity in filter(of, list(self.sinks.records) if self.sinks is not None else ()):
+            self.queue.enqueue((KAFKA_SINK, *identity))
 
     def on_receiver(self, pod: Document, *, new: bool = True, gone: bool = False) -> None:
         """A pod of a receiver; where a `new` one is made and there was none, an event made it."""
@@ -463,7 +477,8 @@ class Operator:
             state.kafka.scaler.prewarm(state.topic.name, PREWARM_LIMIT)
 
     def _used_kafkas(self) -> set[KafkaCluster]:
-        return set[KafkaCluster]().union(*(each.states.kafkas() for each in self.delivering))
+        used = set[KafkaCluster]().union(*(each.states.kafkas() for each in self.delivering))
+        return used if self.sinks is None else used | self.sinks.used_kafkas()
 
     @property
     def delivering(self) -> Sequence[Triggers]:

@@ -28,7 +28,7 @@ from knafka.core.http_binding import (
     request_of,
     text_of,
 )
-from knafka.core.kafka_binding import Draft, fits_binary, read, to_record
+from knafka.core.kafka_binding import Draft, fits_binary, in_structured_mode, read, to_record
 
 legal_text = st.text(st.characters(exclude_categories=("Cc", "Cs", "Cn")), max_size=20)
 plain_text = st.text(
@@ -117,6 +117,20 @@ def test_http_to_record_to_http_changes_nothing(event: Event) -> None:
 @given(events())
 def test_records_lose_nothing(event: Event) -> None:
     assert read_draft(to_record(event)) == event
+
+
+@given(events(), st.booleans())
+def test_a_structured_record_holds_the_event_of_the_binary_one(event: Event, traced: bool) -> None:
+    """CE-K7: attributes and data, the key, and what travels beside the event."""
+    beside = [("traceparent", b"00-1-2-01")] if traced else []
+    draft = to_record(event, beside)
+    structured = in_structured_mode(Draft(draft.key, [*draft.headers], draft.value))
+    assert structured.headers == [("content-type", b"application/cloudevents+json"), *beside]
+    envelope = read(structured.headers, structured.value)
+    assert envelope.document is not None
+    assert envelope.event == event
+    assert structured.key == draft.key
+    assert in_structured_mode(structured) == structured
 
 
 @given(events())

@@ -57,6 +57,7 @@ COMPONENTS: Final[Mapping[str, Component]] = {
     ),
     "sensors": Component("sensors", ("sensors.knafka.dev",), "KNAFKA_SENSORS"),
     "sources": Component("sources", ("kafkasources.sources.knative.dev",), "KNAFKA_SOURCES"),
+    "sinks": Component("sinks", ("kafkasinks.eventing.knative.dev",), "KNAFKA_SINKS"),
 }
 """By its folder's name, which is the name of the fixture, too, that a test takes to have it."""
 

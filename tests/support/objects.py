@@ -67,11 +67,16 @@ class Objects:
         return f"{found.path}/{where}{found.plural}"
 
     def _discover(self) -> Iterator[tuple[str, Kind]]:
-        """By each name that kubectl knows it by; where two have one, Kubernetes' own is meant."""
+        """By each name that kubectl knows it by; where two have one, Kubernetes' own is meant, and
+        of a group's versions the one that it prefers."""
         groups = self._read("/apis")["groups"]
-        preferred = [(each["name"], each["preferredVersion"]["groupVersion"]) for each in groups]
-        preferred.sort(key=lambda each: "." not in each[0] or each[0].endswith(".k8s.io"))
-        for group, version in [*preferred, ("", "v1")]:
+        groups.sort(key=lambda each: "." not in each["name"] or each["name"].endswith(".k8s.io"))
+        versions = [
+            (group["name"], version["groupVersion"])
+            for group in groups
+            for version in (*group["versions"], group["preferredVersion"])
+        ]
+        for group, version in [*versions, ("", "v1")]:
             path = f"/apis/{version}" if group else "/api/v1"
             for each in self._read(path)["resources"]:
                 if "/" in each["name"]:

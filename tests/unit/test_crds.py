@@ -21,6 +21,7 @@ from knafka_operator.model.channels import (
 from knafka_operator.model.operations import PurgeSpec, ReplaySpec
 from knafka_operator.model.resources import BrokerSpec, TriggerSpec
 from knafka_operator.model.sensors import SensorSpec
+from knafka_operator.model.sinks import KafkaSinkSpec
 from knafka_operator.model.sources import KafkaSourceSpec
 
 CRDS = Path(__file__).parents[2] / "crds"
@@ -36,6 +37,7 @@ def crd(kind: str) -> dict[str, Any]:
     folders = {
         "sensor": CRDS / "sensors",
         "kafkasource": CRDS / "sources",
+        "kafkasink": CRDS / "sinks",
         **dict.fromkeys(DEAD_LETTERS, CRDS / "dead-letters"),
         **dict.fromkeys(MESSAGING, CRDS / "messaging"),
     }
@@ -108,11 +110,12 @@ def drift(ours: Mapping[str, Any], theirs: Mapping[str, Any], path: str) -> Iter
         ("subscription", SubscriptionSpec),
         ("sensor", SensorSpec),
         ("kafkasource", KafkaSourceSpec),
+        ("kafkasink", KafkaSinkSpec),
         ("deadletterarchive", ArchiveSpec),
         ("deadletterreplay", ReplaySpec),
         ("deadletterpurge", PurgeSpec),
     ],
-    ids=[*EVENTING, *MESSAGING, "sensor", "source", "archive", "replay", "purge"],
+    ids=[*EVENTING, *MESSAGING, "sensor", "source", "sink", "archive", "replay", "purge"],
 )
 def test_the_schema_has_the_fields_that_we_read_and_no_other(kind: str, model: type[Model]) -> None:
     assert list(drift(read(model), schema(kind)["spec"], "spec")) == []
@@ -131,7 +134,7 @@ def test_a_field_that_only_one_side_knows_is_found() -> None:
     ]
 
 
-@pytest.mark.parametrize("kind", [*EVENTING, *MESSAGING])
+@pytest.mark.parametrize("kind", [*EVENTING, *MESSAGING, "kafkasink"])
 def test_the_schema_holds_no_rule_that_would_hide_the_webhooks_message(kind: str) -> None:
     """Names and types only: the API server asks the schema first, the validating webhook last.
 
@@ -325,6 +328,23 @@ def test_a_source_is_found_and_scaled_as_upstreams() -> None:
     ]
 
 
+def test_a_sink_is_an_addressable_as_upstreams() -> None:
+    """naming.md: KafkaSink."""
+    document, stored = crd("kafkasink"), version("kafkasink")
+    assert document["metadata"]["name"] == "kafkasinks.eventing.knative.dev"
+    assert document["spec"]["names"]["categories"] == ["all", "knative", "eventing"]
+    labels = document["metadata"]["labels"]
+    assert {name for name, value in labels.items() if value == "true"} == {
+        *("knative.dev/crd-install", "duck.knative.dev/addressable"),
+    }
+    assert (stored["name"], len(document["spec"]["versions"])) == ("v1alpha1", 1)
+    assert stored["subresources"] == {"status": {}}
+    assert columns("kafkasink") == [URL, AGE, READY, REASON]
+    status = schema("kafkasink")["status"]["properties"]
+    assert status.keys() == STATUS | {"address", "addresses", "policies"}
+    assert_parts_are_upstreams(status, status)
+
+
 def test_a_subscription_has_one_version() -> None:
     (only,) = crd("subscription")["spec"]["versions"]
     assert (only["name"], only["served"], only["storage"]) == ("v1", True, True)
@@ -341,8 +361,8 @@ def test_what_the_schema_fills_in_is_what_we_take_for_it() -> None:
 
 @pytest.mark.parametrize(
     "folder",
-    [CRDS, *(CRDS / each for each in ("messaging", "sensors", "sources", "dead-letters"))],
-    ids=["eventing", "messaging", "sensors", "sources", "dead letters"],
+    [CRDS, *(CRDS / each for each in ("messaging", "sensors", "sources", "sinks", "dead-letters"))],
+    ids=["eventing", "messaging", "sensors", "sources", "sinks", "dead letters"],
 )
 def test_kustomize_takes_every_crd(folder: Path) -> None:
     """Channels are asked for by themselves."""

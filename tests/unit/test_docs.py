@@ -40,7 +40,7 @@ SPEC_ID = re.compile(
 NO_REASONS = {
     *("ConfigMap", "CustomResourceDefinition", "RuntimeDefault"),
     *("PartialObjectMetadata", "PartialObjectMetadataList"),
-    *("KafkaChannel", "KafkaChannels", "KafkaSource"),
+    *("KafkaChannel", "KafkaChannels", "KafkaSource", "KafkaSink", "EventType"),
     *("ExternalName", "ClusterLocal", "LogAppendTime"),
     *("EventPolicy", "NotIn"),
     # Of a DeadLetterArchive's Job and its pods.

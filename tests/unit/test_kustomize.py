@@ -203,6 +203,24 @@ def test_sources_are_asked_for_by_a_component(tmp_path: Path) -> None:
         assert "delete" not in rule["verbs"]
 
 
+def test_sinks_are_asked_for_by_a_component(tmp_path: Path) -> None:
+    """Without it eventing-kafka-broker's are left alone, and their CRD isn't touched."""
+    deploy = os.path.relpath(ROOT / "operator" / "deploy", tmp_path.resolve())
+    mine = {"resources": [deploy], "components": [f"{deploy}/sinks"]}
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(mine))
+    found, base = built(tmp_path), built("operator/deploy")
+    assert found.keys() - base.keys() == {
+        ("CustomResourceDefinition", "kafkasinks.eventing.knative.dev"),
+        ("ClusterRole", "knafka-sinks"),
+        ("ClusterRoleBinding", "knafka-sinks"),
+        ("ClusterRole", "knafka-kafkasink-addressable"),
+    }
+    assert {key for key in base if base[key] != found[key]} == {("Deployment", "knafka-operator")}
+    assert environment(found) == environment(base) | {"KNAFKA_SINKS": "enabled"}
+    for rule in found["ClusterRole", "knafka-sinks"]["rules"]:
+        assert "delete" not in rule["verbs"]
+
+
 def test_archives_are_asked_for_by_a_component_and_only_jobs_may_make_pods(tmp_path: Path) -> None:
     """Issue 18: the operator itself may make none, and a Job's account only beside it."""
     deploy = os.path.relpath(ROOT / "operator" / "deploy", tmp_path.resolve())

@@ -52,6 +52,7 @@ TRIED_ELSEWHERE = {
     *("SecretNotAllowed", "SecretNotFound"),
     # test_operator_channel_entries.py
     *("ByKnafka", "ByKnativeEventing", "ChannelNotServed", "KnativeEventingNotSeen"),
+    "ContractTooLarge",  # test_operator_sinks.py
     # test_operator_forged_status.py
     "GroupNotOurs",
     # test_operator_credentials.py

@@ -1,4 +1,5 @@
-"""What pods of a receiver say of their position, whoever has put them there."""
+"""What pods of a receiver say of their position, and of new types of events, whoever has put them
+there."""
 
 from __future__ import annotations
 
@@ -8,7 +9,10 @@ from collections.abc import AsyncIterator
 import pytest
 from support.loopback import HOST, LoopbackServer
 
+from knafka_operator.decide.event_types import ToldType
+from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE
+from knafka_operator.reconcile.event_types import PodTypes
 from knafka_operator.reconcile.receivers import POSITION_BYTES, PodPositions
 from knafka_operator.runtime.memory_cluster import MemoryCluster
 
@@ -76,3 +80,47 @@ async def test_what_is_no_position_is_none(
 ) -> None:
     pod[0].head, pod[0].body = head, body
     assert await pod[1]("shop", "receiver") == {"pod": None}
+
+
+SERVICE = Identity("shop", "receiver")
+TOLD = b'{"eventTypes": [{"path": "/shop/default", "type": "made", "source": "/s"}]}'
+
+
+async def test_pods_say_which_types_of_events_are_new() -> None:
+    pod = Pod()
+    pod.body = TOLD
+    async with LoopbackServer(pod.handle) as server:
+        asking = PodTypes(lambda name, namespace: ["secret", "older"])
+        addresses = [f"http://{HOST}:{server.port}", f"http://{HOST}:1"]
+        assert await asking(SERVICE, addresses) == [ToldType("/shop/default", "made", "/s")]
+
+
+@pytest.mark.parametrize(
+    ("head", "body"),
+    [
+        ("HTTP/1.1 404 Not Found", b"no Broker is served here"),
+        ("HTTP/1.1 401 Unauthorized", TOLD),
+        ("HTTP/1.1 200 OK", b"[" * 100_000),
+        ("HTTP/1.1 200 OK", TOLD[:-1]),
+        ("HTTP/1.1 307 Temporary Redirect\r\nLocation: http://127.0.0.1:1/", TOLD),
+    ],
+    ids=["an older receiver", "another's token", "deep", "cut", "elsewhere"],
+)
+async def test_what_is_no_answer_tells_of_no_types(head: str, body: bytes) -> None:
+    pod = Pod()
+    pod.head, pod.body = head, body
+    async with LoopbackServer(pod.handle) as server:
+        found = await PodTypes(lambda name, namespace: [])(
+            SERVICE, [f"http://{HOST}:{server.port}"]
+        )
+        assert found == []
+
+
+async def test_of_types_without_an_end_only_the_beginning_is_read() -> None:
+    pod = Pod()
+    pod.body, pod.endless = TOLD, True
+    async with LoopbackServer(pod.handle) as server:
+        asking = PodTypes(lambda name, namespace: [])
+        found = await asking(SERVICE, [f"http://{HOST}:{server.port}"])
+        assert len(found) <= 1
+        assert pod.written < 16 * 1024 * 1024

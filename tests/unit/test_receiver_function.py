@@ -60,6 +60,18 @@ async def test_each_request_is_answered_and_stored_as_the_table_says(
     )
 
 
+@pytest.mark.parametrize(("setting", "status"), [("enabled", 200), ("disabled", 404)])
+async def test_it_tells_of_new_types_where_its_environment_says_so(
+    hosted: Hosted, setting: str, status: int
+) -> None:
+    receiver = Receiver()
+    await receiver.start({**environment(), "KNAFKA_EVENT_TYPES": setting})
+    asked = Hosted(hosted.log, receiver)
+    assert await asked.ask() == 202
+    assert await asked.ask(method="GET", path="/event-types") == status
+    await receiver.stop()
+
+
 async def test_a_body_in_parts_is_one_body(hosted: Hosted) -> None:
     assert await hosted.ask([b"a", b"", b"bc"]) == 202
     assert hosted.log.topics["events"][0][0].value() == b"abc"

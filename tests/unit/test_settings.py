@@ -13,6 +13,7 @@ from knafka.core.documents import dump
 from knafka.core.errors import InvalidDocument
 from knafka.settings import (
     EGRESS,
+    EVENT_TYPES,
     INGRESSES,
     LOG_LEVEL,
     RECEIVER,
@@ -159,3 +160,10 @@ def test_librdkafka_reports_every_fifteen_seconds_unless_it_is_set() -> None:
 def test_an_interval_that_is_none_is_told(interval: str) -> None:
     with pytest.raises(InvalidDocument, match=f"^{STATISTICS_INTERVAL}: invalid value"):
         settings.statistics_interval({STATISTICS_INTERVAL: interval})
+
+
+def test_new_types_of_events_are_told_where_that_is_asked_for() -> None:
+    assert not settings.event_types({})
+    assert settings.event_types({EVENT_TYPES: "Enabled"})
+    with pytest.raises(InvalidDocument, match=r"^KNAFKA_EVENT_TYPES: invalid value: yes"):
+        settings.event_types({EVENT_TYPES: "yes"})

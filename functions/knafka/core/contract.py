@@ -287,16 +287,18 @@ class Policy(Model):
 
 
 class Ingress(Model):
-    """One Broker or KafkaChannel, as its receiver sees it."""
+    """One Broker, KafkaChannel or KafkaSink, as its receiver sees it."""
 
     namespace: str
     broker: str
-    """Its name, a KafkaChannel's too."""
-    kind: Literal["Broker", "KafkaChannel"] = "Broker"
+    """Its name, a KafkaChannel's or KafkaSink's too."""
+    kind: Literal["Broker", "KafkaChannel", "KafkaSink"] = "Broker"
     hosts: tuple[str, ...] = ()
     """Names of hosts that are its own, in lower case and without a port: at `/` of such a host its
     events are taken as at its path (KN-CHN-11)."""
     topic: str
+    content_mode: Literal["binary", "structured"] = "binary"
+    """How its events lie in the topic, whatever mode they came in."""
     kafka: Kafka
     max_event_bytes: Annotated[int, Field(gt=0)] = MAX_EVENT_BYTES
     """Body and attributes together; more is answered with 413 (KN-DP-12)."""

@@ -1,8 +1,8 @@
 """The Kafka binding: an event as a record, and a record as an event (CE-K1 to CE-K7).
 
-Records are written in binary mode, whatever mode an event came in. The one exception is an event
-whose datacontenttype is itself that of a structured event or a batch: in binary mode a reader would
-mistake it (CE-K2).
+Records are written in binary mode, whatever mode an event came in, unless a KafkaSink wants them in
+structured mode. The one exception is an event whose datacontenttype is itself that of a structured
+event or a batch: in binary mode a reader would mistake it (CE-K2).
 Not here: Kafka clients, topics and partitions; record keys on the way out (CE-K4: a key says
 nothing about the event); any percent-encoding (CE-K1).
 """
@@ -130,6 +130,19 @@ def to_record(event: Event, passed: RecordHeaders | None = None) -> Draft:
         headers = [(CONTENT_TYPE, b"application/cloudevents+json; charset=UTF-8")]
         value = json_format.write(event)
     return Draft(None if key is None else key.encode(), headers + (passed or []), value)
+
+
+def in_structured_mode(record: Draft) -> Draft:
+    """The record of the same event in structured mode (CE-K7), of one in any mode.
+
+    What travels beside the event still does. The content type is upstream's, without a charset.
+    """
+    envelope = read(record.headers, record.value)
+    document = envelope.document
+    if document is None:
+        document = json_format.write(envelope.event)
+    headers = [(CONTENT_TYPE, json_format.MEDIA_TYPE.encode()), *envelope.passed]
+    return Draft(record.key, headers, document)
 
 
 def read(headers: Iterable[tuple[str, bytes | None]] | None, value: bytes | None) -> Envelope:

@@ -40,6 +40,9 @@ one since a time (milliseconds since the Unix epoch), behind the last if there i
 Reported: TypeAlias = Callable[[LogError | None], None]
 """Called once per appended record, on the event loop: None when it is durable."""
 
+Append: TypeAlias = Callable[[str, bytes | None, bytes | None, RecordHeaders, Reported], None]
+"""`LogWriter.append`, or what ends in it."""
+
 
 class Record(Protocol):
     """A record as it was read. The methods are those of confluent-kafka's Message, so that the

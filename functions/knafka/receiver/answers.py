@@ -42,8 +42,8 @@ OPTIONS: Final = Answer(
 HEALTHY: Final = Answer(HTTPStatus.OK, "OK")
 NOT_FOUND: Final = Answer(
     HTTPStatus.NOT_FOUND,
-    "no Broker or KafkaChannel is served here: want the path /{namespace}/{name}, or the path / at "
-    "a KafkaChannel's own host",
+    "no Broker, KafkaChannel or KafkaSink is served here: want the path /{namespace}/{name}, or "
+    "the path / at a KafkaChannel's own host",
 )
 UNREAD: Final = Answer(
     HTTPStatus.SERVICE_UNAVAILABLE,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from knafka.core.contract import Ingress
 from knafka.core.errors import LogError
 from knafka.core.kafka_binding import Draft
-from knafka.ports.log import LogWriter, Reported
+from knafka.ports.log import Append, Reported
 from knafka.receiver.answers import Answer
 from knafka.receiver.tracing import IngestTracing
 
@@ -36,11 +36,12 @@ class Batch:
     def append(
         self,
         ingress: Ingress,
-        writer: LogWriter,
+        append: Append,
         tracing: IngestTracing | None,
         stored: Reported,
     ) -> None:
-        """Have all stored, in their order; `stored` is called once, with the first error."""
+        """Have all stored by `append`, in their order; `stored` is called once, with the first
+        error."""
         self._stored = stored
         for number, (key, headers, value) in enumerate(self._records):
             reported: Reported = self._reported
@@ -48,7 +49,7 @@ class Batch:
                 respond, reported = tracing.receive(ingress, headers, _ignore, self._reported)
                 self._traced.append(respond)
             try:
-                writer.append(ingress.topic, key, value, headers, reported)
+                append(ingress.topic, key, value, headers, reported)
             except LogError as error:
                 self._left -= len(self._records) - number - 1
                 reported(error)

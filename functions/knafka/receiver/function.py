@@ -33,6 +33,7 @@ from knafka.receiver.authentication import TokenVerifier
 from knafka.receiver.connections import Connections
 from knafka.receiver.direct import HOLD_TIMEOUT, LOAD, MAX_HOLDS, DirectLoad, HeldRequests
 from knafka.receiver.entries import IngressEntries
+from knafka.receiver.event_types import SeenTypes
 from knafka.receiver.ingest import (
     IngestHandler,
     Limits,
@@ -83,6 +84,7 @@ class Receiver:
         ingresses = settings.ingresses(environment) if declared is None else ()
         self._callers = settings.callers(environment)
         self._scrapers = settings.scrapers(environment)
+        self._types = SeenTypes() if settings.event_types(environment) else None
         self._open_keys(settings.oidc_url(environment), settings.oidc_folder(environment))
         self._statistics = ClientStatistics(settings.statistics_interval(environment))
         self._tracing = start_tracing(environment, "knafka-receiver")
@@ -142,6 +144,7 @@ class Receiver:
         self.ingest = IngestHandler(
             ingresses, writers, _limits(), tracing=spans, more_metrics=self._statistics.metrics,
             callers=self._callers, scrapers=self._scrapers, verifier=self._verifier,
+            types=self._types,
         )  # fmt: skip
 
     def _follow(self, declared: contract.Receiver, spans: IngestTracing | None) -> None:
@@ -155,7 +158,7 @@ class Receiver:
         self.ingest = IngestHandler(
             (), (), _limits(), Contract(), tracing=spans, more_metrics=self._statistics.metrics,
             only_path=declared.path, callers=self._callers, scrapers=self._scrapers,
-            verifier=self._verifier,
+            verifier=self._verifier, types=self._types,
         )  # fmt: skip
         always = self._writer(declared.kafka)
 

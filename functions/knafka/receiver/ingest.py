@@ -35,7 +35,7 @@ from knafka.core.errors import (
 )
 from knafka.core.filters import Predicate
 from knafka.core.http_binding import record_of, records_of_batch
-from knafka.core.kafka_binding import read
+from knafka.core.kafka_binding import Draft, RecordHeaders, in_structured_mode, read
 from knafka.observability import (
     CONTENT_TYPE,
     Histogram,
@@ -45,7 +45,7 @@ from knafka.observability import (
     produced,
     prometheus_text,
 )
-from knafka.ports.log import LogWriter, Reported, failure_of
+from knafka.ports.log import Append, LogWriter, Reported, failure_of
 from knafka.receiver import answers
 from knafka.receiver.address import HttpHeaders, address_of_host, is_host
 from knafka.receiver.answers import Answer
@@ -53,6 +53,7 @@ from knafka.receiver.authentication import SenderCheck, TokenVerifier
 from knafka.receiver.batches import Batch
 from knafka.receiver.direct import LOAD, HeldRequests
 from knafka.receiver.encryption import Check, EncryptedOnly
+from knafka.receiver.event_types import EVENT_TYPES, SeenTypes
 from knafka.receiver.tracing import IngestTracing
 
 log = logging.getLogger(__name__)
@@ -87,10 +88,12 @@ class Limits:
 
 
 class BrokerRoute:
-    """One Broker or KafkaChannel: where its events go, and what was answered by status code."""
+    """One Broker, KafkaChannel or KafkaSink: where its events go, and what was answered by status
+    code."""
 
     __slots__ = (
         "answered",
+        "append",
         "check",
         "duration",
         "ingress",
@@ -111,6 +114,9 @@ class BrokerRoute:
         it wants, if it has an audience."""
         self.ingress = ingress
         self.writer = writer
+        self.append: Append = writer.append
+        if ingress.content_mode == "structured":
+            self.append = partial(_append_structured, writer)
         self.topic = ingress.topic
         self.check: Check | None = None
         """None: everybody may send."""
@@ -148,12 +154,14 @@ class IngestHandler:
         callers: Callers = EVERYBODY,
         scrapers: Callers = EVERYBODY,
         verifier: TokenVerifier | None = None,
+        types: SeenTypes | None = None,
     ) -> None:
         """`clock`: seconds since whenever. `more_metrics`: of the writers' clients. `only_path`: of
         the one Broker that a contract's receiver is for; it is known where `contract` is None.
         `callers`: who is told of the contract, `scrapers`: of metrics. `verifier`: of senders'
-        tokens."""
+        tokens. `types`: what new types are noted in; None: nobody wants to know of them."""
         self.limits = limits
+        self._types = types
         self._clock = clock
         self._tracing = tracing
         self._more_metrics = more_metrics
@@ -206,6 +214,8 @@ class IngestHandler:
         refused = () if contract is None else contract.refused.keys()
         self._refused = frozenset(path.encode() for path in refused)
         self._served, self._routes = served, routes
+        if self._types is not None:
+            self._types.keep(served)
         root = None if self._only_path is None else served.get(self._only_path)
         # A host that is declared decides what `/` is, and another host is nobody's (KN-CHN-11).
         self._root = None if root is None or root.ingress.hosts else root
@@ -241,11 +251,13 @@ class IngestHandler:
         self, route: BrokerRoute, headers: HttpHeaders, body: bytes, respond: Respond
     ) -> None:
         """`handle` for a POST to a Broker."""
-        limits, clock = self.limits, self._clock
+        limits, clock, types = self.limits, self._clock, self._types
         began = clock()
 
         def stored(error: LogError | None) -> None:
             self._waiting_bytes -= held
+            if types is not None and error is None:
+                types.note(route.ingress.path, kept)
             route.duration.observe(clock() - began)
             route.respond(answers.ACCEPTED if error is None else _refusal(route, error), respond)
 
@@ -278,7 +290,7 @@ class IngestHandler:
             ):
                 route.respond(answers.BUSY, respond)
             else:
-                route.writer.append(route.topic, key, value, kept, reported)
+                route.append(route.topic, key, value, kept, reported)
                 self._waiting_bytes += held
         except BatchedContent:
             self._receive_batch(route, headers, body, respond, passes)
@@ -332,12 +344,15 @@ class IngestHandler:
 
             def stored(error: LogError | None) -> None:
                 self._waiting_bytes -= held
+                if self._types is not None and error is None:
+                    for each in records:
+                        self._types.note(route.ingress.path, each.headers)
                 route.duration.observe(clock() - began)
                 answer = answers.ACCEPTED if error is None else _refusal(route, error)
                 batch.answered(answer)
                 route.respond(answer, respond, len(records))
 
-            batch.append(route.ingress, route.writer, self._tracing, stored)
+            batch.append(route.ingress, route.append, self._tracing, stored)
 
     def refuse(self, address: bytes, answer: Answer) -> Answer:
         """Count an answer that a way in gives by itself, before the request is whole."""
@@ -364,6 +379,10 @@ class IngestHandler:
                 if not self._callers.accept(bearer_of(headers)):
                     return answers.NOT_THE_OPERATOR
                 return answers.document(self._contract_read(self._contract))
+            if path == EVENT_TYPES and self._types is not None:
+                if not self._callers.accept(bearer_of(headers)):
+                    return answers.NOT_THE_OPERATOR
+                return answers.document(self._types.document())
         answer = self._nowhere(path)
         self._unrouted[answer.status] += 1
         return answer
@@ -479,6 +498,21 @@ def leaves_room(held: int, together: int, limit: int) -> bool:
 def header_bytes(headers: HttpHeaders) -> int:
     """What headers count as: names, values, and for each the colon, a space and the line's end."""
     return sum([len(name) + len(value) + 4 for name, value in headers])
+
+
+def _append_structured(
+    writer: LogWriter,
+    topic: str,
+    key: bytes | None,
+    value: bytes | None,
+    headers: RecordHeaders,
+    reported: Reported,
+) -> None:
+    """As `LogWriter.append`, of a record that is written in structured mode: here, where its trace
+    is in the headers already. Data that are no JSON take a third more room than in flight they are
+    counted for."""
+    record = in_structured_mode(Draft(key, headers, value))
+    writer.append(topic, record.key, record.value, record.headers, reported)
 
 
 def _refusal(route: BrokerRoute, error: LogError) -> Answer:

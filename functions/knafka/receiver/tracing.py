@@ -50,7 +50,7 @@ class IngestTracing:
             _replace(headers, context, keep_state=given is not None)
         if not context.sampled:
             return respond, reported
-        kind = "channel" if ingress.kind == "KafkaChannel" else "broker"
+        kind = ingress.kind.removeprefix("Kafka").lower()
         span = Span("receive", Kind.SERVER, context, parent, tracer.now())
         span.attributes = {
             "messaging.system": KNATIVE,

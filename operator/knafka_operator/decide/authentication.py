@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, Final, cast, get_args
 
 from knafka.core.contract import AuthorizationMode, Ingress
-from knafka.core.errors import InvalidDocument
 from knafka_operator.decide.event_policies import (
     AppliedPolicy,
     applied_policies,
@@ -21,6 +20,7 @@ from knafka_operator.decide.event_policies import (
     policies_ready,
 )
 from knafka_operator.model.conditions import Condition
+from knafka_operator.model.features import feature, is_enabled
 from knafka_operator.model.resources import ConfigMap, Resource
 
 OIDC: Final = "authentication-oidc"
@@ -41,15 +41,9 @@ class Authentication:
     @classmethod
     def of(cls, features: ConfigMap | None) -> Authentication:
         """By `config-features`; None: there is none. Raises `InvalidDocument` that names it."""
-        data = {} if features is None else features.data
-        if data.get(OIDC, "").strip().lower() != "enabled":
+        if not is_enabled(features, OIDC):
             return NO_AUTHENTICATION
-        mode = data.get(MODE, NO_AUTHENTICATION.mode).strip().lower()
-        if mode not in _MODES:
-            assert features is not None
-            where = f"ConfigMap {features.metadata.namespace}/{features.metadata.name}"
-            problem = f"{where}: data.{MODE}: invalid value: {mode:.80}: want {', '.join(_MODES)}"
-            raise InvalidDocument("", problem)
+        mode = feature(features, MODE, _MODES, NO_AUTHENTICATION.mode)
         return cls(True, cast(AuthorizationMode, mode))
 
     def applied_to(self, resource: Resource) -> tuple[AppliedPolicy, ...]:

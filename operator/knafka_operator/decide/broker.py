@@ -135,6 +135,8 @@ class ObservedBroker(Observed):
     """Of its senders."""
     encryption: Encryption | KnafkaError = NO_ENCRYPTION
     """Of what they send."""
+    event_types: bool = False
+    """Whether EventTypes are made of its events."""
     https: Https | NotReady | None = None
     """How its receiver is reached by https, or why it isn't; None: nobody wants that."""
     direct_served: bool = False
@@ -273,7 +275,14 @@ def decide(seen: ObservedBroker, settings: Settings) -> BrokerDecision:
             # Also of a Secret that can't be used now: what is shown goes on until it can.
             tls = broker.metadata.annotations.get(TLS_SECRET) if encryption.is_on else None
             manifest = services.receiver_service(
-                broker, receiver, secret, settings, oidc=senders.is_on, tls=tls, direct=direct
+                broker,
+                receiver,
+                secret,
+                settings,
+                oidc=senders.is_on,
+                tls=tls,
+                direct=direct,
+                event_types=seen.event_types,
             )
             needed.first(ApplyService(Step.APPLY_RECEIVER, manifest))
     if seen.revision is None:

@@ -106,6 +106,8 @@ class ObservedChannel(Observed):
     topic: ObservedTopic | KnafkaError | None = None
     authentication: Authentication | KnafkaError = NO_AUTHENTICATION
     """Of its senders."""
+    event_types: bool = False
+    """Whether EventTypes are made of its events."""
     encryption: Encryption | KnafkaError = NO_ENCRYPTION
     """Of what they send."""
     https: Https | NotReady | None = None
@@ -230,7 +232,7 @@ def decide(seen: ObservedChannel, settings: Settings) -> ChannelDecision:
         direct = is_direct_channel(channel, settings)
         if seen.revision is None:
             manifest = services.channels_receiver_service(
-                whose, connection.secret, settings, oidc=senders.is_on
+                whose, connection.secret, settings, oidc=senders.is_on, event_types=seen.event_types
             )
             needed.first(ApplyReceiver(service, contract, manifest))
     if seen.revision is None:

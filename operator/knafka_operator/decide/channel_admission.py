@@ -25,6 +25,7 @@ from knafka_operator.decide.field_errors import (
     IMMUTABLE_FIELDS,
     Problem,
     annotations_of,
+    beyond,
     caught,
     changed,
     default_sink,
@@ -105,7 +106,7 @@ def check_channel(new: Document, old: Document | None = None, maxima: Maxima = U
 
     def wrong(document: Document) -> Iterator[Problem]:
         yield from _wrong_with_channel(document)
-        yield from _beyond(document, maxima)
+        yield from beyond(document, maxima)
 
     refuse(wrong, new, old, _channel_changes)
 
@@ -136,22 +137,6 @@ def _wrong_with_channel(document: Document) -> Iterator[Problem]:
     yield from caught(lambda: declared_isolation(annotations))
     yield from caught(lambda: kafka_settings.check_channel(annotations))
     yield from caught(lambda: dead_letter_topics.check(annotations))
-
-
-def _beyond(document: Document, maxima: Maxima) -> Iterator[Problem]:
-    """What of a channel's topic is more than an installation allows."""
-    spec = mapping(document, "spec")
-    for name, check in (
-        ("numPartitions", maxima.check_partitions),
-        ("replicationFactor", maxima.check_replication),
-    ):
-        asked = spec.get(name)
-        if isinstance(asked, int):
-            try:
-                check(asked, f"spec.{name}")
-            except InvalidDocument as error:
-                message, _, wanted = error.problem.partition(": want ")
-                yield Problem(message, f"want {wanted}", error.path)
 
 
 def _wrong_with_subscription(

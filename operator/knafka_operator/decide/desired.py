@@ -241,12 +241,6 @@ def ingress(
 ) -> Ingress:
     """The receiver's contract for one Broker or KafkaChannel; `hosts` are those that a channel has
     for itself, `config` is its topic's as Kafka describes it."""
-    limit = config.get("max.message.bytes", "")
-    limits: dict[str, Any] = (
-        {"max_batch_bytes": int(limit), "max_event_bytes": event_limit(int(limit))}
-        if limit.isdecimal()
-        else {}
-    )
     return Ingress(
         namespace=broker.metadata.namespace,
         broker=broker.metadata.name,
@@ -255,8 +249,16 @@ def ingress(
         topic=topic.name,
         # A receiver has no consumer: what is set of one makes no new Revision of it.
         kafka=defaults.kafka.model_copy(update={"consumer": {}}),
-        **limits,
+        **limits(config),
     )
+
+
+def limits(config: Mapping[str, str]) -> Mapping[str, Any]:
+    """What an Ingress says of its topic's limits; `config` as Kafka describes the topic."""
+    limit = config.get("max.message.bytes", "")
+    if not limit.isdecimal():
+        return {}
+    return {"max_batch_bytes": int(limit), "max_event_bytes": event_limit(int(limit))}
 
 
 def egress(

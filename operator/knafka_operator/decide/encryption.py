@@ -19,11 +19,11 @@ from typing import Any, Final, Literal, TypeAlias, cast, get_args
 
 from knafka.core import names
 from knafka.core.contract import Ingress
-from knafka.core.errors import InvalidDocument
 from knafka_operator.decide import services
 from knafka_operator.decide.services import Manifest
 from knafka_operator.decide.status import TRANSPORT_ENCRYPTED, NotReady
 from knafka_operator.model.conditions import Condition, Severity, Status
+from knafka_operator.model.features import feature
 from knafka_operator.model.resources import OURS, ConfigMap, Resource, are_certificates
 from knafka_operator.model.settings import Settings
 
@@ -59,16 +59,7 @@ class Encryption:
     @classmethod
     def of(cls, features: ConfigMap | None) -> Encryption:
         """By `config-features`; None: there is none. Raises `InvalidDocument` that names it."""
-        data = {} if features is None else features.data
-        mode = data.get(ENCRYPTION, "").strip().lower() or "disabled"
-        if mode not in _MODES:
-            assert features is not None
-            where = f"ConfigMap {features.metadata.namespace}/{features.metadata.name}"
-            wanted = f"want {', '.join(_MODES)}"
-            raise InvalidDocument(
-                "", f"{where}: data.{ENCRYPTION}: invalid value: {mode:.80}: {wanted}"
-            )
-        return cls(cast(Mode, mode))
+        return cls(cast(Mode, feature(features, ENCRYPTION, _MODES, "disabled")))
 
     @property
     def is_on(self) -> bool:

@@ -18,6 +18,7 @@ from pydantic_core import ErrorDetails
 from knafka.core.documents import MAX_PROBLEMS, Model, more_problems, path_of, told_of
 from knafka.core.errors import InvalidDocument
 from knafka_operator.model.cluster import Document
+from knafka_operator.model.maxima import Maxima
 from knafka_operator.model.resources import annotation_path
 
 IMMUTABLE_FIELDS: Final = "Immutable fields changed (-old +new)"
@@ -117,6 +118,22 @@ def caught(check: Callable[[], object]) -> Iterator[Problem]:
         message, _, wanted = error.problem.partition(": want ")
         key = error.path.removeprefix(annotation_path(""))
         yield Problem(message, f"want {wanted}" if wanted else "", annotation_key(key))
+
+
+def beyond(document: Document, maxima: Maxima) -> Iterator[Problem]:
+    """What of a KafkaChannel's or KafkaSink's topic is more than an installation allows."""
+    spec = mapping(document, "spec")
+    for name, check in (
+        ("numPartitions", maxima.check_partitions),
+        ("replicationFactor", maxima.check_replication),
+    ):
+        asked = spec.get(name)
+        if isinstance(asked, int):
+            try:
+                check(asked, f"spec.{name}")
+            except InvalidDocument as error:
+                message, _, wanted = error.problem.partition(": want ")
+                yield Problem(message, f"want {wanted}", error.path)
 
 
 def annotation_key(key: str) -> str:

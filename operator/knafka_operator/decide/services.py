@@ -25,6 +25,7 @@ from knafka.core.caller_tokens import CALLERS, SCRAPERS, verifiers_of
 from knafka.core.contract import Delivery, Egress, Receiver, Shard
 from knafka.settings import (
     API_FOLDER,
+    EVENT_TYPES,
     LEAVING,
     LOG_FORMAT,
     OIDC_URL,
@@ -118,6 +119,13 @@ _OIDC_DECLARED: Final[Mapping[str, str]] = {"oidc": "enabled"}
 """At once for every receiver and shard: without the keys it can take no event that wants a token,
 without the way to tokens send none to a destination that does."""
 
+_TELLS_EVENT_TYPES: Final[Mapping[bool, Mapping[str, str]]] = {
+    # Not in the contract: a receiver of an earlier release, which runs until its turn, knows no
+    # such field, and would serve nothing.
+    True: {EVENT_TYPES: "enabled"},
+    False: {},
+}
+
 TRUST_BUNDLE: Final = "knafka-trust-bundle"
 """The ConfigMap that dispatchers mount, in each namespace that has some."""
 TRUST_PATH: Final = "/var/run/secrets/knafka/trust"
@@ -139,7 +147,7 @@ KNATIVE_AUTOSCALING: Final = "autoscaling.knative.dev/"
 MAX_SCALE: Final = "autoscaling.knative.dev/max-scale"
 MIN_SCALE: Final = "autoscaling.knative.dev/min-scale"
 
-_RECEIVER_SCALING: Final[Mapping[str, str]] = {
+RECEIVER_SCALING: Final[Mapping[str, str]] = {
     "min-scale": "0",
     "max-scale": "10",
     # By how many events arrive, and not by how many are under way: those are the more the slower a
@@ -152,7 +160,7 @@ _RECEIVER_SCALING: Final[Mapping[str, str]] = {
 
 
 _DIRECT_SCALING: Final[Mapping[str, str]] = {
-    **_RECEIVER_SCALING,
+    **RECEIVER_SCALING,
     "min-scale": "1",  # nothing starts a pod for who comes past Knative
     # By the requests that a receiver holds for the events that it has counted, 50 a second each
     # (`knafka.receiver.direct`): seven held ones are 350 events a second, as above.
@@ -199,14 +207,15 @@ def receiver_service(
     oidc: bool = False,
     tls: str | None = None,
     direct: bool = False,
+    event_types: bool = False,
 ) -> Manifest:
     """The receiver of one Broker; `secret` is the mounted Secret's name and version, `oidc`:
     whether it verifies senders' tokens, `tls`: the Secret with which it ends TLS itself, `direct`:
-    whether senders come past Knative's proxy.
+    whether senders come past Knative's proxy, `event_types`: whether it tells of new ones.
 
     `autoscaling.knative.dev/...` annotations of the Broker are the receiver's.
     """
-    defaults = _DIRECT_SCALING if direct else _RECEIVER_SCALING
+    defaults = _DIRECT_SCALING if direct else RECEIVER_SCALING
     scaling = {KNATIVE_AUTOSCALING + key: value for key, value in defaults.items()}
     declared = {
         key: value
@@ -216,6 +225,7 @@ def receiver_service(
     environment = {
         "FUNCTION_TARGET": "receive",
         RECEIVER_CONTRACT: one_line(documents.dump(receiver)),
+        **_TELLS_EVENT_TYPES[event_types],
     }
     if direct:
         environment[SERVICE_URL] = url(receiver_name(broker), broker.metadata.namespace, settings)
@@ -282,17 +292,24 @@ def channels_receiver_name(secret: str | None) -> str:
 
 
 def channels_receiver_service(
-    receiver: Receiver, secret: tuple[str, str] | None, settings: Settings, *, oidc: bool = False
+    receiver: Receiver,
+    secret: tuple[str, str] | None,
+    settings: Settings,
+    *,
+    oidc: bool = False,
+    event_types: bool = False,
 ) -> Manifest:
-    """The receiver of many KafkaChannels (CHN-23): it stays when the last one goes. `oidc` as of a
-    Broker's; whether senders come past Knative's proxy is the installation's setting."""
+    """The receiver of many KafkaChannels (CHN-23): it stays when the last one goes. `oidc` and
+    `event_types` as of a Broker's; whether senders come past Knative's proxy is the installation's
+    setting."""
     metadata = {"namespace": settings.namespace, "labels": {OWNER: CHANNELS_OWNER}}
     name = channels_receiver_name(None if secret is None else secret[0])
     direct = settings.direct
-    scaling = _DIRECT_SCALING if direct else _RECEIVER_SCALING
+    scaling = _DIRECT_SCALING if direct else RECEIVER_SCALING
     environment = {
         "FUNCTION_TARGET": "receive",
         RECEIVER_CONTRACT: one_line(documents.dump(receiver)),
+        **_TELLS_EVENT_TYPES[event_types],
     }
     if direct:
         environment[SERVICE_URL] = url(name, settings.namespace, settings)

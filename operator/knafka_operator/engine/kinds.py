@@ -3,6 +3,7 @@
     Broker, KafkaChannel      -> topic, receiver, address
     Trigger, Subscription     -> consumer group, dispatcher
     KafkaSource               -> the same, of somebody's topics
+    KafkaSink                 -> receiver, address
     Sensor                    -> topics, function, Triggers
     DeadLetterArchive         -> Jobs
     DeadLetterReplay, -Purge  -> their turn in their archive's Jobs
@@ -19,6 +20,7 @@ from collections.abc import Mapping
 from knafka_operator.model.archives import ARCHIVE
 from knafka_operator.model.operations import OPERATIONS
 from knafka_operator.model.sensors import SENSOR
+from knafka_operator.model.sinks import KAFKA_SINK
 from knafka_operator.model.sources import KAFKA_SOURCE
 from knafka_operator.operator import Operator
 from knafka_operator.reconcile.archives import Archives
@@ -33,6 +35,8 @@ def kinds_of(operator: Operator) -> Mapping[str, Kind]:
         table |= {family.broker: beside.brokers, family.trigger: beside.triggers}
     if operator.sources is not None:
         table[KAFKA_SOURCE] = operator.sources
+    if operator.sinks is not None:
+        table[KAFKA_SINK] = operator.sinks
     if operator.sensors is not None:
         table[SENSOR] = operator.sensors
     if operator.settings.jobs_image:

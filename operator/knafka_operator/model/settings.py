@@ -45,6 +45,8 @@
     KNAFKA_SENSORS          "enabled": Sensors are run ("disabled")
     KNAFKA_SOURCES          "enabled": KafkaSources are served, which nobody else is to do then
                             ("disabled")
+    KNAFKA_SINKS            "enabled": KafkaSinks are served, which nobody else is to do then
+                            ("disabled")
     KNAFKA_JOBS_IMAGE       of the dead-letter jobs; where it is set DeadLetterArchives are run ("")
     KNAFKA_CONSOLE_URL      where people reach the console, for the links of those who tell of
                             reports ("": no links)
@@ -156,6 +158,8 @@ class Settings:
     subscriptions: Handler = Handler.AUTO
     sources: bool = False
     """Whether KafkaSources are ours."""
+    sinks: bool = False
+    """Whether KafkaSinks are ours."""
     sensors: bool = False
     """Whether Sensors are run."""
     jobs_image: str = ""
@@ -269,6 +273,7 @@ class Settings:
                 "KNAFKA_SUBSCRIPTIONS",
             ),
             sources=switch("KNAFKA_SOURCES"),
+            sinks=switch("KNAFKA_SINKS"),
             sensors=switch("KNAFKA_SENSORS"),
             jobs_image=environment.get("KNAFKA_JOBS_IMAGE", "").strip(),
             console_url=_console_url(environment.get("KNAFKA_CONSOLE_URL", "").strip()),

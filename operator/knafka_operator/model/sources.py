@@ -119,14 +119,18 @@ class Credential(NamedTuple):
     key: str
 
 
+def somebodys_topic(topic: str) -> str:
+    """The name of a topic that a KafkaSource or KafkaSink may have; another is refused."""
+    if not names.is_topic(topic):
+        raise problem(f"invalid value: {topic:.300}: want a topic's name")
+    if topic.startswith(_OTHERS_TOPICS):
+        wanted = "want no topic of a Broker, a KafkaChannel, Knafka or Kafka itself"
+        raise problem(f"invalid value: {topic:.300}: {wanted}")
+    return topic
+
+
 def _topics(topics: tuple[str, ...]) -> tuple[str, ...]:
-    for topic in topics:
-        if not names.is_topic(topic):
-            raise problem(f"invalid value: {topic:.300}: want a topic's name")
-        if topic.startswith(_OTHERS_TOPICS):
-            wanted = "want no topic of a Broker, a KafkaChannel, Knafka or Kafka itself"
-            raise problem(f"invalid value: {topic:.300}: {wanted}")
-    return tuple(dict.fromkeys(topics))
+    return tuple(dict.fromkeys(map(somebodys_topic, topics)))
 
 
 def _group(group: str) -> str:

@@ -46,10 +46,10 @@ from knafka_operator.model.resources import (
     Resource,
 )
 from knafka_operator.model.settings import Settings
-from knafka_operator.reconcile.authentication import is_on, observe_authentication
 from knafka_operator.reconcile.effects import Effects, resource_of
-from knafka_operator.reconcile.encryption import observe_encryption, observe_https
+from knafka_operator.reconcile.encryption import observe_https
 from knafka_operator.reconcile.endpoints import check_endpoint
+from knafka_operator.reconcile.features import is_on, observe_features
 from knafka_operator.reconcile.functions import delete_service
 from knafka_operator.reconcile.kind import Sources
 from knafka_operator.reconcile.observing import observe_sink, partitions_beside
@@ -245,12 +245,19 @@ class Brokers(Sources[ObservedBroker, BrokerDecision]):
         if declared is not None:
             namespace = broker.metadata.namespace
             sink = await observe_sink(self.cluster, declared, namespace, self.settings)
-        senders = await observe_authentication(
-            self.cluster, self.states.policies, self.settings, broker.metadata.namespace
+        features = await observe_features(
+            self.cluster, self.settings, self.states.policies, broker.metadata.namespace
         )
-        seen = ObservedBroker(document, broker, connection, sink, authentication=senders)
-        encryption = await observe_encryption(self.cluster, self.settings)
-        seen = replace(seen, encryption=encryption)
+        encryption = features.encryption
+        seen = ObservedBroker(
+            document,
+            broker,
+            connection,
+            sink,
+            authentication=features.authentication,
+            encryption=encryption,
+            event_types=features.event_types,
+        )
         if isinstance(encryption, Encryption) and encryption.is_on:
             seen = replace(seen, https=await observe_https(self.cluster, broker, self.settings))
         return seen

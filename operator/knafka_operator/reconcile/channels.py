@@ -38,10 +38,10 @@ from knafka_operator.model.handler import Handling
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE, TOPIC_STATUS, Broker
 from knafka_operator.model.settings import Settings
-from knafka_operator.reconcile.authentication import is_on, observe_authentication
 from knafka_operator.reconcile.channel_kafkas import ChannelKafkas
 from knafka_operator.reconcile.effects import Effects
-from knafka_operator.reconcile.encryption import observe_encryption, observe_https_of
+from knafka_operator.reconcile.encryption import observe_https_of
+from knafka_operator.reconcile.features import is_on, observe_features
 from knafka_operator.reconcile.kind import Sources
 from knafka_operator.reconcile.observing import observe_sink, partitions_beside
 from knafka_operator.reconcile.receivers import ReceiverRecord, Receivers
@@ -199,12 +199,18 @@ class Channels(Sources[ObservedChannel, ChannelDecision]):
         except EXPECTED as error:
             return replace(seen, connection=error)
         topic = await self._observe_topic(document, channel, connection, record)
-        senders = await observe_authentication(
-            self.cluster, self.states.policies, self.settings, channel.metadata.namespace
+        features = await observe_features(
+            self.cluster, self.settings, self.states.policies, channel.metadata.namespace
         )
-        seen = replace(seen, connection=connection, topic=topic, authentication=senders)
-        encryption = await observe_encryption(self.cluster, self.settings)
-        seen = replace(seen, encryption=encryption)
+        encryption = features.encryption
+        seen = replace(
+            seen,
+            connection=connection,
+            topic=topic,
+            authentication=features.authentication,
+            encryption=encryption,
+            event_types=features.event_types,
+        )
         if isinstance(encryption, Encryption) and encryption.is_on:
             service = self._service(_receiver_name(connection))
             seen = replace(seen, https=await observe_https_of(self.cluster, *service))

@@ -1,34 +1,19 @@
-"""Encryption: what is asked of addresses, and by what a receiver has https, as it is read."""
+"""Encryption: by what a receiver has https, as it is read."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from knafka.core.documents import parse
-from knafka.core.errors import KnafkaError
 from knafka_operator.decide import services
 from knafka_operator.decide.encryption import (
     TLS_SECRET,
-    Encryption,
     Https,
     https_of_service,
 )
-from knafka_operator.decide.status import EXPECTED, NotReady
+from knafka_operator.decide.status import NotReady
 from knafka_operator.model.cluster import Cluster, decoded
-from knafka_operator.model.resources import CORE, SERVING, Broker, ConfigMap
+from knafka_operator.model.resources import CORE, SERVING, Broker
 from knafka_operator.model.settings import Settings
-
-
-async def observe_encryption(cluster: Cluster, settings: Settings) -> Encryption | KnafkaError:
-    """What holds for all Brokers and KafkaChannels, or why that isn't known.
-
-    Raises `ClusterError`.
-    """
-    stored = await cluster.get(CORE, "ConfigMap", *settings.features_config)
-    try:
-        return Encryption.of(None if stored is None else parse(ConfigMap, stored))
-    except EXPECTED as error:
-        return error
 
 
 async def observe_https(

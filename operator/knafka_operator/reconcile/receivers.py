@@ -331,9 +331,9 @@ class PodPositions:
     async def __call__(self, namespace: str, name: str) -> Mapping[str, int | None]:
         labels = {"serving.knative.dev/service": name}
         asked = {
-            each["metadata"]["name"]: f"http://{_host(each['status']['podIP'])}:{self._port}"
+            each["metadata"]["name"]: f"http://{host(each['status']['podIP'])}:{self._port}"
             for each in await self._cluster.list(CORE, "Pod", labels, namespace)
-            if _takes_requests(each)
+            if takes_requests(each)
         }
         timeout = aiohttp.ClientTimeout(total=ASK_TIMEOUT)
         bearers = self._bearers(name, namespace)
@@ -360,12 +360,14 @@ async def _position(session: aiohttp.ClientSession, url: str, bearers: Sequence[
         return None
 
 
-def _host(address: str) -> str:
+def host(address: str) -> str:
+    """An IP address as a URL has it."""
     return f"[{address}]" if ":" in address else address
 
 
-def _takes_requests(pod: Document) -> bool:
-    """One that ends may still be sent some; one that starts reads everything before it is ready."""
+def takes_requests(pod: Document) -> bool:
+    """Whether a receiver's pod is Ready: one that ends may still be sent some; one that starts
+    reads everything before it is ready."""
     status = pod.get("status") or {}
     ready = any(
         each["type"] == "Ready" and each["status"] == "True"

@@ -26,6 +26,7 @@ from knafka_operator.model.cluster import Cluster, ClusterError, Document, decod
 from knafka_operator.model.resources import CORE
 from knafka_operator.model.sensors import SENSOR
 from knafka_operator.model.settings import Settings
+from knafka_operator.model.sinks import KAFKA_SINK
 from knafka_operator.model.sources import KAFKA_SOURCE
 from knafka_operator.operator import Operator
 from knafka_operator.reconcile.work_queue import Key
@@ -125,6 +126,8 @@ def _owners(operator: Operator) -> Sequence[Key]:
     owners += [(states.family.trigger, *each) for states in of_all for each in states.triggers]
     if operator.sources is not None:
         owners += [(KAFKA_SOURCE, *each) for each in operator.sources.states.triggers]
+    if operator.sinks is not None:
+        owners += [(KAFKA_SINK, *each) for each in operator.sinks.records]
     if operator.sensors is not None:
         owners += [(SENSOR, *each) for each in operator.sensors.states.sensors]
     return owners

@@ -54,6 +54,13 @@ def metrics(operator: Operator) -> Iterator[Metric]:
         ]
         if ready or of is BROKERS:
             yield Metric(name, f"Whether the {kind} is Ready", ready, "gauge")
+    if operator.sinks is not None:
+        ready = [
+            ({"namespace": who.namespace, "sink": who.name}, int(each.is_ready))
+            for who, each in operator.sinks.records.items()
+            if each.is_ready is not None
+        ]
+        yield Metric("knafka_sink_ready", "Whether the KafkaSink is Ready", ready, "gauge")
     watched = [
         (triggers.states.family.trigger_id(who), each, triggers.status(who))
         for triggers in operator.delivering

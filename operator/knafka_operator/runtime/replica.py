@@ -31,7 +31,13 @@ from knafka_operator.model.cluster import ClusterError, NotAllowed
 from knafka_operator.model.resources import CORE
 from knafka_operator.model.settings import Settings
 from knafka_operator.operator import Operator
-from knafka_operator.runtime import channel_handlers, handlers, source_handlers, webhooks
+from knafka_operator.runtime import (
+    channel_handlers,
+    handlers,
+    sink_handlers,
+    source_handlers,
+    webhooks,
+)
 from knafka_operator.runtime.cache import CachedCluster
 from knafka_operator.runtime.cluster import ApiCluster
 from knafka_operator.runtime.controller import ClusterController
@@ -233,6 +239,8 @@ async def _webhooks(
         channel_handlers.register(handlers.REGISTRY)
     if ours.sources:
         source_handlers.register(handlers.REGISTRY)
+    if ours.sinks:
+        sink_handlers.register(handlers.REGISTRY)
     if ours.webhooks:
         pem = await _insisting(
             "the webhooks' certificate",

@@ -17,8 +17,8 @@ from knafka_operator.model.family import SOURCES
 from knafka_operator.model.resources import CORE
 from knafka_operator.model.settings import Settings
 from knafka_operator.model.sources import Credential, KafkaSource, credentials, protocol
-from knafka_operator.reconcile.authentication import is_on, observe_authentication
 from knafka_operator.reconcile.endpoints import check_endpoint
+from knafka_operator.reconcile.features import is_on, observe_features
 from knafka_operator.reconcile.state import BrokerState, States
 from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
 from knafka_operator.sources.decide import missing_topics, secret_of
@@ -72,8 +72,8 @@ class SourceObserver:
             secret_path=None if secret is None else services.SECRET_PATH,
             protocol=protocol(spec.net),
         )
-        senders = await observe_authentication(
-            self.cluster, self.states.policies, self.settings, namespace
+        features = await observe_features(
+            self.cluster, self.settings, self.states.policies, namespace
         )
         return BrokerState(
             broker=SOURCES.read_broker(document),
@@ -83,5 +83,5 @@ class SourceObserver:
             secret=secret,
             kafka=kafka,
             ready="True",
-            oidc=is_on(senders),
+            oidc=is_on(features.authentication),
         )

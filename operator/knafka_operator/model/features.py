@@ -1,0 +1,28 @@
+"""Features: what Knative Eventing's ConfigMap `config-features` says, word by word."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from knafka.core.errors import InvalidDocument
+from knafka_operator.model.resources import ConfigMap
+
+EVENT_TYPES: Final = "eventtype-auto-create"
+"""Whether EventTypes are made of the events that Brokers and KafkaChannels take."""
+
+
+def is_enabled(config: ConfigMap | None, name: str) -> bool:
+    """Whether a feature is on; `config` None: there is no such ConfigMap."""
+    return config is not None and config.data.get(name, "").strip().lower() == "enabled"
+
+
+def feature(config: ConfigMap | None, name: str, words: Sequence[str], default: str) -> str:
+    """The word that is said of a feature. Raises `InvalidDocument` that names the ConfigMap."""
+    word = ("" if config is None else config.data.get(name, "")).strip().lower() or default
+    if word not in words:
+        assert config is not None
+        where = f"ConfigMap {config.metadata.namespace}/{config.metadata.name}"
+        wanted = f"want {', '.join(words)}"
+        raise InvalidDocument("", f"{where}: data.{name}: invalid value: {word:.80}: {wanted}")
+    return word

@@ -1,0 +1,203 @@
+"""Event types: EventTypes of what Brokers and KafkaChannels take, where Knative Eventing's feature
+`eventtype-auto-create` is on.
+
+    every so often: pods of receivers --asked what is new--> EventTypes that aren't there are made
+
+Nobody is woken for it: a receiver without a pod has nothing new. Bounded in number for each Broker
+or KafkaChannel, and in rate for each of them and for all.
+
+Not here: what a receiver keeps (`knafka.receiver.event_types`), and what an EventType says
+(`decide.event_types`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import aiohttp
+
+from knafka_operator.decide import event_types as deciding
+from knafka_operator.decide import services
+from knafka_operator.decide.event_types import EVENT_TYPE, EVENT_TYPE_VERSION, ToldType
+from knafka_operator.model.cluster import Cluster, ClusterError, Document, Rejected
+from knafka_operator.model.function_tokens import authorization
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.resources import CORE
+from knafka_operator.model.settings import Settings
+from knafka_operator.reconcile.features import makes_event_types
+from knafka_operator.reconcile.receivers import PORT, Receivers, host, identity_of, takes_requests
+from knafka_operator.reconcile.state import States
+from knafka_operator.scale.answers import beginning
+from knafka_operator.scale.http_sessions import checked_session
+
+log = logging.getLogger(__name__)
+
+LOOK_INTERVAL: Final = 30.0
+"""Seconds between two looks: what a receiver tells is told for four of them."""
+MAX_TYPES: Final = 1_000
+"""EventTypes of one Broker or KafkaChannel, those that somebody else has made for it counted."""
+MAX_EACH: Final = 20
+"""Of one Broker or KafkaChannel in a look."""
+MAX_TOGETHER: Final = 200
+"""Of all in a look: each is a write to etcd."""
+ASKED_AT_ONCE: Final = 20
+ASK_TIMEOUT: Final = 2.0
+ANSWER_BYTES: Final = 128 * 1024
+
+Ask = Callable[[Identity, Sequence[str]], Awaitable[list[ToldType]]]
+"""A receiver's Service and its pods' addresses -> what they tell; what can't be asked tells
+nothing."""
+
+
+@dataclass(eq=False)
+class EventTypes:
+    """Those of one family; belongs to one event loop."""
+
+    settings: Settings
+    cluster: Cluster
+    states: States
+    receivers: Receivers
+    ask: Ask
+    _known: dict[Identity, tuple[str, set[int]]] = field(default_factory=dict)
+    """UID of a Broker or KafkaChannel, and the hashes of its EventTypes' names."""
+
+    async def look(self) -> None:
+        """Ask all receivers that run, and make what is new. Raises `ClusterError`."""
+        if not self.states.brokers or not await makes_event_types(self.cluster, self.settings):
+            self._known.clear()
+            return
+        for gone in self._known.keys() - self.states.brokers.keys():
+            del self._known[gone]
+        new: dict[Identity, dict[ToldType, None]] = defaultdict(dict)
+        for service, told in (await self._told()).items():
+            for each in told:
+                if (owner := self._owner(service, each.path)) is not None:
+                    new[owner][each] = None
+        await self._make(new)
+
+    async def _told(self) -> Mapping[Identity, list[ToldType]]:
+        """What receivers tell, by their Services."""
+        addresses: dict[Identity, list[str]] = defaultdict(list)
+        namespace = self.settings.namespace if self.states.family.centralized else None
+        labels = {services.ROLE: services.RECEIVER}
+        for pod in await self.cluster.list(CORE, "Pod", labels, namespace):
+            of = pod["metadata"].get("labels") or {}
+            name = of.get("serving.knative.dev/service", "")
+            service = Identity(pod["metadata"]["namespace"], name)
+            if service in self.receivers.records and takes_requests(pod):
+                addresses[service].append(f"http://{host(pod['status']['podIP'])}:{PORT}")
+        turns = asyncio.Semaphore(ASKED_AT_ONCE)
+
+        async def ask(service: Identity) -> list[ToldType]:
+            async with turns:
+                return await self.ask(service, addresses[service])
+
+        answers = await asyncio.gather(*map(ask, addresses))
+        return dict(zip(addresses, answers, strict=True))
+
+    def _owner(self, service: Identity, path: str) -> Identity | None:
+        """The Broker or KafkaChannel at a path, if this receiver may speak of it."""
+        owner = identity_of(path)
+        record = self.states.brokers.get(owner)
+        if record is None or record.state is None:
+            return None
+        if self.states.family.centralized:
+            return owner
+        mine = Identity(owner.namespace, services.receiver_name(record.state.broker))
+        return owner if mine == service else None
+
+    async def _make(self, new: Mapping[Identity, Mapping[ToldType, None]]) -> None:
+        left, owners = MAX_TOGETHER, list(new)
+        random.shuffle(owners)  # else the same ones would always be last
+        for owner in owners:
+            try:
+                left -= await self._make_of(owner, new[owner], min(left, MAX_EACH))
+            except ClusterError as error:  # what refuses one namespace's is no other's trouble
+                log.warning("EventTypes of %s %s: %s", self.states.family.broker, owner, error)
+            if left <= 0:
+                return
+
+    async def _make_of(self, owner: Identity, told: Mapping[ToldType, None], at_most: int) -> int:
+        """Make those that aren't there; returns how many. Raises `ClusterError`."""
+        family = self.states.family
+        unknown = [each for each in told if not self._is_known(owner, each)]
+        if not unknown:
+            return 0
+        document = await self.cluster.get(family.broker_version, family.broker, *owner)
+        if document is None or "deletionTimestamp" in document["metadata"]:
+            return 0
+        names = await self._names_of(owner, document)
+        made = 0
+        for each in unknown:
+            if (name := _hashed(owner, each)) in names:
+                continue
+            if len(names) >= MAX_TYPES:
+                kind = document["kind"]
+                log.warning("%s %s has %d EventTypes: no more are made", kind, owner, len(names))
+                break
+            if made >= at_most:
+                break
+            try:
+                await self.cluster.create(deciding.event_type(document, each))
+            except Rejected as error:  # it would be again
+                log.info("%s", error)
+            names.add(name)
+            made += 1
+        return made
+
+    def _is_known(self, owner: Identity, told: ToldType) -> bool:
+        _, names = self._known.get(owner, ("", set[int]()))
+        return len(names) >= MAX_TYPES or _hashed(owner, told) in names
+
+    async def _names_of(self, owner: Identity, document: Document) -> set[int]:
+        """Hashes of the names of its EventTypes, which are read once: after that it is only us who
+        make them."""
+        uid = str(document["metadata"].get("uid", ""))
+        known = self._known.get(owner)
+        if known is None or known[0] != uid:
+            found = await self.cluster.list(EVENT_TYPE_VERSION, EVENT_TYPE, None, owner.namespace)
+            mine = (each["metadata"]["name"] for each in found if deciding.is_owned_by(each, uid))
+            known = self._known[owner] = uid, set(map(hash, mine))
+        return known[1]
+
+
+def _hashed(owner: Identity, told: ToldType) -> int:
+    return hash(deciding.event_type_name(owner, told))
+
+
+class PodTypes:
+    """`Ask` of a cluster: each pod at its own address."""
+
+    def __init__(self, bearers: Callable[[str, str], Sequence[str]]) -> None:
+        """`bearers`: the tokens that pods know the operator by, by Service's name and namespace."""
+        self._bearers = bearers
+
+    async def __call__(self, service: Identity, addresses: Sequence[str]) -> list[ToldType]:
+        bearers = self._bearers(service.name, service.namespace)
+        timeout = aiohttp.ClientTimeout(total=ASK_TIMEOUT)
+        async with checked_session(timeout) as session:
+            answers = await asyncio.gather(*(_ask(session, each, bearers) for each in addresses))
+        return [each for told in answers for each in told]
+
+
+async def _ask(
+    session: aiohttp.ClientSession, address: str, bearers: Sequence[str]
+) -> list[ToldType]:
+    try:
+        for bearer in bearers or [""]:
+            async with session.get(
+                f"{address}/event-types", headers=authorization(bearer), allow_redirects=False
+            ) as response:
+                if response.status == 200:
+                    return deciding.told_types(await beginning(response, ANSWER_BYTES))
+                if response.status != 401:
+                    return []  # one of before the feature was on
+        return []
+    except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError):
+        return []

@@ -1,0 +1,76 @@
+"""Features: what Knative Eventing's ConfigMap `config-features` says, as it is read: once for all
+that is decided of one object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from knafka.core.documents import parse
+from knafka.core.errors import InvalidDocument, KnafkaError
+from knafka_operator.decide.authentication import Authentication
+from knafka_operator.decide.encryption import Encryption
+from knafka_operator.decide.status import EXPECTED
+from knafka_operator.model.cluster import Cluster
+from knafka_operator.model.features import EVENT_TYPES, is_enabled
+from knafka_operator.model.resources import CORE, ConfigMap
+from knafka_operator.model.settings import Settings
+from knafka_operator.reconcile.policies import Policies
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What holds in one namespace; the error that says why it isn't known stands in place of a
+    value."""
+
+    authentication: Authentication | KnafkaError
+    encryption: Encryption | KnafkaError
+    event_types: bool
+    """Whether EventTypes are made; not, where that can't be read."""
+
+
+async def observe_features(
+    cluster: Cluster, settings: Settings, policies: Policies, namespace: str
+) -> Features:
+    """What holds for Brokers, KafkaChannels and the like of a namespace. Raises `ClusterError`."""
+    try:
+        config = await _read(cluster, settings)
+    except InvalidDocument as error:
+        return Features(error, error, False)
+
+    def authentication() -> Authentication:
+        found = Authentication.of(config)
+        return replace(found, policies=policies.of(namespace)) if found.is_on else found
+
+    return Features(
+        _or_error(authentication),
+        _or_error(lambda: Encryption.of(config)),
+        is_enabled(config, EVENT_TYPES),
+    )
+
+
+async def makes_event_types(cluster: Cluster, settings: Settings) -> bool:
+    """Whether EventTypes are made of events. Raises `ClusterError`, `InvalidDocument`."""
+    return is_enabled(await _read(cluster, settings), EVENT_TYPES)
+
+
+async def _read(cluster: Cluster, settings: Settings) -> ConfigMap | None:
+    """None: there is none. Raises `ClusterError`, `InvalidDocument`."""
+    stored = await cluster.get(CORE, "ConfigMap", *settings.features_config)
+    return None if stored is None else parse(ConfigMap, stored)
+
+
+def _or_error(read: Callable[[], T]) -> T | KnafkaError:
+    try:
+        return read()
+    except EXPECTED as error:
+        return error
+
+
+def is_on(authentication: Authentication | KnafkaError) -> bool:
+    """Whether tokens are shown and asked for; where that can't be read, they go on to be shown to
+    whoever wants some."""
+    return isinstance(authentication, KnafkaError) or authentication.is_on

@@ -1,0 +1,34 @@
+"""Sink handlers: the webhooks of KafkaSinks, on kopf.
+
+Served only where sinks are: who installs Knafka asks for them (operator/deploy/sinks).
+
+Not here: the checks (`sinks.admission`).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Final
+
+import kopf
+
+from knafka_operator.runtime.handlers import WEBHOOK, admit, become
+from knafka_operator.sinks.admission import check_sink, defaulted_sink
+
+KAFKA_SINKS: Final = ("eventing.knative.dev", "v1alpha1", "kafkasinks")
+
+
+def register(registry: kopf.OperatorRegistry) -> None:
+    """Have `registry` answer for sinks too. Call it once for each."""
+    webhook = {**WEBHOOK, "registry": registry}
+    kopf.on.mutate(*KAFKA_SINKS, id="default-sink", **webhook)(default)
+    kopf.on.validate(*KAFKA_SINKS, id="check-sink", **webhook)(check)
+
+
+def default(patch: kopf.Patch, **_: Any) -> None:
+    patch.fns.append(lambda raw: become(raw, defaulted_sink(raw)))
+
+
+def check(body: kopf.Body, memo: kopf.Memo, old: Any = None, **_: Any) -> None:
+    checked = partial(check_sink, maxima=memo.operator.settings.maxima)
+    admit(checked, dict(body), old and dict(old))

@@ -1,0 +1,70 @@
+"""Sink admission: what a KafkaSink is filled in with, and what is refused of it.
+
+As `decide.admission`: the words are upstream's, all problems are named at once, and what was wrong
+before an update already is let pass.
+
+Pure. Not here: looking anything up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from knafka_operator.decide.field_errors import (
+    IMMUTABLE_FIELDS,
+    Problem,
+    annotations_of,
+    beyond,
+    caught,
+    changed,
+    mapping,
+    misfits,
+    refuse,
+)
+from knafka_operator.decide.receiver_scaling import check_receiver_scaling
+from knafka_operator.model.cluster import Document
+from knafka_operator.model.maxima import UNLIMITED, Maxima
+from knafka_operator.model.sinks import DEFAULT_MODE, KafkaSink
+
+IMMUTABLE: Final = ("topic", "numPartitions", "replicationFactor")
+"""Fields of a spec, as upstream has it."""
+
+
+def defaulted_sink(document: Document) -> dict[str, Any]:
+    """The KafkaSink with upstream's defaults. Idempotent."""
+    if not isinstance(document.get("spec"), Mapping | None):
+        return dict(document)
+    spec = mapping(document, "spec")
+    if spec.get("contentMode") in (None, ""):
+        spec["contentMode"] = DEFAULT_MODE
+    return {**document, "spec": spec}
+
+
+def check_sink(new: Document, old: Document | None = None, maxima: Maxima = UNLIMITED) -> None:
+    """Refuse what is wrong with a KafkaSink, or may not change.
+
+    `maxima` are the installation's. Raises `InvalidDocument` that names all of it; its path is that
+    of the first problem.
+    """
+
+    def wrong(document: Document) -> Iterator[Problem]:
+        return _wrong_with(document, maxima)
+
+    refuse(wrong, new, old, _changes)
+
+
+def _wrong_with(document: Document, maxima: Maxima) -> Iterator[Problem]:
+    yield from misfits(KafkaSink, {**document, "status": None})
+    annotations = annotations_of(document)
+    yield from caught(lambda: check_receiver_scaling(annotations, maxima))
+    yield from beyond(document, maxima)
+
+
+def _changes(old: Document, new: Document) -> Iterator[Problem]:
+    was, is_ = (
+        {f"spec.{name}": spec[name] for name in IMMUTABLE if spec.get(name) is not None}
+        for spec in (mapping(old, "spec"), mapping(new, "spec"))
+    )
+    if diff := changed(was, is_):
+        yield Problem(IMMUTABLE_FIELDS, diff, "spec")

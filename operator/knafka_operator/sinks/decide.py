@@ -1,0 +1,237 @@
+"""Sink: what was observed of a KafkaSink -> its status, and what is to be done next. Pure.
+
+    ConfigParsed         its Secret is there and can be used
+    TopicReady           its topic is there; it is made if the sink says how
+    DataPlaneAvailable   its receiver is Ready
+    Addressable, ProbeSucceeded
+
+A topic is the sink's own only if it was made for it: its status has Kafka's id of that one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from knafka.core.contract import Ingress, Kafka
+from knafka.core.errors import InvalidDocument, KnafkaError
+from knafka.ports.log import TopicDescription
+from knafka_operator.decide import desired, services
+from knafka_operator.decide.authentication import (
+    NO_AUTHENTICATION,
+    Authentication,
+    address_of,
+    addresses_of,
+)
+from knafka_operator.decide.broker import PROBED
+from knafka_operator.decide.desired import MIN_IN_SYNC, Topic
+from knafka_operator.decide.effects import ApplyService, CreateTopic, Effect, Probe
+from knafka_operator.decide.encryption import NO_ENCRYPTION, Encryption, Https
+from knafka_operator.decide.observed import Needed, Observed
+from knafka_operator.decide.receiver_scaling import check_receiver_scaling
+from knafka_operator.decide.status import (
+    ADDRESSABLE,
+    CONFIG_PARSED,
+    DATA_PLANE_AVAILABLE,
+    PROBE_SUCCEEDED,
+    TOPIC_READY,
+    ConditionSet,
+    NotReady,
+    value,
+)
+from knafka_operator.decide.steps import Step
+from knafka_operator.decide.topics import TOPIC_ID, TopicRefused, as_declared, topic_effects
+from knafka_operator.model.resources import TOPIC_STATUS
+from knafka_operator.model.settings import Settings
+from knafka_operator.model.sinks import EXTERNAL, MADE, TOPIC_OWNER, KafkaSink
+from knafka_operator.sinks.manifests import sink_receiver_name, sink_receiver_service
+
+SINK_CONDITIONS: Final = (
+    CONFIG_PARSED,
+    TOPIC_READY,
+    DATA_PLANE_AVAILABLE,
+    ADDRESSABLE,
+    PROBE_SUCCEEDED,
+)
+"""Upstream's, but for that of its ConfigMap: here the contract is the receiver's own."""
+
+
+@dataclass(frozen=True)
+class ObservedSink(Observed):
+    """What reading gave; where it failed, the error that says why stands in place of the value."""
+
+    sink: KafkaSink | InvalidDocument
+    kafka: Kafka | KnafkaError | None = None
+    """As its receiver reaches it; None: the sink can't be read."""
+    secret: tuple[str, str] | None = None
+    """Name and version of the Secret that its receiver mounts; None: it needs none."""
+    topic: TopicDescription | KnafkaError | None = None
+    """As Kafka has it; None: there is none, or Kafka isn't known."""
+    taken: bool = False
+    """Whether another sink has made a topic of this name there, or is about to."""
+    disputed: bool = True
+    """Whether the topic has records, so that an empty id says nothing of whose it is."""
+    others: int = 0
+    """Partitions of the topics that its namespace has besides."""
+    authentication: Authentication | KnafkaError = NO_AUTHENTICATION
+    encryption: Encryption | KnafkaError = NO_ENCRYPTION
+    https: Https | NotReady | None = None
+    """How its receiver is reached by https, or why it isn't; None: nobody wants that."""
+    probed: str | None = None
+    """The Revision that has answered now."""
+
+    def after(self, effect: Effect, result: Any) -> ObservedSink:
+        seen = super().after(effect, result)
+        match effect:
+            case CreateTopic():
+                return replace(seen, topic=result)
+            case Probe(answers_for=revision):
+                return replace(seen, probed=revision)
+        return seen
+
+
+@dataclass(frozen=True, slots=True)
+class SinkDecision:
+    """What to do next; the status counts once there is nothing."""
+
+    effects: tuple[Effect, ...]
+    conditions: ConditionSet
+    status: Mapping[str, Any]
+    """All but the conditions."""
+
+
+def decide(seen: ObservedSink, settings: Settings) -> SinkDecision:
+    """Judge a KafkaSink; the effects are in the order of `BROKER_ORDER`."""
+    before = seen.document.get("status") or {}
+    conditions, needed = ConditionSet(SINK_CONDITIONS), Needed(seen.failed)
+    annotations = seen.annotations
+    status: dict[str, Any] = {
+        "observedGeneration": seen.document["metadata"].get("generation", 0),
+        "annotations": annotations,
+        # Once there is a receiver, it receives; while replaced, the old one does.
+        "address": before.get("address"),
+    }
+    unaddressed = NotReady("NoReceiver", "no receiver has been Ready yet", transient=True)
+
+    def decision() -> SinkDecision:
+        with conditions.step(ADDRESSABLE):
+            if status["address"] is None:
+                raise unaddressed
+        return SinkDecision(tuple(needed.effects), conditions, status)
+
+    with conditions.step(CONFIG_PARSED):
+        sink, kafka = value(seen.sink), value(seen.kafka)
+        senders, encryption = value(seen.authentication), value(seen.encryption)
+    if not conditions.holds(CONFIG_PARSED):
+        return decision()
+    assert kafka is not None
+    with conditions.step(TOPIC_READY):
+        topic = value(seen.topic)
+        found = _topic(seen, sink, topic, annotations, settings, needed, conditions)
+    if not conditions.holds(TOPIC_READY):
+        return decision()
+
+    ingress = Ingress(
+        namespace=sink.metadata.namespace,
+        broker=sink.metadata.name,
+        kind="KafkaSink",
+        topic=sink.spec.topic,
+        content_mode=sink.spec.content_mode,
+        kafka=kafka,
+        **desired.limits(found.config),
+    )
+    ingress = encryption.demanded(senders.demanded(ingress, sink))
+    with conditions.step(DATA_PLANE_AVAILABLE):
+        if seen.revision is None:
+            check_receiver_scaling(sink.metadata.annotations, settings.maxima)
+            manifest = sink_receiver_service(
+                sink, ingress, seen.secret, settings, oidc=senders.is_on
+            )
+            needed.first(ApplyService(Step.APPLY_RECEIVER, manifest))
+    if seen.revision is None:
+        return decision()
+    if isinstance(seen.https, NotReady):
+        unaddressed = seen.https
+    name, namespace = sink_receiver_name(sink), sink.metadata.namespace
+    url = services.url(name, namespace, settings) + ingress.path
+    addresses = encryption.addresses(address_of(url, ingress.audience), ingress.path, seen.https)
+    status["address"] = addresses[-1] if addresses else None
+    status.update(addresses_of(addresses, before) | senders.status_of(sink, before))
+    for condition in (encryption.condition_of(seen.https), senders.condition_of(sink)):
+        if condition is not None:
+            conditions.set(condition)
+    with conditions.step(PROBE_SUCCEEDED):
+        if seen.revision not in (annotations.get(PROBED), seen.probed):
+            needed.first(Probe(url, seen.revision))
+        annotations[PROBED] = seen.revision
+    return decision()
+
+
+def _topic(
+    seen: ObservedSink,
+    sink: KafkaSink,
+    found: TopicDescription | None,
+    annotations: dict[str, str],
+    settings: Settings,
+    needed: Needed,
+    conditions: ConditionSet,
+) -> TopicDescription:
+    """The topic, which `annotations` say the owner of. Raises `NotReady`, `TopicRefused`."""
+    wanted = own_topic(sink)
+    is_own = wanted is not None and is_made_for(sink, found, annotations, seen)
+    if found is None and wanted is None:
+        raise TopicRefused(
+            "TopicNotFound",
+            f"{sink.servers:.300} has no topic {sink.spec.topic}: create it, let the sink's user "
+            "describe it, or have it made by spec.numPartitions and spec.replicationFactor",
+        )
+    if found is None and seen.taken:
+        message = f"topic {sink.spec.topic} is being made for another KafkaSink"
+        raise NotReady("TopicNotOurs", message, transient=True)
+    if wanted is None or (found is not None and not is_own):
+        # It was there before, or somebody made it anew: what is somebody's stays as it is.
+        for key in (TOPIC_STATUS, TOPIC_ID):
+            annotations.pop(key, None)
+        annotations[TOPIC_OWNER] = EXTERNAL
+        assert found is not None
+        return found
+    recorded = {TOPIC_OWNER: MADE}
+    if making := topic_effects(
+        wanted,
+        found,
+        annotations,
+        settings.maxima,
+        seen.others,
+        disputed=seen.disputed,
+        recorded=recorded,
+    ):
+        needed.first(*making)
+    assert found is not None
+    annotations.update(recorded)
+    conditions.set(as_declared(wanted, found))
+    return found
+
+
+def own_topic(sink: KafkaSink) -> Topic | None:
+    """The topic as it is to be made, if the sink says so."""
+    partitions, replication = sink.spec.num_partitions, sink.spec.replication_factor
+    if partitions is None or replication is None:
+        return None
+    # An acknowledged record is on two replicas where there are three.
+    config = {MIN_IN_SYNC: "2"} if replication >= 3 else {}
+    key = "spec.replicationFactor"
+    return Topic(sink.spec.topic, partitions, replication, config, replication_key=key)
+
+
+def is_made_for(
+    sink: KafkaSink,
+    found: TopicDescription | None,
+    annotations: Mapping[str, str],
+    seen: ObservedSink,
+) -> bool:
+    """Whether the topic that is there was made for this sink, as far as its status may say so."""
+    known = annotations.get(TOPIC_ID)
+    if found is None or known is None or annotations.get(TOPIC_STATUS) != sink.spec.topic:
+        return False
+    return known == found.id if known else not (seen.disputed or seen.taken)

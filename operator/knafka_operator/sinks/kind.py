@@ -1,0 +1,257 @@
+"""KafkaSinks: from what is declared to a receiver that writes to somebody's topic.
+
+    observe (Secret, Kafka, topic, senders) -> decide (`sinks.decide`) -> act, until all is done
+
+Not here: hearing of changes (`engine.controller`), and any decision, which is a pure function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from knafka.core.contract import Kafka
+from knafka.core.documents import parse
+from knafka.core.errors import InvalidDocument
+from knafka_operator.decide import services
+from knafka_operator.decide.effects import Annotate
+from knafka_operator.decide.encryption import Encryption
+from knafka_operator.decide.status import EXPECTED, NotReady, summary
+from knafka_operator.decide.topics import TOPIC_ID
+from knafka_operator.model.cluster import Cluster, Document, decoded
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.resources import CORE, TOPIC_STATUS, Resource
+from knafka_operator.model.settings import Settings
+from knafka_operator.model.sinks import KAFKA_SINK, SINKS_VERSION, KafkaSink
+from knafka_operator.reconcile.effects import Effects, resource_of
+from knafka_operator.reconcile.encryption import observe_https_of
+from knafka_operator.reconcile.endpoints import check_endpoint
+from knafka_operator.reconcile.features import observe_features
+from knafka_operator.reconcile.functions import delete_service
+from knafka_operator.reconcile.kind import Kind, Reconciler
+from knafka_operator.reconcile.observing import partitions_beside
+from knafka_operator.reconcile.ownership import annotations_of
+from knafka_operator.reconcile.state import States
+from knafka_operator.reconcile.topics import is_used, topic_to_delete
+from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
+from knafka_operator.sinks.decide import ObservedSink, SinkDecision, decide
+from knafka_operator.sinks.manifests import sink_receiver_name
+
+
+@dataclass(eq=False, slots=True)
+class SinkRecord:
+    """One KafkaSink."""
+
+    uid: str
+    kafka: KafkaCluster | None = None
+    """As it was reached last: its Secret may go before it does."""
+    partitions: int = 0
+    """Of the topic that was made for it."""
+    is_ready: bool | None = None
+    """None: it wasn't looked at yet."""
+    claims: set[tuple[str, str]] = field(default_factory=set)
+    """Servers and name of the topics that are its own."""
+
+
+@dataclass(eq=False)
+class KafkaSinks(Reconciler[ObservedSink, SinkDecision, SinkRecord], Kind):
+    """All KafkaSinks."""
+
+    api_version = SINKS_VERSION
+    left = "Kafka still has its topic, which nobody will delete"
+
+    settings: Settings
+    cluster: Cluster
+    kafkas: KafkaClusters
+    states: States
+    """Those of Brokers."""
+    effects: Effects
+    now: Callable[[], str]
+    """The time, RFC 3339."""
+    records: dict[Identity, SinkRecord] = field(default_factory=dict)
+    owners: dict[tuple[str, str], str] = field(default_factory=dict)
+    """UID of the sink that made a topic, or is about to, by its servers and name."""
+
+    # What is heard, and asked of one.
+
+    def remember(self, document: Document) -> SinkRecord:
+        """Keep in mind which topic a sink has made, before any other is reconciled."""
+        identity, uid = Identity.of(document), document["metadata"].get("uid", "")
+        record = self.records.get(identity)
+        if record is None or record.uid != uid:
+            self._drop(identity)
+            record = self.records[identity] = SinkRecord(uid)
+        if (topic := _topic_made(document)) is not None:
+            self._claim(record, _servers(document), topic)
+        return record
+
+    def record_of(self, document: Document) -> SinkRecord:
+        return self.remember(document)
+
+    async def forget(self, document: Document) -> None:
+        self._drop(Identity.of(document))
+
+    def _claim(self, record: SinkRecord, servers: str, topic: str) -> None:
+        """No other sink gets to make a topic of this name there."""
+        if self.owners.setdefault((servers, topic), record.uid) == record.uid:
+            record.claims.add((servers, topic))
+
+    def _drop(self, identity: Identity) -> None:
+        if (record := self.records.pop(identity, None)) is not None:
+            for claim in record.claims:
+                del self.owners[claim]
+
+    def used_kafkas(self) -> set[KafkaCluster]:
+        """Those that its deletions need still."""
+        return {each.kafka for each in self.records.values() if each.kafka is not None}
+
+    async def delete(self, document: Document) -> None:
+        """Delete its receiver, then the topic, if that was made for it and no other sink of its
+        namespace names it. Raises `LogError`, `NotReady` and `ClusterError`."""
+        record, of = self.remember(document), resource_of(document)
+        # No event may be accepted into a topic that is about to go (KN-BRK-22).
+        await delete_service(self.cluster, sink_receiver_name(of), of)
+        if (topic := _topic_made(document)) is not None:
+            await self._delete_topic(document, topic, record)
+        await self.forget(document)
+
+    async def _delete_topic(self, document: Document, topic: str, record: SinkRecord) -> None:
+        try:
+            sink = parse(KafkaSink, _declared(document))
+        except InvalidDocument:
+            return  # it may not have this one, or nobody can know which
+        if await self._is_named_elsewhere(sink, topic):
+            return
+        try:
+            kafka, _ = await self._connect(sink)
+        except (NotReady, InvalidDocument):
+            if record.kafka is None:
+                raise
+            kafka = record.kafka
+        known = annotations_of(document).get(TOPIC_ID)
+        claimed = self._is_claimed(record, sink.servers, topic)
+        if await topic_to_delete(kafka.topics, topic, known, claimed=claimed) is not None:
+            await kafka.topics.delete_topic(topic)
+
+    def _is_claimed(self, record: SinkRecord, servers: str, topic: str) -> bool:
+        return self.owners.get((servers, topic), record.uid) != record.uid
+
+    async def _is_named_elsewhere(self, sink: Resource, topic: str) -> bool:
+        """Whether another sink of its namespace names this topic, too. Raises `ClusterError`."""
+        namespace = sink.metadata.namespace
+        found = await self.cluster.list(SINKS_VERSION, KAFKA_SINK, None, namespace)
+        return any(
+            (each.get("spec") or {}).get("topic") == topic
+            for each in found
+            if each["metadata"].get("uid") != sink.metadata.uid
+            and "deletionTimestamp" not in each["metadata"]
+        )
+
+    # Reconcile.
+
+    def decide(self, seen: ObservedSink, record: SinkRecord) -> SinkDecision:
+        decision = decide(seen, self.settings)
+        # Before anything is awaited: no other sink makes a topic of this name from here on.
+        for effect in decision.effects:
+            if isinstance(effect, Annotate) and isinstance(seen.sink, KafkaSink):
+                self._claim(record, seen.sink.servers, effect.annotations[TOPIC_STATUS])
+        return decision
+
+    def kafka_of(self, seen: ObservedSink, record: SinkRecord) -> KafkaCluster | None:
+        return record.kafka
+
+    def status_of(
+        self, seen: ObservedSink, decision: SinkDecision, record: SinkRecord
+    ) -> Mapping[str, Any]:
+        namespace, _ = Identity.of(seen.document)
+        receiver = Identity(namespace, sink_receiver_name(resource_of(seen.document)))
+        self.states.rolls.add_to(decision.conditions, receiver)
+        status = super().status_of(seen, decision, record)
+        record.is_ready = summary(status["conditions"]).get("status") == "True"
+        if isinstance(seen.sink, KafkaSink):
+            is_own = TOPIC_STATUS in status["annotations"]
+            record.partitions = (seen.sink.spec.num_partitions or 0) if is_own else 0
+        return status
+
+    # Observe.
+
+    async def observe(self, document: Document, record: SinkRecord) -> ObservedSink:
+        try:
+            sink = parse(KafkaSink, document)
+        except InvalidDocument as error:
+            return ObservedSink(document, error)
+        identity = Identity.of(document)
+        try:
+            record.kafka, secret = await self._connect(sink)
+        except EXPECTED as error:
+            return ObservedSink(document, sink, error)
+        features = await observe_features(
+            self.cluster, self.settings, self.states.policies, identity.namespace
+        )
+        path = None if secret is None else services.SECRET_PATH
+        reached = Kafka(bootstrap_servers=sink.servers, secret_path=path)
+        seen = ObservedSink(
+            document,
+            sink,
+            reached,
+            secret,
+            taken=self._is_claimed(record, sink.servers, sink.spec.topic),
+            others=self._partitions_beside(identity),
+            authentication=features.authentication,
+            encryption=features.encryption,
+        )
+        if isinstance(seen.encryption, Encryption) and seen.encryption.is_on:
+            receiver = identity.namespace, sink_receiver_name(sink)
+            seen = replace(seen, https=await observe_https_of(self.cluster, *receiver))
+        try:
+            topics = record.kafka.topics
+            found = await topics.describe_topic(sink.spec.topic)
+            asked = found is not None and annotations_of(document).get(TOPIC_ID) == ""
+            disputed = not asked or await is_used(topics, sink.spec.topic)
+        except EXPECTED as error:
+            return replace(seen, topic=error)
+        return replace(seen, topic=found, disputed=disputed)
+
+    async def _connect(self, sink: KafkaSink) -> tuple[KafkaCluster, tuple[str, str] | None]:
+        """Its Kafka, and the Secret by which it is reached, with its version; None: it needs none.
+
+        Raises `EXPECTED` and `ClusterError`.
+        """
+        if (ref := sink.spec.auth.secret.ref) is None:
+            return self.kafkas.at(sink.servers, None), None
+        namespace = sink.metadata.namespace
+        stored = await self.cluster.get(CORE, "Secret", namespace, ref.name)
+        if stored is None:
+            raise NotReady(
+                "SecretNotFound",
+                f"spec.auth.secret.ref.name: Secret {namespace}/{ref.name} does not exist: create "
+                "it, or name another one",
+            )
+        values = decoded(stored)
+        await check_endpoint(values, self.settings)
+        version = str(stored["metadata"].get("resourceVersion", ""))
+        return self.kafkas.at(sink.servers, values), (ref.name, version)
+
+    def _partitions_beside(self, sink: Identity) -> int:
+        """Partitions of the topics that were made for its namespace's other sinks and Brokers."""
+        beside = sum(
+            each.partitions
+            for identity, each in self.records.items()
+            if identity.namespace == sink.namespace and identity != sink
+        )
+        return beside + partitions_beside(self.states, Identity(sink.namespace, ""))
+
+
+def _topic_made(document: Document) -> str | None:
+    """The topic that a sink's status says was made for it, if it is the one that it declares."""
+    topic = annotations_of(document).get(TOPIC_STATUS)
+    return topic if topic and topic == (document.get("spec") or {}).get("topic") else None
+
+
+def _servers(document: Document) -> str:
+    return ",".join(map(str, (document.get("spec") or {}).get("bootstrapServers") or ()))
+
+
+def _declared(document: Document) -> Document:
+    return {key: document[key] for key in ("apiVersion", "kind", "metadata", "spec")}

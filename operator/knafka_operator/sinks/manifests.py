@@ -1,0 +1,70 @@
+"""Manifests: the receiver of one KafkaSink as a Knative Service. Pure.
+
+Its contract is in its environment: there is no topic of ours in somebody's Kafka, so a user that
+may write one topic is enough. A change is a new Revision.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from knafka.core import documents, names
+from knafka.core.contract import Ingress
+from knafka.settings import INGRESSES
+from knafka_operator.decide import services
+from knafka_operator.decide.services import KNATIVE_AUTOSCALING, Manifest
+from knafka_operator.decide.status import NotReady
+from knafka_operator.model.family import BROKERS
+from knafka_operator.model.resources import OURS, Resource
+from knafka_operator.model.settings import Settings
+
+SINK: Final = f"{OURS}sink"
+"""Label of what is of one KafkaSink."""
+MAX_CONTRACT: Final = 100_000
+"""Bytes; Linux takes 128 KiB for one variable."""
+
+
+def sink_receiver_name(sink: Resource) -> str:
+    return names.child(sink.metadata.name, "-kn-sink-receiver")
+
+
+def sink_receiver_service(
+    sink: Resource,
+    ingress: Ingress,
+    secret: tuple[str, str] | None,
+    settings: Settings,
+    *,
+    oidc: bool = False,
+) -> Manifest:
+    """`secret` is the mounted Secret's name and version, `oidc`: whether it verifies senders'
+    tokens. `autoscaling.knative.dev/...` annotations of the sink are the receiver's.
+
+    Raises `NotReady` for a contract that is too large.
+    """
+    contract = documents.dump(ingress)
+    text = services.one_line([contract])
+    if len(text) > MAX_CONTRACT:
+        raise NotReady(
+            "ContractTooLarge",
+            f"what its receiver is told has {len(text)} bytes, want at most {MAX_CONTRACT}: have "
+            "fewer or shorter EventPolicies apply to it",
+        )
+    declared = {
+        key: value
+        for key, value in sink.metadata.annotations.items()
+        if key.startswith(KNATIVE_AUTOSCALING)
+    }
+    scaling = {KNATIVE_AUTOSCALING + key: each for key, each in services.RECEIVER_SCALING.items()}
+    return services.knative_service(
+        sink_receiver_name(sink),
+        services.ownership_of(sink, BROKERS, settings),
+        labels={services.ROLE: services.RECEIVER, SINK: names.child(sink.metadata.name, "")},
+        annotations={**scaling, **declared},
+        declared={**declared, "contract": contract, "oidc": oidc},
+        environment={"FUNCTION_TARGET": "receive", INGRESSES: text},
+        secret=secret,
+        resources=settings.pods.receiver_resources,
+        settings=settings,
+        tracing=settings.tracing.of(services.owner_key(sink)),
+        oidc=oidc,
+    )
