@@ -3,7 +3,8 @@
 
     KNAFKA_RATE=300 pytest tests/cluster/test_direct.py -s
 
-also rolls and scales out, and prints how long nothing arrived.
+also rolls and scales out, and prints how long nothing arrived; KNAFKA_PHASE=75 has thousands of
+events a second sent for ten minutes.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from confluent_kafka import Consumer, TopicPartition
 from support.channels import Channels
 from support.cluster import OPERATOR_NAMESPACE
 from support.functions import receiver
@@ -45,6 +48,15 @@ INGRESS: Final = f"http://{settings.NODE_IP}:81"
 
 Way = tuple[str, str, Callable[[], float]]
 """URL, Host header if it is another, and the seconds of CPU of those who serve it."""
+LOADS: Final = {
+    "as many as are taken": ("-c=64",),
+    "2,000 a second": ("-c=64", "-rate=2000"),
+    "batches of 100": ("-c=16", "-batch=100"),
+}
+PHASE: Final = float(os.environ.get("KNAFKA_PHASE", "10"))
+"""Seconds of load before and after each change of the long run: 75 make it ten minutes."""
+MANY: Final = 2000
+"""Events a second of the long run."""
 
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(900), pytest.mark.usefixtures("brokers_go")]
 
@@ -247,6 +259,112 @@ def test_knative_scales_by_what_comes_past_its_proxy(
     directed.until_pods(1)
 
 
+class Sender:
+    """kbench, sending `MANY` events a second to one address until it is left. Ids go on from
+    `first`."""
+
+    def __init__(self, kbench: Path, url: str, host: str, first: int) -> None:
+        options = f"-url={url}", f"-host={host}", f"-rate={MANY}", f"-first-id={first}"
+        command = [str(kbench), "load", *options, "-n=100000000", "-c=64", "-size=200"]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+        )
+
+    def stop(self) -> dict[str, Any]:
+        """End; gives what became of the events."""
+        self._process.terminate()
+        out, _ = self._process.communicate(timeout=60)
+        found: dict[str, Any] = json.loads(out.splitlines()[-1])
+        return found
+
+
+@pytest.mark.skipif(not FULL, reason="make chaos: it takes minutes")
+@pytest.mark.timeout(1800)
+def test_thousands_a_second_lose_nothing_whatever_becomes_of_the_receiver(
+    installed: Installation, direct_component: None, namespace: str
+) -> None:
+    """Every send is answered 202, and all of them are in the log; no second without a record."""
+    kbench = build_kbench()
+    # As many pods as are declared: by default it would be one for each 350 events a second.
+    annotations = {MIN_SCALE: "2", "autoscaling.knative.dev/target": "1000"}
+    installed.broker(namespace, annotations=annotations)
+    directed = Directed(installed, namespace, Load(INGRESS))
+    knatives = f"{RECEIVER}.{namespace}.svc.cluster.local"
+    path = f"/{namespace}/default"
+    sent: list[dict[str, Any]] = []
+
+    def send(number: int, *, direct: bool) -> Sender:
+        url = service_url(installed, namespace) if direct else INGRESS
+        return Sender(kbench, f"{url}{path}", "" if direct else knatives, number * 10**9)
+
+    def change(what: str, make: Callable[[], None]) -> None:
+        began = time.time()
+        make()
+        print(f"{what} after {time.time() - began:.0f} s")
+        time.sleep(PHASE)  # of load; it is the time that is looked at
+
+    def roll() -> None:
+        before = installed.newest_revision(namespace, RECEIVER)
+        directed.annotate("autoscaling.knative.dev/window", "31s")
+        installed.cluster.wait_for(
+            lambda: installed.newest_revision(namespace, RECEIVER) != before, 60, "a new Revision"
+        )
+        directed.until_ready()
+
+    began = time.time()
+    sender = send(0, direct=False)
+    time.sleep(PHASE)
+    for number, direct in ((1, True), (2, False)):
+        directed.annotate(DIRECT, str(direct).lower())
+        until_address(installed, namespace, direct=direct)
+        following = send(number, direct=direct)
+        sent.append(sender.stop())
+        sender = following
+        time.sleep(PHASE)
+        if direct:
+            change("a pod stopped", lambda: stop_a_pod(directed))
+            change("scaled out", lambda: scale_out(directed))
+            change("rolled", roll)
+            change("scaled in", lambda: scale_in(directed))
+    sent.append(sender.stop())
+    took = time.time() - began
+    assert [each["errors"] for each in sent] == [{}, {}, {}]
+    assert [list(each["status"]) for each in sent] == [["202"]] * 3
+    accepted = [each["ok"] for each in sent]
+    ids, pause = _in_the_log(installed, names.broker_topic(namespace, "default"))
+    lost = sum(
+        number * 10**9 + each not in ids for number, of in enumerate(accepted) for each in range(of)
+    )
+    print(
+        f"{took:.0f} s, {sum(accepted)} accepted, 0 not, {lost} lost, "
+        f"{len(ids)} in the log, none for {pause:.2f} s at most"
+    )
+    assert lost == 0
+    assert pause < LONGEST_PAUSE
+
+
+def _in_the_log(installed: Installation, topic: str) -> tuple[set[int], float]:
+    """Ids of all records of a topic, and the longest time between two of them."""
+    servers = installed.kafka.bootstrap("PLAINTEXT")
+    consumer = Consumer({"bootstrap.servers": servers, "group.id": "test-reads"})
+    partitions = consumer.list_topics(topic).topics[topic].partitions
+    left = 0
+    for each in partitions:
+        low, high = consumer.get_watermark_offsets(TopicPartition(topic, each))
+        left += high - low
+    consumer.assign([TopicPartition(topic, each, 0) for each in partitions])
+    ids, times = set[int](), set[int]()
+    while left:
+        for record in consumer.consume(10_000, 1.0):
+            assert record.error() is None
+            left -= 1
+            times.add(record.timestamp()[1])
+            headers = dict(record.headers() or ())
+            ids.add(int(headers["ce_id"] or b""))
+    consumer.close()
+    return ids, max(later - earlier for earlier, later in pairwise(sorted(times))) / 1000
+
+
 @pytest.mark.skipif(not FULL, reason="make chaos: it measures")
 @pytest.mark.kafka
 async def test_what_an_event_costs_by_each_way(
@@ -277,17 +395,18 @@ async def test_what_an_event_costs_by_each_way(
             **ways,
         }
         for name, way in [*ways.items(), *ways.items()]:
-            for rate in (0, 2000):
-                found, used = await asyncio.to_thread(_load, kbench, way, rate)
+            for load, options in LOADS.items():
+                found, used = await asyncio.to_thread(_load, kbench, way, options)
                 assert set(found["status"]) == {"202"}, f"{name}: {found}"
-                cost = f"{used * 1e6 / found['ok']:.1f} us, {found['per_s']:.0f}/s"
-                print(f"{name}, {rate or 'as many as are taken'}: {cost}, {found['latency_ms']}")
+                cost = f"{used * 1e6 / found['events']:.1f} us an event"
+                rate = f"{found['per_s']:.0f} requests a second"
+                print(f"{name}, {load}: {cost}, {rate}, {found['latency_ms']}")
 
 
-def _load(kbench: Path, way: Way, rate: int) -> tuple[dict[str, Any], float]:
+def _load(kbench: Path, way: Way, more: Sequence[str]) -> tuple[dict[str, Any], float]:
     """What kbench says, and the seconds of CPU that were used meanwhile."""
     url, host, cpu = way
-    options = f"-url={url}", f"-host={host}", f"-rate={rate}", "-c=64", "-d=15s"
+    options = f"-url={url}", f"-host={host}", "-d=15s", *more
     command = [str(kbench), "load", *options]
     began = cpu()
     done = subprocess.run(command, input="\n\n", capture_output=True, text=True, check=True)

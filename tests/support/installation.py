@@ -10,6 +10,7 @@ installation, or loads the whole machine, is marked `alone`. Registered in tests
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,6 +36,10 @@ LEFT: Final = 90.0
 """Seconds that a run waits at its end for the deletion of what its tests made."""
 
 EVENTING: Final = "eventing.knative.dev/v1"
+
+
+DIRECT: Final = os.environ.get("KNAFKA_TEST_DIRECT") == "1"
+"""Whether senders of Brokers and channels go past Knative's proxy in this run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +147,8 @@ class Installation:
         self.configure("kafka-channel-config", OPERATOR_NAMESPACE)
         for name in components:
             self.prepare(name)
+        if DIRECT:
+            self.cluster.apply(ROOT / "operator" / "deploy" / "direct" / "rbac.yaml")
         # Another run may have had others.
         kubectl(
             "set", "env", "-n", OPERATOR_NAMESPACE, "deploy/knafka-operator",
@@ -149,6 +156,7 @@ class Installation:
                 f"{component.setting}=enabled" if name in components else f"{component.setting}-"
                 for name, component in COMPONENTS.items()
             ),
+            "KNAFKA_DIRECT=enabled" if DIRECT else "KNAFKA_DIRECT-",
         )  # fmt: skip
         # The image's tag is the one of the run before, so nothing else says that it has changed.
         kubectl("rollout", "restart", "-n", OPERATOR_NAMESPACE, "deploy/knafka-operator")

@@ -10,11 +10,14 @@ import (
 	"io"
 	"net"
 	"net/url"
+	"os"
+	"os/signal"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 )
 
@@ -30,31 +33,45 @@ func body(size int) []byte {
 	return []byte(head + strings.Repeat("x", max(0, size-len(head)-len(tail))) + tail)
 }
 
-// request is a CloudEvent's POST, made once and patched in place for each event.
+// digits are where those of one event start in a request; key 0: no key.
+type digits struct{ id, sent, key int }
+
+// request is a POST of one CloudEvent or a batch, made once and patched in place for each time.
 type request struct {
-	bytes         []byte
-	id, sent, key int // where their digits start; key 0: no key
+	bytes  []byte
+	events []digits
 }
 
-func newRequest(u *url.URL, host, typ string, size int, keyed, structured bool) *request {
+// newRequest makes a POST of one event, or of a batch where that is more than 0.
+func newRequest(u *url.URL, host, typ string, size int, keyed, structured bool, batch int) *request {
 	var event bytes.Buffer
-	at := func(mark string) int { return bytes.Index(event.Bytes(), []byte(mark)) + len(mark) }
+	from := 0
+	at := func(mark string) int { return from + bytes.Index(event.Bytes()[from:], []byte(mark)) + len(mark) }
 	head := fmt.Sprintf("POST %s HTTP/1.1\r\nHost: %s\r\n", u.RequestURI(), cmp.Or(host, u.Host))
 	zeros := func(n int) string { return strings.Repeat("0", n) }
 	data := body(size)
-	if structured {
+	if structured || batch > 0 {
 		key := ""
 		if keyed {
 			key = `"partitionkey":"k` + zeros(keyDigits) + `",`
 		}
 		document := `{"specversion":"1.0","source":"/kbench","type":"` + typ + `","time":"2026-01-01T00:00:00Z",` + key +
 			`"id":"` + zeros(idDigits) + `","kbsent":"` + zeros(sentDigits) + `","datacontenttype":"application/json","data":` + string(data) + "}"
-		fmt.Fprintf(&event, "%sContent-Type: application/cloudevents+json\r\nContent-Length: %d\r\n\r\n%s", head, len(document), document)
-		r := &request{id: at(`"id":"`), sent: at(`"kbsent":"`)}
-		if keyed {
-			r.key = at(`"partitionkey":"k`)
+		mediaType, content := "application/cloudevents+json", document
+		if batch > 0 {
+			mediaType = "application/cloudevents-batch+json"
+			content = "[" + strings.TrimSuffix(strings.Repeat(document+",", batch), ",") + "]"
 		}
-		r.bytes = event.Bytes()
+		fmt.Fprintf(&event, "%sContent-Type: %s\r\nContent-Length: %d\r\n\r\n%s", head, mediaType, len(content), content)
+		r := &request{bytes: event.Bytes()}
+		for range max(1, batch) {
+			d := digits{id: at(`"id":"`), sent: at(`"kbsent":"`)}
+			if keyed {
+				d.key = at(`"partitionkey":"k`)
+			}
+			r.events = append(r.events, d)
+			from = d.sent
+		}
 		return r
 	}
 	fmt.Fprintf(&event, "%sContent-Type: application/json\r\nContent-Length: %d\r\nce-specversion: 1.0\r\nce-source: /kbench\r\n"+
@@ -64,19 +81,22 @@ func newRequest(u *url.URL, host, typ string, size int, keyed, structured bool) 
 	}
 	fmt.Fprintf(&event, "ce-id: %s\r\nce-kbsent: %s\r\n\r\n", zeros(idDigits), zeros(sentDigits))
 	event.Write(data)
-	r := &request{id: at("ce-id: "), sent: at("ce-kbsent: ")}
+	d := digits{id: at("ce-id: "), sent: at("ce-kbsent: ")}
 	if keyed {
-		r.key = at("ce-partitionkey: k")
+		d.key = at("ce-partitionkey: k")
 	}
-	r.bytes = event.Bytes()
-	return r
+	return &request{bytes: event.Bytes(), events: []digits{d}}
 }
 
+// patch numbers the request's events from id on.
 func (r *request) patch(id, nanoseconds, keys int64) {
-	putDigits(r.bytes[r.id:r.id+idDigits], id)
-	putDigits(r.bytes[r.sent:r.sent+sentDigits], nanoseconds)
-	if r.key > 0 {
-		putDigits(r.bytes[r.key:r.key+keyDigits], id%keys)
+	for _, d := range r.events {
+		putDigits(r.bytes[d.id:d.id+idDigits], id)
+		putDigits(r.bytes[d.sent:d.sent+sentDigits], nanoseconds)
+		if d.key > 0 {
+			putDigits(r.bytes[d.key:d.key+keyDigits], id%keys)
+		}
+		id++
 	}
 }
 
@@ -183,12 +203,13 @@ func runLoad(fs *flag.FlagSet, args []string) error {
 	conns := fs.Int("c", 64, "connections, each with one request under way")
 	warm := fs.Duration("warm", 0, "send so long before measuring")
 	dur := fs.Duration("d", 10*time.Second, "measure so long")
-	n := fs.Int64("n", 0, "stop after so many requests (0: by duration)")
+	n := fs.Int64("n", 0, "stop after so many requests, or at SIGTERM, and count all of them (0: by duration)")
 	rate := fs.Float64("rate", 0, "requests a second, latency from the scheduled time (0: as fast as answered)")
 	size := fs.Int("size", 1024, "bytes of data")
 	typ := fs.String("type", "com.example.bench", "ce-type")
 	keys := fs.Int64("keys", 0, "partition keys, used in turn (0: none)")
 	structured := fs.Bool("structured", false, "structured instead of binary mode")
+	batch := fs.Int("batch", 0, "events in each request, as a JSON batch (0: one event, no batch)")
 	each := fs.Bool("new", false, "a new connection for each request")
 	firstID := fs.Int64("first-id", 0, "first ce-id")
 	timeout := fs.Duration("timeout", 30*time.Second, "for one request")
@@ -201,6 +222,13 @@ func runLoad(fs *flag.FlagSet, args []string) error {
 		}
 		urls = append(urls, u)
 	}
+	stopped := make(chan os.Signal, 1)
+	signal.Notify(stopped, syscall.SIGTERM, os.Interrupt)
+	var over atomic.Bool
+	go func() {
+		<-stopped
+		over.Store(true)
+	}()
 	results := make([]outcomes, *conns)
 	var seq atomic.Int64
 	var wg sync.WaitGroup
@@ -213,10 +241,10 @@ func runLoad(fs *flag.FlagSet, args []string) error {
 			defer wg.Done()
 			u := urls[i%len(urls)]
 			res := outcomes{status: map[string]int64{}, errors: map[string]int64{}}
-			req, c := newRequest(u, *host, *typ, *size, *keys > 0, *structured), &client{addr: u.Host, tls: u.Scheme == "https", each: *each}
+			req, c := newRequest(u, *host, *typ, *size, *keys > 0, *structured, *batch), &client{addr: u.Host, tls: u.Scheme == "https", each: *each}
 			for {
 				k := seq.Add(1) - 1
-				if *n > 0 && k >= *n {
+				if *n > 0 && k >= *n || over.Load() {
 					break
 				}
 				at := time.Now()
@@ -227,7 +255,7 @@ func runLoad(fs *flag.FlagSet, args []string) error {
 					break
 				}
 				time.Sleep(time.Until(at))
-				req.patch(*firstID+k, time.Now().UnixNano(), max(1, *keys))
+				req.patch(*firstID+k*int64(len(req.events)), time.Now().UnixNano(), max(1, *keys))
 				status, err := c.do(req.bytes, *timeout)
 				if err != nil && err != io.EOF || status == 0 {
 					res.errors[fmt.Sprint(err)]++
@@ -269,7 +297,9 @@ func runLoad(fs *flag.FlagSet, args []string) error {
 			total.errors[k] += v
 		}
 	}
-	return emit(map[string]any{"measured": total.ok, "connections": *conns, "size": *size, "rate": *rate, "ok": total.ok,
+	events := total.ok * int64(max(1, *batch))
+	return emit(map[string]any{"measured": events, "connections": *conns, "size": *size, "rate": *rate, "ok": total.ok,
+		"events": events,
 		"status": total.status, "errors": total.errors, "per_s": round(float64(total.ok)/wall, 1), "latency_ms": summary(total.latency)})
 }
 
