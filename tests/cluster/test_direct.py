@@ -113,9 +113,17 @@ class Directed:
         return {pod["metadata"]["name"] for pod in pods}
 
     def until_pods(self, count: int) -> None:
-        self.installed.cluster.wait_for(
-            lambda: len(self.pods()) == count, 180, f"{count} pods of the receiver"
-        )
+        """Wait until the newest Revision has so many, and nothing else serves."""
+
+        def revisions() -> list[str]:
+            pods = self.installed.cluster.pods(self.namespace, RECEIVER)
+            return [pod["metadata"]["labels"]["serving.knative.dev/revision"] for pod in pods]
+
+        def are_there() -> bool:
+            newest = self.installed.newest_revision(self.namespace, RECEIVER)
+            return revisions() == [newest] * count
+
+        self.installed.cluster.wait_for(are_there, 180, f"{count} pods of the receiver")
 
 
 def switch_on(directed: Directed) -> None:
@@ -399,7 +407,7 @@ async def test_what_an_event_costs_by_each_way(
                 found, used = await asyncio.to_thread(_load, kbench, way, options)
                 assert set(found["status"]) == {"202"}, f"{name}: {found}"
                 cost = f"{used * 1e6 / found['events']:.1f} us an event"
-                rate = f"{found['per_s']:.0f} requests a second"
+                rate = f"{found['per_s']:.0f} a second"
                 print(f"{name}, {load}: {cost}, {rate}, {found['latency_ms']}")
 
 

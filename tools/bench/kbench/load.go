@@ -300,7 +300,7 @@ func runLoad(fs *flag.FlagSet, args []string) error {
 	events := total.ok * int64(max(1, *batch))
 	return emit(map[string]any{"measured": events, "connections": *conns, "size": *size, "rate": *rate, "ok": total.ok,
 		"events": events,
-		"status": total.status, "errors": total.errors, "per_s": round(float64(total.ok)/wall, 1), "latency_ms": summary(total.latency)})
+		"status": total.status, "errors": total.errors, "per_s": round(float64(events)/wall, 1), "latency_ms": summary(total.latency)})
 }
 
 // summary gives percentiles, in milliseconds, of latencies in microseconds.
