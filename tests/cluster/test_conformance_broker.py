@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 from support.cluster import Cluster
 from support.conformance_world import CLASS, event, own_namespace, topics
-from support.installation import Installation
+from support.installation import DIRECT, Installation
 from support.listener import Answer, Listener
 from support.watched import Watched, is_ready
 
@@ -200,7 +200,8 @@ def test_the_status_tells_what_the_broker_has_in_kafka(world: World) -> None:
 def test_the_address_is_a_path_of_the_brokers_own_receiver(world: World) -> None:
     url = urlsplit(world.address)
     assert url.scheme == "http"
-    assert url.netloc == f"default-kn-receiver.{world.namespace}.svc.cluster.local"
+    name = "default-kn-receiver-direct" if DIRECT else "default-kn-receiver"
+    assert url.netloc == f"{name}.{world.namespace}.svc.cluster.local"
     assert url.path == f"/{world.namespace}/default"
 
 
