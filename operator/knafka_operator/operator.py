@@ -113,7 +113,9 @@ class Operator:
         self._beside: list[Operator] = []
         self.queue: WorkQueue = WorkQueue() if beside is None else beside.queue
         rolls = Rolls(settings.max_rolls, self.queue.enqueue)
-        self.states: States = States(self.family, rolls if beside is None else beside.states.rolls)
+        self.states: States = States(
+            self.family, rolls if beside is None else beside.states.rolls, settings.naming
+        )
         if beside is None:
             self._http = HttpDrains(self.states.urls, settings.shard_size, settings.tokens)
             self._kafkas = KafkaClusters(
@@ -189,7 +191,7 @@ class Operator:
         wake: Callable[[str], Awaitable[None]],
     ) -> KafkaSources:
         settings, enqueue, cluster = self.settings, self.queue.enqueue, self.cluster
-        states = States(SOURCES, self.states.rolls)
+        states = States(SOURCES, self.states.rolls, settings.naming)
         states.urls, states.policies = self.states.urls, self.states.policies
         shards = Shards(settings, cluster, states, enqueue)
         parts = states, shards, self.effects.receivers, self.trust_bundles
@@ -228,7 +230,7 @@ class Operator:
             if (broker := broker_of(each)) in wanted:
                 wanted[broker].append(each)
         sharing = {who: each for who, each in ours.items() if has_contract(each)}
-        resuming = Resuming(self.cluster, self._kafkas, self._shards, self.settings.maxima)
+        resuming = Resuming(self.cluster, self._kafkas, self._shards, self.settings)
         apart = [each for who, some in wanted.items() if who not in sharing for each in some]
         for trigger, watched in await resuming.found(apart, found):
             await self.triggers.resume(trigger, watched)
@@ -249,7 +251,7 @@ class Operator:
             self.cluster.list(SERVING, "Service", DISPATCHERS),
             self.cluster.list(SERVING, "Service", SHARDS),
         )
-        resuming = Resuming(self.cluster, self._kafkas, self._shards, self.settings.maxima)
+        resuming = Resuming(self.cluster, self._kafkas, self._shards, self.settings)
         await resuming.connect([*found[0], *found[1]])
 
     def _bearers(self, name: str, namespace: str) -> Sequence[str]:

@@ -36,6 +36,7 @@ from knafka_operator.decide.status import EXPECTED, NotReady
 from knafka_operator.decide.topics import TOPIC_ID
 from knafka_operator.model.cluster import Cluster, Document, decoded
 from knafka_operator.model.identity import Identity
+from knafka_operator.model.naming import Named, NameKind
 from knafka_operator.model.resources import (
     BROKER_CLASS,
     CORE,
@@ -109,7 +110,7 @@ class Brokers(Sources[ObservedBroker, BrokerDecision]):
         if (entry := annotations.get(RECEIVER_CONTRACT)) is not None:
             await self._withdraw(broker, entry, await self._kafka_of(broker))
         topic = annotations.get(TOPIC_STATUS)
-        own = names.is_broker_topic(topic, metadata.namespace, metadata.name)
+        own = self._is_own(topic, document)
         if topic is not None and own and EXTERNAL_TOPIC not in metadata.annotations:
             topics = (await self._kafka_of(broker)).topics
             known, of = annotations.get(TOPIC_ID), Identity.of(document)
@@ -156,10 +157,14 @@ class Brokers(Sources[ObservedBroker, BrokerDecision]):
         self.receivers.forget(_receiver(resource_of(document)))
         self.states.drop_broker(Identity.of(document))
 
+    def _is_own(self, topic: str | None, document: Document) -> bool:
+        """Whether this Broker can have this topic as its own."""
+        return self.states.naming.is_own(NameKind.BROKER_TOPIC, topic, Named.of(document))
+
     def remember_topic(self, document: Document) -> BrokerRecord:
         """Keep in mind which topic a Broker has, before any other is reconciled."""
         record, topic = self.states.broker(document), topic_in_status(document)
-        own = names.is_broker_topic(topic, *Identity.of(document))
+        own = self._is_own(topic, document)
         if topic is not None and own and topic not in self.states.topics:
             self.states.claim_topic(record, topic)
         return record
@@ -212,7 +217,7 @@ class Brokers(Sources[ObservedBroker, BrokerDecision]):
         identity = Identity.of(document)
         declared = (document["metadata"].get("annotations") or {}).get(EXTERNAL_TOPIC)
         used = {topic_in_status(document), record.state and record.state.topic.name}
-        asked = {each for each in used if each and not names.is_broker_topic(each, *identity)} | (
+        asked = {each for each in used if each and not self._is_own(each, document)} | (
             {declared} if declared is not None and names.is_topic(declared) else set()
         )
         if not asked:
@@ -223,9 +228,12 @@ class Brokers(Sources[ObservedBroker, BrokerDecision]):
         where = f"ConfigMap {self._installation}, the installation's own"
         namespace = identity.namespace
         # All Sensors' are among the states of Brokers, whichever bus they have.
-        of_sensors = self.states.of_sensors
+        others = (
+            self.states.of_sensors,
+            desired.OthersNames(self.states.topics, record.uid),
+        )
         refusals = {
-            each: refusal(each, namespace, allowed, where, of_sensors) for each in sorted(asked)
+            each: refusal(each, namespace, allowed, where, *others) for each in sorted(asked)
         }
         refused = refusals.get(declared or "")
         return refused, refused or next(filter(None, refusals.values()), None)
@@ -299,7 +307,11 @@ class Brokers(Sources[ObservedBroker, BrokerDecision]):
         try:
             await self._own.prove(seen.document, record, taken)
             wanted = desired.broker_topic(
-                seen.broker, seen.connection.config, seen.connection.defaults, taken
+                seen.broker,
+                seen.connection.config,
+                seen.connection.defaults,
+                taken,
+                self.states.naming,
             )
             if not wanted.external:
                 self.states.claim_topic(record, wanted.name)

@@ -125,13 +125,16 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
                 return None
         if seen.broker is not None:
             await self.own.prove(document, record, self._taken(record), seen.broker)
+            foreign = await self.own.foreign(document, seen.broker)
+            seen = replace(seen, foreign_groups=foreign)
         return seen
 
     def _taken(self, record: TriggerRecord) -> desired.OthersNames:
         return desired.OthersNames(self.states.groups, record.uid)
 
     def decide(self, seen: Observed, record: TriggerRecord) -> Decision:
-        decision = deciding.decide(seen, self._taken(record), self.settings)
+        taken = replace(self._taken(record), applications=seen.foreign_groups)
+        decision = deciding.decide(seen, taken, self.settings)
         if decision.watched is not None and not seen.acted:
             self.shards.reserve(broker_of(seen.document), decision.watched)
             record.needed = decision.automatic
@@ -195,7 +198,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         # Before the group: pods of min-scale drain unasked, and are members until they end. In the
         # operator's namespace nothing else deletes them.
         await self._delete_functions(document)
-        if group := group_in_status(document):
+        if group := group_in_status(document, self.states.naming):
             # Its record may be all that there is of it: an operator died before it was delivered.
             await self.shards.withdraw(broker_of(document), [group])
             broker, record = broker_of(document), self.states.triggers.get(identity)
