@@ -292,17 +292,28 @@ class Operator:
         whether it names a KafkaChannel."""
         return self.triggers.is_ours(trigger)
 
+    async def stop_triggers(self, broker: Identity) -> None:
+        """Deliver nothing to the Triggers and Sensors of a Broker; raises `KnafkaError` while
+        drains go on."""
+        await self._stop_delivery(broker)
+        if self.sensors is not None:
+            await self.sensors.stop(Bus(self.family, broker))
+
+    async def _stop_delivery(self, broker: Identity) -> None:
+        # Together, as what shards let go of is written together.
+        triggers = self.states.triggers_of(broker)
+        stopping = (self.triggers.stop_delivery(each) for each in triggers)
+        for failure in await asyncio.gather(*stopping, return_exceptions=True):
+            if failure is not None:
+                raise failure
+
     async def delete_broker(self, document: Document) -> None:
         identity = Identity.of(document)
         # First of all: a Trigger that is just being reconciled would begin to drain again.
         self.states.broker(document).state = None
         await self.brokers.find_kafka(document)
+        await self._stop_delivery(identity)
         triggers = self.states.triggers_of(identity)
-        # Together, as what shards let go of is written together.
-        stopping = (self.triggers.stop_delivery(each) for each in triggers)
-        for failure in await asyncio.gather(*stopping, return_exceptions=True):
-            if failure is not None:
-                raise failure
         groups = {
             group
             for each in triggers

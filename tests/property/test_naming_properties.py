@@ -29,7 +29,7 @@ def test_names_are_kept_and_are_nobody_elses(kind: NameKind, steps: list[tuple[s
         annotations = {KEYS[kind]: made[of]} if of in made else {}
         metadata = Metadata(namespace=of[0], name=of[1], uid=uid)
         owner = Resource(
-            apiVersion="v1", kind="X", metadata=metadata, status=Status(annotations=annotations)
+            api_version="v1", kind="X", metadata=metadata, status=Status(annotations=annotations)
         )
         return own_name(kind, owner, KEYS[kind], OthersNames(taken, uid), naming)
 

@@ -61,6 +61,10 @@ TOPIC_STATUS: Final = "default.topic"
 GROUP_STATUS: Final = "group.id"
 """Keys of `status.annotations`: the names chosen once, read back for life (KN-BRK-19)."""
 
+PEERS_FINALIZER: Final = "brokers.eventing.knative.dev"
+"""What eventing-kafka-broker puts on each Broker that it serves: the claim by which two
+implementations with one class know whose a Broker is."""
+
 BROKER_CLASSES: Final = frozenset({"Kafka", "kafka"})
 """Classes that are ours: upstream's spelling and the mission's. Case matters, as upstream."""
 

@@ -4,6 +4,9 @@
 
 What a Broker's Triggers are made from stays in its record's `state`.
 
+More than 400 lines, so that what is made for a Broker and what becomes of that when it goes, or
+goes to another implementation, are side by side.
+
 Not here: hearing of changes (`engine.controller`), what stands in a contract's topic (`receivers`,
 `contracts`), and any decision, which is a pure function.
 """
@@ -32,6 +35,7 @@ from knafka_operator.decide.broker_defaults import with_default_delivery
 from knafka_operator.decide.desired import Defaults
 from knafka_operator.decide.encryption import Encryption
 from knafka_operator.decide.external_topics import EXTERNAL_TOPICS, refusal
+from knafka_operator.decide.leaving import OURS
 from knafka_operator.decide.status import EXPECTED, NotReady
 from knafka_operator.decide.topics import TOPIC_ID
 from knafka_operator.model.cluster import Cluster, Document, decoded
@@ -41,6 +45,8 @@ from knafka_operator.model.resources import (
     BROKER_CLASS,
     CORE,
     EXTERNAL_TOPIC,
+    FINALIZER,
+    PEERS_FINALIZER,
     TOPIC_STATUS,
     Broker,
     ConfigMap,
@@ -92,9 +98,43 @@ class Brokers(Sources[ObservedBroker, BrokerDecision]):
         return {who: each.state for who, each in records if each.state is not None}
 
     def is_ours(self, document: Document) -> bool:
-        """Whether the Broker's class is one of ours (KN-BRK-04)."""
-        annotations = document["metadata"].get("annotations") or {}
+        """Whether the Broker's class is one of ours (KN-BRK-04), and no other implementation serves
+        it (docs/decisions/0046)."""
+        metadata = document["metadata"]
+        annotations = metadata.get("annotations") or {}
+        finalizers = metadata.get("finalizers") or ()
+        if PEERS_FINALIZER in finalizers and FINALIZER not in finalizers:
+            return False
         return annotations.get(BROKER_CLASS, "") in self.settings.broker_classes
+
+    async def leave(self, document: Document) -> None:
+        """Another implementation has claimed it: have no functions for it, and leave it its topic
+        and its Triggers' groups. Raises `KnafkaError` while something stands in the way.
+
+        Our annotations go from its status last of all, and with them what is to be done.
+        """
+        ours = [each for each in annotations_of(document) if each.startswith(OURS)]
+        if not ours:
+            return
+        broker, identity = parse(Broker, document), Identity.of(document)
+        record = self.states.broker(document)
+        record.state = None  # a Trigger that is just being reconciled would begin to drain again
+        await self.find_kafka(document)
+        await self.neighbours.stop_triggers(identity)
+        await delete_service(self.cluster, services.receiver_name(broker), broker)
+        await self.shards.delete(broker)
+        kafka = await self._kafka_of(broker)
+        if (entry := broker.status.annotations.get(RECEIVER_CONTRACT)) is not None:
+            await self._withdraw(broker, entry, kafka)
+        if record.has_contract:
+            await kafka.topics.delete_topic(names.contract_topic(*identity))
+        self.drop(document)
+        patch: dict[str, Any] = {
+            "annotations": dict.fromkeys(ours),
+            "address": None,
+            "conditions": [],
+        }
+        await self.cluster.write_status(document, patch)
 
     async def delete_topic(self, document: Document, groups: Collection[str]) -> None:
         """Stop its receiver, then delete its topic, which `groups` read.

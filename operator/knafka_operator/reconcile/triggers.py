@@ -24,6 +24,7 @@ from knafka_operator.decide import desired, leaving, services, subscription
 from knafka_operator.decide import trigger as deciding
 from knafka_operator.decide.effects import AwaitReplacement, Effect
 from knafka_operator.decide.scaling import TriggerStatus
+from knafka_operator.decide.shards import DISPATCHER
 from knafka_operator.decide.status import ConditionSet, NotReady
 from knafka_operator.decide.trigger import ObservedTrigger, TriggerDecision
 from knafka_operator.decide.trigger_conditions import delivering, scaling
@@ -38,7 +39,7 @@ from knafka_operator.reconcile.effects import Effects, resource_of
 from knafka_operator.reconcile.functions import delete_service
 from knafka_operator.reconcile.kind import Kind, Neighbours, Reconciler
 from knafka_operator.reconcile.observing import TriggerObserver
-from knafka_operator.reconcile.ownership import GroupOwnership
+from knafka_operator.reconcile.ownership import GroupOwnership, annotations_of
 from knafka_operator.reconcile.shards import Shards
 from knafka_operator.reconcile.state import (
     States,
@@ -182,8 +183,12 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
             self.enqueue((self.states.family.broker, *broker_of(document)))
 
     async def leave(self, document: Document) -> None:
-        """Its Broker is another implementation's: deliver nothing, and take our status back."""
+        """Its Broker is another implementation's: deliver nothing, and take our status back. Its
+        group stays, as the other one goes on with it."""
         seen, record = _unread(document), self.states.trigger(document)
+        if DISPATCHER in annotations_of(document):
+            await self.stop_delivery(Identity.of(document))
+            await self._delete_functions(document)
         left = await super().act(leaving.leave(document), seen, record)
         if left.failure is not None:
             raise left.failure
