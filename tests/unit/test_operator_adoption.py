@@ -1,4 +1,4 @@
-"""A Broker that goes from eventing-kafka-broker to Knafka and back: topic, groups and offsets stay."""
+"""A Broker goes from eventing-kafka-broker to Knafka and back: topic, groups and offsets stay."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ async def test_a_broker_that_the_peer_has_claimed_is_left_alone(world: OperatorW
         after = world.document("Trigger", "shop", name)
         assert after["status"] == {"annotations": {GROUP_STATUS: GROUPS[name]}}
     assert stored(world)["status"] == {"annotations": {TOPIC_STATUS: TOPIC}}
-    assert world.cluster.services == set()
+    assert world.cluster.services() == set()
 
 
 async def test_without_the_topics_id_a_topic_with_events_is_not_taken(
