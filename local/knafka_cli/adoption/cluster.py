@@ -1,0 +1,284 @@
+"""Adoption's IO: what is seen of a Broker in a cluster and in its Kafka, and each step of a plan.
+
+Everything is read anew for every plan, and a list of finalizers is written only over the version
+that was read, so that a command that was killed is simply run again.
+
+Not here: what is to be done (`plan`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.core.documents import parse
+from knafka.core.errors import KnafkaError
+from knafka.ports.log import LogAdmin, TopicDescription
+from knafka_cli.adoption.plan import (
+    Plan,
+    Record,
+    SeenBroker,
+    SeenGroup,
+    SetFinalizers,
+    Step,
+    adoption,
+    group_of,
+    topic_of,
+)
+from knafka_client.declared.cluster_source import ClusterSource
+from knafka_client.declared.kubernetes_api import KubernetesApi, Objects
+from knafka_operator.decide.status import is_ready, why_not_ready
+from knafka_operator.model.cluster import ClusterError, Conflict, NotAllowed
+from knafka_operator.model.family import BROKERS
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.naming import NameKind, Naming
+from knafka_operator.model.resources import EVENTING, TOPIC_STATUS, Broker
+from knafka_operator.model.settings import KAFKA_FEATURES
+from knafka_operator.runtime.naming import RECORD, declared, recorded
+
+Document = Mapping[str, Any]
+
+PLURALS: Final = {"Broker": "brokers", "Trigger": "triggers"}
+CONFIG_MAPS: Final = Objects("v1", "configmaps")
+DEPLOYMENTS: Final = Objects("apps/v1", "deployments")
+STATEFUL_SETS: Final = Objects("apps/v1", "statefulsets")
+OPERATOR: Final = "knafka-operator"
+PEERS: Final = (
+    (DEPLOYMENTS, "Deployment", "kafka-controller"),
+    (DEPLOYMENTS, "Deployment", "kafka-broker-dispatcher"),
+    (STATEFUL_SETS, "StatefulSet", "kafka-broker-dispatcher"),
+)
+"""Of eventing-kafka-broker, what may not run meanwhile. Its receiver may: it writes to the same
+topic."""
+LOOK_AGAIN: Final = 1.0
+"""Seconds between two looks at what has still to happen."""
+WRITES: Final = 5
+"""Times that a list of finalizers is written, should somebody else write the object meanwhile."""
+
+
+class Adopter:
+    """Looks at Brokers of one cluster, and carries plans out, under the rights of its user."""
+
+    def __init__(
+        self,
+        api: KubernetesApi,
+        source: ClusterSource,
+        declared_source: ClusterSource,
+        *,
+        system_namespace: str,
+        peers_namespace: str,
+        connect: Callable[[Mapping[str, Any]], LogAdmin] = KafkaAdmin,
+    ) -> None:
+        """`source` says how Kafka is reached from here, and `declared_source` what is declared of
+        that."""
+        self._api = api
+        self._source = source
+        self._declared = declared_source
+        self._system = system_namespace
+        self._peers = peers_namespace
+        self._connect = connect
+
+    def see(self, identity: Identity) -> SeenBroker:
+        """All that a plan goes by. Raises `ClusterError`, also where there is no such Broker, and
+        `LogError`."""
+        stored = self._get("Broker", identity)
+        if stored is None:
+            raise ClusterError(f"there is no Broker {identity}")
+        triggers = [
+            {**each, "apiVersion": EVENTING, "kind": "Trigger"}
+            for each in self._api.list(Objects(EVENTING, "triggers"), identity.namespace) or ()
+            if BROKERS.broker_of({**each, "kind": "Trigger"}) == identity
+        ]
+        triggers.sort(key=lambda each: str(each["metadata"]["name"]))
+        unseen: list[str] = []
+        naming = self._naming(unseen)
+        broker = parse(Broker, stored)
+        reached, _, problems = self._source.connection_of(broker)
+        where, _, _ = self._declared.connection_of(broker)
+        topic = topic_of(stored, naming)
+        groups = [group_of(each, naming)[0] for each in triggers]
+        found, seen_groups = asyncio.run(self._ask_kafka(reached, topic, groups))
+        return SeenBroker(
+            broker=stored,
+            triggers=triggers,
+            topic=found,
+            groups=seen_groups,
+            classes=self._classes(unseen),
+            naming=naming,
+            servers=str(where["bootstrap.servers"]),
+            peers=list(self._running(unseen)),
+            claimed_by=self._claimed(identity, topic),
+            unseen=[*problems, *unseen],
+        )
+
+    def until_left(self, identity: Identity, timeout: float) -> Plan:
+        """Wait until no group has members; gives the plan to adopt it as it is then. Raises
+        `ClusterError` after `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        while (plan := adoption(self.see(identity))).waits:
+            if time.monotonic() > deadline:
+                raise ClusterError(f"after {timeout:.0f} s {'; '.join(plan.waits)}")
+            time.sleep(LOOK_AGAIN)
+        return plan
+
+    def do(self, step: Step) -> None:
+        """One step; done again it changes nothing. Raises `ClusterError`."""
+        match step:
+            case Record(kind, of, annotations):
+                body = {"status": {"annotations": dict(annotations)}}
+                objects = Objects(EVENTING, PLURALS[kind])
+                self._api.patch(objects, *of, body, subresource="status")
+            case SetFinalizers():
+                self._set_finalizers(step)
+
+    def carry_out(self, plan: Plan) -> None:
+        """Every step, in order. Raises `ClusterError`."""
+        for step in plan.steps:
+            self.do(step)
+
+    def until(
+        self, what: str, timeout: float, holds: Callable[[Document, Sequence[Document]], str | None]
+    ) -> Callable[[Identity], None]:
+        """Wait until `holds` says nothing of a Broker and its Triggers that is missing. What is
+        returned raises `ClusterError` after `timeout` seconds."""
+
+        def wait(identity: Identity) -> None:
+            deadline = time.monotonic() + timeout
+            while True:
+                stored = self._get("Broker", identity)
+                if stored is None:
+                    raise ClusterError(f"Broker {identity} is gone")
+                triggers = [
+                    each
+                    for each in self._api.list(Objects(EVENTING, "triggers"), identity.namespace)
+                    or ()
+                    if BROKERS.broker_of({**each, "kind": "Trigger"}) == identity
+                ]
+                if (missing := holds(stored, triggers)) is None:
+                    return
+                if time.monotonic() > deadline:
+                    raise ClusterError(f"{what} after {timeout:.0f} s: {missing}")
+                time.sleep(LOOK_AGAIN)
+
+        return wait
+
+    def _get(self, kind: str, of: Identity) -> dict[str, Any] | None:
+        found = self._api.get(Objects(EVENTING, PLURALS[kind]), *of)
+        return None if found is None else {**found, "apiVersion": EVENTING, "kind": kind}
+
+    def _set_finalizers(self, step: SetFinalizers) -> None:
+        for _ in range(WRITES):
+            stored = self._get(step.kind, step.of)
+            if stored is None:
+                return
+            metadata = stored["metadata"]
+            before = list(metadata.get("finalizers") or ())
+            now = [each for each in before if each not in step.drop]
+            now += [each for each in step.add if each not in now]
+            if now == before:
+                return
+            body = {"metadata": {"finalizers": now, "resourceVersion": metadata["resourceVersion"]}}
+            with suppress(Conflict):
+                self._api.patch(Objects(EVENTING, PLURALS[step.kind]), *step.of, body)
+                return
+        raise ClusterError(f"{step.kind} {step.of} is written by somebody else all the time")
+
+    def _naming(self, unseen: list[str]) -> Naming:
+        """As the operator has it, as far as its ConfigMaps may be read."""
+        naming = Naming()
+        try:
+            record = self._api.get(CONFIG_MAPS, self._system, RECORD)
+            for kind, templates in recorded(record).items():
+                for template in templates:
+                    naming.remember(kind, template)
+            namespace, _, name = KAFKA_FEATURES.partition("/")
+            config = self._api.get(CONFIG_MAPS, namespace, name)
+            for kind in NameKind:
+                naming.put_in_force(kind, declared(kind, (config or {}).get("data") or {}))
+        except KnafkaError as error:
+            unseen.append(str(error))
+        return naming
+
+    def _classes(self, unseen: list[str]) -> frozenset[str]:
+        usual = SeenBroker({}).classes
+        try:
+            operator = self._api.get(DEPLOYMENTS, self._system, OPERATOR)
+        except NotAllowed as error:
+            unseen.append(str(error))
+            return usual
+        for container in _containers(operator or {}):
+            for variable in container.get("env") or ():
+                if variable.get("name") == "KNAFKA_BROKER_CLASSES":
+                    given = str(variable.get("value") or "").split(",")
+                    return frozenset(each.strip() for each in given if each.strip())
+        return usual
+
+    def _running(self, unseen: list[str]) -> Iterator[tuple[str, str, str]]:
+        for objects, kind, name in PEERS:
+            try:
+                found = self._api.get(objects, self._peers, name)
+            except NotAllowed as error:
+                unseen.append(str(error))
+                continue
+            if found is None:
+                continue
+            replicas = (found.get("status") or {}).get("replicas") or 0
+            if replicas or (found.get("spec") or {}).get("replicas", 1):
+                yield kind, self._peers, name
+
+    def _claimed(self, mine: Identity, topic: str) -> Identity | None:
+        """Another Broker whose status names this topic; where only one namespace may be listed, of
+        that one."""
+        brokers = Objects(EVENTING, "brokers")
+        try:
+            found = self._api.list(brokers)
+        except NotAllowed:
+            found = self._api.list(brokers, mine.namespace)
+        for each in found or ():
+            annotations = (each.get("status") or {}).get("annotations") or {}
+            if annotations.get(TOPIC_STATUS) == topic and Identity.of(each) != mine:
+                return Identity.of(each)
+        return None
+
+    async def _ask_kafka(
+        self, reached: Mapping[str, Any], topic: str, groups: Sequence[str]
+    ) -> tuple[TopicDescription | None, Mapping[str, SeenGroup]]:
+        admin = self._connect(reached)
+        try:
+            found = await admin.describe_topic(topic)
+            if found is None:
+                return None, {}
+            lags = await admin.lags(groups, topic) if groups else {}
+            seen = {}
+            for group in groups:
+                lag = lags[group]
+                committed = await admin.has_committed(group, topic)
+                seen[group] = SeenGroup(
+                    members=sorted(await admin.members(group)),
+                    waiting=lag.total,
+                    uncommitted=() if committed else range(found.partitions),
+                )
+            return found, seen
+        finally:
+            await admin.close()
+
+
+def not_ready(broker: Document, triggers: Sequence[Document]) -> str | None:
+    """What of them isn't Ready; None: all are."""
+    kinds = [("Broker", broker), *(("Trigger", each) for each in triggers)]
+    waiting = [
+        f"{kind} {Identity.of(each)}: {why_not_ready(each)}"
+        for kind, each in kinds
+        if not is_ready(each)
+    ]
+    return "; ".join(waiting) or None
+
+
+def _containers(deployment: Document) -> Sequence[Document]:
+    template = (deployment.get("spec") or {}).get("template") or {}
+    containers: Sequence[Document] = (template.get("spec") or {}).get("containers") or ()
+    return containers
