@@ -151,6 +151,9 @@ def adoption(seen: SeenBroker) -> Plan:
             "to KNAFKA_BROKER_CLASSES of its Deployment knafka-operator"
         )
     problems += list(_running(seen))
+    taken = _is_taken(seen)
+    if taken:
+        about = f"Broker {identity}: it is Knafka's already"
     steps: list[Step] = []
     stays = [] if seen.topic is None else [_topic_line(topic, seen.topic)]
     waits: list[str] = []
@@ -162,7 +165,7 @@ def adoption(seen: SeenBroker) -> Plan:
             continue
         found = seen.groups.get(group, SeenGroup())
         stays.append(f"Trigger {name.name}  group {group}  {_events(found.waiting)} waiting")
-        if found.members:
+        if found.members and not taken:
             waits.append(_members(group, found))
         if found.uncommitted and GROUP_STATUS not in _annotations(trigger):
             stays[-1] = f"Trigger {name.name}  was never Ready: it begins at the topic's end"
@@ -195,6 +198,15 @@ def adoption(seen: SeenBroker) -> Plan:
         f"{PEER}'s controller stays away while a Broker of class Kafka is Knafka's",
     ]
     return Plan(about, stays, differences(seen), problems, waits, steps, then)
+
+
+def _is_taken(seen: SeenBroker) -> bool:
+    """Whether the operator may take it already, or has."""
+    finalizers, now = _finalizers(seen.broker), _annotations(seen.broker)
+    external = EXTERNAL_TOPIC in (seen.broker["metadata"].get("annotations") or {})
+    if PEERS_FINALIZER in finalizers and FINALIZER not in finalizers:
+        return False
+    return external or (seen.topic is not None and now.get(TOPIC_ID) == seen.topic.id)
 
 
 def release(seen: SeenBroker) -> Plan:
