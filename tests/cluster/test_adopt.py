@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
 import pytest
@@ -68,7 +68,7 @@ class Load:
                 "ce_sequence": str(number),
                 "content-type": "application/json",
             }
-            given = [(name, value.encode()) for name, value in headers.items()]
+            given: list[Any] = [(name, value.encode()) for name, value in headers.items()]
             self._producer.produce(self._topic, key=key, value=b"{}", headers=given)
         self._producer.poll(0)
 
@@ -123,14 +123,20 @@ class PeersDispatcher:
         record = self._consumer.poll(0.1)
         if record is None or record.error():
             return False
-        headers = dict(record.headers() or [])
+        headers: dict[str, Any] = dict(record.headers() or [])
         number = int(headers["ce_id"])
         self.delivered.append((number, time.time()))
         if commits:
-            self._consumer.commit(record, asynchronous=False)
+            self._consumer.commit(message=record, asynchronous=False)
         else:
             self.in_flight.append(number)
         return True
+
+    def until(self, world: World, count: int) -> None:
+        """Wait until it has delivered so many."""
+        world.cluster.wait_for(
+            lambda: len(self.delivered) >= count, WITHIN, "the peer's dispatcher delivers"
+        )
 
     def stop(self) -> None:
         self._stop.set()
@@ -215,6 +221,11 @@ class World:
         finally:
             consumer.close()
 
+    def until_settled(self, group: str) -> None:
+        self.cluster.wait_for(
+            lambda: self.unsettled(group) == 0, WITHIN, f"group {group} is settled"
+        )
+
     def forget(self) -> None:
         """Have nobody's finalizer keep it, and Kafka clean."""
         for kind, names in (("trigger", TRIGGERS), ("broker", ["default"])):
@@ -231,6 +242,14 @@ def world(installed: Installation, namespace: str) -> Iterator[World]:
     world = World(installed, namespace)
     yield world
     world.forget()
+
+
+def stop_all(peers: Collection[PeersDispatcher]) -> None:
+    threads = [threading.Thread(target=each.stop) for each in peers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def by_trigger(subscriber: Subscriber) -> dict[str, list[tuple[int, float]]]:
@@ -252,9 +271,7 @@ def test_a_broker_of_the_peer_is_adopted_under_load_and_given_back(
     }
     with Load(world.servers, world.topic) as load:
         for peer in peers.values():
-            world.cluster.wait_for(
-                lambda peer=peer: len(peer.delivered) > 20, WITHIN, "the peer delivers"
-            )
+            peer.until(world, 20)
         # As long as it runs, nothing is taken.
         status = installed.status("broker", "default", world.namespace)
         assert "conditions" not in status, "Knafka leaves what the peer has claimed alone"
@@ -262,11 +279,7 @@ def test_a_broker_of_the_peer_is_adopted_under_load_and_given_back(
         assert code == 1, text
         assert "members still: they have to leave first" in text
         assert world.finalizers() == [FINALIZERS["broker"]]
-        threads = [threading.Thread(target=each.stop) for each in peers.values()]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        stop_all(peers.values())
         began = time.monotonic()
         code, text = world.run("adopt", "default", "--yes", "--timeout", str(WITHIN))
         assert code == 0, text
@@ -276,9 +289,7 @@ def test_a_broker_of_the_peer_is_adopted_under_load_and_given_back(
         assert installed.send(address, "999999").status_code == 202
         time.sleep(3 if not FULL else 10)  # a load on what is adopted
     for group in world.groups.values():
-        world.cluster.wait_for(
-            lambda group=group: world.unsettled(group) == 0, WITHIN, f"{group} is settled"
-        )
+        world.until_settled(group)
     after = by_trigger(subscriber)
     pauses, repeated = [], 0
     for name, peer in peers.items():
@@ -324,12 +335,10 @@ def test_a_broker_of_the_peer_is_adopted_under_load_and_given_back(
         name: PeersDispatcher(world.servers, world.topic, group)
         for name, group in world.groups.items()
     }
+    for peer in back.values():
+        peer.until(world, 40)
+    stop_all(back.values())
     for name, peer in back.items():
-        world.cluster.wait_for(
-            lambda peer=peer: len(peer.delivered) >= 40, WITHIN, f"the peer goes on with {name}"
-        )
-    for name, peer in back.items():
-        peer.stop()
         numbers = sorted(number for number, _ in peer.delivered)
         assert numbers == list(range(before_back, before_back + 40)), f"{name}: just what is new"
     print(f"given back in {took:.1f} s: the peer goes on with what is new, and nothing else")

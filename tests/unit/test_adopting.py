@@ -121,9 +121,9 @@ class World:
     ) -> None:  # fmt: skip
         if kind == "Trigger":
             spec = {"broker": broker, "subscriber": {"uri": "http://there/"}, **spec}
-        metadata = {"finalizers": finalizers, "annotations": annotations}
+        metadata: dict[str, Any] = {"finalizers": finalizers, "annotations": annotations}
         if uid:
-            metadata["uid"] = uid  # type: ignore[assignment]
+            metadata["uid"] = uid
         status = {"status": {"annotations": kept}} if kept else {}
         self.server.put(EVENTING, kind, "shop", name, metadata=metadata, spec=spec, **status)
 
@@ -154,7 +154,7 @@ class World:
     def text(self, plan: Plan) -> str:
         return plan.text.replace(self.log.descriptions[TOPIC].id, "ID")
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[tuple[str, str], Any]:
         """All that a plan may write."""
         return {
             each: (
@@ -325,7 +325,7 @@ def test_a_broker_of_our_own_class_can_not_be_given_away(world: World) -> None:
 def test_a_finalizer_that_somebody_else_writes_meanwhile_stays(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    patch, raised = KubernetesApi.patch, []
+    patch, raised = KubernetesApi.patch, list[bool]()
 
     def meanwhile(self: KubernetesApi, objects: Any, *of: Any, **more: Any) -> Any:
         if objects.plural == "brokers" and "subresource" not in more and not raised:

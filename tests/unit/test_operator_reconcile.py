@@ -54,6 +54,7 @@ TRIED_ELSEWHERE = {
     *("ByKnafka", "ByKnativeEventing", "ChannelNotServed", "KnativeEventingNotSeen"),
     # test_operator_forged_status.py
     "GroupNotOurs",
+    *("GroupTaken", "TopicTaken"),  # test_name_templates.py
     # test_operator_credentials.py
     "ConfigMapNotAllowed",
     # test_operator_sensors.py and what stands beside it

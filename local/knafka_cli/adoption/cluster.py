@@ -20,11 +20,11 @@ from knafka.core.errors import KnafkaError
 from knafka.ports.log import LogAdmin, TopicDescription
 from knafka_cli.adoption.plan import (
     Plan,
-    Record,
     SeenBroker,
     SeenGroup,
     SetFinalizers,
     Step,
+    WriteAnnotations,
     adoption,
     group_of,
     topic_of,
@@ -128,7 +128,7 @@ class Adopter:
     def do(self, step: Step) -> None:
         """One step; done again it changes nothing. Raises `ClusterError`."""
         match step:
-            case Record(kind, of, annotations):
+            case WriteAnnotations(kind, of, annotations):
                 body = {"status": {"annotations": dict(annotations)}}
                 objects = Objects(EVENTING, PLURALS[kind])
                 self._api.patch(objects, *of, body, subresource="status")

@@ -79,7 +79,7 @@ class SeenBroker:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class WriteAnnotations:
     """Write annotations into a status."""
 
     kind: str
@@ -105,7 +105,7 @@ class SetFinalizers:
         return f"{', and '.join(parts)} {self.kind} {self.of}"
 
 
-Step = Record | SetFinalizers
+Step = WriteAnnotations | SetFinalizers
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,13 +177,13 @@ def adoption(seen: SeenBroker) -> Plan:
                 f"from their beginning: have {PEER} make it Ready first, or delete the Trigger"
             )
         if _annotations(trigger).get(GROUP_STATUS) != group:
-            steps.append(Record("Trigger", name, {GROUP_STATUS: group}))
+            steps.append(WriteAnnotations("Trigger", name, {GROUP_STATUS: group}))
     external = EXTERNAL_TOPIC in (metadata.get("annotations") or {})
     if seen.topic is not None and not external:
         recorded = {TOPIC_STATUS: topic, TOPIC_ID: seen.topic.id}
         now = _annotations(seen.broker)
         if any(now.get(key) != value for key, value in recorded.items()):
-            steps.append(Record("Broker", identity, recorded))
+            steps.append(WriteAnnotations("Broker", identity, recorded))
     for kind, document in (
         *(("Trigger", each) for each in seen.triggers),
         ("Broker", seen.broker),  # last of all: from then on the operator takes it

@@ -10,6 +10,9 @@
                             upstream's format ("knative-eventing/config-br-defaults")
     KNAFKA_FEATURES         ConfigMap that says whether senders must show tokens, and whether there
                             is https, in upstream's format ("knative-eventing/config-features")
+    KNAFKA_KAFKA_FEATURES   ConfigMap with templates of the names of new topics and groups, in
+                            eventing-kafka-broker's format
+                            ("knative-eventing/config-kafka-features")
     KNAFKA_DIRECT           "enabled": senders reach the receivers of Brokers that don't say so past
                             Knative's proxy ("disabled")
     KNAFKA_METRICS_TOKENS   tokens, comma-separated, of which /metrics of operator and functions
