@@ -23,6 +23,11 @@ from knafka_client.declared.kubernetes_api import KubernetesApi
 from knafka_operator.model.cluster import ClusterError, Conflict
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import FINALIZER, PEERS_FINALIZER
+from knafka_operator.model.sources import (
+    KAFKA_SOURCE,
+    PEERS_SOURCE_FINALIZER,
+    SOURCES_VERSION,
+)
 
 EVENTING, CORE, APPS = "eventing.knative.dev/v1", "v1", "apps/v1"
 TOPIC, OF = "knative-broker-shop-default", Identity("shop", "default")
@@ -307,10 +312,10 @@ def test_giving_back_is_one_write_and_says_what_follows(world: World) -> None:
     adopter.carry_out(plan)
     finalizers = world.found("Broker", "default")["metadata"]["finalizers"]
     assert finalizers == ["somebodys", PEERS_FINALIZER]
-    broker, triggers = world.found("Broker", "default"), [world.found("Trigger", "mail")]
-    assert not_released(broker, triggers) == "Broker shop/default", "the topic's id is there"
+    broker, trigger = world.found("Broker", "default"), world.found("Trigger", "mail")
+    assert not_released([broker, trigger]) == "Broker shop/default", "the topic's id is there"
     del broker["status"]["annotations"]["knafka.dev/topic-id"]
-    assert not_released(broker, triggers) is None
+    assert not_released([broker, trigger]) is None
     assert not release(adopter.see(OF)).steps
 
 
@@ -377,7 +382,7 @@ def test_with_yes_it_waits_until_all_are_ready(commands: World) -> None:
     code, text = run("adopt", "shop/default", "--yes", "--timeout", "0")
     assert (code, text.splitlines()[-1]) == (
         0,
-        "Broker shop/default is Knafka's, and Ready with its Triggers.",
+        "Broker shop/default is Knafka's, and Ready.",
     )
 
 
@@ -404,11 +409,11 @@ def test_release_waits_until_the_operator_has_let_go(commands: World) -> None:
     assert "is let go of: nothing of Knafka's is in its groups" in text
 
 
-@pytest.mark.parametrize("name", ["", "a/", "/b", "a/b/c"])
+@pytest.mark.parametrize("name", ["", "a/", "/b", "a/b/c", "source/", "source/a/b/c"])
 def test_a_name_that_no_broker_has_is_refused(commands: World, name: str) -> None:
     code, text = run("adopt", name)
     assert code == 2
-    assert "want NAME or NAMESPACE/NAME" in text
+    assert "want [NAMESPACE/]NAME, or source/[NAMESPACE/]NAME" in text
 
 
 def test_a_broker_that_is_not_there_is_said(commands: World) -> None:
@@ -420,9 +425,9 @@ def test_a_broker_that_is_not_there_is_said(commands: World) -> None:
 def test_not_ready_names_each_that_is_not() -> None:
     ready = {"conditions": [{"type": "Ready", "status": "True"}]}
     metadata = {"namespace": "shop", "name": "mail"}
-    broker = {"metadata": {"namespace": "shop", "name": "default"}, "status": ready}
-    assert not_ready(broker, [{"metadata": metadata, "status": ready}]) is None
-    text = not_ready(broker, [{"metadata": metadata}])
+    trigger = {"kind": "Trigger", "metadata": metadata}
+    assert not_ready([{**trigger, "status": ready}]) is None
+    text = not_ready([{**trigger, "status": ready}, trigger])
     assert text == "Trigger shop/mail: it says nothing yet"
 
 
@@ -433,3 +438,99 @@ def test_once_it_is_taken_the_members_of_its_groups_are_knafkas_own(world: World
     plan = world.plan()
     assert not plan.waits
     assert plan.about.endswith("it is Knafka's already")
+
+
+# KafkaSources.
+
+SOURCE_RUN = """\
+KafkaSource shop/raw: from eventing-kafka-broker to Knafka
+
+what stays
+  topics raw, more
+  group readers  3 events waiting
+
+what is different
+  a record that fails for good goes to a topic of its own, and is dropped there
+  consumers: 2 is the most there are, and the number there
+
+what is done
+  1. take kafkasources.sources.knative.dev off KafkaSource shop/raw
+
+what follows
+  Knafka's operator takes it: a dispatcher of its own; then it is Ready
+
+Nothing was changed. --yes does it.
+"""
+
+
+@pytest.fixture
+def source(commands: World) -> World:
+    """A KafkaSource of the peer's, of whose two topics three records wait."""
+    for topic, count in (("raw", 4), ("more", 1)):
+        commands.log.create(topic, 1)
+        for _ in range(count):
+            commands.log.store(topic, None, b"any", [])
+    commands.log.group("readers").committed["raw", 0] = OffsetAndMetadata(2, "")
+    commands.server.kinds[SOURCES_VERSION] = {KAFKA_SOURCE: "kafkasources"}
+    env = [{"name": "KNAFKA_SOURCES", "value": "enabled"}]
+    template = {"spec": {"containers": [{"name": "operator", "env": env}]}}
+    spec = {"template": template}
+    commands.server.put(APPS, "Deployment", "knafka", "knafka-operator", spec=spec)
+    declared = {
+        "topics": ["raw", "more"], "bootstrapServers": ["kafka:9092"], "consumerGroup": "readers",
+        "consumers": 2, "sink": {"uri": "http://sink/"},
+    }  # fmt: skip
+    metadata = {"finalizers": ["others", PEERS_SOURCE_FINALIZER]}
+    commands.server.put(
+        SOURCES_VERSION, KAFKA_SOURCE, "shop", "raw", metadata=metadata, spec=declared
+    )
+    return commands
+
+
+def stored_source(world: World) -> dict[str, Any]:
+    path = world.server.path(SOURCES_VERSION, KAFKA_SOURCE, "shop", "raw")
+    return world.server.objects[path]
+
+
+def test_a_source_is_taken_over_by_one_write_and_given_back_by_another(source: World) -> None:
+    code, text = run("adopt", "source/raw")
+    assert (code, text) == (0, SOURCE_RUN)
+    assert PEERS_SOURCE_FINALIZER in stored_source(source)["metadata"]["finalizers"]
+    stored_source(source)["status"] = {"conditions": [{"type": "Ready", "status": "True"}]}
+    code, text = run("adopt", "source/shop/raw", "--yes", "--timeout", "0")
+    assert (code, text.splitlines()[-1]) == (0, "KafkaSource shop/raw is Knafka's, and Ready.")
+    assert stored_source(source)["metadata"]["finalizers"] == ["others"]
+    source.members["readers"] = ["a dispatcher of ours"]
+    code, text = run("adopt", "source/raw")
+    assert (code, text.splitlines()[0]) == (0, "KafkaSource shop/raw: it is Knafka's already")
+    stored_source(source)["metadata"]["finalizers"] = ["others", FINALIZER]
+    source.members.clear()
+    code, text = run("release", "source/raw", "--yes", "--timeout", "0")
+    assert code == 0, text
+    assert stored_source(source)["metadata"]["finalizers"] == ["others", PEERS_SOURCE_FINALIZER]
+
+
+def test_what_is_in_the_way_of_a_source_is_said(source: World) -> None:
+    source.members["readers"] = ["a"]
+    source.server.put(APPS, "StatefulSet", "knative-eventing", "kafka-source-dispatcher", spec={})
+    source.server.put(APPS, "Deployment", "knafka", "knafka-operator", spec={"template": {}})
+    del source.log.descriptions["more"]
+    code, text = run("adopt", "source/raw", "--yes")
+    assert code == 1
+    for problem in (
+        "StatefulSet knative-eventing/kafka-source-dispatcher runs, and would deliver",
+        "this installation serves no KafkaSources: set KNAFKA_SOURCES=enabled",
+        "topic more isn't in the Kafka at kafka:9092",
+        "group readers has 1 members still: they have to leave first",
+    ):
+        assert problem in text
+    assert PEERS_SOURCE_FINALIZER in stored_source(source)["metadata"]["finalizers"]
+
+
+def test_a_source_whose_secret_is_missing_is_an_error_that_names_it(source: World) -> None:
+    reference = {"secretKeyRef": {"name": "kafka", "key": "user"}}
+    net = {"sasl": {"enable": True, "user": reference, "password": reference}}
+    stored_source(source)["spec"]["net"] = net
+    result = CliRunner().invoke(app, ["adopt", "source/raw"])
+    assert result.exit_code == 1
+    assert "kafka" in str(result.exception)

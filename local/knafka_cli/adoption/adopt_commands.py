@@ -1,7 +1,9 @@
-"""`knafka adopt` and `knafka release`: Brokers from eventing-kafka-broker to Knafka, and back."""
+"""`knafka adopt` and `knafka release`: Brokers and KafkaSources go from eventing-kafka-broker to
+Knafka, and back."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -17,6 +19,7 @@ from knafka_cli.shared.source_options import (
 )
 from knafka_client.declared.declared_source import SYSTEM_NAMESPACE
 from knafka_operator.model.identity import Identity
+from knafka_operator.model.sources import KAFKA_SOURCE
 
 if TYPE_CHECKING:
     from knafka_cli.adoption.cluster import Adopter
@@ -24,13 +27,17 @@ if TYPE_CHECKING:
 
 TIMEOUT: Final = 300.0
 """Seconds; a cold start of receivers and dispatchers that pull their image takes a minute."""
+SOURCE_PREFIX: Final = "source/"
 
 Names = Annotated[
     list[str],
-    typer.Argument(metavar="BROKER...", help="The Brokers: NAME or NAMESPACE/NAME."),
+    typer.Argument(
+        metavar="NAME...",
+        help="Brokers: [NAMESPACE/]NAME; KafkaSources: source/[NAMESPACE/]NAME.",
+    ),
 ]
 Yes = Annotated[bool, typer.Option("--yes", help="Do it. Without this nothing is changed.")]
-Timeout = Annotated[float, typer.Option(help="Seconds to wait until it is done, for each Broker.")]
+Timeout = Annotated[float, typer.Option(help="Seconds to wait until it is done, for each name.")]
 PeersNamespace = Annotated[
     str, typer.Option(help="The namespace in which eventing-kafka-broker is installed.")
 ]
@@ -43,7 +50,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def adopt(
-    brokers: Names,
+    names: Names,
     yes: Yes = False,
     context: ContextName = None,
     kubeconfig: Kubeconfig = None,
@@ -53,35 +60,33 @@ def adopt(
     peers_namespace: PeersNamespace = "knative-eventing",
     timeout: Timeout = TIMEOUT,
 ) -> None:
-    """Take Brokers with their Triggers over from eventing-kafka-broker: same topic, same consumer
-    groups, same offsets.
+    """Take Brokers with their Triggers, or KafkaSources, over from eventing-kafka-broker: same
+    topics, same consumer groups, same offsets.
 
     Prints what stays, what is different, what is in the way and what would be done; --yes does it,
     and waits until all are Ready. Killed in between, run it again. Exit code 1: something is in the
     way, or isn't Ready in time.
     """
-    from knafka_cli.adoption import plan as planning
     from knafka_cli.adoption.cluster import not_ready
 
     adopter, own = _adopter(
         context, kubeconfig, namespace, bootstrap_servers, system_namespace, peers_namespace
     )
     failed = False
-    for identity in _identities(brokers, namespace or own):
-        seen = adopter.see(identity)
-        plan = planning.adoption(seen)
+    for kind, identity in _named(names, namespace or own):
+        plan, unseen = _planned(adopter, kind, identity, back=False)
         if yes and plan.waits and not plan.problems:
-            plan = adopter.until_left(identity, timeout)
-        failed |= not _show(plan, seen.unseen)
+            plan = _until_left(adopter, kind, identity, timeout)
+        failed |= not _show(plan, unseen)
         if yes and not plan.problems and not plan.waits:
             adopter.carry_out(plan)
-            adopter.until("not Ready", timeout, not_ready)(identity)
-            typer.echo(f"\nBroker {identity} is Knafka's, and Ready with its Triggers.")
+            adopter.until("not Ready", kind, identity, timeout, not_ready)
+            typer.echo(f"\n{kind} {identity} is Knafka's, and Ready.")
     _end(failed, yes)
 
 
 def release(
-    brokers: Names,
+    names: Names,
     yes: Yes = False,
     context: ContextName = None,
     kubeconfig: Kubeconfig = None,
@@ -91,28 +96,46 @@ def release(
     peers_namespace: PeersNamespace = "knative-eventing",
     timeout: Timeout = TIMEOUT,
 ) -> None:
-    """Give Brokers with their Triggers back to eventing-kafka-broker: it goes on with their topics
-    and groups.
+    """Give Brokers with their Triggers, or KafkaSources, back to eventing-kafka-broker: it goes on
+    with their topics and groups.
 
     Prints what would be done; --yes does it, and waits until Knafka delivers nothing more. Start
     their controller after that. Killed in between, run it again.
     """
-    from knafka_cli.adoption import plan as planning
+    from knafka_cli.adoption.plan import not_released
 
     adopter, own = _adopter(
         context, kubeconfig, namespace, bootstrap_servers, system_namespace, peers_namespace
     )
     failed = False
-    for identity in _identities(brokers, namespace or own):
-        seen = adopter.see(identity)
-        plan = planning.release(seen)
-        failed |= not _show(plan, seen.unseen)
+    for kind, identity in _named(names, namespace or own):
+        plan, unseen = _planned(adopter, kind, identity, back=True)
+        failed |= not _show(plan, unseen)
         if yes and not plan.problems:
             adopter.carry_out(plan)
-            adopter.until("not let go of", timeout, planning.not_released)(identity)
-            adopter.until_left(identity, timeout)
-            typer.echo(f"\nBroker {identity} is let go of: nothing of Knafka's is in its groups.")
+            adopter.until("not let go of", kind, identity, timeout, not_released)
+            _until_left(adopter, kind, identity, timeout)
+            typer.echo(f"\n{kind} {identity} is let go of: nothing of Knafka's is in its groups.")
     _end(failed, yes)
+
+
+def _planned(
+    adopter: Adopter, kind: str, identity: Identity, *, back: bool
+) -> tuple[Plan, Sequence[str]]:
+    """The plan, and what could not be read for it."""
+    from knafka_cli.adoption import plan, source_plan
+
+    if kind == KAFKA_SOURCE:
+        source = adopter.see_source(identity)
+        decide = source_plan.source_release if back else source_plan.source_adoption
+        return decide(source), source.unseen
+    broker = adopter.see(identity)
+    return (plan.release(broker) if back else plan.adoption(broker)), broker.unseen
+
+
+def _until_left(adopter: Adopter, kind: str, identity: Identity, timeout: float) -> Plan:
+    wait = adopter.until_source_left if kind == KAFKA_SOURCE else adopter.until_left
+    return wait(identity, timeout)
 
 
 def _adopter(
@@ -144,24 +167,27 @@ def _adopter(
         *sources,
         system_namespace=system_namespace,
         peers_namespace=peers_namespace,
+        bootstrap_servers=bootstrap_servers,
     )
     return adopter, own
 
 
-def _identities(brokers: list[str], namespace: str) -> list[Identity]:
+def _named(names: list[str], namespace: str) -> list[tuple[str, Identity]]:
     found = []
-    for each in brokers:
-        before, slash, name = each.rpartition("/")
+    for each in names:
+        kind = KAFKA_SOURCE if each.startswith(SOURCE_PREFIX) else "Broker"
+        before, slash, name = each.removeprefix(SOURCE_PREFIX).rpartition("/")
         if not name or (slash and not before) or "/" in before:
-            typer.echo(f"knafka: {each!r} is no Broker: want NAME or NAMESPACE/NAME", err=True)
+            wanted = "want [NAMESPACE/]NAME, or source/[NAMESPACE/]NAME"
+            typer.echo(f"knafka: {each!r} is no name: {wanted}", err=True)
             raise typer.Exit(EXIT_USAGE)
-        found.append(Identity(before or namespace, name))
+        found.append((kind, Identity(before or namespace, name)))
     return found
 
 
-def _show(plan: Plan, unseen: object) -> bool:
+def _show(plan: Plan, unseen: Sequence[str]) -> bool:
     """Print a plan; gives whether nothing is in the way."""
-    for each in unseen if isinstance(unseen, list) else ():
+    for each in unseen:
         typer.echo(f"knafka: {each}", err=True)
     typer.echo(plan.text)
     return not plan.problems and not plan.waits

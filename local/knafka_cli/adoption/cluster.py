@@ -1,4 +1,5 @@
-"""Adoption's IO: what is seen of a Broker in a cluster and in its Kafka, and each step of a plan.
+"""Adoption's IO: what is seen of a Broker or KafkaSource in a cluster and in its Kafka, and each
+step of a plan.
 
 Everything is read anew for every plan, and a list of finalizers is written only over the version
 that was read, so that a command that was killed is simply run again.
@@ -15,8 +16,11 @@ from contextlib import suppress
 from typing import Any, Final
 
 from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.clients.kafka_connection import connection
+from knafka.core.contract import Kafka
 from knafka.core.documents import parse
 from knafka.core.errors import KnafkaError
+from knafka.core.kafka_secret import for_librdkafka
 from knafka.ports.log import LogAdmin, TopicDescription
 from knafka_cli.adoption.plan import (
     Plan,
@@ -29,31 +33,51 @@ from knafka_cli.adoption.plan import (
     group_of,
     topic_of,
 )
+from knafka_cli.adoption.source_plan import SeenSource, source_adoption
 from knafka_client.declared.cluster_source import ClusterSource
 from knafka_client.declared.kubernetes_api import KubernetesApi, Objects
 from knafka_operator.decide.status import is_ready, why_not_ready
-from knafka_operator.model.cluster import ClusterError, Conflict, NotAllowed
+from knafka_operator.model.cluster import ClusterError, Conflict, NotAllowed, decoded
 from knafka_operator.model.family import BROKERS
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.naming import NameKind, Naming
-from knafka_operator.model.resources import EVENTING, TOPIC_STATUS, Broker
+from knafka_operator.model.resources import BROKER_CLASSES, EVENTING, TOPIC_STATUS, Broker
 from knafka_operator.model.settings import KAFKA_FEATURES
+from knafka_operator.model.sources import (
+    KAFKA_SOURCE,
+    SOURCES_VERSION,
+    Credential,
+    KafkaSource,
+    credentials,
+)
+from knafka_operator.model.sources import group_of as consumer_group_of
 from knafka_operator.runtime.naming import RECORD, declared, recorded
+from knafka_operator.sources.decide import secret_of
 
 Document = Mapping[str, Any]
 
-PLURALS: Final = {"Broker": "brokers", "Trigger": "triggers"}
+OBJECTS: Final = {
+    "Broker": Objects(EVENTING, "brokers"),
+    "Trigger": Objects(EVENTING, "triggers"),
+    KAFKA_SOURCE: Objects(SOURCES_VERSION, "kafkasources"),
+}
 CONFIG_MAPS: Final = Objects("v1", "configmaps")
+SECRETS: Final = Objects("v1", "secrets")
 DEPLOYMENTS: Final = Objects("apps/v1", "deployments")
 STATEFUL_SETS: Final = Objects("apps/v1", "statefulsets")
 OPERATOR: Final = "knafka-operator"
-PEERS: Final = (
+BROKERS_PEERS: Final = (
     (DEPLOYMENTS, "Deployment", "kafka-controller"),
     (DEPLOYMENTS, "Deployment", "kafka-broker-dispatcher"),
     (STATEFUL_SETS, "StatefulSet", "kafka-broker-dispatcher"),
 )
-"""Of eventing-kafka-broker, what may not run meanwhile. Its receiver may: it writes to the same
-topic."""
+"""Of eventing-kafka-broker, what may not run while Brokers are taken over. Its receiver may: it
+writes to the same topic."""
+SOURCES_PEERS: Final = (
+    (DEPLOYMENTS, "Deployment", "kafka-controller"),
+    (STATEFUL_SETS, "StatefulSet", "kafka-source-dispatcher"),
+)
+"""The same for KafkaSources."""
 LOOK_AGAIN: Final = 1.0
 """Seconds between two looks at what has still to happen."""
 WRITES: Final = 5
@@ -71,15 +95,17 @@ class Adopter:
         *,
         system_namespace: str,
         peers_namespace: str,
+        bootstrap_servers: str | None = None,
         connect: Callable[[Mapping[str, Any]], LogAdmin] = KafkaAdmin,
     ) -> None:
         """`source` says how Kafka is reached from here, and `declared_source` what is declared of
-        that."""
+        that; `bootstrap_servers` are used in place of a KafkaSource's."""
         self._api = api
         self._source = source
         self._declared = declared_source
         self._system = system_namespace
         self._peers = peers_namespace
+        self._servers = bootstrap_servers
         self._connect = connect
 
     def see(self, identity: Identity) -> SeenBroker:
@@ -88,12 +114,7 @@ class Adopter:
         stored = self._get("Broker", identity)
         if stored is None:
             raise ClusterError(f"there is no Broker {identity}")
-        triggers = [
-            {**each, "apiVersion": EVENTING, "kind": "Trigger"}
-            for each in self._api.list(Objects(EVENTING, "triggers"), identity.namespace) or ()
-            if BROKERS.broker_of({**each, "kind": "Trigger"}) == identity
-        ]
-        triggers.sort(key=lambda each: str(each["metadata"]["name"]))
+        triggers = self._triggers_of(identity)
         unseen: list[str] = []
         naming = self._naming(unseen)
         broker = parse(Broker, stored)
@@ -110,7 +131,7 @@ class Adopter:
             classes=self._classes(unseen),
             naming=naming,
             servers=str(where["bootstrap.servers"]),
-            peers=list(self._running(unseen)),
+            peers=list(self._running(BROKERS_PEERS, unseen)),
             claimed_by=self._claimed(identity, topic),
             unseen=[*problems, *unseen],
         )
@@ -130,8 +151,7 @@ class Adopter:
         match step:
             case WriteAnnotations(kind, of, annotations):
                 body = {"status": {"annotations": dict(annotations)}}
-                objects = Objects(EVENTING, PLURALS[kind])
-                self._api.patch(objects, *of, body, subresource="status")
+                self._api.patch(OBJECTS[kind], *of, body, subresource="status")
             case SetFinalizers():
                 self._set_finalizers(step)
 
@@ -140,35 +160,79 @@ class Adopter:
         for step in plan.steps:
             self.do(step)
 
+    def see_source(self, identity: Identity) -> SeenSource:
+        """All that the plan of a KafkaSource goes by. Raises as `see`, and `InvalidDocument`."""
+        stored = self._get(KAFKA_SOURCE, identity)
+        if stored is None:
+            raise ClusterError(f"there is no KafkaSource {identity}")
+        source, unseen = parse(KafkaSource, stored), list[str]()
+        given = dict.fromkeys(credentials(source.spec.net), None)
+        found: dict[Credential, str | None] = {
+            each: self._secret(identity.namespace, each.secret).get(each.key) for each in given
+        }
+        secret = secret_of(source.spec, found, identity.namespace)
+        servers = self._servers or ",".join(source.spec.bootstrap_servers)
+        reached = connection(Kafka(bootstrap_servers=servers))
+        if secret is not None:
+            reached.update(for_librdkafka(secret))
+        missing, group = asyncio.run(self._ask_kafka_of(reached, source))
+        variables = self._variables(unseen)
+        return SeenSource(
+            stored,
+            source,
+            group,
+            missing,
+            served=variables is None or variables.get("KNAFKA_SOURCES", "") == "enabled",
+            peers=list(self._running(SOURCES_PEERS, unseen)),
+            unseen=unseen,
+        )
+
+    def until_source_left(self, identity: Identity, timeout: float) -> Plan:
+        """As `until_left`, of a KafkaSource's group."""
+        deadline = time.monotonic() + timeout
+        while (plan := source_adoption(self.see_source(identity))).waits:
+            if time.monotonic() > deadline:
+                raise ClusterError(f"after {timeout:.0f} s {'; '.join(plan.waits)}")
+            time.sleep(LOOK_AGAIN)
+        return plan
+
     def until(
-        self, what: str, timeout: float, holds: Callable[[Document, Sequence[Document]], str | None]
-    ) -> Callable[[Identity], None]:
-        """Wait until `holds` says nothing of a Broker and its Triggers that is missing. What is
-        returned raises `ClusterError` after `timeout` seconds."""
+        self,
+        what: str,
+        kind: str,
+        identity: Identity,
+        timeout: float,
+        missing: Callable[[Sequence[Document]], str | None],
+    ) -> None:
+        """Wait until nothing is `missing` of a Broker with its Triggers, or of a KafkaSource.
+        Raises `ClusterError` after `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        while True:
+            stored = self._get(kind, identity)
+            if stored is None:
+                raise ClusterError(f"{kind} {identity} is gone")
+            others = self._triggers_of(identity) if kind == "Broker" else []
+            if (told := missing([stored, *others])) is None:
+                return
+            if time.monotonic() > deadline:
+                raise ClusterError(f"{what} after {timeout:.0f} s: {told}")
+            time.sleep(LOOK_AGAIN)
 
-        def wait(identity: Identity) -> None:
-            deadline = time.monotonic() + timeout
-            while True:
-                stored = self._get("Broker", identity)
-                if stored is None:
-                    raise ClusterError(f"Broker {identity} is gone")
-                triggers = [
-                    each
-                    for each in self._api.list(Objects(EVENTING, "triggers"), identity.namespace)
-                    or ()
-                    if BROKERS.broker_of({**each, "kind": "Trigger"}) == identity
-                ]
-                if (missing := holds(stored, triggers)) is None:
-                    return
-                if time.monotonic() > deadline:
-                    raise ClusterError(f"{what} after {timeout:.0f} s: {missing}")
-                time.sleep(LOOK_AGAIN)
+    def _triggers_of(self, broker: Identity) -> list[dict[str, Any]]:
+        """By name."""
+        found = self._api.list(OBJECTS["Trigger"], broker.namespace) or ()
+        triggers = [{**each, "apiVersion": EVENTING, "kind": "Trigger"} for each in found]
+        mine = [each for each in triggers if BROKERS.broker_of(each) == broker]
+        return sorted(mine, key=lambda each: str(each["metadata"]["name"]))
 
-        return wait
+    def _secret(self, namespace: str, name: str) -> Mapping[str, str]:
+        found = self._api.get(SECRETS, namespace, name)
+        return {} if found is None else decoded(found)
 
     def _get(self, kind: str, of: Identity) -> dict[str, Any] | None:
-        found = self._api.get(Objects(EVENTING, PLURALS[kind]), *of)
-        return None if found is None else {**found, "apiVersion": EVENTING, "kind": kind}
+        objects = OBJECTS[kind]
+        found = self._api.get(objects, *of)
+        return None if found is None else {**found, "apiVersion": objects.version, "kind": kind}
 
     def _set_finalizers(self, step: SetFinalizers) -> None:
         for _ in range(WRITES):
@@ -183,7 +247,7 @@ class Adopter:
                 return
             body = {"metadata": {"finalizers": now, "resourceVersion": metadata["resourceVersion"]}}
             with suppress(Conflict):
-                self._api.patch(Objects(EVENTING, PLURALS[step.kind]), *step.of, body)
+                self._api.patch(OBJECTS[step.kind], *step.of, body)
                 return
         raise ClusterError(f"{step.kind} {step.of} is written by somebody else all the time")
 
@@ -203,22 +267,31 @@ class Adopter:
             unseen.append(str(error))
         return naming
 
-    def _classes(self, unseen: list[str]) -> frozenset[str]:
-        usual = SeenBroker({}).classes
+    def _variables(self, unseen: list[str]) -> Mapping[str, str] | None:
+        """The operator's environment; None: it can't be seen."""
         try:
             operator = self._api.get(DEPLOYMENTS, self._system, OPERATOR)
         except NotAllowed as error:
             unseen.append(str(error))
-            return usual
-        for container in _containers(operator or {}):
-            for variable in container.get("env") or ():
-                if variable.get("name") == "KNAFKA_BROKER_CLASSES":
-                    given = str(variable.get("value") or "").split(",")
-                    return frozenset(each.strip() for each in given if each.strip())
-        return usual
+            return None
+        if operator is None:
+            return None
+        return {
+            str(variable.get("name")): str(variable.get("value") or "")
+            for container in _containers(operator)
+            for variable in container.get("env") or ()
+        }
 
-    def _running(self, unseen: list[str]) -> Iterator[tuple[str, str, str]]:
-        for objects, kind, name in PEERS:
+    def _classes(self, unseen: list[str]) -> frozenset[str]:
+        given = (self._variables(unseen) or {}).get("KNAFKA_BROKER_CLASSES")
+        if given is None:
+            return BROKER_CLASSES
+        return frozenset(each.strip() for each in given.split(",") if each.strip())
+
+    def _running(
+        self, peers: Sequence[tuple[Objects, str, str]], unseen: list[str]
+    ) -> Iterator[tuple[str, str, str]]:
+        for objects, kind, name in peers:
             try:
                 found = self._api.get(objects, self._peers, name)
             except NotAllowed as error:
@@ -266,13 +339,30 @@ class Adopter:
         finally:
             await admin.close()
 
+    async def _ask_kafka_of(
+        self, reached: Mapping[str, Any], source: KafkaSource
+    ) -> tuple[Sequence[str], SeenGroup]:
+        """Topics that aren't there, and the group on the others."""
+        admin, group = self._connect(reached), consumer_group_of(source)
+        try:
+            missing, waiting, committed = [], 0, False
+            for topic in source.spec.topics:
+                if await admin.describe_topic(topic) is None:
+                    missing.append(topic)
+                    continue
+                waiting += (await admin.lags([group], topic))[group].total
+                committed |= await admin.has_committed(group, topic)
+            members = sorted(await admin.members(group))
+            return missing, SeenGroup(members, waiting, () if committed else (0,))
+        finally:
+            await admin.close()
 
-def not_ready(broker: Document, triggers: Sequence[Document]) -> str | None:
+
+def not_ready(documents: Sequence[Document]) -> str | None:
     """What of them isn't Ready; None: all are."""
-    kinds = [("Broker", broker), *(("Trigger", each) for each in triggers)]
     waiting = [
-        f"{kind} {Identity.of(each)}: {why_not_ready(each)}"
-        for kind, each in kinds
+        f"{each['kind']} {Identity.of(each)}: {why_not_ready(each)}"
+        for each in documents
         if not is_ready(each)
     ]
     return "; ".join(waiting) or None

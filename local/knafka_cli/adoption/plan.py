@@ -150,7 +150,7 @@ def adoption(seen: SeenBroker) -> Plan:
             f"this installation serves the classes {', '.join(sorted(seen.classes))}: add {class_} "
             "to KNAFKA_BROKER_CLASSES of its Deployment knafka-operator"
         )
-    problems += list(_running(seen))
+    problems += list(running(seen.peers, "this Broker"))
     taken = _is_taken(seen)
     if taken:
         about = f"Broker {identity}: it is Knafka's already"
@@ -164,7 +164,7 @@ def adoption(seen: SeenBroker) -> Plan:
             problems.append(wrong)
             continue
         found = seen.groups.get(group, SeenGroup())
-        stays.append(f"Trigger {name.name}  group {group}  {_events(found.waiting)} waiting")
+        stays.append(f"Trigger {name.name}  group {group}  {events(found.waiting)} waiting")
         if found.members and not taken:
             waits.append(_members(group, found))
         if found.uncommitted and GROUP_STATUS not in _annotations(trigger):
@@ -188,7 +188,7 @@ def adoption(seen: SeenBroker) -> Plan:
         *(("Trigger", each) for each in seen.triggers),
         ("Broker", seen.broker),  # last of all: from then on the operator takes it
     ):
-        theirs = [each for each in _finalizers(document) if each in PEERS_FINALIZERS]
+        theirs = [each for each in finalizers_of(document) if each in PEERS_FINALIZERS]
         if theirs:
             steps.append(SetFinalizers(kind, Identity.of(document), drop=theirs))
     then = [
@@ -202,7 +202,7 @@ def adoption(seen: SeenBroker) -> Plan:
 
 def _is_taken(seen: SeenBroker) -> bool:
     """Whether the operator may take it already, or has."""
-    finalizers, now = _finalizers(seen.broker), _annotations(seen.broker)
+    finalizers, now = finalizers_of(seen.broker), _annotations(seen.broker)
     external = EXTERNAL_TOPIC in (seen.broker["metadata"].get("annotations") or {})
     if PEERS_FINALIZER in finalizers and FINALIZER not in finalizers:
         return False
@@ -213,13 +213,13 @@ def release(seen: SeenBroker) -> Plan:
     """How Knafka gives a Broker back."""
     identity = seen.identity
     about = f"Broker {identity}: from Knafka to {PEER}"
-    problems = list(_running(seen, dispatchers=False))
+    problems = list(running(seen.peers, "this Broker", dispatchers=False))
     class_ = (seen.broker["metadata"].get("annotations") or {}).get(BROKER_CLASS, "")
     if class_ != "Kafka":
         problems.append(
             f"its class is {class_}, which {PEER} doesn't serve, and a class never changes"
         )
-    finalizers = _finalizers(seen.broker)
+    finalizers = finalizers_of(seen.broker)
     steps: list[Step] = []
     if FINALIZER in finalizers or PEERS_FINALIZER not in finalizers:
         drop = [each for each in (FINALIZER,) if each in finalizers]
@@ -234,7 +234,7 @@ def release(seen: SeenBroker) -> Plan:
             continue
         waiting = seen.groups.get(group, SeenGroup()).waiting
         stays.append(
-            f"Trigger {trigger['metadata']['name']}  group {group}  {_events(waiting)} waiting"
+            f"Trigger {trigger['metadata']['name']}  group {group}  {events(waiting)} waiting"
         )
     differs = [
         f"{PEER} goes on from each group's offsets: what was delivered while an event before it "
@@ -249,12 +249,14 @@ def release(seen: SeenBroker) -> Plan:
     return Plan(about, stays, differs, problems, (), steps, then)
 
 
-def not_released(broker: Document, triggers: Sequence[Document]) -> str | None:
-    """What the operator hasn't let go of yet, of a Broker and its Triggers; None: of all."""
+def not_released(documents: Sequence[Document]) -> str | None:
+    """What the operator hasn't let go of yet, of a Broker and its Triggers, or of a KafkaSource;
+    None: of all."""
     held = [
-        f"{kind} {Identity.of(each)}"
-        for kind, each in (("Broker", broker), *(("Trigger", each) for each in triggers))
-        if FINALIZER in _finalizers(each) or any(key.startswith(OURS) for key in _annotations(each))
+        f"{each['kind']} {Identity.of(each)}"
+        for each in documents
+        if FINALIZER in finalizers_of(each)
+        or any(key.startswith(OURS) for key in _annotations(each))
     ]
     return ", ".join(held) or None
 
@@ -344,11 +346,14 @@ def _topic(seen: SeenBroker) -> tuple[str, list[str]]:
     return name, problems
 
 
-def _running(seen: SeenBroker, *, dispatchers: bool = True) -> Iterator[str]:
-    for kind, namespace, name in seen.peers:
+def running(
+    peers: Sequence[tuple[str, str, str]], what: str, *, dispatchers: bool = True
+) -> Iterator[str]:
+    """What runs of eventing-kafka-broker that may not, and how it is stopped."""
+    for kind, namespace, name in peers:
         if not dispatchers and "dispatcher" in name:
             continue
-        why = "would deliver" if "dispatcher" in name else "would go on serving this Broker"
+        why = "would deliver" if "dispatcher" in name else f"would go on serving {what}"
         yield (
             f"{kind} {namespace}/{name} runs, and {why}: kubectl -n {namespace} scale "
             f"{kind.lower()} {name} --replicas=0"
@@ -367,7 +372,8 @@ def _members(group: str, found: SeenGroup) -> str:
     return f"group {group} has {len(found.members)} members still: they have to leave first"
 
 
-def _events(count: int) -> str:
+def events(count: int) -> str:
+    """So many events, for people."""
     return "1 event" if count == 1 else f"{count} events"
 
 
@@ -375,5 +381,6 @@ def _annotations(document: Document) -> Mapping[str, str]:
     return (document.get("status") or {}).get("annotations") or {}
 
 
-def _finalizers(document: Document) -> list[str]:
+def finalizers_of(document: Document) -> list[str]:
+    """An object's finalizers."""
     return list(document["metadata"].get("finalizers") or ())
