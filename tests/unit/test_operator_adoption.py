@@ -167,3 +167,10 @@ async def test_a_trigger_of_a_shared_dispatcher_leaves_its_shard(world: Operator
     assert not [key for key in world.cluster.objects if key[0] == SERVING]
     assert names.contract_topic("shop", "default") not in world.log.topics
     assert committed(world).keys() == set(GROUPS.values())
+
+
+async def test_in_the_local_mode_an_exported_broker_is_served_whatever_its_finalizers(
+    world: OperatorWorld,
+) -> None:
+    await world.restart(trusts_statuses=True)
+    assert world.operator.brokers.is_ours(world.document("Broker", "shop"))

@@ -29,6 +29,7 @@ from knafka_operator.model.resources import (
     GROUP_STATUS,
     PEERS_FINALIZER,
     TOPIC_STATUS,
+    is_claimed_by_peer,
 )
 
 Document = Mapping[str, Any]
@@ -202,9 +203,9 @@ def adoption(seen: SeenBroker) -> Plan:
 
 def _is_taken(seen: SeenBroker) -> bool:
     """Whether the operator may take it already, or has."""
-    finalizers, now = finalizers_of(seen.broker), _annotations(seen.broker)
+    now = _annotations(seen.broker)
     external = EXTERNAL_TOPIC in (seen.broker["metadata"].get("annotations") or {})
-    if PEERS_FINALIZER in finalizers and FINALIZER not in finalizers:
+    if is_claimed_by_peer(seen.broker):
         return False
     return external or (seen.topic is not None and now.get(TOPIC_ID) == seen.topic.id)
 

@@ -49,7 +49,7 @@ from knafka_operator.model.family import (
 )
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.naming import AS_RECORDED, USUAL
-from knafka_operator.model.resources import Broker, ConfigMap, is_ours
+from knafka_operator.model.resources import Broker, ConfigMap, is_claimed_by_peer, is_ours
 from knafka_operator.model.settings import BROKER_DEFAULTS
 
 BROKER_CONFIG: Final = "kafka-broker-config"
@@ -284,7 +284,7 @@ class _Reading:
         """A Broker or KafkaChannel."""
         try:
             broker = family.read_broker(document)
-            if family is BROKERS and not is_ours(broker):
+            if family is BROKERS and (not is_ours(broker) or is_claimed_by_peer(document)):
                 return
             if family is BROKERS:
                 reached, config, problems = self._source.connection_of(broker)

@@ -32,7 +32,6 @@ MAX_TEMPLATE: Final = 500
 MAX_KNOWN: Final = 100
 """Templates of one kind that are remembered; more are refused, so that no list grows for ever."""
 
-_PLACEHOLDER = re.compile(r"\{\{\s*\.(Namespace|Name|UID)\s*\}\}")
 _LITERAL = re.compile(r"[A-Za-z0-9._-]*").fullmatch
 
 
@@ -91,8 +90,8 @@ def normalized(kind: NameKind, text: str) -> str:
     key = f"data.{kind.value}"
     if len(text) > MAX_TEMPLATE:
         raise InvalidDocument(key, f"want at most {MAX_TEMPLATE} characters")
-    template = _PLACEHOLDER.sub(r"{{ .\1 }}", text.strip())
-    literal = _PLACEHOLDER.sub("", template)
+    template = names.PLACEHOLDER.sub(r"{{ .\1 }}", text.strip())
+    literal = names.PLACEHOLDER.sub("", template)
     if "{{" in literal or "}}" in literal:
         raise InvalidDocument(
             key,
@@ -119,10 +118,7 @@ def normalized(kind: NameKind, text: str) -> str:
 
 def rendered(template: str, of: Named) -> str:
     """The name that a template gives to an object; empty where it has no UID yet."""
-    values = {"Namespace": of.namespace, "Name": of.name, "UID": of.uid}
-    if not of.uid and "{{ .UID }}" in template:
-        return ""
-    return _PLACEHOLDER.sub(lambda found: values[found[1]], template)
+    return names.rendered(template, *of)
 
 
 class Naming:
@@ -141,6 +137,12 @@ class Naming:
     def known(self, kind: NameKind) -> tuple[str, ...]:
         """All templates by which objects may have got their names."""
         return self._known[kind]
+
+    @property
+    def others(self) -> list[str]:
+        """All templates but upstream's defaults, by which objects may have got their names."""
+        known = (template for templates in self._known.values() for template in templates)
+        return list(dict.fromkeys(each for each in known if each not in DEFAULTS.values()))
 
     def remember(self, kind: NameKind, template: str) -> None:
         """Objects may have got their names by this template, which is `normalized`."""

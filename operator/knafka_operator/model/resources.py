@@ -342,6 +342,12 @@ def parse_resource(document: object) -> Broker | Trigger | ConfigMap | Service |
     return None if kind is None else parse(kind, document)
 
 
+def is_claimed_by_peer(document: Mapping[str, Any]) -> bool:
+    """Whether eventing-kafka-broker serves this Broker, whatever its class."""
+    finalizers = document["metadata"].get("finalizers") or ()
+    return PEERS_FINALIZER in finalizers and FINALIZER not in finalizers
+
+
 def is_ours(broker: Broker, classes: Collection[str] = BROKER_CLASSES) -> bool:
     """Whether the Broker's class is one of `classes` (KN-BRK-04).
 

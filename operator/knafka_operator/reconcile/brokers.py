@@ -45,12 +45,11 @@ from knafka_operator.model.resources import (
     BROKER_CLASS,
     CORE,
     EXTERNAL_TOPIC,
-    FINALIZER,
-    PEERS_FINALIZER,
     TOPIC_STATUS,
     Broker,
     ConfigMap,
     Resource,
+    is_claimed_by_peer,
 )
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.authentication import is_on, observe_authentication
@@ -100,10 +99,9 @@ class Brokers(Sources[ObservedBroker, BrokerDecision]):
     def is_ours(self, document: Document) -> bool:
         """Whether the Broker's class is one of ours (KN-BRK-04), and no other implementation serves
         it (docs/decisions/0046)."""
-        metadata = document["metadata"]
-        annotations = metadata.get("annotations") or {}
-        finalizers = metadata.get("finalizers") or ()
-        if PEERS_FINALIZER in finalizers and FINALIZER not in finalizers:
+        annotations = document["metadata"].get("annotations") or {}
+        # In the local mode there is no other, whatever an exported document says.
+        if is_claimed_by_peer(document) and not self.settings.trusts_statuses:
             return False
         return annotations.get(BROKER_CLASS, "") in self.settings.broker_classes
 

@@ -43,7 +43,7 @@ from knafka_jobs.replay.runs import begin, finish, note
 from knafka_jobs.replay.send import LANES, Sender, rate_and_rest
 from knafka_jobs.schema import TRIGGER
 from knafka_jobs.selecting import SHOWN, SHOWN_COLUMNS, SHOWN_ORDER, Preview, TriggerName
-from knafka_jobs.topics import Position, Span, Topic, spans_of
+from knafka_jobs.topics import Position, Span, Topic, possible_topics, spans_of
 
 LOCK: Final = "replay"
 
@@ -261,8 +261,7 @@ def replay_topic(kafka: KafkaClient, namespace: str, broker: str, trigger: str) 
     """
     name = names.replay_topic(namespace, broker, trigger)
     dead_letter_topic = names.dead_letter_topic(namespace, broker, trigger)
-    events = names.broker_topic(namespace, broker)
-    found = kafka.topics([name, dead_letter_topic, events])
+    found = kafka.topics([name, dead_letter_topic, *possible_topics(namespace, broker)])
     limit = kafka.record_limit(dead_letter_topic) if dead_letter_topic in found else None
     if name in found:
         own = kafka.record_limit(name)
