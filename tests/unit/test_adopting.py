@@ -22,7 +22,7 @@ from knafka_client.declared.cluster_source import ClusterSource
 from knafka_client.declared.kubernetes_api import KubernetesApi
 from knafka_operator.model.cluster import ClusterError, Conflict
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.resources import FINALIZER, PEERS_FINALIZER
+from knafka_operator.model.resources import EXTERNAL_TOPIC, FINALIZER, PEERS_FINALIZER
 from knafka_operator.model.sources import (
     KAFKA_SOURCE,
     PEERS_SOURCE_FINALIZER,
@@ -215,7 +215,7 @@ def test_members_of_a_group_have_to_leave_first(world: World) -> None:
     plan = world.plan()
     assert plan.waits == [f"group {MAIL} has 2 members still: they have to leave first"]
     with pytest.raises(ClusterError, match=r"after 0 s group .* has 2 members still"):
-        world.adopter().until_left(OF, 0)
+        world.adopter().until_left("Broker", OF, 0)
 
 
 def test_what_runs_of_the_peer_is_in_the_way_and_its_receiver_is_not(world: World) -> None:
@@ -343,6 +343,22 @@ def test_a_finalizer_that_somebody_else_writes_meanwhile_stays(
     monkeypatch.setattr(KubernetesApi, "patch", meanwhile)
     world.adopter().carry_out(world.plan())
     assert world.found("Broker", "default")["metadata"]["finalizers"] == ["somebodys"]
+
+
+def test_an_external_topic_stays_external_and_has_to_be_allowed(world: World) -> None:
+    path = world.server.path(EVENTING, "Broker", "shop", "default")
+    world.server.objects[path]["metadata"]["annotations"] |= {EXTERNAL_TOPIC: "legacy"}
+    world.server.objects[path]["status"]["annotations"]["default.topic"] = "legacy"
+    world.log.create("legacy", 1)
+    for group in (MAIL, BILL):
+        world.log.group(group).committed["legacy", 0] = OffsetAndMetadata(0, "")
+    (problem,) = world.plan().problems
+    assert problem.startswith("external topic legacy is not allowed in namespace shop")
+    given = {"bootstrap.servers": "kafka:9092", "external.topics": "legacy"}
+    world.config("knafka", "kafka-broker-config", **given)
+    plan = world.plan()
+    assert not plan.problems
+    assert not [each for each in plan.steps if "topic-id" in str(each)], "it is nobody's own"
 
 
 # The commands.

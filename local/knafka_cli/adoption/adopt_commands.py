@@ -76,7 +76,7 @@ def adopt(
     for kind, identity in _named(names, namespace or own):
         plan, unseen = _planned(adopter, kind, identity, back=False)
         if yes and plan.waits and not plan.problems:
-            plan = _until_left(adopter, kind, identity, timeout)
+            plan = adopter.until_left(kind, identity, timeout)
         failed |= not _show(plan, unseen)
         if yes and not plan.problems and not plan.waits:
             adopter.carry_out(plan)
@@ -114,7 +114,7 @@ def release(
         if yes and not plan.problems:
             adopter.carry_out(plan)
             adopter.until("not let go of", kind, identity, timeout, not_released)
-            _until_left(adopter, kind, identity, timeout)
+            adopter.until_left(kind, identity, timeout)
             typer.echo(f"\n{kind} {identity} is let go of: nothing of Knafka's is in its groups.")
     _end(failed, yes)
 
@@ -131,11 +131,6 @@ def _planned(
         return decide(source), source.unseen
     broker = adopter.see(identity)
     return (plan.release(broker) if back else plan.adoption(broker)), broker.unseen
-
-
-def _until_left(adopter: Adopter, kind: str, identity: Identity, timeout: float) -> Plan:
-    wait = adopter.until_source_left if kind == KAFKA_SOURCE else adopter.until_left
-    return wait(identity, timeout)
 
 
 def _adopter(

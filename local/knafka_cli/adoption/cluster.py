@@ -34,14 +34,21 @@ from knafka_cli.adoption.plan import (
     topic_of,
 )
 from knafka_cli.adoption.source_plan import SeenSource, source_adoption
-from knafka_client.declared.cluster_source import ClusterSource
+from knafka_client.declared.cluster_source import BROKER_CONFIG, ClusterSource
 from knafka_client.declared.kubernetes_api import KubernetesApi, Objects
+from knafka_operator.decide.external_topics import EXTERNAL_TOPICS, refusal
 from knafka_operator.decide.status import is_ready, why_not_ready
 from knafka_operator.model.cluster import ClusterError, Conflict, NotAllowed, decoded
 from knafka_operator.model.family import BROKERS
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.naming import NameKind, Naming
-from knafka_operator.model.resources import BROKER_CLASSES, EVENTING, TOPIC_STATUS, Broker
+from knafka_operator.model.resources import (
+    BROKER_CLASSES,
+    EVENTING,
+    EXTERNAL_TOPIC,
+    TOPIC_STATUS,
+    Broker,
+)
 from knafka_operator.model.settings import KAFKA_FEATURES
 from knafka_operator.model.sources import (
     KAFKA_SOURCE,
@@ -133,18 +140,24 @@ class Adopter:
             servers=str(where["bootstrap.servers"]),
             peers=list(self._running(BROKERS_PEERS, unseen)),
             claimed_by=self._claimed(identity, topic),
+            refused=self._refusal(stored, topic, unseen),
             unseen=[*problems, *unseen],
         )
 
-    def until_left(self, identity: Identity, timeout: float) -> Plan:
+    def until_left(self, kind: str, identity: Identity, timeout: float) -> Plan:
         """Wait until no group has members; gives the plan to adopt it as it is then. Raises
         `ClusterError` after `timeout` seconds."""
         deadline = time.monotonic() + timeout
-        while (plan := adoption(self.see(identity))).waits:
+        while True:
+            if kind == KAFKA_SOURCE:
+                plan = source_adoption(self.see_source(identity))
+            else:
+                plan = adoption(self.see(identity))
+            if not plan.waits:
+                return plan
             if time.monotonic() > deadline:
                 raise ClusterError(f"after {timeout:.0f} s {'; '.join(plan.waits)}")
             time.sleep(LOOK_AGAIN)
-        return plan
 
     def do(self, step: Step) -> None:
         """One step; done again it changes nothing. Raises `ClusterError`."""
@@ -186,15 +199,6 @@ class Adopter:
             peers=list(self._running(SOURCES_PEERS, unseen)),
             unseen=unseen,
         )
-
-    def until_source_left(self, identity: Identity, timeout: float) -> Plan:
-        """As `until_left`, of a KafkaSource's group."""
-        deadline = time.monotonic() + timeout
-        while (plan := source_adoption(self.see_source(identity))).waits:
-            if time.monotonic() > deadline:
-                raise ClusterError(f"after {timeout:.0f} s {'; '.join(plan.waits)}")
-            time.sleep(LOOK_AGAIN)
-        return plan
 
     def until(
         self,
@@ -313,9 +317,28 @@ class Adopter:
             found = self._api.list(brokers, mine.namespace)
         for each in found or ():
             annotations = (each.get("status") or {}).get("annotations") or {}
-            if annotations.get(TOPIC_STATUS) == topic and Identity.of(each) != mine:
+            external = EXTERNAL_TOPIC in (each["metadata"].get("annotations") or {})
+            if (
+                annotations.get(TOPIC_STATUS) == topic
+                and Identity.of(each) != mine
+                and not external
+            ):
                 return Identity.of(each)
         return None
+
+    def _refusal(self, broker: Document, topic: str, unseen: list[str]) -> str | None:
+        """Why a Broker may not use the external topic that it names; None: it may, or names
+        none."""
+        if EXTERNAL_TOPIC not in (broker["metadata"].get("annotations") or {}):
+            return None
+        installation = Identity(self._system, BROKER_CONFIG)
+        try:
+            base = self._declared.config_map(installation)
+        except NotAllowed as error:
+            unseen.append(str(error))
+            return None
+        allowed = "" if base is None else base.data.get(EXTERNAL_TOPICS, "")
+        return refusal(topic, broker["metadata"]["namespace"], allowed, f"ConfigMap {installation}")
 
     async def _ask_kafka(
         self, reached: Mapping[str, Any], topic: str, groups: Sequence[str]

@@ -71,6 +71,8 @@ class SeenBroker:
     """Kind, namespace and name of what runs of eventing-kafka-broker and would get in the way."""
     claimed_by: Identity | None = None
     """Another Broker whose status names the same topic."""
+    refused: str | None = None
+    """Why it may not use the external topic that it names."""
     unseen: Sequence[str] = ()
     """What could not be read, and why."""
 
@@ -342,6 +344,8 @@ def _topic(seen: SeenBroker) -> tuple[str, list[str]]:
             f"{PEER} has its topic in the Kafka at {theirs}, and Knafka would look for it at "
             f"{seen.servers}: set bootstrap.servers in its ConfigMap"
         )
+    if seen.refused is not None:
+        problems.append(seen.refused)
     if seen.claimed_by is not None:
         problems.append(f"topic {name} is in the status of Broker {seen.claimed_by}, too")
     return name, problems
