@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
@@ -154,25 +153,3 @@ def is_dead_letter_topic(topic: str, broker: BrokerName | None) -> bool:
     prefix = f"{names.DEAD_LETTERS}{'-'.join(broker)}-"
     trigger = topic.removeprefix(prefix).rpartition("-")[0]
     return topic.startswith(prefix) and names.dead_letter_topic(*broker, trigger) == topic
-
-
-def possible_topics(namespace: str, broker: str) -> list[str]:
-    """What the topic of a Broker may be called: which of them it is Kafka knows."""
-    usual = names.broker_topic(namespace, broker), names.distinct_broker_topic(namespace, broker)
-    return [*usual, *_by_templates(namespace, broker)]
-
-
-def possible_groups(namespace: str, trigger: str) -> list[str]:
-    """What the consumer group of a Trigger may be called, the usual name first."""
-    usual = (
-        names.trigger_group(namespace, trigger),
-        names.distinct_trigger_group(namespace, trigger),
-    )
-    return [*usual, *_by_templates(namespace, trigger)]
-
-
-def _by_templates(namespace: str, name: str) -> list[str]:
-    """By the templates that the operator knows; a job knows no UID, so those with one give none."""
-    templates = os.environ.get(names.NAME_TEMPLATES, "").splitlines()
-    found = (names.rendered(template, namespace, name) for template in templates)
-    return [each for each in dict.fromkeys(found) if names.is_topic(each)]

@@ -12,9 +12,10 @@ from knafka.core import names
 from knafka.core.errors import InvalidDocument
 from knafka_jobs.errors import JobError
 from knafka_jobs.io.kafka import MAX_MESSAGE_BYTES, Connection
+from knafka_jobs.io.names import possible_groups
 from knafka_jobs.replay.run import replay_topic
 from knafka_jobs.replay.send import FailedEvent, batches, rate_and_rest
-from knafka_jobs.topics import BrokerName, Span, Topic, is_dead_letter_topic, possible_groups
+from knafka_jobs.topics import BrokerName, Span, Topic, is_dead_letter_topic
 
 
 def test_both_clients_are_told_the_same(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from knafka_jobs.errors import JobError, said_by_worker
 from knafka_jobs.forget import forget
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.io.kafka import MAX_MESSAGE_BYTES, KafkaClient
+from knafka_jobs.io.names import possible_topics
 from knafka_jobs.options import Selection
 from knafka_jobs.positions import bounds, within
 from knafka_jobs.replay.plan import (
@@ -43,7 +44,7 @@ from knafka_jobs.replay.runs import begin, finish, note
 from knafka_jobs.replay.send import LANES, Sender, rate_and_rest
 from knafka_jobs.schema import TRIGGER
 from knafka_jobs.selecting import SHOWN, SHOWN_COLUMNS, SHOWN_ORDER, Preview, TriggerName
-from knafka_jobs.topics import Position, Span, Topic, possible_topics, spans_of
+from knafka_jobs.topics import Position, Span, Topic, spans_of
 
 LOCK: Final = "replay"
 

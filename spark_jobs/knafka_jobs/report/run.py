@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 from knafka.core import names
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.io.kafka import KafkaClient
+from knafka_jobs.io.names import possible_groups
 from knafka_jobs.options import DAYS
 from knafka_jobs.report import assemble, plan
 from knafka_jobs.report.assemble import Counted, Known, Previous, SettledSpan, in_utc
@@ -29,7 +30,7 @@ from knafka_jobs.report.document import (
 )
 from knafka_jobs.report.plan import SPANS, GroupKey, key_of
 from knafka_jobs.schema import REPORTS, TRIGGER
-from knafka_jobs.topics import BrokerName, Topic, possible_groups
+from knafka_jobs.topics import BrokerName, Topic
 
 REPLAYS: Final = 50
 """Replays in a report, the latest."""
