@@ -15,6 +15,7 @@ import typer
 from knafka.core.documents import explained_faults
 from knafka.core.errors import KnafkaError
 from knafka_cli.access import policy_commands, token_command
+from knafka_cli.adoption import adopt_commands
 from knafka_cli.checks import check_command
 from knafka_cli.dead_letters import dead_letter_commands
 from knafka_cli.events import send_command, tail_command, trace_command
@@ -55,6 +56,7 @@ status_commands.add_to(app, broker_app)
 tail_command.add_to(app)
 trace_command.add_to(app)
 console_command.add_to(app)
+adopt_commands.add_to(app)
 app.add_typer(broker_app, name="broker")
 policy_commands.add_to(policy_app)
 app.add_typer(policy_app, name="policy")

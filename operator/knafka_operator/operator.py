@@ -117,7 +117,9 @@ class Operator:
         self._beside: list[Operator] = []
         self.queue: WorkQueue = WorkQueue() if beside is None else beside.queue
         rolls = Rolls(settings.max_rolls, self.queue.enqueue)
-        self.states: States = States(self.family, rolls if beside is None else beside.states.rolls)
+        self.states: States = States(
+            self.family, rolls if beside is None else beside.states.rolls, settings.naming
+        )
         if beside is None:
             self._http = HttpDrains(self.states.urls, settings.shard_size, settings.tokens)
             self._kafkas = KafkaClusters(
@@ -201,7 +203,7 @@ class Operator:
         wake: Callable[[str], Awaitable[None]],
     ) -> KafkaSources:
         settings, enqueue, cluster = self.settings, self.queue.enqueue, self.cluster
-        states = States(SOURCES, self.states.rolls)
+        states = States(SOURCES, self.states.rolls, settings.naming)
         states.urls, states.policies = self.states.urls, self.states.policies
         shards = Shards(settings, cluster, states, enqueue)
         parts = states, shards, self.effects.receivers, self.trust_bundles
@@ -240,7 +242,7 @@ class Operator:
             if (broker := broker_of(each)) in wanted:
                 wanted[broker].append(each)
         sharing = {who: each for who, each in ours.items() if has_contract(each)}
-        resuming = Resuming(self.cluster, self._kafkas, self._shards, self.settings.maxima)
+        resuming = Resuming(self.cluster, self._kafkas, self._shards, self.settings)
         apart = [each for who, some in wanted.items() if who not in sharing for each in some]
         for trigger, watched in await resuming.found(apart, found):
             await self.triggers.resume(trigger, watched)
@@ -261,7 +263,7 @@ class Operator:
             self.cluster.list(SERVING, "Service", DISPATCHERS),
             self.cluster.list(SERVING, "Service", SHARDS),
         )
-        resuming = Resuming(self.cluster, self._kafkas, self._shards, self.settings.maxima)
+        resuming = Resuming(self.cluster, self._kafkas, self._shards, self.settings)
         await resuming.connect([*found[0], *found[1]])
 
     def _bearers(self, name: str, namespace: str) -> Sequence[str]:
@@ -302,17 +304,28 @@ class Operator:
         whether it names a KafkaChannel."""
         return self.triggers.is_ours(trigger)
 
+    async def stop_triggers(self, broker: Identity) -> None:
+        """Deliver nothing to the Triggers and Sensors of a Broker; raises `KnafkaError` while
+        drains go on."""
+        await self._stop_delivery(broker)
+        if self.sensors is not None:
+            await self.sensors.stop(Bus(self.family, broker))
+
+    async def _stop_delivery(self, broker: Identity) -> None:
+        # Together, as what shards let go of is written together.
+        triggers = self.states.triggers_of(broker)
+        stopping = (self.triggers.stop_delivery(each) for each in triggers)
+        for failure in await asyncio.gather(*stopping, return_exceptions=True):
+            if failure is not None:
+                raise failure
+
     async def delete_broker(self, document: Document) -> None:
         identity = Identity.of(document)
         # First of all: a Trigger that is just being reconciled would begin to drain again.
         self.states.broker(document).state = None
         await self.brokers.find_kafka(document)
+        await self._stop_delivery(identity)
         triggers = self.states.triggers_of(identity)
-        # Together, as what shards let go of is written together.
-        stopping = (self.triggers.stop_delivery(each) for each in triggers)
-        for failure in await asyncio.gather(*stopping, return_exceptions=True):
-            if failure is not None:
-                raise failure
         groups = {
             group
             for each in triggers

@@ -237,7 +237,7 @@ async def test_an_operator_that_dies_while_it_deletes_leaves_nothing(
         assert world.cluster.services() == {"kafka-channel-receiver"}
         await world.delete_channel(SHOP, "neighbour")
         kept = {name for name, each in vars(world.channels.states).items() if each}
-        assert kept == {"family"}
+        assert kept == {"family", "naming"}
         for record in world.channels.brokers.receivers.records.values():
             assert record.written == {}
         await world.operator.close()

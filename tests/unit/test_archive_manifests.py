@@ -20,6 +20,7 @@ from knafka_jobs import pod
 from knafka_operator.decide import archive_manifests as manifests
 from knafka_operator.decide.archive_runs import message_of
 from knafka_operator.model.archives import ARCHIVE, DeadLetterArchive
+from knafka_operator.model.naming import NameKind, Naming
 from knafka_operator.model.sensors import KNAFKA
 
 ROOT: Final = Path(__file__).parents[2]
@@ -346,3 +347,20 @@ def test_the_example_of_a_backtest_says_what_its_pod_takes(monkeypatch: pytest.M
         "/sensor/sensor.json",
         "knative-broker-default-default",
     )
+
+
+def test_a_job_knows_the_templates_of_names_where_there_are_any() -> None:
+    """It asks no API server what a topic or group is called."""
+    naming = Naming()
+    settings = replace(WITH_IMAGE, naming=naming)
+
+    def given() -> dict[str, str]:
+        of = archive(storage={"url": "s3a://bucket/shop"})
+        made = manifests.job(of, 7, "group", "kafka:9092", None, settings)
+        return environment(dict(made))
+
+    assert "KNAFKA_NAME_TEMPLATES" not in given()
+    for kind in (NameKind.BROKER_TOPIC, NameKind.TRIGGER_GROUP):
+        naming.put_in_force(kind, f"{kind.name}-{{{{ .UID }}}}")
+    lines = given()["KNAFKA_NAME_TEMPLATES"].splitlines()
+    assert lines == ["BROKER_TOPIC-{{ .UID }}", "TRIGGER_GROUP-{{ .UID }}"]

@@ -12,6 +12,7 @@ from knafka.core import names
 from knafka.core.errors import InvalidDocument
 from knafka_jobs.errors import JobError
 from knafka_jobs.io.kafka import MAX_MESSAGE_BYTES, Connection
+from knafka_jobs.io.names import possible_groups
 from knafka_jobs.replay.run import replay_topic
 from knafka_jobs.replay.send import FailedEvent, batches, rate_and_rest
 from knafka_jobs.topics import BrokerName, Span, Topic, is_dead_letter_topic
@@ -100,6 +101,17 @@ def test_a_replay_topic_has_the_brokers_partitions_where_they_are_known(
     made = replay_topic(kafka, "n", "b", "t")
     assert (made.name, made.replication) == (REPLAYS, 3)
     assert len(made.spans) == (brokers_partitions or 1)
+
+
+def test_a_replay_topic_has_the_partitions_of_a_topic_that_a_template_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(names.NAME_TEMPLATES, "all-{{ .UID }}\nevents-{{ .Namespace }}-{{ .Name }}")
+    kafka: Any = FakeKafka(Topic(DEAD, "dead", {0: Span(0, 1)}, 3))
+    kafka.create("events-n-b", 7, 2, {})
+    assert len(replay_topic(kafka, "n", "b", "t").spans) == 7
+    assert possible_groups("n", "t")[-1] == "events-n-t"
+    assert possible_groups("n", "t")[0] == names.trigger_group("n", "t")
 
 
 @pytest.mark.parametrize(

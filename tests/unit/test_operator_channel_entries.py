@@ -217,7 +217,7 @@ async def test_nothing_stays_of_entries_whose_channel_is_deleted(world: ChannelW
     assert world.log.groups == {}
     assert TOPIC not in world.log.topics
     left = {name for name, each in vars(world.channels.states).items() if each}
-    assert left == {"family"}
+    assert left == {"family", "naming"}
     assert world.channels.entries is not None
     assert not world.channels.entries._names
     assert not world.channels.entries._leaving

@@ -55,6 +55,7 @@ TRIED_ELSEWHERE = {
     "ContractTooLarge",  # test_operator_sinks.py
     # test_operator_forged_status.py
     "GroupNotOurs",
+    *("GroupTaken", "TopicTaken"),  # test_name_templates.py
     # test_operator_credentials.py
     "ConfigMapNotAllowed",
     # test_operator_sensors.py and what stands beside it

@@ -13,8 +13,8 @@ from knafka.core.contract import Order
 from knafka.core.errors import LogError
 from knafka.core.numbering import STRIDE
 from knafka.ports.log import OffsetAndMetadata
-from knafka_operator.model.resources import SERVING
-from knafka_operator.model.sources import KEY_TYPE
+from knafka_operator.model.resources import FINALIZER, SERVING
+from knafka_operator.model.sources import KEY_TYPE, PEERS_SOURCE_FINALIZER
 from knafka_operator.runtime.metrics import metrics
 
 
@@ -296,3 +296,31 @@ async def test_an_operator_that_takes_over_delivers_on_what_was() -> None:
         assert world.committed() == before, "what came meanwhile is read"
         await until(lambda: world.inner.drains.held[ID] == 1)
         await asyncio.sleep(0)
+
+
+async def test_a_source_is_the_peers_while_that_has_claimed_it_and_goes_back() -> None:
+    """Decision 0046: whose it is is its list of finalizers; the group's offsets are the user's."""
+    async with sources_world() as world:
+        store(world, "raw", 5)
+        world.inner.log.group(GROUP).committed["raw", 0] = OffsetAndMetadata(1)
+        world.declare()
+        world.stored()["metadata"]["finalizers"] = [PEERS_SOURCE_FINALIZER]
+        await world.turn()
+        assert "status" not in world.stored()
+        assert (SERVING, "Service", "shop", DISPATCHER) not in world.inner.cluster.objects
+        world.stored()["metadata"]["finalizers"] = []
+        await world.turn()
+        assert world.says("Ready") == ("True", "")
+        assert world.committed()["raw", 0] == 1, "it goes on where the group was"
+        assert FINALIZER in world.stored()["metadata"]["finalizers"]
+        before = world.committed()
+        world.stored()["metadata"]["finalizers"] = [PEERS_SOURCE_FINALIZER]
+        for _ in range(2):
+            await world.turn()
+        assert world.stored()["metadata"]["finalizers"] == [PEERS_SOURCE_FINALIZER]
+        assert (SERVING, "Service", "shop", DISPATCHER) not in world.inner.cluster.objects
+        assert world.status()["conditions"] == []
+        annotations = world.status().get("annotations") or {}
+        assert not [each for each in annotations if each.startswith("knafka.dev/")]
+        assert world.committed() == before
+        assert not world.inner.drains.held.total()

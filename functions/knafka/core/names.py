@@ -51,6 +51,13 @@ SOURCES: Final = "knative-kafka-source-"
 LABEL: Final = 63
 """Kubernetes' limit for a name that is part of a host name, in characters."""
 
+NAME_TEMPLATES: Final = "KNAFKA_NAME_TEMPLATES"
+"""The variable by which dead-letter jobs are told of an installation's templates of names, a line
+each."""
+
+PLACEHOLDER: Final = re.compile(r"\{\{\s*\.(Namespace|Name|UID)\s*\}\}")
+"""What stands in a template of names for a part of its object's."""
+
 _PART = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,28}[a-z0-9])?").fullmatch
 _LEGAL = re.compile(r"[A-Za-z0-9._-]{1,249}").fullmatch
 
@@ -235,6 +242,14 @@ def archive_group(namespace: str, archive: str, *of: str) -> str:
 def archive_lease(namespace: str, root: str) -> str:
     """The name of the Lease for a place of tables, of the archives of one namespace."""
     return f"{OURS}archive-{hashlib.sha256(f'{namespace}/{root}'.encode()).hexdigest()[:20]}"
+
+
+def rendered(template: str, namespace: str, name: str, uid: str = "") -> str:
+    """The name that a template of names gives to an object; empty where it wants a UID and there is
+    none."""
+    values = {"Namespace": namespace, "Name": name, "UID": uid}
+    parts = {part for part in PLACEHOLDER.findall(template) if not values[part]}
+    return "" if parts else PLACEHOLDER.sub(lambda found: values[found[1]], template)
 
 
 def is_topic(name: str) -> bool:

@@ -48,7 +48,8 @@ from knafka_operator.model.family import (
     is_of_kafka_channel,
 )
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.resources import Broker, ConfigMap, is_ours
+from knafka_operator.model.naming import AS_RECORDED, USUAL
+from knafka_operator.model.resources import Broker, ConfigMap, is_claimed_by_peer, is_ours
 from knafka_operator.model.settings import BROKER_DEFAULTS
 
 BROKER_CONFIG: Final = "kafka-broker-config"
@@ -270,6 +271,8 @@ class _Reading:
 
     def __init__(self, source: ClusterSource) -> None:
         self._source = source
+        # Where others may have written a status, a name is believed only as the usual one.
+        self._naming = AS_RECORDED if source.believes_status else USUAL
         self._brokers: dict[str, tuple[Broker, desired.Topic, Defaults]] = {}
         self.ingresses: list[Ingress] = []
         self.egresses: list[Egress] = []
@@ -281,7 +284,7 @@ class _Reading:
         """A Broker or KafkaChannel."""
         try:
             broker = family.read_broker(document)
-            if family is BROKERS and not is_ours(broker):
+            if family is BROKERS and (not is_ours(broker) or is_claimed_by_peer(document)):
                 return
             if family is BROKERS:
                 reached, config, problems = self._source.connection_of(broker)
@@ -291,9 +294,9 @@ class _Reading:
             defaults = desired.configured(config, Defaults(kafka=kafka))
             defaults = replace(defaults, kafka=kafka)
             if family is BROKERS:
-                topic = desired.broker_topic(broker, config, defaults)
+                topic = desired.broker_topic(broker, config, defaults, naming=self._naming)
             else:
-                topic = channel.topic(parse(KafkaChannel, document), defaults)
+                topic = channel.topic(parse(KafkaChannel, document), defaults, naming=self._naming)
             ingress = desired.ingress(broker, topic, {}, defaults)
         except KnafkaError as error:
             self.problems.append(f"{family.broker} {Identity.of(document)}: {error}")
@@ -321,6 +324,7 @@ class _Reading:
             egress = desired.egress(
                 trigger, broker, topic, _sink(now.get("subscriberUri")) or UNKNOWN_SINK,
                 _sink(now.get("deadLetterSinkUri")), defaults, reply=_sink(now.get("replyUri")),
+                naming=self._naming,
             )  # fmt: skip
         except KnafkaError as error:
             self.problems.append(f"{family.trigger} {Identity.of(document)}: {error}")

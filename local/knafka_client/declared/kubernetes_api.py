@@ -84,6 +84,23 @@ class KubernetesApi:
         what, path = f"patch {objects.plural} {namespace}/{name}", _path(objects, namespace, name)
         return self.ask(what, "PATCH", path, body, MERGE_PATCH) is not None
 
+    def patch(
+        self,
+        objects: Objects,
+        namespace: str,
+        name: str,
+        body: Mapping[str, Any],
+        *,
+        subresource: str = "",
+    ) -> Document | None:
+        """Merge `body` into the object, or into its `subresource`; None: it is gone. Raises
+        `Conflict` if the body has another `resourceVersion` than the stored object."""
+        path = _path(objects, namespace, name) + (f"/{subresource}" if subresource else "")
+        answer = self.ask(
+            f"patch {objects.plural} {namespace}/{name}", "PATCH", path, body, MERGE_PATCH
+        )
+        return None if answer is None else json.loads(answer)
+
     def may(
         self, verb: str, objects: Objects, namespace: str, name: str, subresource: str = ""
     ) -> bool:

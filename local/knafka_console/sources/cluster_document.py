@@ -14,7 +14,13 @@ from knafka_console.sources.figures import Figures, TriggerFigures, TriggerKey
 from knafka_operator.decide.desired import BOOTSTRAP_SERVERS
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.family import family_of, is_of_kafka_channel
-from knafka_operator.model.resources import BROKER_CLASS, BROKER_CLASSES, TOPIC_STATUS, Trigger
+from knafka_operator.model.resources import (
+    BROKER_CLASS,
+    BROKER_CLASSES,
+    TOPIC_STATUS,
+    Trigger,
+    is_claimed_by_peer,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +104,7 @@ def _is_ours(broker: Document) -> bool:
     if broker["kind"] != "Broker":
         return True
     annotations: Mapping[str, str] = broker["metadata"].get("annotations") or {}
-    return annotations.get(BROKER_CLASS, "") in BROKER_CLASSES
+    return annotations.get(BROKER_CLASS, "") in BROKER_CLASSES and not is_claimed_by_peer(broker)
 
 
 def _is_delivered(trigger: Document, foreign: set[tuple[str, str, str]]) -> bool:

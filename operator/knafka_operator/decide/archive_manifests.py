@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from knafka.core import names
+from knafka.core.names import NAME_TEMPLATES
 from knafka_operator.decide import services
 from knafka_operator.decide.effects import Manifest
 from knafka_operator.model.archives import OF_ARCHIVE, RUN, DeadLetterArchive, Storage
@@ -247,6 +248,8 @@ def _environment(archive: DeadLetterArchive, settings: Settings) -> list[Manifes
     spec = archive.spec
     of_spark = s3_settings(spec.storage.endpoint, spec.storage.region)
     found = {"KNAFKA_EXECUTORS": str(spec.executors)}
+    if templates := settings.naming.others:
+        found[NAME_TEMPLATES] = "\n".join(templates)
     if of_spark:
         found["KNAFKA_SPARK"] = services.one_line(of_spark)
     if spec.executors:

@@ -7,11 +7,10 @@ share, and Ready once every replica of that has read it (KN-CHN-01).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from knafka.core import names
 from knafka.core.contract import Ingress, Receiver, Sink
 from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka.ports.log import TopicDescription
@@ -67,7 +66,8 @@ from knafka_operator.model.channels import KafkaChannel
 from knafka_operator.model.conditions import READY, Condition, Severity, Status, merged
 from knafka_operator.model.handler import Handler, Handling
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.resources import Broker
+from knafka_operator.model.naming import USUAL, NameKind, Naming
+from knafka_operator.model.resources import TOPIC_STATUS, Broker
 from knafka_operator.model.settings import Settings
 
 PROBED: Final = "knafka.dev/probed"
@@ -311,10 +311,15 @@ def _with_receiver(
     return tuple(dict.fromkeys((*receivers_of(annotations), name)))
 
 
-def topic(channel: KafkaChannel, defaults: Defaults) -> Topic:
-    """A channel's topic (KN-CHN-10, CHN-24)."""
-    metadata, spec = channel.metadata, channel.spec
-    name = names.channel_topic(metadata.namespace, metadata.name)
+def topic(
+    channel: KafkaChannel,
+    defaults: Defaults,
+    taken: Container[str] = frozenset(),
+    naming: Naming = USUAL,
+) -> Topic:
+    """A channel's topic (KN-CHN-10, CHN-24); `taken` are other channels'. Raises `NameTaken`."""
+    spec = channel.spec
+    name = desired.own_name(NameKind.CHANNEL_TOPIC, channel, TOPIC_STATUS, taken, naming)
     replication = min(spec.replication_factor, defaults.max_replication)
     retention = {"retention.ms": str(int(spec.retention_duration * 1000))}
     config = {**LOG_TIME, **defaults.topic_config, **retention}

@@ -34,6 +34,7 @@ from knafka.core.sensor import records
 from knafka_operator.decide import dead_letter_topics, kafka_settings
 from knafka_operator.decide.dead_letter_topics import DEFAULT_RETENTION, LIMIT, RETENTION_KEY
 from knafka_operator.model.family import CHANNELS, family_of
+from knafka_operator.model.naming import USUAL, Named, NameKind, NameTaken, Naming
 from knafka_operator.model.resources import (
     CORE,
     DELIVERY_ORDER,
@@ -45,6 +46,7 @@ from knafka_operator.model.resources import (
     ConfigMap,
     DeliverySpec,
     Destination,
+    Resource,
     Trigger,
     annotation_path,
     whole_number,
@@ -135,9 +137,13 @@ class OthersNames:
     """Name -> UID of the object that has it."""
     uid: str
     """Of the object whose own names aren't among them."""
+    applications: Container[str] = frozenset()
+    """Names that no object of ours has."""
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and self.uids.get(name, self.uid) != self.uid
+        if not isinstance(name, str):
+            return False
+        return name in self.applications or self.uids.get(name, self.uid) != self.uid
 
 
 def config_reference(broker: Broker) -> tuple[str, str] | None:
@@ -189,11 +195,13 @@ def broker_topic(
     config: ConfigMap | None,
     defaults: Defaults,
     taken: Container[str] = frozenset(),
+    naming: Naming = USUAL,
 ) -> Topic:
-    """The topic of a Broker: the one it names, the one it always had, or upstream's name for it.
+    """The topic of a Broker: the one it names, the one it always had, or the template's name for
+    it.
 
     `taken` are other Brokers' topics: joined with dashes, two names can give the same. Whether it
-    may use the one that it names is another question (`external_topics`).
+    may use the one that it names is another question (`external_topics`). Raises `NameTaken`.
     """
     wanted = configured(config, defaults)
     annotations = broker.metadata.annotations
@@ -203,13 +211,9 @@ def broker_topic(
         name = external
     else:
         path = "metadata.name"
-        mine = broker.metadata.namespace, broker.metadata.name
-        kept = broker.status.annotations.get(TOPIC_STATUS)
         # Of two names it keeps the one it got (KN-BRK-19). No other: one that is there was external
         # before, or was written by somebody who may write the status.
-        name = kept if kept and names.is_broker_topic(kept, *mine) else names.broker_topic(*mine)
-        if name in taken:
-            name = names.distinct_broker_topic(*mine)
+        name = own_name(NameKind.BROKER_TOPIC, broker, TOPIC_STATUS, taken, naming)
     if not names.is_topic(name):
         raise InvalidDocument(
             path,
@@ -223,6 +227,30 @@ def broker_topic(
         replication=replication,
         config=_durable(wanted.topic_config, replication),
         external=external is not None,
+    )
+
+
+def own_name(
+    kind: NameKind, owner: Resource, key: str, taken: Container[str], naming: Naming
+) -> str:
+    """The name that an object has or gets: `key` is that of its status. Raises `NameTaken`."""
+    metadata = owner.metadata
+    mine = Named(metadata.namespace, metadata.name, metadata.uid)
+    kept = owner.status.annotations.get(key)
+    name = kept if kept and naming.is_own(kind, kept, mine) else naming.name(kind, mine)
+    if name not in taken:
+        return name
+    of = mine.namespace, mine.name
+    if kind is NameKind.BROKER_TOPIC and names.is_broker_topic(name, *of):
+        return names.distinct_broker_topic(*of)
+    if kind is NameKind.TRIGGER_GROUP and names.is_trigger_group(name, *of):
+        return names.distinct_trigger_group(*of)
+    is_group = kind is NameKind.TRIGGER_GROUP
+    raise NameTaken(
+        "GroupTaken" if is_group else "TopicTaken",
+        f"{'group' if is_group else 'topic'} {name} belongs to another object, or to an "
+        f"application: have {kind.value} in ConfigMap config-kafka-features give each object a "
+        "name of its own, by {{ .Namespace }} and {{ .Name }}, or by {{ .UID }}",
     )
 
 
@@ -271,13 +299,14 @@ def egress(
     taken: Container[str] = frozenset(),
     reply: Sink | None = None,
     sender: str | None = None,
+    naming: Naming = USUAL,
 ) -> Egress:
     """The dispatcher's contract for one Trigger, Subscription or KafkaSource.
 
     `dead_letter_sink` is `dead_letter_destination`, resolved; `taken` are the groups of other
     Triggers; `reply` is where a Subscription's replies go; `sender` is the service account whose
     tokens go to destinations with an audience, None: no tokens are shown here, to nobody. Raises
-    `InvalidDocument` for an annotation that says nothing usable.
+    `InvalidDocument` for an annotation that says nothing usable, and `NameTaken`.
     """
     if sender is None:
         subscriber = _without_audience(subscriber)
@@ -307,7 +336,7 @@ def egress(
         trigger=name,
         kind="Subscription" if family is CHANNELS else "Trigger",
         topic=topic.name,
-        group=_group(trigger, broker, taken),
+        group=_group(trigger, broker, taken, naming),
         reply=reply,
         dead_letter_topic=names.dead_letter_topic(*of_broker, name),
         dead_letter_settings=own,
@@ -332,18 +361,12 @@ def _without_audience(sink: Sink) -> Sink:
     return sink.model_copy(update={"audience": None})
 
 
-def _group(trigger: Trigger, broker: Broker, taken: Container[str]) -> str:
-    namespace, name = trigger.metadata.namespace, trigger.metadata.name
+def _group(trigger: Trigger, broker: Broker, taken: Container[str], naming: Naming) -> str:
     if family_of(trigger.kind) is CHANNELS:
-        return names.subscription_group(namespace, broker.metadata.name, trigger.metadata.uid)
-    kept = trigger.status.annotations.get(GROUP_STATUS)
+        of = trigger.metadata.namespace, broker.metadata.name, trigger.metadata.uid
+        return names.subscription_group(*of)
     # Of two names it keeps the one it got (KN-BRK-19), and no other that somebody wrote there.
-    group = (
-        kept
-        if kept and names.is_trigger_group(kept, namespace, name)
-        else names.trigger_group(namespace, name)
-    )
-    return names.distinct_trigger_group(namespace, name) if group in taken else group
+    return own_name(NameKind.TRIGGER_GROUP, trigger, GROUP_STATUS, taken, naming)
 
 
 def dead_letter_destination(trigger: Trigger, broker: Broker) -> Destination | None:

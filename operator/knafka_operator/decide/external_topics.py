@@ -59,14 +59,18 @@ def refusal(
     allowed: str,
     where: str,
     of_sensors: Container[str] = frozenset(),
+    of_brokers: Container[str] = frozenset(),
 ) -> str | None:
     """Why a Broker of this namespace may not use this topic; None: it may.
 
     `allowed` is the value of `external.topics`, and `where` names what holds that key;
-    `of_sensors` has the topics of all Sensors, and other names of theirs.
+    `of_sensors` has the topics of all Sensors, and other names of theirs; `of_brokers` has those
+    that other Brokers have as their own, by whichever template.
     """
     is_sensors = topic in of_sensors and _OF_SENSOR(topic) is not None
     why = "it is a Sensor's" if is_sensors else reserved(topic)
+    if why is None and topic in of_brokers:
+        why = "it is another Broker's own"
     if why is not None:
         return f"external topic {topic:.300} is not allowed: {why}"
     patterns = [each.strip() for each in re.split(r"[,\n]", allowed) if each.strip()]

@@ -1,4 +1,4 @@
-"""Leaving: a Trigger that turns out to be another implementation's gets its status back. Pure.
+"""Leaving: a Trigger that is another implementation's, or becomes that, gets its status back. Pure.
 
 Not here: whose Broker it is (`reconcile.brokers`).
 """
@@ -10,29 +10,34 @@ from typing import Any, Final
 
 from knafka_operator.decide.dead_letters import DEAD_LETTERS
 from knafka_operator.decide.effects import Effect, StopDelivery, WriteStatus
-from knafka_operator.decide.status import DELIVERING, ROLLED_OUT, TRIGGER_CONDITIONS
+from knafka_operator.decide.status import (
+    DELIVERING,
+    OIDC_IDENTITY_CREATED,
+    ROLLED_OUT,
+    TRIGGER_CONDITIONS,
+)
 from knafka_operator.decide.steps import Step
 from knafka_operator.decide.trigger_conditions import LOOP_FREE
 from knafka_operator.model.conditions import READY
-from knafka_operator.model.resources import GROUP_STATUS
 
 OURS: Final = "knafka.dev/"
 """What the keys that nobody else writes begin with."""
 
 
 def leave(document: Mapping[str, Any]) -> tuple[Effect, ...]:
-    """What is done for a Trigger whose Broker turns out to be another implementation's.
+    """What is done for a Trigger whose Broker is another implementation's.
 
-    It came before its Broker, so its status is ours; what the other has written stays.
+    It came before its Broker, so its status is ours; or its Broker goes to the other one, which
+    then goes on with the group that the status names. What the other has written stays.
     """
     status = document.get("status") or {}
     patch: dict[str, Any] = {}
     annotations = status.get("annotations") or {}
     if any(each.startswith(OURS) for each in annotations):
-        ours = [each for each in annotations if each.startswith(OURS) or each == GROUP_STATUS]
-        patch["annotations"] = dict.fromkeys(ours)
+        patch["annotations"] = {each: None for each in annotations if each.startswith(OURS)}
     types = {each.get("type") for each in status.get("conditions") or ()}
-    if types - {DELIVERING, DEAD_LETTERS, LOOP_FREE, ROLLED_OUT} == {READY, *TRIGGER_CONDITIONS}:
+    beside = {DELIVERING, DEAD_LETTERS, LOOP_FREE, ROLLED_OUT, OIDC_IDENTITY_CREATED}
+    if types - beside == {READY, *TRIGGER_CONDITIONS}:
         written = (
             *("conditions", "observedGeneration", "subscriberUri", "deadLetterSinkUri"),
             *("subscriberCACerts", "deadLetterSinkCACerts"),

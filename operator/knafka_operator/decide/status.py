@@ -17,6 +17,7 @@ from knafka.core.errors import InvalidDocument, KnafkaError, LogError
 from knafka_operator.decide.resolving import Unresolved
 from knafka_operator.decide.topics import TopicRefused
 from knafka_operator.model.conditions import READY, Condition, Status, first_cause, merged
+from knafka_operator.model.naming import NameTaken
 
 ADDRESSABLE: Final = "Addressable"
 CONFIG_PARSED: Final = "ConfigParsed"
@@ -119,7 +120,7 @@ class NotReady(KnafkaError):
         self.transient = transient
 
 
-EXPECTED: Final = (NotReady, Unresolved, TopicRefused, InvalidDocument, LogError)
+EXPECTED: Final = (NotReady, Unresolved, TopicRefused, NameTaken, InvalidDocument, LogError)
 """Errors that are conditions; what else is raised fails the reconciliation."""
 
 T = TypeVar("T")
@@ -162,7 +163,7 @@ class ConditionSet:
             case NotReady():
                 status = Status.UNKNOWN if error.transient else Status.FALSE
                 self.set(Condition(type_, status, error.reason, str(error)))
-            case Unresolved() | TopicRefused():
+            case Unresolved() | TopicRefused() | NameTaken():
                 self.set(Condition(type_, Status.FALSE, error.reason, str(error)))
             case LogError():
                 reason = _kafka_reason(error)

@@ -166,6 +166,8 @@ class ObservedTrigger(Observed, Generic[K]):
     """What a Sensor has fired, which it delivers; None: its Broker's events."""
     needed: Isolation | None = None
     """What it was found to need last, where that is `auto`."""
+    foreign_groups: frozenset[str] = frozenset()
+    """Groups that there are, which it would have by a template, and which aren't its own."""
     others_min_scale: int = 0
     """What the others of its kind in its namespace have of it together."""
     acted: bool = False
@@ -309,6 +311,7 @@ def _decide(
             taken,
             reply,
             sender,
+            settings.naming,
         )
         if seen.actions is not None:
             batch = trigger.metadata.annotations.get(PAYLOAD) == BATCH

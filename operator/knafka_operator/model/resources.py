@@ -61,6 +61,10 @@ TOPIC_STATUS: Final = "default.topic"
 GROUP_STATUS: Final = "group.id"
 """Keys of `status.annotations`: the names chosen once, read back for life (KN-BRK-19)."""
 
+PEERS_FINALIZER: Final = "brokers.eventing.knative.dev"
+"""What eventing-kafka-broker puts on each Broker that it serves: the claim by which two
+implementations with one class know whose a Broker is."""
+
 BROKER_CLASSES: Final = frozenset({"Kafka", "kafka"})
 """Classes that are ours: upstream's spelling and the mission's. Case matters, as upstream."""
 
@@ -336,6 +340,12 @@ def parse_resource(document: object) -> Broker | Trigger | ConfigMap | Service |
     named = parse(_Type, document)
     kind = KINDS.get((named.api_version, named.kind))
     return None if kind is None else parse(kind, document)
+
+
+def is_claimed_by_peer(document: Mapping[str, Any]) -> bool:
+    """Whether eventing-kafka-broker serves this Broker, whatever its class."""
+    finalizers = document["metadata"].get("finalizers") or ()
+    return PEERS_FINALIZER in finalizers and FINALIZER not in finalizers
 
 
 def is_ours(broker: Broker, classes: Collection[str] = BROKER_CLASSES) -> bool:

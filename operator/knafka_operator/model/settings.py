@@ -10,6 +10,9 @@
                             upstream's format ("knative-eventing/config-br-defaults")
     KNAFKA_FEATURES         ConfigMap that says whether senders must show tokens, and whether there
                             is https, in upstream's format ("knative-eventing/config-features")
+    KNAFKA_KAFKA_FEATURES   ConfigMap with templates of the names of new topics and groups, in
+                            eventing-kafka-broker's format
+                            ("knative-eventing/config-kafka-features")
     KNAFKA_DIRECT           "enabled": senders reach the receivers of Brokers that don't say so past
                             Knative's proxy ("disabled")
     KNAFKA_METRICS_TOKENS   tokens, comma-separated, of which /metrics of operator and functions
@@ -93,10 +96,12 @@ from knafka_operator.model.identity import Identity
 from knafka_operator.model.isolation import Isolation, parse_isolation
 from knafka_operator.model.kafka_trust import AWS_ROLES, AWS_SERVERS, KafkaTrust, parse_patterns
 from knafka_operator.model.maxima import Maxima
+from knafka_operator.model.naming import Naming
 from knafka_operator.model.resources import BROKER_CLASSES, whole_number
 from knafka_operator.model.tracing import FunctionTracing
 
 FEATURES: Final = "knative-eventing/config-features"
+KAFKA_FEATURES: Final = "knative-eventing/config-kafka-features"
 BROKER_DEFAULTS: Final = "knative-eventing/config-br-defaults"
 SHARD_SIZE: Final = 250
 MAX_SHARD_SIZE: Final = 10_000
@@ -120,6 +125,9 @@ class Settings:
     """Namespace and name of the ConfigMap with class and delivery of Brokers that declare none."""
     features: str = FEATURES
     """Namespace and name of the ConfigMap with Knative Eventing's features."""
+    kafka_features: str = KAFKA_FEATURES
+    """Namespace and name of the ConfigMap with eventing-kafka-broker's features, for its templates
+    of names."""
     trust_bundles: str = ""
     """The namespace of the ConfigMaps with certificate authorities for destinations; empty: only
     the system's are trusted, and those that a destination names."""
@@ -177,6 +185,9 @@ class Settings:
     Empty: that isn't known."""
     tokens: FunctionTokens = field(default_factory=FunctionTokens)
     """By what functions know their operator; the keys change while it runs."""
+    naming: Naming = field(default_factory=Naming)
+    """What new topics and groups are called: from a ConfigMap (`runtime.naming`), whose changes it
+    follows."""
     tracing: FunctionTracing = field(default_factory=FunctionTracing)
     """More environment variables of functions: from ConfigMaps (`decide.tracing`), whose changes it
     follows."""
@@ -185,6 +196,12 @@ class Settings:
     def features_config(self) -> Identity:
         """The ConfigMap of `features`."""
         namespace, _, name = self.features.partition("/")
+        return Identity(namespace, name)
+
+    @property
+    def kafka_features_config(self) -> Identity:
+        """The ConfigMap of `kafka_features`."""
+        namespace, _, name = self.kafka_features.partition("/")
         return Identity(namespace, name)
 
     @property
@@ -239,6 +256,7 @@ class Settings:
             config=environment.get("KNAFKA_CONFIG", "kafka-broker-config"),
             broker_defaults=environment.get("KNAFKA_BROKER_DEFAULTS", BROKER_DEFAULTS),
             features=environment.get("KNAFKA_FEATURES", FEATURES),
+            kafka_features=environment.get("KNAFKA_KAFKA_FEATURES", KAFKA_FEATURES),
             trust_bundles=_trust_bundles(environment.get("KNAFKA_TRUST_BUNDLES", "").strip()),
             project_secrets=flag("KNAFKA_PROJECT_SECRETS"),
             cluster_domain=environment.get("KNAFKA_CLUSTER_DOMAIN", "cluster.local"),

@@ -39,6 +39,9 @@ KEY_TYPE: Final = "kafkasources.sources.knative.dev/key-type"
 """On a KafkaSource, a label: what its records' keys are."""
 KEY_TYPES: Final = ("string", "int", "float", "byte-array")
 
+PEERS_SOURCE_FINALIZER: Final = "kafkasources.sources.knative.dev"
+"""What eventing-kafka-broker puts on each KafkaSource that it serves."""
+
 _OTHERS_TOPICS: Final = (names.BROKERS, names.CHANNELS, names.OURS, "__")
 """What the names of topics begin with whose events are their namespace's: a dispatcher may reach a
 Kafka that nobody else there does. Brokers' events are for Triggers."""

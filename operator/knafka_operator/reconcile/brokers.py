@@ -4,6 +4,9 @@
 
 What a Broker's Triggers are made from stays in its record's `state`.
 
+More than 400 lines, so that what is made for a Broker and what becomes of that when it goes, or
+goes to another implementation, are side by side.
+
 Not here: hearing of changes (`engine.controller`), what stands in a contract's topic (`receivers`,
 `contracts`), and any decision, which is a pure function.
 """
@@ -32,10 +35,12 @@ from knafka_operator.decide.broker_defaults import with_default_delivery
 from knafka_operator.decide.desired import Defaults
 from knafka_operator.decide.encryption import Encryption
 from knafka_operator.decide.external_topics import EXTERNAL_TOPICS, refusal
+from knafka_operator.decide.leaving import OURS
 from knafka_operator.decide.status import EXPECTED, NotReady
 from knafka_operator.decide.topics import TOPIC_ID
 from knafka_operator.model.cluster import Cluster, Document, decoded
 from knafka_operator.model.identity import Identity
+from knafka_operator.model.naming import Named, NameKind
 from knafka_operator.model.resources import (
     BROKER_CLASS,
     CORE,
@@ -44,6 +49,7 @@ from knafka_operator.model.resources import (
     Broker,
     ConfigMap,
     Resource,
+    is_claimed_by_peer,
 )
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.effects import Effects, resource_of
@@ -91,9 +97,42 @@ class Brokers(Sources[ObservedBroker, BrokerDecision]):
         return {who: each.state for who, each in records if each.state is not None}
 
     def is_ours(self, document: Document) -> bool:
-        """Whether the Broker's class is one of ours (KN-BRK-04)."""
+        """Whether the Broker's class is one of ours (KN-BRK-04), and no other implementation serves
+        it (docs/decisions/0046)."""
         annotations = document["metadata"].get("annotations") or {}
+        # In the local mode there is no other, whatever an exported document says.
+        if is_claimed_by_peer(document) and not self.settings.trusts_statuses:
+            return False
         return annotations.get(BROKER_CLASS, "") in self.settings.broker_classes
+
+    async def leave(self, document: Document) -> None:
+        """Another implementation has claimed it: have no functions for it, and leave it its topic
+        and its Triggers' groups. Raises `KnafkaError` while something stands in the way.
+
+        Our annotations go from its status last of all, and with them what is to be done.
+        """
+        ours = [each for each in annotations_of(document) if each.startswith(OURS)]
+        if not ours:
+            return
+        broker, identity = parse(Broker, document), Identity.of(document)
+        record = self.states.broker(document)
+        record.state = None  # a Trigger that is just being reconciled would begin to drain again
+        await self.find_kafka(document)
+        await self.neighbours.stop_triggers(identity)
+        await delete_service(self.cluster, services.receiver_name(broker), broker)
+        await self.shards.delete(broker)
+        kafka = await self._kafka_of(broker)
+        if (entry := broker.status.annotations.get(RECEIVER_CONTRACT)) is not None:
+            await self._withdraw(broker, entry, kafka)
+        if record.has_contract:
+            await kafka.topics.delete_topic(names.contract_topic(*identity))
+        self.drop(document)
+        patch: dict[str, Any] = {
+            "annotations": dict.fromkeys(ours),
+            "address": None,
+            "conditions": [],
+        }
+        await self.cluster.write_status(document, patch)
 
     async def delete_topic(self, document: Document, groups: Collection[str]) -> None:
         """Stop its receiver, then delete its topic, which `groups` read.
@@ -109,7 +148,7 @@ class Brokers(Sources[ObservedBroker, BrokerDecision]):
         if (entry := annotations.get(RECEIVER_CONTRACT)) is not None:
             await self._withdraw(broker, entry, await self._kafka_of(broker))
         topic = annotations.get(TOPIC_STATUS)
-        own = names.is_broker_topic(topic, metadata.namespace, metadata.name)
+        own = self._is_own(topic, document)
         if topic is not None and own and EXTERNAL_TOPIC not in metadata.annotations:
             topics = (await self._kafka_of(broker)).topics
             known, of = annotations.get(TOPIC_ID), Identity.of(document)
@@ -156,10 +195,14 @@ class Brokers(Sources[ObservedBroker, BrokerDecision]):
         self.receivers.forget(_receiver(resource_of(document)))
         self.states.drop_broker(Identity.of(document))
 
+    def _is_own(self, topic: str | None, document: Document) -> bool:
+        """Whether this Broker can have this topic as its own."""
+        return self.states.naming.is_own(NameKind.BROKER_TOPIC, topic, Named.of(document))
+
     def remember_topic(self, document: Document) -> BrokerRecord:
         """Keep in mind which topic a Broker has, before any other is reconciled."""
         record, topic = self.states.broker(document), topic_in_status(document)
-        own = names.is_broker_topic(topic, *Identity.of(document))
+        own = self._is_own(topic, document)
         if topic is not None and own and topic not in self.states.topics:
             self.states.claim_topic(record, topic)
         return record
@@ -212,7 +255,7 @@ class Brokers(Sources[ObservedBroker, BrokerDecision]):
         identity = Identity.of(document)
         declared = (document["metadata"].get("annotations") or {}).get(EXTERNAL_TOPIC)
         used = {topic_in_status(document), record.state and record.state.topic.name}
-        asked = {each for each in used if each and not names.is_broker_topic(each, *identity)} | (
+        asked = {each for each in used if each and not self._is_own(each, document)} | (
             {declared} if declared is not None and names.is_topic(declared) else set()
         )
         if not asked:
@@ -223,9 +266,12 @@ class Brokers(Sources[ObservedBroker, BrokerDecision]):
         where = f"ConfigMap {self._installation}, the installation's own"
         namespace = identity.namespace
         # All Sensors' are among the states of Brokers, whichever bus they have.
-        of_sensors = self.states.of_sensors
+        others = (
+            self.states.of_sensors,
+            desired.OthersNames(self.states.topics, record.uid),
+        )
         refusals = {
-            each: refusal(each, namespace, allowed, where, of_sensors) for each in sorted(asked)
+            each: refusal(each, namespace, allowed, where, *others) for each in sorted(asked)
         }
         refused = refusals.get(declared or "")
         return refused, refused or next(filter(None, refusals.values()), None)
@@ -306,7 +352,11 @@ class Brokers(Sources[ObservedBroker, BrokerDecision]):
         try:
             await self._own.prove(seen.document, record, taken)
             wanted = desired.broker_topic(
-                seen.broker, seen.connection.config, seen.connection.defaults, taken
+                seen.broker,
+                seen.connection.config,
+                seen.connection.defaults,
+                taken,
+                self.states.naming,
             )
             if not wanted.external:
                 self.states.claim_topic(record, wanted.name)

@@ -19,7 +19,7 @@ from knafka.core import names
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument, KnafkaError, LogError
 from knafka_operator.decide import channel as deciding
-from knafka_operator.decide import routes, services
+from knafka_operator.decide import desired, routes, services
 from knafka_operator.decide import status as statuses
 from knafka_operator.decide.broker import ObservedTopic
 from knafka_operator.decide.channel import (
@@ -36,6 +36,7 @@ from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.family import CHANNELS, without_subscribers
 from knafka_operator.model.handler import Handling
 from knafka_operator.model.identity import Identity
+from knafka_operator.model.naming import Named, NameKind
 from knafka_operator.model.resources import CORE, TOPIC_STATUS, Broker
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.channel_kafkas import ChannelKafkas
@@ -102,11 +103,12 @@ class Channels(Sources[ObservedChannel, ChannelDecision]):
         channel = parse(Broker, of)
         await self._delete_route(channel)
         await self.shards.delete(channel)
-        own = names.channel_topic(*identity)
-        if topic == own:
+        if topic is not None and self._is_own(topic, document):
+            own = topic
             kafka = await self.connections.of(document, record.kafka)
-            # Of no two channels the names are the same.
-            if await topic_to_delete(kafka.topics, own, known, claimed=False) is not None:
+            # Of no two channels the usual names are the same.
+            claimed = self.states.topics.get(own, record.uid) != record.uid
+            if await topic_to_delete(kafka.topics, own, known, claimed=claimed) is not None:
                 for group in groups:
                     await kafka.topics.delete_group(group)
                 await kafka.topics.delete_topic(own)
@@ -135,9 +137,14 @@ class Channels(Sources[ObservedChannel, ChannelDecision]):
     def remember_topic(self, document: Document) -> BrokerRecord:
         """Keep in mind which topic a channel has."""
         record, topic = self.states.broker(document), topic_in_status(document)
-        if topic == names.channel_topic(*Identity.of(document)):
+        own = topic is not None and self._is_own(topic, document)
+        if topic is not None and own and topic not in self.states.topics:
             self.states.claim_topic(record, topic)
         return record
+
+    def _is_own(self, topic: str, document: Document) -> bool:
+        """Whether this channel can have this topic."""
+        return self.states.naming.is_own(NameKind.CHANNEL_TOPIC, topic, Named.of(document))
 
     # Reconcile.
 
@@ -235,8 +242,9 @@ class Channels(Sources[ObservedChannel, ChannelDecision]):
         record: BrokerRecord,
     ) -> ObservedTopic | KnafkaError:
         assert record.kafka is not None
-        wanted = deciding.topic(channel, connection.defaults)
+        taken = desired.OthersNames(self.states.topics, record.uid)
         try:
+            wanted = deciding.topic(channel, connection.defaults, taken, self.states.naming)
             self.states.claim_topic(record, wanted.name)
             topics = record.kafka.topics
             found = await topics.describe_topic(wanted.name)

@@ -161,6 +161,11 @@ class Neighbours(Protocol):
         """Have the Triggers and Sensors that read a Broker reconciled."""
         ...
 
+    async def stop_triggers(self, broker: Identity) -> None:
+        """Deliver nothing to the Triggers and Sensors of a Broker; raises `KnafkaError` while
+        drains go on."""
+        ...
+
     async def delete_broker(self, document: Document) -> None:
         """Delete what was made for a Broker, once nobody reads it any more."""
         ...

@@ -23,12 +23,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from knafka.core import names
-from knafka.core.errors import KnafkaError, LogError
+from knafka.core.errors import InvalidDocument, KnafkaError, LogError
 from knafka_operator.decide.sensor_topics import TOPICS, TRIGGER
 from knafka_operator.decide.topics import TOPIC_ID
 from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.family import BROKERS, CHANNELS
 from knafka_operator.model.identity import Identity
+from knafka_operator.model.naming import Named, NameKind
 from knafka_operator.model.resources import GROUP_STATUS, TOPIC_STATUS
 from knafka_operator.model.sensors import Bus, bus_of
 from knafka_operator.reconcile.state import (
@@ -55,7 +56,7 @@ class TopicOwnership:
         """Claim the topic of its status where another Broker has done so, and Kafka's id of it says
         that it is this one's: who came first after a restart says nothing."""
         topic, known = topic_in_status(document), annotations_of(document).get(TOPIC_ID)
-        own = names.is_broker_topic(topic, *Identity.of(document))
+        own = self.states.naming.is_own(NameKind.BROKER_TOPIC, topic, Named.of(document))
         if topic is None or not own or not known or topic not in taken:
             return
         assert record.kafka is not None
@@ -66,8 +67,7 @@ class TopicOwnership:
     async def is_claimed(self, identity: Identity, topic: str) -> bool:
         """Whether another Broker's status names it, too."""
         kind = BROKERS.broker_version, BROKERS.broker
-        joined = topic.removeprefix(names.BROKERS)
-        return await _is_claimed(self.cluster, kind, joined, identity, TOPIC_STATUS, topic)
+        return await _is_claimed(self.cluster, kind, names.BROKERS, identity, TOPIC_STATUS, topic)
 
 
 @dataclass(eq=False, slots=True)
@@ -86,7 +86,7 @@ class GroupOwnership:
     ) -> None:
         """Claim the group of its status where another Trigger has done so, and offsets on its own
         Broker's topic say that it is this one's: who came first after a restart says nothing."""
-        group = group_in_status(document)
+        group = group_in_status(document, self.states.naming)
         if group is None or group not in taken:
             return
         try:
@@ -96,24 +96,50 @@ class GroupOwnership:
         if is_own:
             self.states.claim_group(record, group)
 
+    async def foreign(self, document: Document, broker: BrokerState) -> frozenset[str]:
+        """The group that it would get by an installation's own template, if there is one of that
+        name which was never on its Broker's topic: an application's, which a new Trigger's would be
+        deleted for. Upstream's usual names are nobody's but Triggers'."""
+        kind, naming = NameKind.TRIGGER_GROUP, self.states.naming
+        if self.states.family is CHANNELS or naming.is_default(kind):
+            return frozenset()
+        if annotations_of(document).get(GROUP_STATUS):
+            return frozenset()  # it was promised one, or somebody wrote that it was
+        try:
+            group = naming.name(kind, Named.of(document))
+            topics = broker.kafka.topics
+            if not await topics.has_group(group):
+                return frozenset()
+            own = await topics.has_committed(group, broker.topic.name)
+        except (InvalidDocument, LogError):
+            return frozenset()  # what makes the group says why it can't
+        return frozenset() if own else frozenset({group})
+
     async def is_claimed(self, trigger: Identity, group: str) -> bool:
         """Whether another Trigger's status names this group, too. Raises `ClusterError`."""
         family = self.states.family
         if family is CHANNELS:
             return False  # it has the Subscription's UID
-        kind, joined = (family.trigger_version, family.trigger), group.removeprefix(names.TRIGGERS)
-        return await _is_claimed(self.cluster, kind, joined, trigger, GROUP_STATUS, group)
+        kind = family.trigger_version, family.trigger
+        return await _is_claimed(self.cluster, kind, names.TRIGGERS, trigger, GROUP_STATUS, group)
 
 
 async def _is_claimed(
-    cluster: Cluster, kind: tuple[str, str], joined: str, mine: Identity, key: str, name: str
+    cluster: Cluster, kind: tuple[str, str], prefix: str, mine: Identity, key: str, name: str
 ) -> bool:
-    """Whether the status of another object of this kind, whose namespace and name give `joined`
-    too, names this topic or group under `key`. Raises `ClusterError`.
+    """Whether the status of another object of this kind, which can have this topic or group, names
+    it under `key`. Raises `ClusterError`.
 
-    Asked of what is stored: in memory is who came first, which is another one after a restart.
+    Asked of what is stored: in memory is who came first, which is another one after a restart. Of
+    upstream's usual names, which begin with `prefix`, few objects can have it; of others any.
     """
-    for of in names.parts_of(joined):
+    if not name.startswith(prefix):
+        for each in await cluster.list(*kind):
+            annotations = (each.get("status") or {}).get("annotations") or {}
+            if annotations.get(key) == name and Identity.of(each) != mine:
+                return True
+        return False
+    for of in names.parts_of(name.removeprefix(prefix)):
         if of != mine and (stored := await cluster.get(*kind, *of)) is not None:
             annotations = (stored.get("status") or {}).get("annotations") or {}
             if annotations.get(key) == name:

@@ -30,8 +30,9 @@ from knafka_operator.decide.trigger import DEFAULT_AUTOSCALING
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.cluster import Cluster, Document, decoded
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.maxima import UNLIMITED, Maxima
+from knafka_operator.model.maxima import Maxima
 from knafka_operator.model.resources import CORE, SERVING
+from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.endpoints import check_endpoint
 from knafka_operator.reconcile.shards import Shards
 from knafka_operator.reconcile.state import Watched, group_in_status
@@ -74,10 +75,10 @@ class Resuming:
     """One look at everything; Secrets are read once each."""
 
     def __init__(
-        self, cluster: Cluster, kafkas: KafkaClusters, shards: Shards, maxima: Maxima = UNLIMITED
+        self, cluster: Cluster, kafkas: KafkaClusters, shards: Shards, settings: Settings
     ) -> None:
         self._cluster = cluster
-        self._maxima = maxima
+        self._maxima, self._naming = settings.maxima, settings.naming
         self._kafkas = kafkas
         self._shards = shards
         self._secrets: dict[tuple[str, str], asyncio.Task[Document | None]] = {}
@@ -137,13 +138,15 @@ class Resuming:
             )
         found = []
         for each in triggers:
-            watched = shared.get(group_in_status(each) or "")
+            watched = shared.get(group_in_status(each, self._naming) or "")
             if watched is not None and "deletionTimestamp" not in each["metadata"]:
                 annotations = each["metadata"].get("annotations") or {}
                 found.append(
                     (each, replace(watched, autoscaling=_autoscaling(annotations, self._maxima)))
                 )
-        rest = [each for each in triggers if (group_in_status(each) or "") not in shared]
+        rest = [
+            each for each in triggers if (group_in_status(each, self._naming) or "") not in shared
+        ]
         return [*found, *await self.found(rest, own)]
 
     async def _contracts(
@@ -204,7 +207,7 @@ class Resuming:
         if template is None:
             return None
         serving, metadata = await _serving(template), trigger["metadata"]
-        if group_in_status(trigger) != serving.egress.group:
+        if group_in_status(trigger, self._naming) != serving.egress.group:
             return None  # it was promised nothing yet, has another group by now, or can't have this
         kafka = await self._kafka(serving.egress.kafka, serving.secret, metadata["namespace"])
         autoscaling = _autoscaling(metadata.get("annotations") or {}, self._maxima)

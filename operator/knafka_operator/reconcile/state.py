@@ -25,6 +25,7 @@ from knafka_operator.decide.subscription import Subscribed
 from knafka_operator.model.family import CHANNELS, Family, family_of
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.isolation import Isolation
+from knafka_operator.model.naming import Named, NameKind, Naming
 from knafka_operator.model.resources import GROUP_STATUS, TOPIC_STATUS
 from knafka_operator.model.sensors import Bus
 from knafka_operator.reconcile.contracts import ContractLog
@@ -142,9 +143,10 @@ class SensorRecord:
 class States:
     """The records of all Brokers and Triggers, and how to find them."""
 
-    def __init__(self, family: Family, rolls: Rolls) -> None:
+    def __init__(self, family: Family, rolls: Rolls, naming: Naming) -> None:
         """`rolls` are those of all families together."""
         self.family = family
+        self.naming = naming
         self.rolls = rolls
         self.brokers: dict[Identity, BrokerRecord] = {}
         self.triggers: dict[Identity, TriggerRecord] = {}
@@ -258,7 +260,7 @@ class States:
         self._unlist(identity, record)
         record.document, record.broker, record.gone = document, broker_of(document), False
         self.triggers_by_broker.setdefault(record.broker, set()).add(identity)
-        group = group_in_status(document)
+        group = group_in_status(document, self.naming)
         if group is not None and group not in self.groups:
             self.claim_group(record, group)
         return record
@@ -394,14 +396,14 @@ def topic_in_status(broker: Document) -> str | None:
     return topic if isinstance(topic, str) and topic else None
 
 
-def group_in_status(trigger: Document) -> str | None:
+def group_in_status(trigger: Document, naming: Naming) -> str | None:
     """The group that it got; None for any that can't be its own."""
     group = ((trigger.get("status") or {}).get("annotations") or {}).get(GROUP_STATUS)
     if trigger["kind"] == CHANNELS.trigger:
         uid = trigger["metadata"].get("uid", "")
         own = group == names.subscription_group(*broker_of(trigger), uid)
     else:
-        own = names.is_trigger_group(group, *Identity.of(trigger))
+        own = naming.is_own(NameKind.TRIGGER_GROUP, group, Named.of(trigger))
     return str(group) if own else None
 
 

@@ -24,6 +24,7 @@ from knafka_operator.decide import desired, leaving, services, subscription
 from knafka_operator.decide import trigger as deciding
 from knafka_operator.decide.effects import AwaitReplacement, Effect
 from knafka_operator.decide.scaling import TriggerStatus
+from knafka_operator.decide.shards import DISPATCHER
 from knafka_operator.decide.status import ConditionSet, NotReady
 from knafka_operator.decide.trigger import ObservedTrigger, TriggerDecision
 from knafka_operator.decide.trigger_conditions import delivering, scaling
@@ -38,7 +39,7 @@ from knafka_operator.reconcile.effects import Effects, resource_of
 from knafka_operator.reconcile.functions import delete_service
 from knafka_operator.reconcile.kind import Kind, Neighbours, Reconciler
 from knafka_operator.reconcile.observing import TriggerObserver
-from knafka_operator.reconcile.ownership import GroupOwnership
+from knafka_operator.reconcile.ownership import GroupOwnership, annotations_of
 from knafka_operator.reconcile.shards import Shards
 from knafka_operator.reconcile.state import (
     States,
@@ -125,13 +126,16 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
                 return None
         if seen.broker is not None:
             await self.own.prove(document, record, self._taken(record), seen.broker)
+            foreign = await self.own.foreign(document, seen.broker)
+            seen = replace(seen, foreign_groups=foreign)
         return seen
 
     def _taken(self, record: TriggerRecord) -> desired.OthersNames:
         return desired.OthersNames(self.states.groups, record.uid)
 
     def decide(self, seen: Observed, record: TriggerRecord) -> Decision:
-        decision = deciding.decide(seen, self._taken(record), self.settings)
+        taken = replace(self._taken(record), applications=seen.foreign_groups)
+        decision = deciding.decide(seen, taken, self.settings)
         if decision.watched is not None and not seen.acted:
             self.shards.reserve(broker_of(seen.document), decision.watched)
             record.needed = decision.automatic
@@ -179,8 +183,12 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
             self.enqueue((self.states.family.broker, *broker_of(document)))
 
     async def leave(self, document: Document) -> None:
-        """Its Broker is another implementation's: deliver nothing, and take our status back."""
+        """Its Broker is another implementation's: deliver nothing, and take our status back. Its
+        group stays, as the other one goes on with it."""
         seen, record = _unread(document), self.states.trigger(document)
+        if DISPATCHER in annotations_of(document):
+            await self.stop_delivery(Identity.of(document))
+            await self._delete_functions(document)
         left = await super().act(leaving.leave(document), seen, record)
         if left.failure is not None:
             raise left.failure
@@ -195,7 +203,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         # Before the group: pods of min-scale drain unasked, and are members until they end. In the
         # operator's namespace nothing else deletes them.
         await self._delete_functions(document)
-        if group := group_in_status(document):
+        if group := group_in_status(document, self.states.naming):
             # Its record may be all that there is of it: an operator died before it was delivered.
             await self.shards.withdraw(broker_of(document), [group])
             broker, record = broker_of(document), self.states.triggers.get(identity)

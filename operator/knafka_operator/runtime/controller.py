@@ -32,6 +32,7 @@ from knafka_operator.runtime.definitions import Definitions
 from knafka_operator.runtime.events import Events
 from knafka_operator.runtime.function_keys import FunctionKeys
 from knafka_operator.runtime.kinds import Kinds
+from knafka_operator.runtime.naming import FollowedNaming
 from knafka_operator.runtime.selections import (
     BESIDE,
     CONFIG_MAPS,
@@ -94,15 +95,18 @@ class ClusterController(Controller):
         api: Api,
         tracing: FollowedTracing | None = None,
         keys: FunctionKeys | None = None,
+        naming: FollowedNaming | None = None,
     ) -> None:
         """`cluster` is what the operator, and the one beside it, ask, in front of `api`; `tracing`
-        follows ConfigMaps. `keys`: of functions' tokens; None: functions answer everybody."""
+        and `naming` follow ConfigMaps. `keys`: of functions' tokens; None: functions answer
+        everybody."""
         self._events = Events(api, operator.settings.identity)
         super().__init__(operator, _Store(cluster, api), self._events.post)
         self._cluster = cluster
         self._api = api
         self._tracing = tracing or FollowedTracing(operator.settings, api)
         self._keys = keys
+        self._naming = naming or FollowedNaming(operator.settings, api)
         self._own = {Selection(kind.api_version, name): kind for name, kind in self.kinds.items()}
         self._always = (*self._own, *BESIDE, *((JOBS,) if ARCHIVE in self.kinds else ()))
         for beside in operator.all:
@@ -123,7 +127,8 @@ class ClusterController(Controller):
         self._cluster.looked_at = self._watch_kind
         enqueue = self._operator.queue.enqueue
         tracing = self._tracing.follow(self._operator, enqueue, self._events.post)
-        following = [asyncio.create_task(tracing)]
+        naming = self._naming.follow(self._events.post)
+        following = [asyncio.create_task(tracing), asyncio.create_task(naming)]
         if self._keys is not None:
             following.append(asyncio.create_task(self._keys.follow(self._operator, enqueue)))
         try:
@@ -169,6 +174,7 @@ class ClusterController(Controller):
         elif of is CONFIG_MAPS:
             for document in (*changed, *gone):
                 self._tracing.on_config_map(document)
+                self._naming.on_config_map(document)
                 self._operator.trust_bundles.on_config_map(document)
         elif of is SECRETS and self._keys is not None:
             for document in (*changed, *gone):
@@ -192,6 +198,7 @@ class ClusterController(Controller):
             self._operator.states.receivers_known = synced
         elif of is CONFIG_MAPS and synced:
             self._tracing.look()  # of one that went nobody hears later
+            self._naming.look()
             self._operator.trust_bundles.look()
         elif of is SECRETS and synced and self._keys is not None:
             self._keys.look()

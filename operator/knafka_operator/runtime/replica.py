@@ -45,6 +45,7 @@ from knafka_operator.runtime.function_keys import FunctionKeys
 from knafka_operator.runtime.leadership import ApiLeases, Leadership, LeaseThread, Watchdog
 from knafka_operator.runtime.lease import Election
 from knafka_operator.runtime.metrics import HttpServer
+from knafka_operator.runtime.naming import FollowedNaming
 from knafka_operator.runtime.registration import REGISTER_EVERY, Registration, declared
 from knafka_operator.runtime.tracing import FollowedTracing
 from knafka_operator.scale.repeat import repeat
@@ -98,8 +99,9 @@ async def run(settings: Settings) -> None:
     try:
         if await _acquired(acquired, operator, stop):
             with Watchdog(leadership):
-                controller = ClusterController(operator, cluster, api, tracing, keys)
-                await _lead(controller, operator, (keys, tracing), stop)
+                naming = FollowedNaming(settings, api)
+                controller = ClusterController(operator, cluster, api, tracing, keys, naming)
+                await _lead(controller, operator, (keys, tracing, naming), stop)
             await _released(lease)
     finally:
         await lease.close()
@@ -133,14 +135,15 @@ async def _acquired(acquired: asyncio.Event, operator: Operator, stop: asyncio.E
 async def _lead(
     controller: ClusterController,
     operator: Operator,
-    followed: tuple[FunctionKeys, FollowedTracing],
+    followed: tuple[FunctionKeys, FollowedTracing, FollowedNaming],
     stop: asyncio.Event,
 ) -> None:
     log.info("this replica leads")
-    keys, tracing = followed
+    keys, tracing, naming = followed
 
     async def act() -> None:
         await keys.start()  # they may have changed while another one led, and drains want them
+        await naming.start()
         for each in operator.all:
             await _resume(each)
         await tracing.start()  # it may have changed while another one led

@@ -13,14 +13,17 @@ from typing import Any
 
 from knafka.core import names
 from knafka.core.errors import InvalidDocument, KnafkaError
+from knafka_operator.decide.leaving import OURS
 from knafka_operator.decide.scaling import TriggerStatus
 from knafka_operator.decide.status import EXPECTED, ConditionSet
 from knafka_operator.decide.trigger import ObservedTrigger
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.family import SOURCES
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.sources import SourceTrigger, group_of
+from knafka_operator.model.resources import FINALIZER
+from knafka_operator.model.sources import PEERS_SOURCE_FINALIZER, SourceTrigger, group_of
 from knafka_operator.reconcile.kind import Kind
+from knafka_operator.reconcile.ownership import annotations_of
 from knafka_operator.reconcile.state import TriggerRecord, Watched
 from knafka_operator.reconcile.triggers import Triggers
 from knafka_operator.reconcile.work_queue import GONE, Again, Key
@@ -52,8 +55,22 @@ class KafkaSources(Triggers):
         return self.states.keep_trigger(document)
 
     def is_ours(self, document: Document) -> bool:
-        """Every one is: serving them at all is a setting."""
-        return True
+        """Every one is that no other implementation serves (docs/decisions/0046): serving them at
+        all is a setting."""
+        finalizers = document["metadata"].get("finalizers") or ()
+        return PEERS_SOURCE_FINALIZER not in finalizers or FINALIZER in finalizers
+
+    async def leave(self, document: Document) -> None:
+        """Another implementation has claimed it: deliver nothing, and leave it its group."""
+        ours = [each for each in annotations_of(document) if each.startswith(OURS)]
+        if not ours:
+            return
+        identity = Identity.of(document)
+        await self.stop_delivery(identity)
+        await self._delete_functions(document)
+        self.drop(document)
+        patch = {"annotations": dict.fromkeys(ours), "conditions": []}
+        await self.cluster.write_status(document, patch)
 
     async def makes_something(self, document: Document) -> bool:
         return True

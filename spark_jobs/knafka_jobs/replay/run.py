@@ -27,6 +27,7 @@ from knafka_jobs.errors import JobError, said_by_worker
 from knafka_jobs.forget import forget
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.io.kafka import MAX_MESSAGE_BYTES, KafkaClient
+from knafka_jobs.io.names import possible_topics
 from knafka_jobs.options import Selection
 from knafka_jobs.positions import bounds, within
 from knafka_jobs.replay.plan import (
@@ -261,8 +262,7 @@ def replay_topic(kafka: KafkaClient, namespace: str, broker: str, trigger: str) 
     """
     name = names.replay_topic(namespace, broker, trigger)
     dead_letter_topic = names.dead_letter_topic(namespace, broker, trigger)
-    events = names.broker_topic(namespace, broker)
-    found = kafka.topics([name, dead_letter_topic, events])
+    found = kafka.topics([name, dead_letter_topic, *possible_topics(namespace, broker)])
     limit = kafka.record_limit(dead_letter_topic) if dead_letter_topic in found else None
     if name in found:
         own = kafka.record_limit(name)

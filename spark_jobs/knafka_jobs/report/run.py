@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 from knafka.core import names
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.io.kafka import KafkaClient
+from knafka_jobs.io.names import possible_groups
 from knafka_jobs.options import DAYS
 from knafka_jobs.report import assemble, plan
 from knafka_jobs.report.assemble import Counted, Known, Previous, SettledSpan, in_utc
@@ -29,7 +30,7 @@ from knafka_jobs.report.document import (
 )
 from knafka_jobs.report.plan import SPANS, GroupKey, key_of
 from knafka_jobs.schema import REPORTS, TRIGGER
-from knafka_jobs.topics import BrokerName
+from knafka_jobs.topics import BrokerName, Topic
 
 REPLAYS: Final = 50
 """Replays in a report, the latest."""
@@ -107,7 +108,7 @@ def settled_spans(kafka: KafkaClient, failures: DataFrame, since: datetime) -> l
     spans = []
     for trigger, name in origins.items():
         if (topic := topics.get(name)) is not None:
-            committed = kafka.committed(names.trigger_group(trigger[0], trigger[2]), topic)
+            committed = _committed(kafka, possible_groups(trigger[0], trigger[2]), topic)
             starts = kafka.offsets_at(((name, each) for each in committed), since.timestamp())
             spans += [
                 (*trigger, name, each, starts[name, each], offset)
@@ -115,6 +116,11 @@ def settled_spans(kafka: KafkaClient, failures: DataFrame, since: datetime) -> l
                 if 0 <= starts[name, each] < offset
             ]
     return spans
+
+
+def _committed(kafka: KafkaClient, groups: Iterable[str], topic: Topic) -> dict[int, int]:
+    """Of the first of these groups that has read the topic."""
+    return next(filter(None, (kafka.committed(each, topic) for each in groups)), {})
 
 
 def _shares(

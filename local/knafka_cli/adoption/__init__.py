@@ -1,0 +1,1 @@
+"""Taking Brokers over from eventing-kafka-broker, and giving them back."""

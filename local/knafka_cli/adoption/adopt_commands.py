@@ -1,0 +1,195 @@
+"""`knafka adopt` and `knafka release`: Brokers and KafkaSources go from eventing-kafka-broker to
+Knafka, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from knafka_cli.shared.options import EXIT_FAILED, EXIT_USAGE, add
+from knafka_cli.shared.source_options import (
+    BootstrapServers,
+    ContextName,
+    Kubeconfig,
+    NamespaceName,
+    SystemNamespace,
+)
+from knafka_client.declared.declared_source import SYSTEM_NAMESPACE
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.sources import KAFKA_SOURCE
+
+if TYPE_CHECKING:
+    from knafka_cli.adoption.cluster import Adopter
+    from knafka_cli.adoption.plan import Plan
+
+TIMEOUT: Final = 300.0
+"""Seconds; a cold start of receivers and dispatchers that pull their image takes a minute."""
+SOURCE_PREFIX: Final = "source/"
+
+Names = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="NAME...",
+        help="Brokers: [NAMESPACE/]NAME; KafkaSources: source/[NAMESPACE/]NAME.",
+    ),
+]
+Yes = Annotated[bool, typer.Option("--yes", help="Do it. Without this nothing is changed.")]
+Timeout = Annotated[float, typer.Option(help="Seconds to wait until it is done, for each name.")]
+PeersNamespace = Annotated[
+    str, typer.Option(help="The namespace in which eventing-kafka-broker is installed.")
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Make them commands of `app`."""
+    add(app, "adopt", adopt, "knafka adopt default -n shop --context prod")
+    add(app, "release", release, "knafka release default -n shop --context prod --yes")
+
+
+def adopt(
+    names: Names,
+    yes: Yes = False,
+    context: ContextName = None,
+    kubeconfig: Kubeconfig = None,
+    namespace: NamespaceName = None,
+    bootstrap_servers: BootstrapServers = None,
+    system_namespace: SystemNamespace = SYSTEM_NAMESPACE,
+    peers_namespace: PeersNamespace = "knative-eventing",
+    timeout: Timeout = TIMEOUT,
+) -> None:
+    """Take Brokers with their Triggers, or KafkaSources, over from eventing-kafka-broker: same
+    topics, same consumer groups, same offsets.
+
+    Prints what stays, what is different, what is in the way and what would be done; --yes does it,
+    and waits until all are Ready. Killed in between, run it again. Exit code 1: something is in the
+    way, or isn't Ready in time.
+    """
+    from knafka_cli.adoption.cluster import not_ready
+
+    adopter, own = _adopter(
+        context, kubeconfig, namespace, bootstrap_servers, system_namespace, peers_namespace
+    )
+    failed = False
+    for kind, identity in _named(names, namespace or own):
+        plan, unseen = _planned(adopter, kind, identity, back=False)
+        if yes and plan.waits and not plan.problems:
+            plan = adopter.until_left(kind, identity, timeout)
+        failed |= not _show(plan, unseen)
+        if yes and not plan.problems and not plan.waits:
+            adopter.carry_out(plan)
+            adopter.until("not Ready", kind, identity, timeout, not_ready)
+            typer.echo(f"\n{kind} {identity} is Knafka's, and Ready.")
+    _end(failed, yes)
+
+
+def release(
+    names: Names,
+    yes: Yes = False,
+    context: ContextName = None,
+    kubeconfig: Kubeconfig = None,
+    namespace: NamespaceName = None,
+    bootstrap_servers: BootstrapServers = None,
+    system_namespace: SystemNamespace = SYSTEM_NAMESPACE,
+    peers_namespace: PeersNamespace = "knative-eventing",
+    timeout: Timeout = TIMEOUT,
+) -> None:
+    """Give Brokers with their Triggers, or KafkaSources, back to eventing-kafka-broker: it goes on
+    with their topics and groups.
+
+    Prints what would be done; --yes does it, and waits until Knafka delivers nothing more. Start
+    their controller after that. Killed in between, run it again.
+    """
+    from knafka_cli.adoption.plan import not_released
+
+    adopter, own = _adopter(
+        context, kubeconfig, namespace, bootstrap_servers, system_namespace, peers_namespace
+    )
+    failed = False
+    for kind, identity in _named(names, namespace or own):
+        plan, unseen = _planned(adopter, kind, identity, back=True)
+        failed |= not _show(plan, unseen)
+        if yes and not plan.problems:
+            adopter.carry_out(plan)
+            adopter.until("not let go of", kind, identity, timeout, not_released)
+            adopter.until_left(kind, identity, timeout)
+            typer.echo(f"\n{kind} {identity} is let go of: nothing of Knafka's is in its groups.")
+    _end(failed, yes)
+
+
+def _planned(
+    adopter: Adopter, kind: str, identity: Identity, *, back: bool
+) -> tuple[Plan, Sequence[str]]:
+    """The plan, and what could not be read for it."""
+    from knafka_cli.adoption import plan, source_plan
+
+    if kind == KAFKA_SOURCE:
+        source = adopter.see_source(identity)
+        decide = source_plan.source_release if back else source_plan.source_adoption
+        return decide(source), source.unseen
+    broker = adopter.see(identity)
+    return (plan.release(broker) if back else plan.adoption(broker)), broker.unseen
+
+
+def _adopter(
+    context: str | None,
+    kubeconfig: Path | None,
+    namespace: str | None,
+    bootstrap_servers: str | None,
+    system_namespace: str,
+    peers_namespace: str,
+) -> tuple[Adopter, str]:
+    """With the namespace of the context."""
+    # The client takes half a second to import: only what is about a cluster pays for it.
+    from knafka_cli.adoption.cluster import Adopter
+    from knafka_client.declared import cluster_source
+    from knafka_client.declared.kubernetes_api import KubernetesApi
+
+    client, own = cluster_source.client_of(context, kubeconfig)
+    sources = [
+        cluster_source.ClusterSource(
+            client,
+            namespace or own,
+            system_namespace=system_namespace,
+            bootstrap_servers=servers,
+        )
+        for servers in (bootstrap_servers, None)
+    ]
+    adopter = Adopter(
+        KubernetesApi(client),
+        *sources,
+        system_namespace=system_namespace,
+        peers_namespace=peers_namespace,
+        bootstrap_servers=bootstrap_servers,
+    )
+    return adopter, own
+
+
+def _named(names: list[str], namespace: str) -> list[tuple[str, Identity]]:
+    found = []
+    for each in names:
+        kind = KAFKA_SOURCE if each.startswith(SOURCE_PREFIX) else "Broker"
+        before, slash, name = each.removeprefix(SOURCE_PREFIX).rpartition("/")
+        if not name or (slash and not before) or "/" in before:
+            wanted = "want [NAMESPACE/]NAME, or source/[NAMESPACE/]NAME"
+            typer.echo(f"knafka: {each!r} is no name: {wanted}", err=True)
+            raise typer.Exit(EXIT_USAGE)
+        found.append((kind, Identity(before or namespace, name)))
+    return found
+
+
+def _show(plan: Plan, unseen: Sequence[str]) -> bool:
+    """Print a plan; gives whether nothing is in the way."""
+    for each in unseen:
+        typer.echo(f"knafka: {each}", err=True)
+    typer.echo(plan.text)
+    return not plan.problems and not plan.waits
+
+
+def _end(failed: bool, yes: bool) -> None:
+    if not yes:
+        typer.echo("\nNothing was changed. --yes does it.")
+    if failed:
+        raise typer.Exit(EXIT_FAILED)

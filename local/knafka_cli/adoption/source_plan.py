@@ -1,0 +1,117 @@
+"""Plan of a KafkaSource: what taking it over, or giving it back, comes to. Pure.
+
+Its topics and its group are its user's: both implementations go by `spec`, and all that changes is
+whose finalizer is on it.
+
+Not here: Brokers (`plan`), asking and writing (`cluster`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from knafka_cli.adoption.plan import (
+    PEER,
+    Plan,
+    SeenGroup,
+    SetFinalizers,
+    Step,
+    events,
+    finalizers_of,
+    running,
+)
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.resources import FINALIZER
+from knafka_operator.model.sources import (
+    KAFKA_SOURCE,
+    PEERS_SOURCE_FINALIZER,
+    KafkaSource,
+    group_of,
+)
+
+Document = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SeenSource:
+    """What was read of a KafkaSource, the cluster and Kafka."""
+
+    stored: Document
+    source: KafkaSource
+    group: SeenGroup = field(default_factory=SeenGroup)
+    missing: Sequence[str] = ()
+    """Topics that Kafka doesn't have."""
+    served: bool = True
+    """Whether the installation serves KafkaSources."""
+    peers: Sequence[tuple[str, str, str]] = ()
+    unseen: Sequence[str] = ()
+
+    @property
+    def identity(self) -> Identity:
+        return Identity.of(self.stored)
+
+
+def source_adoption(seen: SeenSource) -> Plan:
+    """How Knafka takes a KafkaSource over."""
+    spec, group, finalizers = seen.source.spec, group_of(seen.source), finalizers_of(seen.stored)
+    about = f"KafkaSource {seen.identity}: from {PEER} to Knafka"
+    problems = list(running(seen.peers, "this KafkaSource"))
+    if not seen.served:
+        problems.append(
+            "this installation serves no KafkaSources: set KNAFKA_SOURCES=enabled "
+            "(docs/how-to/use-a-kafka-source.md)"
+        )
+    problems += [f"topic {each} isn't in the Kafka at {_servers(spec)}" for each in seen.missing]
+    if not spec.consumer_group:
+        problems.append(f"it names no consumerGroup: set spec.consumerGroup to the one {PEER} has")
+    theirs = PEERS_SOURCE_FINALIZER in finalizers and FINALIZER not in finalizers
+    if not theirs:
+        about = f"KafkaSource {seen.identity}: it is Knafka's already"
+    waits = []
+    if theirs and seen.group.members:
+        count = len(seen.group.members)
+        waits.append(f"group {group} has {count} members still: they have to leave first")
+    steps: list[Step] = []
+    if PEERS_SOURCE_FINALIZER in finalizers:
+        steps.append(SetFinalizers(KAFKA_SOURCE, seen.identity, drop=[PEERS_SOURCE_FINALIZER]))
+    differs = []
+    if seen.group.uncommitted:
+        differs.append(f"the group has no offsets: it begins at {spec.initial_offset}, as there")
+    if spec.delivery.dead_letter_sink is None:
+        differs.append(
+            "a record that fails for good goes to a topic of its own, and is dropped there"
+        )
+    if spec.consumers:
+        differs.append(f"consumers: {spec.consumers} is the most there are, and the number there")
+    then = ["Knafka's operator takes it: a dispatcher of its own; then it is Ready"]
+    return Plan(about, _stays(seen), differs, problems, waits, steps, then)
+
+
+def source_release(seen: SeenSource) -> Plan:
+    """How Knafka gives a KafkaSource back."""
+    finalizers = finalizers_of(seen.stored)
+    about = f"KafkaSource {seen.identity}: from Knafka to {PEER}"
+    steps: list[Step] = []
+    if FINALIZER in finalizers or PEERS_SOURCE_FINALIZER not in finalizers:
+        drop = [each for each in (FINALIZER,) if each in finalizers]
+        add = [each for each in (PEERS_SOURCE_FINALIZER,) if each not in finalizers]
+        steps.append(SetFinalizers(KAFKA_SOURCE, seen.identity, drop, add))
+    then = [
+        "Knafka's operator ends its deliveries and deletes its function",
+        f"then start {PEER}: kubectl -n knative-eventing scale deployment kafka-controller "
+        "--replicas=1",
+    ]
+    problems = list(running(seen.peers, "this KafkaSource", dispatchers=False))
+    return Plan(about, _stays(seen), (), problems, (), steps, then)
+
+
+def _stays(seen: SeenSource) -> list[str]:
+    waiting = f"{events(seen.group.waiting)} waiting"
+    topics = ", ".join(seen.source.spec.topics)
+    return [f"topics {topics}", f"group {group_of(seen.source)}  {waiting}"]
+
+
+def _servers(spec: Any) -> str:
+    return ",".join(spec.bootstrap_servers)

@@ -1,0 +1,211 @@
+"""Naming: what new topics and consumer groups are called, by the installation's templates.
+
+    ConfigMap config-kafka-features   brokers.topic.template         of a Broker's topic
+                                      channels.topic.template        of a KafkaChannel's topic
+                                      triggers.consumergroup.template   of a Trigger's group
+
+eventing-kafka-broker reads them as Go templates of the object's metadata; here exactly the three
+placeholders that its documentation names are read: `{{ .Namespace }}`, `{{ .Name }}`, `{{ .UID }}`.
+
+A template counts for what has no name yet. What has one keeps it: it stands in the object's
+`status.annotations` (`default.topic`, `group.id`), and nowhere else. A status is trusted only as
+far as its owner could have declared it, so a name there must be one that some template gives to
+just that object: the one in force, upstream's default, or one that was in force before. Those are
+remembered in a ConfigMap of the operator's namespace (`runtime.naming`).
+
+Of the default names two objects can have the same (`a-b`/`c` and `a`/`b-c`): the later one gets a
+distinct one. Of a template nobody knows what it was meant to give, so the later one is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, Final, NamedTuple
+
+from knafka.core import names
+from knafka.core.errors import InvalidDocument, KnafkaError
+
+MAX_TEMPLATE: Final = 500
+"""Characters."""
+MAX_KNOWN: Final = 100
+"""Templates of one kind that are remembered; more are refused, so that no list grows for ever."""
+
+_LITERAL = re.compile(r"[A-Za-z0-9._-]*").fullmatch
+
+
+class NameTaken(KnafkaError):
+    """Another object has the name that a template gives to this one."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class Named(NamedTuple):
+    """The object that a topic or group is named for."""
+
+    namespace: str
+    name: str
+    uid: str = ""
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Named:
+        metadata = document["metadata"]
+        return cls(metadata["namespace"], metadata["name"], metadata.get("uid", ""))
+
+
+class NameKind(Enum):
+    """What is named; the value is the key of ConfigMap config-kafka-features."""
+
+    BROKER_TOPIC = "brokers.topic.template"
+    CHANNEL_TOPIC = "channels.topic.template"
+    TRIGGER_GROUP = "triggers.consumergroup.template"
+
+    @property
+    def newer_key(self) -> str:
+        """The same key as newer releases spell it; it wins where both are there."""
+        return self.value.replace(".", "-")
+
+
+DEFAULTS: Final[Mapping[NameKind, str]] = {
+    NameKind.BROKER_TOPIC: f"{names.BROKERS}{{{{ .Namespace }}}}-{{{{ .Name }}}}",
+    NameKind.CHANNEL_TOPIC: f"{names.CHANNELS}{{{{ .Namespace }}}}.{{{{ .Name }}}}",
+    NameKind.TRIGGER_GROUP: f"{names.TRIGGERS}{{{{ .Namespace }}}}-{{{{ .Name }}}}",
+}
+"""Upstream's."""
+
+_OTHERS: Final[Mapping[NameKind, tuple[str, ...]]] = {
+    NameKind.BROKER_TOPIC: (names.CHANNELS, names.OURS, "__"),
+    NameKind.CHANNEL_TOPIC: (names.BROKERS, names.OURS, "__"),
+    NameKind.TRIGGER_GROUP: ("kafka.", names.SOURCES, names.OURS, "__"),
+}
+"""What a name may not begin with: it would be one that others have."""
+
+
+def normalized(kind: NameKind, text: str) -> str:
+    """The template with its placeholders spelt one way; raises `InvalidDocument`, whose path is the
+    key, for one that can't be used."""
+    key = f"data.{kind.value}"
+    if len(text) > MAX_TEMPLATE:
+        raise InvalidDocument(key, f"want at most {MAX_TEMPLATE} characters")
+    template = names.PLACEHOLDER.sub(r"{{ .\1 }}", text.strip())
+    literal = names.PLACEHOLDER.sub("", template)
+    if "{{" in literal or "}}" in literal:
+        raise InvalidDocument(
+            key,
+            f"invalid value: {text:.200}: want no placeholders but {{{{ .Namespace }}}}, "
+            "{{ .Name }} and {{ .UID }}, and no other actions of Go templates",
+        )
+    if _LITERAL(literal) is None:
+        raise InvalidDocument(
+            key, f"invalid value: {text:.200}: want A-Z, a-z, 0-9, '.', '_' and '-' beside them"
+        )
+    if literal == template:
+        raise InvalidDocument(
+            key,
+            f"invalid value: {text:.200}: every object would have the same name: want "
+            "{{ .Namespace }} and {{ .Name }}, or {{ .UID }}",
+        )
+    for prefix in _OTHERS[kind]:
+        if template.startswith(prefix):
+            raise InvalidDocument(
+                key, f"invalid value: {text:.200}: names that begin with {prefix} are others'"
+            )
+    return template
+
+
+def rendered(template: str, of: Named) -> str:
+    """The name that a template gives to an object; empty where it has no UID yet."""
+    return names.rendered(template, *of)
+
+
+class Naming:
+    """The templates, as they are in force and as they were; changes while the operator runs."""
+
+    def __init__(self) -> None:
+        self._in_force = dict(DEFAULTS)
+        self._known: dict[NameKind, tuple[str, ...]] = {
+            kind: (template,) for kind, template in DEFAULTS.items()
+        }
+
+    def in_force(self, kind: NameKind) -> str:
+        """The template for what has no name yet."""
+        return self._in_force[kind]
+
+    def known(self, kind: NameKind) -> tuple[str, ...]:
+        """All templates by which objects may have got their names."""
+        return self._known[kind]
+
+    @property
+    def others(self) -> list[str]:
+        """All templates but upstream's defaults, by which objects may have got their names."""
+        known = (template for templates in self._known.values() for template in templates)
+        return list(dict.fromkeys(each for each in known if each not in DEFAULTS.values()))
+
+    def remember(self, kind: NameKind, template: str) -> None:
+        """Objects may have got their names by this template, which is `normalized`."""
+        if template not in self._known[kind]:
+            self._known[kind] += (template,)
+
+    def put_in_force(self, kind: NameKind, template: str) -> None:
+        """New objects get their names by this template, which is `normalized`."""
+        self.remember(kind, template)
+        self._in_force[kind] = template
+
+    def is_default(self, kind: NameKind) -> bool:
+        """Whether new objects get upstream's usual names."""
+        return self._in_force[kind] == DEFAULTS[kind]
+
+    def name(self, kind: NameKind, of: Named) -> str:
+        """The name of what has none yet; raises `InvalidDocument` for one that Kafka doesn't
+        take."""
+        template = self._in_force[kind]
+        name = rendered(template, of)
+        if kind is NameKind.CHANNEL_TOPIC and self.is_default(kind):
+            return names.channel_topic(of.namespace, of.name)
+        if not self.is_default(kind) and not names.is_topic(name):
+            raise InvalidDocument(
+                kind.value,
+                f"the template {template} gives {name:.300}: want at most {names.MAX_LENGTH} of "
+                "A-Z, a-z, 0-9, '.', '_' and '-'",
+            )
+        if any(name.startswith(prefix) for prefix in _OTHERS[kind]):
+            raise InvalidDocument(
+                kind.value, f"the template {template} gives {name:.300}, a name that is others'"
+            )
+        return name
+
+    def is_own(self, kind: NameKind, name: str | None, of: Named) -> bool:
+        """Whether this object can have this name."""
+        if not name:
+            return False
+        if kind is NameKind.BROKER_TOPIC and names.is_broker_topic(name, of.namespace, of.name):
+            return True
+        if kind is NameKind.CHANNEL_TOPIC and name == names.channel_topic(of.namespace, of.name):
+            return True
+        if kind is NameKind.TRIGGER_GROUP and (
+            names.is_trigger_group(name, of.namespace, of.name)
+            # eventing-kafka-broker's groups until its release 1.10.
+            or name == of.uid
+        ):
+            return True
+        return names.is_topic(name) and any(
+            name == rendered(template, of) for template in self._known[kind]
+        )
+
+
+USUAL: Final = Naming()
+"""Of an installation that changes no template. Nobody changes this one."""
+
+
+class AsRecorded(Naming):
+    """Takes any name that a status has for its owner's: for those that only look, and go by what
+    the operator has written."""
+
+    def is_own(self, kind: NameKind, name: str | None, of: Named) -> bool:
+        return name is not None and names.is_topic(name)
+
+
+AS_RECORDED: Final = AsRecorded()

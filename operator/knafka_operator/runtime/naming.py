@@ -1,0 +1,168 @@
+"""Naming: ConfigMap config-kafka-features, read when a term begins and followed while it lasts.
+
+    config-kafka-features --change--> good: remembered in ConfigMap knafka-name-templates,
+                                            then in force for what has no name yet
+                                      bad:  a Warning; what was valid last stays in force
+
+The ConfigMap of our own has, under the same keys, a template a line: first the one that is in
+force, then those that were. By these a name in a status is known to be its object's
+(`model.naming`), so a template is written there before any name is made by it.
+
+Not here: what a template may be, and which name is whose (`model.naming`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal
+
+from knafka.core.errors import InvalidDocument
+from knafka_operator.model.cluster import Cluster, ClusterError, Document
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.naming import DEFAULTS, MAX_KNOWN, NameKind, normalized
+from knafka_operator.model.resources import CORE
+from knafka_operator.model.settings import Settings
+
+log = logging.getLogger(__name__)
+
+RECORD: Final = "knafka-name-templates"
+"""The ConfigMap of the operator's namespace with the templates that are and were in force."""
+ASK_AGAIN: Final = 1.0
+"""Seconds before an API server that doesn't answer is asked again."""
+WRITE_AGAIN: Final = 30.0
+"""Seconds before what could not be remembered is tried again."""
+
+Post = Callable[[Document, Literal["Normal", "Warning"], str, str], None]
+"""Posts an Event: the object, its type, reason and message."""
+
+
+class FollowedNaming:
+    """Keeps `Settings.naming` as the ConfigMap says."""
+
+    def __init__(self, settings: Settings, cluster: Cluster) -> None:
+        self._settings = settings
+        self._cluster = cluster
+        self._changed = asyncio.Event()
+        self._problems: Mapping[NameKind, str] = {}
+
+    async def start(self) -> None:
+        """As it is now, for the start of a term; waits for the API server: without what is
+        remembered, names in statuses would be taken for somebody else's."""
+        while True:
+            try:
+                await self._recall()
+                break
+            except ClusterError as error:
+                log.warning("the templates of names: %s", error)
+                await asyncio.sleep(ASK_AGAIN)
+        try:
+            await self.read(lambda *_: None)
+        except ClusterError as error:
+            log.warning("the templates of names stay as they were: %s", error)
+        self.look()
+
+    def on_config_map(self, document: Document) -> None:
+        """This one has changed, or went."""
+        if Identity.of(document) == self._settings.kafka_features_config:
+            self.look()
+
+    def look(self) -> None:
+        """Read the ConfigMap anew: it may have changed."""
+        self._changed.set()
+
+    async def follow(self, post: Post) -> None:
+        """Put each change in force, until cancelled."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            try:
+                await self.read(post)
+            except ClusterError as error:
+                log.warning("the templates of names stay as they are: %s", error)
+                await asyncio.sleep(WRITE_AGAIN)
+                self._changed.set()
+            except Exception:  # a bug, and no reason to follow no more
+                log.exception("the templates of names")
+
+    async def read(self, post: Post) -> None:
+        """Put in force what the ConfigMap says, once it is remembered. Raises `ClusterError`."""
+        identity, naming = self._settings.kafka_features_config, self._settings.naming
+        config = await self._cluster.get(CORE, "ConfigMap", *identity)
+        data = {} if config is None else config.get("data") or {}
+        problems: dict[NameKind, str] = {}
+        for kind in NameKind:
+            try:
+                template = declared(kind, data)
+                if template == naming.in_force(kind):
+                    continue
+                if template not in naming.known(kind) and len(naming.known(kind)) >= MAX_KNOWN:
+                    raise InvalidDocument(
+                        f"data.{kind.value}",
+                        f"{MAX_KNOWN} templates were in force already, which are remembered: keep "
+                        "one of them",
+                    )
+            except InvalidDocument as error:
+                problems[kind] = f"ConfigMap {identity}: {error}: {naming.in_force(kind)} stays"
+                continue
+            await self._remember(kind, template)
+            naming.put_in_force(kind, template)
+            message = f"{kind.value} is {template} now, for what has no name yet"
+            log.info("%s", message)
+            if config is not None:
+                post(config, "Normal", "NameTemplateChanged", message)
+        for kind, problem in problems.items():
+            if self._problems.get(kind) != problem:
+                log.warning("%s", problem)
+                if config is not None:
+                    post(config, "Warning", "InvalidNameTemplate", problem)
+        self._problems = problems
+
+    async def _recall(self) -> None:
+        """What was in force before. Raises `ClusterError`."""
+        namespace = self._settings.namespace
+        record = await self._cluster.get(CORE, "ConfigMap", namespace, RECORD)
+        for kind, templates in recorded(record).items():
+            for template in templates:
+                self._settings.naming.remember(kind, template)
+            if templates:
+                self._settings.naming.put_in_force(kind, templates[0])
+
+    async def _remember(self, kind: NameKind, template: str) -> None:
+        """Write that this one is in force from now on. Raises `ClusterError`."""
+        naming = self._settings.naming
+        data = {}
+        for each in NameKind:
+            first = template if each is kind else naming.in_force(each)
+            lines = [first, *(known for known in naming.known(each) if known != first)]
+            data[each.value] = "\n".join(lines)
+        manifest = {
+            "apiVersion": CORE,
+            "kind": "ConfigMap",
+            "metadata": {"name": RECORD, "namespace": self._settings.namespace},
+            "data": data,
+        }
+        await self._cluster.apply(manifest)
+
+
+def declared(kind: NameKind, data: Mapping[str, Any]) -> str:
+    """The template that a ConfigMap declares, upstream's default where it declares none; raises
+    `InvalidDocument`."""
+    text = data.get(kind.newer_key, data.get(kind.value))
+    return DEFAULTS[kind] if text is None else normalized(kind, str(text))
+
+
+def recorded(record: Document | None) -> Mapping[NameKind, tuple[str, ...]]:
+    """The templates that are remembered, by kind; what can't be used is passed over."""
+    data = {} if record is None else record.get("data") or {}
+    found = {}
+    for kind in NameKind:
+        templates = []
+        for line in str(data.get(kind.value) or "").splitlines():
+            try:
+                templates.append(normalized(kind, line))
+            except InvalidDocument as error:
+                log.warning("ConfigMap %s: %s", RECORD, error)
+        found[kind] = tuple(templates)
+    return found
