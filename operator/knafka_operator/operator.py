@@ -191,11 +191,15 @@ class Operator:
                 running.append(self.sensors.publish(self.queue))
             if settings.sinks:
                 of_sinks = settings, cluster, self._kafkas, self.states, self.effects, _now
-                self.sinks = KafkaSinks(*of_sinks)
+                self.sinks = KafkaSinks(*of_sinks, self._has_topic)
             if settings.sources:
                 self.sources = self._make_sources(probe, wake)
                 running += self._run_sources(self.sources)
         self._tasks = {asyncio.create_task(each) for each in running}
+
+    def _has_topic(self, topic: str) -> bool:
+        """Whether a Broker or KafkaChannel has a topic of this name."""
+        return any(topic in each.states.topics for each in self.all)
 
     def _make_sources(
         self,
@@ -210,7 +214,7 @@ class Operator:
         effects = Effects(cluster, *parts, probe, wake)
         observer = TriggerObserver(settings, cluster, lambda broker: True, shards, states)
         of = states, observer, DeadLetters(states, enqueue), effects, _now, enqueue
-        topics = SourceObserver(settings, cluster, self._kafkas, states)
+        topics = SourceObserver(settings, cluster, self._kafkas, states, self._has_topic)
         return KafkaSources(settings, cluster, self.brokers, shards, *of, source_observer=topics)
 
     def _run_sources(self, sources: KafkaSources) -> list[Coroutine[Any, Any, None]]:

@@ -12,6 +12,7 @@ from support.operator_world import OperatorWorld, condition
 
 from knafka.core.contract import Ingress, parse_ingresses
 from knafka_operator.decide import services
+from knafka_operator.model.naming import Naming
 from knafka_operator.model.resources import SERVING
 from knafka_operator.model.sinks import KAFKA_SINK, SINKS_VERSION
 from knafka_operator.runtime.controller import ClusterController
@@ -34,7 +35,7 @@ class SinksWorld:
 
     async def start(self) -> None:
         """Another operator takes over."""
-        await self.inner.restart(sinks=True)
+        await self.inner.restart(sinks=True, naming=Naming())
         self.controller = controller_of(self.inner)
         for (_, kind, *_), stored in list(self.inner.cluster.objects.items()):
             if kind == KAFKA_SINK:

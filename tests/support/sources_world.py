@@ -11,6 +11,7 @@ from support.operator_world import OperatorWorld, condition
 
 from knafka.core.contract import Egress
 from knafka.core.documents import parse_json
+from knafka_operator.model.naming import Naming
 from knafka_operator.model.resources import SERVING
 from knafka_operator.model.sources import KAFKA_SOURCE, SOURCES_VERSION
 from knafka_operator.runtime.controller import ClusterController
@@ -31,7 +32,7 @@ class SourcesWorld:
 
     async def start(self) -> None:
         """Another operator takes over."""
-        await self.inner.restart(sources=True)
+        await self.inner.restart(sources=True, naming=Naming())
         self.controller = controller_of(self.inner)
 
     def declare(

@@ -14,6 +14,7 @@ from knafka.settings import OIDC_URL
 from knafka_operator.decide.topics import TOPIC_ID
 from knafka_operator.model.event_policies import POLICIES_VERSION
 from knafka_operator.model.maxima import Maxima
+from knafka_operator.model.naming import NameKind
 from knafka_operator.model.resources import SERVING, TOPIC_STATUS
 from knafka_operator.model.sinks import TOPIC_OWNER
 from knafka_operator.runtime.metrics import metrics
@@ -107,6 +108,22 @@ async def test_an_own_topic_that_somebody_makes_anew_is_somebodys() -> None:
         assert TOPIC_ID not in annotations
         await world.delete()
         assert "own" in world.inner.log.topics
+
+
+async def test_a_topic_that_a_broker_has_by_a_template_is_refused() -> None:
+    """Of such a name no prefix tells whose it is."""
+    async with sinks_world() as world:
+        settings = world.inner.operator.settings
+        settings.naming.put_in_force(NameKind.BROKER_TOPIC, "{{ .Namespace }}.{{ .Name }}")
+        world.inner.declare_broker(SHOP)
+        await world.inner.reconcile_broker(SHOP)
+        assert "shop.default" in world.inner.log.topics
+        world.declare(topic="shop.default")
+        await world.turn()
+        status, message = world.says("ConfigParsed")
+        assert status == "False"
+        assert "want no topic of a Broker" in message
+        assert world.service() is None
 
 
 async def test_of_two_sinks_with_one_topic_the_first_makes_it_and_it_stays_with_the_other() -> None:

@@ -13,6 +13,7 @@ from knafka.core.contract import Order
 from knafka.core.errors import LogError
 from knafka.core.numbering import STRIDE
 from knafka.ports.log import OffsetAndMetadata
+from knafka_operator.model.naming import NameKind
 from knafka_operator.model.resources import FINALIZER, SERVING
 from knafka_operator.model.sources import KEY_TYPE, PEERS_SOURCE_FINALIZER
 from knafka_operator.runtime.metrics import metrics
@@ -63,6 +64,20 @@ async def test_what_an_installation_does_not_ask_for_is_not_served() -> None:
     async with sources_world() as world:
         await world.inner.restart()
         assert world.inner.operator.sources is None
+
+
+async def test_a_topic_that_a_broker_has_by_a_template_is_refused() -> None:
+    """Of such a name no prefix tells whose it is."""
+    async with sources_world() as world:
+        settings = world.inner.operator.settings
+        settings.naming.put_in_force(NameKind.BROKER_TOPIC, "{{ .Namespace }}.{{ .Name }}")
+        world.inner.declare_broker("shop")
+        await world.inner.reconcile_broker("shop")
+        world.declare(topics=["raw", "shop.default"])
+        await world.turn()
+        status, message = world.says("Ready")
+        assert status == "False"
+        assert "want no topic of a Broker" in message
 
 
 async def test_a_group_that_has_read_goes_on_where_it_was() -> None:

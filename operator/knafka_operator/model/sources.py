@@ -9,7 +9,7 @@ Not here: what a webhook fills in, and what may not change (`admission`).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any, Final, Literal, NamedTuple, Self, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
@@ -17,6 +17,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from knafka.core import names
 from knafka.core.contract import Conversion
 from knafka.core.documents import parse, problem
+from knafka.core.errors import InvalidDocument
 from knafka.core.event import CORE, is_attribute_name
 from knafka_operator.model.resources import (
     AUTOSCALING,
@@ -127,9 +128,20 @@ def somebodys_topic(topic: str) -> str:
     if not names.is_topic(topic):
         raise problem(f"invalid value: {topic:.300}: want a topic's name")
     if topic.startswith(_OTHERS_TOPICS):
-        wanted = "want no topic of a Broker, a KafkaChannel, Knafka or Kafka itself"
-        raise problem(f"invalid value: {topic:.300}: {wanted}")
+        raise problem(_others_topic(topic))
     return topic
+
+
+def check_topics(topics: Iterable[str], is_taken: Callable[[str], bool], path: str) -> None:
+    """Refuse topics that a Broker or KafkaChannel has, whose names may be by a template: of these
+    no prefix tells. Raises `InvalidDocument`."""
+    for topic in filter(is_taken, topics):
+        raise InvalidDocument(path, _others_topic(topic))
+
+
+def _others_topic(topic: str) -> str:
+    wanted = "want no topic of a Broker, a KafkaChannel, Knafka or Kafka itself"
+    return f"invalid value: {topic:.300}: {wanted}"
 
 
 def _topics(topics: tuple[str, ...]) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE, TOPIC_STATUS, Resource
 from knafka_operator.model.settings import Settings
 from knafka_operator.model.sinks import KAFKA_SINK, SINKS_VERSION, KafkaSink
+from knafka_operator.model.sources import check_topics
 from knafka_operator.reconcile.effects import Effects, resource_of
 from knafka_operator.reconcile.encryption import observe_https_of
 from knafka_operator.reconcile.endpoints import check_endpoint
@@ -69,6 +70,8 @@ class KafkaSinks(Reconciler[ObservedSink, SinkDecision, SinkRecord], Kind):
     effects: Effects
     now: Callable[[], str]
     """The time, RFC 3339."""
+    is_taken: Callable[[str], bool]
+    """Whether a Broker or KafkaChannel has a topic of this name."""
     records: dict[Identity, SinkRecord] = field(default_factory=dict)
     owners: dict[tuple[str, str], str] = field(default_factory=dict)
     """UID of the sink that made a topic, or is about to, by its servers and name."""
@@ -179,6 +182,7 @@ class KafkaSinks(Reconciler[ObservedSink, SinkDecision, SinkRecord], Kind):
     async def observe(self, document: Document, record: SinkRecord) -> ObservedSink:
         try:
             sink = parse(KafkaSink, document)
+            check_topics([sink.spec.topic], self.is_taken, "spec.topic")
         except InvalidDocument as error:
             return ObservedSink(document, error)
         identity = Identity.of(document)

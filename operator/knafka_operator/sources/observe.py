@@ -6,6 +6,7 @@ Not here: what follows from that (`decide.trigger`), and its sink (`reconcile.ob
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,7 +17,13 @@ from knafka_operator.model.cluster import Cluster, Document, decoded
 from knafka_operator.model.family import SOURCES
 from knafka_operator.model.resources import CORE
 from knafka_operator.model.settings import Settings
-from knafka_operator.model.sources import Credential, KafkaSource, credentials, protocol
+from knafka_operator.model.sources import (
+    Credential,
+    KafkaSource,
+    check_topics,
+    credentials,
+    protocol,
+)
 from knafka_operator.reconcile.endpoints import check_endpoint
 from knafka_operator.reconcile.features import is_on, observe_features
 from knafka_operator.reconcile.state import BrokerState, States
@@ -35,6 +42,8 @@ class SourceObserver:
     cluster: Cluster
     kafkas: KafkaClusters
     states: States
+    is_taken: Callable[[str], bool]
+    """Whether a Broker or KafkaChannel has a topic of this name."""
 
     async def kafka_of(self, source: KafkaSource) -> tuple[KafkaCluster, tuple[str, str] | None]:
         """Its Kafka, and the version of the credentials by which it is reached; None: it needs
@@ -61,6 +70,7 @@ class SourceObserver:
     async def broker_of(self, document: Document, source: KafkaSource) -> BrokerState:
         """What its Trigger goes by; raises `EXPECTED` and `ClusterError`."""
         spec, namespace = source.spec, source.metadata.namespace
+        check_topics(spec.topics, self.is_taken, "spec.topics")
         kafka, secret = await self.kafka_of(source)
         found = await asyncio.gather(*map(kafka.topics.describe_topic, spec.topics))
         there = [each for each in found if each is not None]
