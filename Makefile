@@ -33,7 +33,7 @@ MEASURED = $(if $(CI)$(COVERAGE),--cov --cov-report=)
 COVERED := 99
 
 .PHONY: help run jobs test test-fast test-cluster test-again tests-here tests-on-cluster tests-left-out lint types docs bench bench-backtest bench-jobs bench-replay chaos lock clean \
-	collector s3-gateway image image-push image-jobs cluster-build cluster-up cluster-images cluster-down cluster-purge
+	collector s3-gateway java image image-push image-jobs cluster-build cluster-up cluster-images cluster-down cluster-purge
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
@@ -125,6 +125,11 @@ collector: $(VENV)/.dev ## Compile the OTLP collector that a test of traces need
 
 s3-gateway: $(VENV)/.dev ## Compile the S3 that tests of tables in a bucket need (a minute; needs Go)
 	PYTHONPATH=tests $(BIN)/python -m support.s3
+
+java: build/java/bin/java ## Keep the classes of Kafka and Spark, so that tests start them faster (a minute)
+
+build/java/bin/java: requirements/dev.lock $(wildcard local/knafka_local/kafka/*.sha256) | $(VENV)/.dev
+	PYTHONPATH=tests $(BIN)/python -m support.quick_java
 
 image: | $(VENV)/bin/python ## Build the container images into build/images/ (TAG=latest)
 	$(BUILD_IMAGES) --tag $(TAG)

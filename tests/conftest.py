@@ -26,6 +26,7 @@ pytest_plugins = [
     "support.logs",
     "support.markers",
     "support.prometheus",
+    "support.quick_java",
     "support.raw_server",
     "support.receiving",
     "support.s3",
