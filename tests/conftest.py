@@ -13,6 +13,7 @@ from support.loop_watch import LoopWatch
 
 pytest_plugins = [
     "support.browser",
+    "support.built_commands",
     "support.once_a_run",
     "support.mortal_kafka",
     "support.cluster",
