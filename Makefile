@@ -11,9 +11,12 @@ LOCK := $(BIN)/uv pip compile pyproject.toml --quiet --universal --generate-hash
 	--python-version 3.11 --no-strip-extras --custom-compile-command "make lock"
 
 # A file of tests for each worker: a Kafka and a Spark session in each, as they are asked for.
-SIDE_BY_SIDE = -n $(WORKERS) --maxprocesses 4 $(BY_FILE)
+SIDE_BY_SIDE = -n $(WORKERS) $(MOST) $(BY_FILE)
+MOST := --maxprocesses 4
 BY_FILE := --dist loadfile --no-loadscope-reorder
 WORKERS ?= logical
+# Pure tests wait now and then, for a time or another process: one worker more than there are cores.
+FAST_WORKERS ?= $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
 # Tests of the cluster wait most of their time: more of them at once than there are cores.
 CLUSTER_WORKERS ?= 3
 ON_CLUSTER := tests/cluster tests/behaviour
@@ -33,7 +36,7 @@ MEASURED = $(if $(CI)$(COVERAGE),--cov --cov-report=)
 COVERED := 99
 
 .PHONY: help run jobs test test-fast test-cluster test-again tests-here tests-on-cluster tests-left-out lint types docs bench bench-backtest bench-jobs bench-replay chaos lock clean \
-	collector s3-gateway image image-push image-jobs cluster-build cluster-up cluster-images cluster-down cluster-purge
+	collector s3-gateway java image image-push image-jobs cluster-build cluster-up cluster-images cluster-down cluster-purge
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
@@ -52,7 +55,8 @@ test: lint ## Check style, types and imports, run the tests that need Python alo
 	@$(MAKE) --no-print-directory -j2 types tests-here
 
 test-fast: $(VENV)/.dev ## Run the pure tests: after each edit (a minute; a fifth of the properties' examples)
-	KNAFKA_EXAMPLES=0.2 $(BIN)/python -m pytest $(PURE) -q -m "not slow and not kafka" $(SIDE_BY_SIDE) $(ARGS)
+	KNAFKA_EXAMPLES=0.2 $(BIN)/python -m pytest $(PURE) -q -m "not slow and not kafka" \
+		-n $(FAST_WORKERS) $(MOST) $(BY_FILE) $(ARGS)
 
 test-cluster: $(VENV)/.dev ## Run the tests on a real Kubernetes with Knative, of chaos and of all jobs (root, Go)
 	@$(MAKE) --no-print-directory -j2 tests-on-cluster tests-left-out
@@ -125,6 +129,11 @@ collector: $(VENV)/.dev ## Compile the OTLP collector that a test of traces need
 
 s3-gateway: $(VENV)/.dev ## Compile the S3 that tests of tables in a bucket need (a minute; needs Go)
 	PYTHONPATH=tests $(BIN)/python -m support.s3
+
+java: build/java/bin/java ## Keep the classes of Kafka and Spark, so that tests start them faster (a minute)
+
+build/java/bin/java: requirements/dev.lock $(wildcard local/knafka_local/kafka/*.sha256) | $(VENV)/.dev
+	PYTHONPATH=tests $(BIN)/python -m support.quick_java
 
 image: | $(VENV)/bin/python ## Build the container images into build/images/ (TAG=latest)
 	$(BUILD_IMAGES) --tag $(TAG)

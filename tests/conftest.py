@@ -13,6 +13,7 @@ from support.loop_watch import LoopWatch
 
 pytest_plugins = [
     "support.browser",
+    "support.built_commands",
     "support.once_a_run",
     "support.mortal_kafka",
     "support.cluster",
@@ -26,6 +27,7 @@ pytest_plugins = [
     "support.logs",
     "support.markers",
     "support.prometheus",
+    "support.quick_java",
     "support.raw_server",
     "support.receiving",
     "support.s3",

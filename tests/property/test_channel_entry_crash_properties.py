@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.channel_world import UID, VERSION, ChannelWorld
-from support.crashing import Crash, Crashing, moments
+from support.crashing import Crash, Crashing, crashes_at_least, moments, sampled
 from support.examples import examples
 from support.memory.log import MemoryWriter
 
@@ -172,7 +172,7 @@ async def test_an_operator_that_dies_at_any_effect_loses_nothing(change: str) ->
     """KN-CHN-05, KN-SUB-05."""
     before, act, wanted = CHANGES[change]
     crashes = 0
-    for moment in moments():
+    for moment in sampled(moments()):
         world = World()
         world.put(NEIGHBOUR, "http://neighbour/")
         await world.once()
@@ -207,7 +207,7 @@ async def test_an_operator_that_dies_at_any_effect_loses_nothing(change: str) ->
 
 async def test_an_operator_that_dies_while_an_entry_goes_leaves_nothing() -> None:
     crashes = 0
-    for moment in moments():
+    for moment in sampled(moments()):
         world = World()
         world.put(UID, "http://one/")
         world.put(NEIGHBOUR, "http://neighbour/")
@@ -229,12 +229,12 @@ async def test_an_operator_that_dies_while_an_entry_goes_leaves_nothing() -> Non
         if not has_crashed:
             break
         crashes += 1
-    assert crashes >= 2
+    assert crashes >= crashes_at_least(2)
 
 
 async def test_an_operator_that_dies_while_the_channel_is_deleted_leaves_no_group() -> None:
     crashes = 0
-    for moment in moments():
+    for moment in sampled(moments()):
         world = World()
         world.put(UID, "http://one/")
         world.put(NEIGHBOUR, "http://neighbour/")
@@ -259,7 +259,7 @@ async def test_an_operator_that_dies_while_the_channel_is_deleted_leaves_no_grou
         if not has_crashed:
             break
         crashes += 1
-    assert crashes >= 2
+    assert crashes >= crashes_at_least(2)
 
 
 STEPS = st.lists(

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.crashing import moments
+from support.crashing import crashes_at_least, moments, sampled
 from support.examples import examples
 from support.memory.log import MemoryWriter
 from support.operator_world import OperatorWorld, condition
@@ -225,7 +225,7 @@ async def test_an_operator_that_dies_at_any_effect_of_a_move_loses_nothing(
     from_: int, to: int
 ) -> None:
     crashes = 0
-    for moment in moments():
+    for moment in sampled(moments()):
         world = World()
         world.declare_broker(SHOP)
         await _until_delivered(world, from_)
@@ -240,7 +240,7 @@ async def test_an_operator_that_dies_at_any_effect_of_a_move_loses_nothing(
         if not has_crashed:
             break
         crashes += 1
-    assert crashes >= 3
+    assert crashes >= crashes_at_least(3)
 
 
 @settings(max_examples=examples(100))

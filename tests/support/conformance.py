@@ -14,7 +14,7 @@ Not here: what a line asks (`conformance_lines`), and telling a line passed with
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -119,13 +119,20 @@ def marked(folder: Path) -> Iterator[tuple[str, str]]:
         source = path.read_text()
         if f"mark.{MARKER}(" not in source:
             continue  # to parse all tests takes a second
-        for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                for each in node.decorator_list:
-                    if ast.unparse(each).startswith(f"pytest.mark.{MARKER}("):
-                        assert isinstance(each, ast.Call)
-                        test = f"{path.name}::{node.name}"
-                        yield from ((ast.literal_eval(id_), test) for id_ in each.args)
+        for node in _functions(ast.parse(source).body):
+            for each in node.decorator_list:
+                if isinstance(each, ast.Call) and ast.unparse(each.func) == f"pytest.mark.{MARKER}":
+                    test = f"{path.name}::{node.name}"
+                    yield from ((ast.literal_eval(id_), test) for id_ in each.args)
+
+
+def _functions(body: Sequence[ast.stmt]) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """The functions of a module and of its classes, without those in functions."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+        elif isinstance(node, ast.ClassDef):
+            yield from _functions(node.body)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

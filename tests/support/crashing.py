@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import random
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count
+from typing import TypeVar
+
+from support.examples import SHARE
+
+Moment = TypeVar("Moment")
 
 EFFECTS = frozenset(
     {
@@ -45,3 +51,23 @@ def moments() -> Iterator[tuple[str, int]]:
     yield "before", 1
     for number in count(1):
         yield "after", number
+
+
+def sampled(moments: Iterable[Moment]) -> Iterator[Moment]:
+    """This run's share of the moments (`support.examples`): the first, and of the others every
+    n-th, from a random one on. Not for parameters, which all workers have to agree on."""
+    step = max(1, round(1 / SHARE))
+    left = 0
+    for number, moment in enumerate(moments):
+        if number == 1:
+            left = random.randrange(step)
+        if left:
+            left -= 1
+            continue
+        left = step - 1 if number else 0
+        yield moment
+
+
+def crashes_at_least(number: int) -> int:
+    """How often an operator must have died, if `number` times where every moment is tried."""
+    return number if SHARE >= 1 else 1

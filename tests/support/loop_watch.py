@@ -4,8 +4,9 @@ What counts is what one call into our packages did by itself within one callback
 the loop's thread without that of Python's garbage collector, or that it slept. Wall time doesn't
 count: a busy machine fails no test. Why this and not blockbuster: docs/decisions/0002.
 
-A second thread has the loop's thread look every 25 ms at where it is, by a signal: what it runs
-can't be read from another thread, which ended CPython 3.11 by a segmentation fault. So `LIMIT` is
+A second thread, one for all tests of a process, has the loop's thread look every 25 ms at where it
+is, by a signal: what it runs can't be read from another thread, which ended CPython 3.11 by a
+segmentation fault. So `LIMIT` is
 never told as too long, 50 ms more always are. A test may take its own time, and an import happens
 once.
 """
@@ -21,6 +22,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -66,7 +68,6 @@ class LoopWatch:
         self._collected = 0.0
         """Seconds of CPU time that the garbage collector has taken."""
         self._collecting_from = 0.0
-        self._ended = threading.Event()
         self._was_asleep = False
         self._seen: _Seen | None = None
         self._told: FrameType | None = None
@@ -74,25 +75,25 @@ class LoopWatch:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Watch for as long as the context is open; in the process's main thread."""
-        looking = threading.Thread(target=self._have_it_look, name="loop-watch", daemon=True)
-        before = signal.signal(_SIGNAL, self._look)
-        looking.start()
+        _start_looking()
         gc.callbacks.append(self._on_collection)
+        with _turn:
+            _watching.append(self)
+            _turn.notify()
         try:
             yield
         finally:
+            with _turn:
+                _watching.remove(self)
             gc.callbacks.remove(self._on_collection)
-            self._ended.set()
-            looking.join()
-            signal.signal(_SIGNAL, before)
             self._seen = self._told = None
 
-    def _have_it_look(self) -> None:
-        while not self._ended.wait(LOOK_INTERVAL):
-            self._was_asleep = self._is_asleep()
-            signal.pthread_kill(self._thread, _SIGNAL)
+    def ask(self) -> None:
+        """Have the loop's thread look where it is; called by the second thread."""
+        self._was_asleep = self._is_asleep()
+        signal.pthread_kill(self._thread, _SIGNAL)
 
-    def _look(self, _: int, frame: FrameType | None) -> None:
+    def look(self, frame: FrameType | None) -> None:
         call, callback = (None, None) if frame is None else call_of_ours(frame)
         if frame is None or call is None or callback is None or callback is self._told:
             self._seen = None
@@ -128,6 +129,37 @@ class LoopWatch:
                 self._collecting_from = time.thread_time()
             else:
                 self._collected += time.thread_time() - self._collecting_from
+
+
+_watching: Final[list[LoopWatch]] = []
+"""The watch that is open, if one is."""
+_turn: Final = threading.Condition()
+"""Held by whoever changes `_watching`, and while its watch is asked."""
+
+
+@cache
+def _start_looking() -> None:
+    """Start the second thread, and give the signal its handler, once for all watches.
+
+    A thread for each test would take as long as many a test, and the signal ends the process of
+    whoever takes its handler away too early.
+    """
+    signal.signal(_SIGNAL, _on_signal)
+    threading.Thread(target=_have_them_look, name="loop-watch", daemon=True).start()
+
+
+def _have_them_look() -> None:
+    while True:
+        with _turn:
+            _turn.wait_for(lambda: _watching)
+            for watch in _watching:
+                watch.ask()
+        time.sleep(LOOK_INTERVAL)
+
+
+def _on_signal(_: int, frame: FrameType | None) -> None:
+    for watch in _watching:
+        watch.look(frame)
 
 
 def call_of_ours(frame: FrameType) -> tuple[FrameType | None, FrameType | None]:

@@ -26,6 +26,7 @@ LONG_ON_CLUSTER: Final = (
 )
 """Files that take two minutes: whoever begins one of them last ends last."""
 CLUSTER_TESTS: Final = _TESTS / "cluster"
+PROPERTIES: Final = _TESTS / "property"
 COVERING: Final = ("unit", "property", "behaviour")
 """Folders whose tests, long ones apart, have to cover the pure packages."""
 
@@ -92,7 +93,9 @@ def is_long(item: pytest.Item) -> bool:
 def _turn(item: pytest.Item) -> int:
     """0 for what begins first. Cluster tests come last: what they need may still be compiling."""
     if item.get_closest_marker("cluster"):
-        return 3 if item.path.name in LONG_ON_CLUSTER else 4
+        return 4 if item.path.name in LONG_ON_CLUSTER else 5
     if item.get_closest_marker("spark"):
         return 0
-    return 1 if is_long(item) else 2
+    if is_long(item):
+        return 1
+    return 2 if item.path.is_relative_to(PROPERTIES) else 3  # of the pure files the longest

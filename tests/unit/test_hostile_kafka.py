@@ -53,6 +53,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(90)
 def test_an_answer_of_66_megabytes_is_not_taken() -> None:
     """Two of them took 1.3 GB: the operator was killed, and its other replica after it."""

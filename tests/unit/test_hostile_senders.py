@@ -96,6 +96,7 @@ async def flood(server: GuardedServer, tokens: Sequence[bytes]) -> Counter[int]:
     return statuses
 
 
+@pytest.mark.slow
 async def test_a_flood_of_ten_thousand_tokens_holds_no_memory_and_delays_no_good_sender(
     guarded: GuardedServer, caplog: pytest.LogCaptureFixture
 ) -> None:

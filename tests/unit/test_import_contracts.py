@@ -24,6 +24,8 @@ from importlinter.contracts.layers import LayersContract
 from importlinter.contracts.protected import ProtectedContract
 from importlinter.domain.contract import Contract
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 OPTIONS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
 CONTRACTS: list[dict[str, Any]] = OPTIONS["contracts"]

@@ -21,9 +21,12 @@ from knafka_operator.model.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.skipif(
-    not IN_CI and shutil.which("kubectl") is None, reason="kubectl is not installed"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not IN_CI and shutil.which("kubectl") is None, reason="kubectl is not installed"
+    ),
+]
 
 
 Manifests = dict[tuple[str, str], dict[str, Any]]

@@ -11,7 +11,7 @@ import pytest
 from support import loop_watch
 from support.loop_watch import LIMIT, LoopWatch
 
-pytestmark = pytest.mark.blocks_the_loop
+pytestmark = [pytest.mark.slow, pytest.mark.blocks_the_loop]
 
 LONG = 3 * LIMIT
 

@@ -199,6 +199,7 @@ def test_the_same_report_makes_the_same_page() -> None:
     assert page.render(made) == page.render(made)
 
 
+@pytest.mark.slow
 def test_a_page_of_5000_failures_stays_small_enough_to_send() -> None:
     assert len(page.render(sample_report(*sample_groups(5000)))) < 2_000_000
 

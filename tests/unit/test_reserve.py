@@ -69,6 +69,7 @@ def test_what_is_usual_is_forgotten() -> None:
     assert [reserve.pause([now - 5] * 90, 100, now) for _ in range(3)] == [0.0] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.looptime
 async def test_one_slow_attempt_of_a_hundred_silences_nobody_for_half_a_second() -> None:
     """36.6: before, the others heard nothing for more than 2 s."""

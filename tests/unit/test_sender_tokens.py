@@ -299,6 +299,7 @@ def _invented(number: int, head: bytes, body: bytes) -> bytes:
             return b".".join([head, encoded(claims(sub=str(number))), encoded(b"x" * 256)])
 
 
+@pytest.mark.slow
 async def test_ten_thousand_hostile_tokens_a_second_hold_no_memory_and_up_nobody(
     world: World,
 ) -> None:
