@@ -1,4 +1,4 @@
-"""The commands: what was asked for in, a document for JSON out."""
+"""The commands of `python -m knafka_jobs`: parsed options in, a document for JSON out."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import Any, Final, TypeAlias
 
 from pyspark.sql import SparkSession
 
-from knafka_jobs.backtest.run import Span, backtest, of_archive, of_topic, read_sensor
+from knafka_jobs.backtest.run import TimeSpan, backtest, of_archive, of_topic, read_sensor
 from knafka_jobs.compact.run import compact, fold_all
 from knafka_jobs.errors import JobError
 from knafka_jobs.io import session
 from knafka_jobs.io.delta import Tables, explained
-from knafka_jobs.io.kafka import Connection, KafkaClient
-from knafka_jobs.options import CompactOptions, Selection
+from knafka_jobs.io.kafka import KafkaClient, KafkaConnection
+from knafka_jobs.options import CompactOptions, FailureSelection
 from knafka_jobs.replay.run import preview, purge, purgeable, replay
 from knafka_jobs.replay.runs import finished
 from knafka_jobs.report.page import render
@@ -31,11 +31,14 @@ Found: TypeAlias = dict[str, Any]
 
 
 MAX_PROBLEMS: Final = 5
-"""Of a replay, in its answer: all of them are told on the way."""
+"""Problems that the answer of a replay lists; its progress has all of them."""
 
 
 def run(given: Namespace, progress: Progress) -> Found:
-    """Run `given.command`. Raises `KnafkaError`."""
+    """Run the command `given.command` in a Spark session of its own and return its answer.
+
+    Raises `KnafkaError`.
+    """
     spark = session.start(given.command)
     try:
         return run_in(spark, given, progress)
@@ -44,7 +47,10 @@ def run(given: Namespace, progress: Progress) -> Found:
 
 
 def run_in(spark: SparkSession, given: Namespace, progress: Progress) -> Found:
-    """`run` in a session that somebody else ends. Raises `KnafkaError`."""
+    """Run the command `given.command` in a session that the caller ends; return its answer.
+
+    Raises `KnafkaError`.
+    """
     with explained("Spark"):
         if given.command == BACKTEST:
             return _backtest(given, spark, progress)
@@ -54,7 +60,7 @@ def run_in(spark: SparkSession, given: Namespace, progress: Progress) -> Found:
 
 
 def store(spark: SparkSession, root: str, file: Path, name: str) -> None:
-    """Copy a file below the tables' root, wherever that is. Raises `JobError`."""
+    """Copy a local file to `name` below the tables' root, a folder or URI. Raises `JobError`."""
     with explained(f"{name} can't be written to {root}"):
         target, system = Tables(spark, root).file(name)
         stream = system.create(target, True)
@@ -63,7 +69,7 @@ def store(spark: SparkSession, root: str, file: Path, name: str) -> None:
 
 
 def sent_by(spark: SparkSession, given: Namespace) -> int | None:
-    """How many events the replay of this id has sent, if it is finished."""
+    """The number of events that the replay `given.replay_id` sent; None unless it is finished."""
     with explained("Spark"):
         return finished(Tables(spark, given.tables), given.replay_id)
 
@@ -100,7 +106,7 @@ def _compaction(given: Namespace) -> CompactOptions:
 
 
 def _replay(given: Namespace, tables: Tables, progress: Progress) -> Found:
-    selection = Selection.given(given)
+    selection = FailureSelection.given(given)
     if given.dry_run:
         return preview(tables, selection).document()
     done = replay(
@@ -113,14 +119,14 @@ def _replay(given: Namespace, tables: Tables, progress: Progress) -> Found:
         progress,
         is_alone=getattr(given, "is_alone", False),
     )
-    found: Found = {"replay": done.replay_id, "sent": done.sent}
+    answer: Found = {"replay": done.replay_id, "sent": done.sent}
     if done.problems:
-        found |= {"left_out": done.left_out, "problems": list(done.problems[:MAX_PROBLEMS])}
-    return found
+        answer |= {"left_out": done.left_out, "problems": list(done.problems[:MAX_PROBLEMS])}
+    return answer
 
 
 def _purge(given: Namespace, tables: Tables, progress: Progress) -> Found:
-    selection = Selection.given(given)
+    selection = FailureSelection.given(given)
     if given.dry_run:
         return {"would_purge": purgeable(tables, selection, given.unresolved).count()}
     purged = purge(tables, selection, given.unresolved, partial(fold_all, tables))
@@ -128,19 +134,19 @@ def _purge(given: Namespace, tables: Tables, progress: Progress) -> Found:
 
 
 BACKTEST: Final = "backtest"
-"""The only command without tables."""
+"""The command that needs no tables."""
 
 
 def _backtest(given: Namespace, spark: SparkSession, progress: Progress) -> Found:
     if (given.topic is None) is (given.archive is None):
-        raise JobError("want --topic, or --archive, and not both")
+        raise JobError("give either --topic or --archive: a backtest reads one of them")
     sensor = read_sensor(given.sensor)
-    span = Span(_milliseconds(given.events_since), _milliseconds(given.events_until))
+    span = TimeSpan(_milliseconds(given.events_since), _milliseconds(given.events_until))
     if given.archive is not None:
         records, until = of_archive(spark, given.archive, span)
     else:
         records, until = of_topic(spark, connect(given), given.topic, span, datetime.now(UTC))
-    progress(f"reading {given.archive or given.topic}")
+    progress(f"reading events of {given.archive or given.topic}")
     return asdict(backtest(records, sensor, until, given.limit, given.output))
 
 
@@ -157,10 +163,10 @@ _COMMANDS: Final[Mapping[str, Callable[[Namespace, Tables, Progress], Found]]] =
 
 
 def connect(given: Namespace) -> KafkaClient:
-    """Kafka, once it answers. Raises `KnafkaError`."""
+    """Connect to Kafka and wait until it answers. Raises `KnafkaError`."""
     if given.bootstrap_servers is None:
-        raise JobError("--bootstrap-servers is missing")
-    kafka = KafkaClient(Connection.from_folder(given.bootstrap_servers, given.secret))
+        raise JobError("--bootstrap-servers is missing: give Kafka's addresses, HOST:PORT,...")
+    kafka = KafkaClient(KafkaConnection.from_folder(given.bootstrap_servers, given.secret))
     kafka.connect()
     return kafka
 

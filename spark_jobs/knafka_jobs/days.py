@@ -1,13 +1,15 @@
-"""Where a failure is kept, so that folding opens those days of `failures` alone.
+"""The day under which each failure is kept, so that folding opens only these days of `failures`.
 
     rows to MERGE --known_days--> key, day --placed--> rows with their `day`
                                      └── days to search: all others can't have any of the rows
 
-A failure's id is a hash: which of the files has it, no bounds tell. `failure_days` does: 64 bits of
-the id and a day, a few bytes each, read whole; of `failures` only the days that it names are
-opened. It is written before `failures`, so it never lacks a failure that is there: a run that is
-killed in between leaves a key too many, which sends the next run to a day without that failure.
-Two failures with one key lead to both of their days.
+A failure's id is a hash, so the bounds of a file's ids don't tell whether the file has it. The
+table `failure_days` tells the day: it has 64 bits of the id (the key) and the day, a few bytes for
+each failure, and is read whole. Of `failures` only the days that it names are opened.
+
+`failure_days` is written before `failures`, so it never lacks a failure of that table. A run that
+is killed in between leaves a key too many: the next run then opens a day without that failure. Two
+failures with the same key lead to both of their days.
 """
 
 from __future__ import annotations
@@ -22,27 +24,27 @@ from knafka_jobs.io.delta import Tables, in_days
 
 
 def known_days(tables: Tables, failures: DataFrame) -> DataFrame:
-    """Where those of `failures` may be that the table has: `key`, `day`, without repetition.
+    """The days under which the table may have these failures: distinct rows of `key`, `day`.
 
-    Where somebody has removed `failure_days`, the days are noted anew first.
+    If `failure_days` was removed, it is written anew first, from the table `failures`.
     """
     if tables.is_empty("failure_days") and not tables.is_empty("failures"):
         rows = tables.read("failures").select(_key().alias("key"), "day")
         tables.append(rows.coalesce(1), "failure_days")
     if tables.is_empty("failure_days"):
         return tables.rows([], {"key": "bigint", "day": "date"})
-    wanted = failures.select(_key().alias("key")).distinct()
-    found = tables.read("failure_days").join(F.broadcast(wanted), "key", "left_semi")
-    return found.distinct().localCheckpoint()
+    keys = failures.select(_key().alias("key")).distinct()
+    key_days = tables.read("failure_days").join(F.broadcast(keys), "key", "left_semi")
+    return key_days.distinct().localCheckpoint()
 
 
 def days_in(known: DataFrame) -> list[date]:
-    """The days that have to be searched."""
+    """The distinct days of rows of `known_days`: those to open in `failures`."""
     return [row["day"] for row in known.select("day").distinct().collect()]
 
 
 def placed(tables: Tables, failures: DataFrame, known: DataFrame, today: date) -> DataFrame:
-    """`failures` with their `day`: the one that is known, else `today`, which is noted for them."""
+    """Set the `day` of each failure: the known one, else `today`, also added to `failure_days`."""
     keyed = failures.drop("day").withColumn("key", _key())
     fresh = keyed.select("key").distinct().join(F.broadcast(known), "key", "left_anti")
     if not fresh.isEmpty():
@@ -56,7 +58,7 @@ def placed(tables: Tables, failures: DataFrame, known: DataFrame, today: date) -
 
 
 def renoted(tables: Tables, days: Iterable[date]) -> None:
-    """Note anew which failures these days have: others are gone."""
+    """Rewrite these days of `failure_days` after failures of them were deleted."""
     if (listed := list(days)) and tables.exists("failure_days"):
         where = in_days("day", listed)
         rows = tables.read("failures").where(where).select(_key().alias("key"), "day")

@@ -1,4 +1,4 @@
-"""What the jobs raise on purpose."""
+"""Errors that the jobs raise on purpose, and how any error is shown to users."""
 
 from __future__ import annotations
 
@@ -8,33 +8,35 @@ from typing import Final
 from knafka.core.errors import KnafkaError
 
 MAX_TEXT: Final = 2_000
-"""Characters of an error that nobody foresaw: Spark's may be pages."""
+"""Characters that are shown of an unexpected error: Spark's may fill pages."""
 
 
 class JobError(KnafkaError):
-    """A job can't go on; nothing is lost, and the text says what to do about it."""
+    """A job can't go on. Nothing is lost, and the text says what to do about it."""
 
 
 class NeedsSpark(JobError):
-    """Delta's files alone don't tell; the same asked of a job does."""
+    """A lookup can't answer from Delta's files alone; the same question to a job on Spark can."""
 
 
 _IN_WORKER: Final = re.compile(r"knafka_jobs\.errors\.JobError: ([^\n]*)")
 
 
 def said_by_worker(error: Exception) -> str:
-    """Why a task in a Python worker failed: what our own code raised there, else the last line of
-    its stack."""
+    """The reason why a task in a Python worker of Spark failed, in one line.
+
+    It is the text of the `JobError` that was raised there, else the last line of the stack trace.
+    """
     text = str(error)
-    if found := _IN_WORKER.findall(text):
-        return str(found[-1])
+    if job_errors := _IN_WORKER.findall(text):
+        return str(job_errors[-1])
     return next(
         (line for line in reversed(text.splitlines()) if line.strip()), type(error).__name__
     )
 
 
 def in_one_line(error: Exception) -> str:
-    """Why a job failed, as its last line says it: whoever reads that takes one line."""
+    """The reason why a job failed, in one line; an unexpected error asks for a report."""
     text = " ".join(str(error).split())
     if isinstance(error, KnafkaError):
         return text

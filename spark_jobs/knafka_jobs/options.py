@@ -1,4 +1,4 @@
-"""What the jobs can be asked for: each option declared once. Needs no Spark: `--help` is quick."""
+"""The options of all jobs, each declared once. Imports no Spark, so that `--help` is quick."""
 
 from __future__ import annotations
 
@@ -15,33 +15,38 @@ from knafka.core.trace_url import WANTED, is_trace_url
 from knafka_jobs.topics import BrokerName
 
 KEEP_HOURS: Final = 24.0
-"""Time to notice that the table was lost, and to look at recent dead letters without Spark."""
+"""Hours for which a dead letter stays in its topic after it is tabled: time to notice that a table
+was lost, and to look at recent dead letters without Spark."""
 
 BATCH_RECORDS: Final = 1_000_000
-"""Records in one batch: few large ones cost far less than many small ones."""
+"""Dead letters in one batch: few large batches cost far less than many small ones."""
 
 DAYS: Final = 30.0
+"""Days that the timeline of a report covers."""
 
 SHOWN: Final = 20
-"""Firings of a backtest."""
+"""Firings that a backtest prints."""
 
 N = TypeVar("N", int, float)
 
 
 @dataclass(frozen=True, slots=True)
 class CompactOptions:
+    """How a compaction runs: of which Broker, in which batches, and what it deletes afterwards."""
+
     broker: BrokerName | None = None
-    """None: all of the installation."""
+    """None: all Brokers of the installation."""
     keep_hours: float = KEEP_HOURS
     batch_records: int = BATCH_RECORDS
     forget_resolved_days: int | None = None
-    """None: never, as below."""
+    """Days after which a resolved failure is deleted; None: never."""
     forget_unresolved_days: int | None = None
+    """Days after its last attempt after which an unresolved failure is deleted; None: never."""
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
-    """Which failures; every field that is set must fit."""
+class FailureSelection:
+    """A choice of failures: those that fit every field which is set."""
 
     broker: BrokerName | None = None
     trigger: str | None = None
@@ -53,23 +58,24 @@ class Selection:
     source: str | None = None
     id: str | None = None
     ids: tuple[str, ...] | None = None
-    """Any of them; no option has it."""
+    """Ids of events, any of which fits; DeadLetterReplays and -Purges set it, no option does."""
     since: datetime | None = None
     until: datetime | None = None
     where: str | None = None
 
     @classmethod
-    def given(cls, arguments: argparse.Namespace) -> Selection:
-        return cls(**{each.name: getattr(arguments, each.name, None) for each in fields(cls)})
+    def given(cls, arguments: argparse.Namespace) -> FailureSelection:
+        """The selection that parsed arguments have; missing arguments select nothing."""
+        return cls(**{field.name: getattr(arguments, field.name, None) for field in fields(cls)})
 
     def __str__(self) -> str:
-        """As the command line says it; `everything` if nothing is left out."""
+        """The selection as options of the command line; `everything` if no field is set."""
         said = [
-            f"--{each.name} {value}"
-            for each in fields(self)
-            if (value := getattr(self, each.name)) is not None and each.name != "ids"
+            f"--{field.name} {value}"
+            for field in fields(self)
+            if (value := getattr(self, field.name)) is not None and field.name != "ids"
         ]
-        said += [f"--id {each}" for each in self.ids or ()]
+        said += [f"--id {event_id}" for event_id in self.ids or ()]
         return " ".join(said) or "everything"
 
 
@@ -77,7 +83,8 @@ def parser() -> argparse.ArgumentParser:
     """The parser of `python -m knafka_jobs`."""
     made = argparse.ArgumentParser(
         prog="knafka_jobs",
-        description="Dead letters: compact, report, replay, purge. Sensors: backtest.",
+        description="Jobs on Spark. For dead letters: compact, report, replay and purge. For "
+        "Sensors: backtest.",
     )
     commands = made.add_subparsers(dest="command", required=True)
     for name, (text, options) in COMMANDS.items():
@@ -91,13 +98,17 @@ def parser() -> argparse.ArgumentParser:
 
 def _broker(text: str) -> BrokerName:
     if re.fullmatch("[^/]+/[^/]+", text) is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAMESPACE/NAME")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not NAMESPACE/NAME: give for example shop/orders"
+        )
     return BrokerName(*text.split("/"))
 
 
 def _replay_id(text: str) -> str:
     if re.fullmatch("[A-Za-z0-9._-]{1,64}", text) is None:
-        raise argparse.ArgumentTypeError("want at most 64 of A-Z, a-z, 0-9, '.', '_' and '-'")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no replay id: use 1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-'"
+        )
     return text
 
 
@@ -109,17 +120,17 @@ def _trace_url(text: str) -> str:
 
 def _positive(kind: Callable[[str], N]) -> Callable[[str], N]:
     def number(text: str) -> N:
-        if not (found := kind(text)) > 0:
-            raise argparse.ArgumentTypeError("want more than 0")
-        return found
+        if not (value := kind(text)) > 0:
+            raise argparse.ArgumentTypeError(f"{text!r} is too small: give a number above 0")
+        return value
 
     return number
 
 
 def _not_negative(text: str) -> float:
-    if not (found := float(text)) >= 0:
-        raise argparse.ArgumentTypeError("want 0 or more")
-    return found
+    if not (value := float(text)) >= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is too small: give 0 or more")
+    return value
 
 
 def _moment(text: str) -> datetime:
@@ -132,7 +143,10 @@ _ago = re.compile(r"(\d+(?:\.\d+)?)([smhdw])").fullmatch
 
 
 def moment_or_ago(text: str) -> datetime:
-    """A time, or how long ago it was. Raises `ArgumentTypeError`."""
+    """Read a time (ISO 8601, UTC without an offset) or an age (`30d`, `12h`) as a moment.
+
+    Raises `ArgumentTypeError`.
+    """
     try:
         if (ago := _ago(text)) is None:
             return _moment(text)
@@ -146,102 +160,121 @@ def moment_or_ago(text: str) -> datetime:
 
 OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
     "tables": {"help": "folder or object store URI that holds the tables"},
-    "bootstrap-servers": {"help": "host:port,... of Kafka"},
+    "bootstrap-servers": {"help": "Kafka's addresses: HOST:PORT,..."},
     "secret": {
-        "help": "folder of the mounted Secret for Kafka; plaintext without one",
+        "help": "folder where the Secret for Kafka is mounted (default: connect in plaintext)",
         "type": Path,
     },
     "keep-hours": {
-        "help": "hours that a dead letter stays in its topic though the table has it "
+        "help": "hours for which a dead letter stays in its topic after the tables have it "
         "(default: %(default)s)",
         "type": _not_negative,
         "default": KEEP_HOURS,
     },
     "batch-records": {
-        "help": "records in one batch (default: %(default)s)",
+        "help": "dead letters that are read and stored at a time (default: %(default)s)",
         "type": _positive(int),
         "default": BATCH_RECORDS,
     },
     "forget-resolved-days": {
-        "help": "forget failures, with their records, so many days after they were resolved "
+        "help": "delete failures and their records this many days after they were resolved "
         "(default: never)",
         "type": _positive(int),
     },
     "forget-unresolved-days": {
-        "help": "forget failures that nobody resolved so many days after they last failed: they "
-        "can't be replayed any more (default: never)",
+        "help": "delete unresolved failures and their records this many days after they last "
+        "failed: they can no longer be replayed (default: never)",
         "type": _positive(int),
     },
     "days": {
-        "help": "how far back the timeline goes (default: %(default)s)",
+        "help": "days that the report's timeline covers (default: %(default)s)",
         "type": _positive(float),
         "default": DAYS,
     },
-    "json": {"help": "file for the report as JSON", "type": Path},
-    "html": {"help": "file for the report as a page", "type": Path},
+    "json": {"help": "file to write the report to, as JSON", "type": Path},
+    "html": {"help": "file to write the report to, as an HTML page", "type": Path},
     "trace-url": {
-        "help": "address of a trace, for links; {trace} stands for its id",
+        "help": "address that links to a trace; {trace} stands for the trace's id",
         "type": _trace_url,
         "default": "",
     },
-    "compact": {"help": "compact first (needs --bootstrap-servers)", "action": "store_true"},
-    "dry-run": {"help": "only say what would be done", "action": "store_true"},
+    "compact": {
+        "help": "bring the tables up to date first (needs --bootstrap-servers)",
+        "action": "store_true",
+    },
+    "dry-run": {"help": "only print what would be done", "action": "store_true"},
     "replay-id": {
-        "help": "continue the replay of this id, which was cut short",
+        "help": "continue the interrupted replay that has this id",
         "type": _replay_id,
     },
-    "rate": {"help": "events a second at most", "type": _positive(float)},
-    "by": {"help": "who replays, for the record; the user if not given"},
-    "unresolved": {"help": "also what is not resolved: it is given up", "action": "store_true"},
-    # A backtest's.
-    "sensor": {"help": "file with the Sensor as JSON, as kubectl get -o json has it", "type": Path},
-    "topic": {"help": "the topic with the events: the Broker's"},
+    "rate": {
+        "help": "send at most this many events a second (default: no limit)",
+        "type": _positive(float),
+    },
+    "by": {"help": "name to record as the person who replays (default: your user name)"},
+    "unresolved": {
+        "help": "also delete unresolved failures: they can no longer be replayed",
+        "action": "store_true",
+    },
+    # Options of a backtest only.
+    "sensor": {
+        "help": "file with the Sensor as JSON, as `kubectl get -o json` prints it",
+        "type": Path,
+    },
+    "topic": {"help": "topic that holds the events: the Broker's"},
     "archive": {
-        "help": "folder or URI of archived events: records (Delta, Parquet), or NDJSON of "
-        "structured events"
+        "help": "folder or URI of archived events: Kafka records as Delta or Parquet, or "
+        "structured CloudEvents as NDJSON"
     },
     "events-since": {
-        "help": "only events of then or later: how long ago (30d, 12h), or ISO 8601, UTC",
+        "help": "use only events of this time or later: an age (30d, 12h) or an ISO 8601 time "
+        "(UTC without an offset)",
         "type": moment_or_ago,
     },
-    "events-until": {"help": "only events before then", "type": moment_or_ago},
+    "events-until": {"help": "use only events before this time", "type": moment_or_ago},
     "limit": {
-        "help": "firings that are shown (default: %(default)s)",
+        "help": "number of firings to print (default: %(default)s)",
         "type": _positive(int),
         "default": SHOWN,
     },
-    "output": {"help": "folder or URI for a new table (Delta) of all firings"},
-    # What follows selects failures; all that is given must fit.
-    "broker": {"help": "only this Broker: NAMESPACE/NAME", "type": _broker},
-    "trigger": {"help": "only of the Trigger of this name"},
-    "destination": {"help": "only what failed at this URL"},
+    "output": {"help": "folder or URI where a new Delta table of all firings is written"},
+    # Options that select failures: a failure is selected if it fits all of them.
+    "broker": {"help": "only dead letters of this Broker: NAMESPACE/NAME", "type": _broker},
+    "trigger": {"help": "only failures of the Trigger with this name"},
+    "destination": {"help": "only failures at this URL of a subscriber"},
     "reason": {
-        "help": f"only what failed for this reason: {', '.join(Reason)}",
+        "help": f"only failures for this reason: {', '.join(Reason)}",
         "type": Reason,
         "metavar": "REASON",
     },
-    "code": {"help": "only what failed with this HTTP status code", "type": int},
-    "summary": {"help": "only what failed with this error, as a report sums it up"},
-    "type": {"help": "only events of this type"},
-    "source": {"help": "only events of this source"},
-    "id": {"help": "only the event of this id"},
-    "since": {"help": "only what last failed then or later, ISO 8601, UTC", "type": _moment},
-    "until": {"help": "only what last failed before then", "type": _moment},
-    "where": {"help": "only what fits this predicate over the table `failures`, in SQL"},
+    "code": {"help": "only failures with this HTTP status code", "type": int},
+    "summary": {"help": "only failures with this error summary, as a report shows it"},
+    "type": {"help": "only failures of events of this type"},
+    "source": {"help": "only failures of events of this source"},
+    "id": {"help": "only failures of the event with this id"},
+    "since": {
+        "help": "only failures whose last attempt was at this time or later: ISO 8601 (UTC "
+        "without an offset)",
+        "type": _moment,
+    },
+    "until": {"help": "only failures whose last attempt was before this time", "type": _moment},
+    "where": {
+        "help": "only failures for which this SQL predicate over the table `failures` is true"
+    },
 }
-"""Every option of any command, as `add_argument` takes it."""
+"""Every option of any command by its name: the keyword arguments of `add_argument`."""
 
-SELECTION: Final = tuple(each.name for each in fields(Selection) if each.name != "ids")
+SELECTION: Final = tuple(field.name for field in fields(FailureSelection) if field.name != "ids")
 """The options that select failures."""
 
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "compact": (
-        "Bring the tables up to date with the topics.",
+        "Copy new dead letters from their topics into the tables.",
         "tables! bootstrap-servers! secret broker keep-hours batch-records "
         "forget-resolved-days forget-unresolved-days",
     ),
     "report": (
-        "Tell what failed, and what changed since the last report.",
+        "Report what failed, and what has changed since the last report.",
         "tables! broker days json html trace-url compact bootstrap-servers secret keep-hours "
         "forget-resolved-days forget-unresolved-days",
     ),
@@ -250,12 +283,12 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
         f"tables! bootstrap-servers! secret dry-run replay-id rate by {' '.join(SELECTION)}",
     ),
     "purge": (
-        "Forget resolved failures and their records.",
+        "Delete resolved failures and their records from the tables.",
         f"tables! unresolved dry-run {' '.join(SELECTION)}",
     ),
     "backtest": (
-        "Say what a Sensor would have fired for the events of a topic or an archive.",
+        "Show what a Sensor would have fired for the events of a topic or an archive.",
         "sensor! topic archive bootstrap-servers secret events-since events-until limit output",
     ),
 }
-"""What each command does, and its options; `!` marks what it can't do without."""
+"""Each command's description and its options; `!` marks options that it requires."""

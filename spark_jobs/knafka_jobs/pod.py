@@ -1,15 +1,15 @@
 """The jobs in a pod of the image knafka-jobs: `python3 -m knafka_jobs.pod archive|replay|...`.
 
     archive     compact, apply the retention and report, for one DeadLetterArchive
-    replay      compact, then send again what a DeadLetterReplay selects
-    purge       compact, then forget what a DeadLetterPurge selects
-    backtest    what a Sensor would have fired, as `knafka_jobs backtest` has it
-    executor    what Spark's Kubernetes scheduler starts in the pods that it makes
+    replay      compact, then send the events again that a DeadLetterReplay selects
+    purge       compact, then delete the failures that a DeadLetterPurge selects
+    backtest    show what a Sensor would have fired, as `knafka_jobs backtest` does
+    executor    run the executor that Spark's Kubernetes scheduler starts in its pods
 
-Each in one Spark session. The image has Java and all jars, so nothing is fetched at a start. What a
-run has done is a line of JSON on stdout; but for a backtest's it is its container's termination
-message, too, or what went wrong: the operator reads it there. Exit codes are those of `__main__`.
-Any run can be repeated. Not here: when one is due, which the operator decides.
+Each command runs in one Spark session. The image has Java and all jars, so a start downloads
+nothing. A run's answer is a line of JSON on stdout. The answer, or the error, is also the
+container's termination message, where the operator reads it; only a backtest leaves none. Exit
+codes are those of `__main__`. Any run can be repeated. The operator decides when one is due.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from knafka_jobs.io.kafka import KafkaClient
-    from knafka_jobs.topics import Topic
+    from knafka_jobs.topics import TopicState
 
 JARS: Final = "/app/jars/*"
-"""Class path of what Spark lacks to read Kafka and keep Delta tables, as the image has it."""
+"""Class path of the jars for Kafka, Delta and S3 in the image."""
 TERMINATION_LOG: Final = Path("/dev/termination-log")
 MAX_MESSAGE: Final = 3_500
 """Characters of a termination message: Kubernetes keeps 4,096 bytes."""
@@ -47,12 +47,14 @@ TOKENS: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
 WRITABLE: Final = "/tmp"
 TEMPLATE: Final = Path(WRITABLE, "executor.json")
 FOLDER: Final = Path(WRITABLE, "report")
-"""Where a report is before it is stored."""
+"""Folder for a report until it is stored beside the tables."""
 HEAP_SHARE: Final = 0.6
-"""Of a container's memory: the rest is for threads, code, buffers outside the heap and Python."""
+"""Share of a container's memory for the heap: the rest is for threads, code, buffers outside the
+heap and Python."""
 MIN_HEAP: Final = 512
+"""MiB."""
 LOOPBACK: Final = "127.0.0.1"
-"""Where Spark listens that is alone in its pod: nobody else has to reach it."""
+"""Address on which Spark listens when it runs without executors."""
 DRIVER_PORT: Final = 7078
 BLOCKS_PORT: Final = 7079
 
@@ -70,19 +72,20 @@ COMMANDS: Final[Mapping[str, Sequence[str]]] = {
     "replay": ("replay-id", "by", "rate", "dry-run"),
     "purge": ("unresolved", "dry-run"),
 }
-"""Each with its options, beside those that all have."""
+"""Each command's own options; `_parser` adds those that all commands have."""
 
 EXECUTOR: Final = "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend"
 _JAVA_OPTION = re.compile(r"SPARK_JAVA_OPT_(\d+)").fullmatch
 
 
 class Ask(Protocol):
-    """Runs a command of `python -m knafka_jobs` on the tables, in the session that there is."""
+    """Runs a command of `python -m knafka_jobs` on the tables, in the Spark session of this pod."""
 
     def __call__(self, command: str, *words: object, ids: Sequence[str] = ()) -> dict[str, Any]: ...
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command in a pod and return its exit code; `executor` replaces this process."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     # Spark makes folders where it is started; all else of the container is read-only.
     os.chdir(WRITABLE)
@@ -99,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         TEMPLATE.write_text(template)
     try:
         with explained_faults():
-            found = (backtest if is_backtest else run)(given, _progress)
+            answer = (backtest if is_backtest else run)(given, _progress)
     except Exception as error:
         if not isinstance(error, KnafkaError):
             traceback.print_exc()
@@ -108,8 +111,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _tell({"error": told[: MAX_MESSAGE // 2]})
         return FAILED
     if not is_backtest:  # whose firings have no room in a termination message
-        _tell(found)
-    print(json.dumps(found), flush=True)
+        _tell(answer)
+    print(json.dumps(answer), flush=True)
     return 0
 
 
@@ -122,21 +125,21 @@ def _parser() -> argparse.ArgumentParser:
             added.add_argument(f"--{name}", **{**OPTIONS[name], "required": True})
         for name in ("secret", "keep-hours", *options):
             added.add_argument(f"--{name}", **OPTIONS[name])
-        group = "consumer group whose offsets say what is compacted"
+        group = "consumer group that commits how far the dead letters are in the tables"
         added.add_argument("--group", required=True, help=group)
         if command == "archive":
-            added.add_argument("--report", action="store_true", help="write a report, too")
+            added.add_argument("--report", action="store_true", help="also write a report")
             for name, text in (
-                ("archive", "name of the DeadLetterArchive, under which its report is served"),
-                ("announce", "the Broker's address: it is told of a report"),
-                ("console-url", "address of the console that serves it"),
+                ("archive", "name of the DeadLetterArchive: its report is served under this name"),
+                ("announce", "URL of the Broker that gets an event about each report"),
+                ("console-url", "URL of the console that serves the report"),
             ):
                 added.add_argument(f"--{name}", default="", help=text)
             for name in ("resolved", "unresolved"):
-                text = f"hours for which {name} failures are kept; for ever if not given"
+                text = f"hours for which {name} failures are kept (default: for ever)"
                 added.add_argument(f"--{name}-hours", type=float, help=text)
         else:
-            text = "which failures, a JSON object: options that select, and `ids`"
+            text = "failures to select: a JSON object of the selecting options and `ids`"
             added.add_argument("--select", type=json.loads, default={}, help=text)
     return made
 
@@ -146,19 +149,22 @@ def _progress(line: str) -> None:
 
 
 def backtest(given: argparse.Namespace, progress: Callable[[str], None]) -> dict[str, Any]:
-    """As by its command; raises `KnafkaError`."""
+    """Run the command `knafka_jobs backtest`. Raises `KnafkaError`."""
     from knafka_jobs import commands
 
     return commands.run(given, progress)
 
 
 def run(given: argparse.Namespace, progress: Callable[[str], None]) -> dict[str, Any]:
-    """One run. Raises `KnafkaError`; another run then goes on where this ended."""
+    """Run one command in a Spark session of its own and return its answer.
+
+    Raises `KnafkaError`; another run then goes on where this one ended.
+    """
     # Only now, as importing Spark takes a second, and an executor needs none of it.
     from knafka_jobs import commands
     from knafka_jobs.io import session
 
-    progress(f"dead letters of {given.broker} into {given.tables}")
+    progress(f"copying dead letters of {given.broker} into {given.tables}")
     kafka = commands.connect(given)
     spark = session.start(given.command)
     try:
@@ -173,32 +179,37 @@ def run_in(
     given: argparse.Namespace,
     progress: Callable[[str], None],
 ) -> dict[str, Any]:
-    """`run` in a session that somebody else ends. Raises `KnafkaError`."""
+    """Run one command in a session that the caller ends; return its answer.
+
+    Raises `KnafkaError`.
+    """
     from knafka_jobs import commands
 
     started = datetime.now(UTC)
     waiting = kafka.dead_letter_topics(given.broker)
 
     def ask(command: str, *words: object, ids: Sequence[str] = ()) -> dict[str, Any]:
-        of = ("--tables", given.tables, "--broker", given.broker)
-        parsed = parser().parse_args([command, *(str(word) for word in (*of, *words))])
+        tables_and_broker = ("--tables", given.tables, "--broker", given.broker)
+        parsed = parser().parse_args(
+            [command, *(str(word) for word in (*tables_and_broker, *words))]
+        )
         parsed.ids = tuple(ids) or None
         parsed.is_alone = True  # by the operator's Lease
         return commands.run_in(spark, parsed, progress)
 
-    found = ask("compact", *_of_kafka(given), f"--keep-hours={given.keep_hours}")
-    # What the topics had before this is in the tables now; what came since waits.
+    answer = ask("compact", *_of_kafka(given), f"--keep-hours={given.keep_hours}")
+    # Only the dead letters up to these ends are in the tables; later ones wait for another run.
     kafka.commit(given.group, waiting)
     match given.command:
         case "archive":
-            found |= _archive(given, started, spark, ask)
+            answer |= _archive(given, started, spark, ask)
             if given.report and given.archive:
-                found["report"] |= _published(given, kafka, waiting, progress)
-            return found
+                answer["report"] |= _published(given, kafka, waiting, progress)
+            return answer
         case "replay" if (sent := commands.sent_by(spark, given)) is not None:
-            # An earlier run of it ended before it could tell.
-            return found | {"replay": given.replay_id, "sent": sent}
-    return found | _operation(given, ask)
+            # An earlier run finished the replay and was killed before it could report that.
+            return answer | {"replay": given.replay_id, "sent": sent}
+    return answer | _operation(given, ask)
 
 
 def _archive(
@@ -206,7 +217,7 @@ def _archive(
 ) -> dict[str, Any]:
     from knafka_jobs import commands
 
-    found: dict[str, Any] = {}
+    answer: dict[str, Any] = {}
     for hours, more in (
         (given.resolved_hours, ()),
         (given.unresolved_hours, ("--unresolved",)),
@@ -214,38 +225,38 @@ def _archive(
         if hours is not None:
             until = (started - timedelta(hours=hours)).isoformat()
             purged = ask("purge", "--until", until, *more)["purged"]
-            found["purged"] = found.get("purged", 0) + purged
+            answer["purged"] = answer.get("purged", 0) + purged
     if given.report:
-        files = {each: FOLDER / f"report.{each}" for each in ("json", "html")}
-        named = [word for each, path in files.items() for word in (f"--{each}", path)]
+        files = {format_name: FOLDER / f"report.{format_name}" for format_name in ("json", "html")}
+        named = [word for format_name, path in files.items() for word in (f"--{format_name}", path)]
         named += ["--trace-url", given.trace_url]
-        found["report"] = ask("report", *_of_kafka(given), "--days", given.days, *named)
+        answer["report"] = ask("report", *_of_kafka(given), "--days", given.days, *named)
         for path in files.values():
             commands.store(spark, given.tables, path, f"reports/{path.name}")
             kept = f"reports/history/{started:%Y%m%dT%H%M%SZ}-{path.name}"
             commands.store(spark, given.tables, path, kept)
-    return found
+    return answer
 
 
 def _published(
     given: argparse.Namespace,
     kafka: KafkaClient,
-    topics: Mapping[str, Topic],
+    topics: Mapping[str, TopicState],
     progress: Callable[[str], None],
 ) -> dict[str, str]:
-    """Have the report that was made served, and its Broker told; gives what failed."""
+    """Serve the report and announce it to its Broker; returns the problems of both by name."""
     from knafka_jobs.report.document import Report
     from knafka_jobs.report.publish import publish
 
     made = parse_json(Report, (FOLDER / "report.json").read_text())
-    replication = max((each.replication for each in topics.values()), default=-1)
+    replication = max((topic.replication for topic in topics.values()), default=-1)
     return publish(
         kafka, made, given.archive, replication, given.announce, given.console_url, progress
     )
 
 
 def _operation(given: argparse.Namespace, ask: Ask) -> dict[str, Any]:
-    """A replay or a purge, as `python -m knafka_jobs` has them."""
+    """Run a replay or a purge by its command of `python -m knafka_jobs`."""
     select = dict(given.select)
     ids = select.pop("ids", ())
     words = [f"--{name}={value}" for name, value in select.items()]
@@ -266,15 +277,15 @@ def _of_kafka(given: argparse.Namespace) -> list[str]:
     return [f"--bootstrap-servers={given.bootstrap_servers}", *secret]
 
 
-def _tell(found: Mapping[str, Any]) -> None:
-    """Leave what was found for the operator; elsewhere than in a pod there is no such file."""
+def _tell(answer: Mapping[str, Any]) -> None:
+    """Write the termination message for the operator; outside a pod nothing is written."""
     if TERMINATION_LOG.exists():
-        TERMINATION_LOG.write_text(message_of(found))
+        TERMINATION_LOG.write_text(message_of(answer))
 
 
-def message_of(found: Mapping[str, Any]) -> str:
-    """What fits into a termination message: of a dry run's events and Triggers as many as do."""
-    fits = dict(found)
+def message_of(answer: Mapping[str, Any]) -> str:
+    """The answer as JSON that fits a termination message: a dry run's lists are shortened."""
+    fits = dict(answer)
     while len(message := json.dumps(fits)) > MAX_MESSAGE:
         if events := fits.get("events"):
             fits["events"] = events[:-1]
@@ -286,7 +297,7 @@ def message_of(found: Mapping[str, Any]) -> str:
 
 
 def submit_arguments(environment: Mapping[str, str]) -> list[str]:
-    """What PySpark's launcher is started with: in this process alone, or with executors.
+    """The arguments of PySpark's launcher, from these environment variables:
 
     KNAFKA_MEMORY                 MiB of this container: its heap is a share of it
     KNAFKA_SPARK                  more of Spark's settings, a JSON object
@@ -302,7 +313,9 @@ def submit_arguments(environment: Mapping[str, str]) -> list[str]:
     if not executors:
         settings |= {"spark.driver.host": LOOPBACK, "spark.driver.bindAddress": LOOPBACK}
     else:
-        host, port = (environment[f"KUBERNETES_SERVICE_{each}"] for each in ("HOST", "PORT"))
+        host, port = (
+            environment[f"KUBERNETES_SERVICE_{variable}"] for variable in ("HOST", "PORT")
+        )
         master = f"k8s://https://{f'[{host}]' if ':' in host else host}:{port}"
         settings |= _of_executors(environment, executors, heap, max(384, memory - heap))
     words = ["--master", master, "--driver-memory", f"{heap}m", "--driver-class-path", JARS]
@@ -324,19 +337,19 @@ def _of_executors(
         "spark.kubernetes.container.image": environment["KNAFKA_EXECUTOR_IMAGE"],
         "spark.kubernetes.executor.podTemplateFile": str(TEMPLATE),
         "spark.kubernetes.executor.podNamePrefix": name[-40:].lstrip("-"),
-        # What it would be for is on the class path; to make one needs another permission.
+        # Its content is already on the class path, and creating a ConfigMap needs a permission.
         "spark.kubernetes.executor.disableConfigMap": "true",
         "spark.kubernetes.namespace": environment["KNAFKA_POD_NAMESPACE"],
-        # So that executors go with this pod, also if it is killed.
+        # Kubernetes deletes executors with this pod, also if it is killed.
         "spark.kubernetes.driver.pod.name": name,
         "spark.kubernetes.driver.service.deleteOnTermination": "false",
         "spark.kubernetes.driver.ownPersistentVolumeClaim": "false",
         "spark.kubernetes.driver.reusePersistentVolumeClaim": "false",
         "spark.kubernetes.authenticate.oauthTokenFile": f"{TOKENS}/token",
         "spark.kubernetes.authenticate.caCertFile": f"{TOKENS}/ca.crt",
-        # Who reaches the ports may else have tasks run, and read Kafka's credentials in them. Spark
-        # makes a secret for each run; executors get it in a variable, so it is in nobody's
-        # arguments.
+        # Without authentication, whoever reaches the ports can run tasks and read Kafka's
+        # credentials. Spark makes a secret for each run and hands it to executors in an environment
+        # variable, never in arguments.
         "spark.authenticate": "true",
         "spark.network.crypto.enabled": "true",
         "spark.network.crypto.saslFallback": "false",
@@ -352,9 +365,12 @@ def _whole_cores(cpu: str) -> int:
 
 
 def executor_command(environment: Mapping[str, str]) -> list[str]:
-    """What Spark's own image runs (kubernetes/dockerfiles/spark/entrypoint.sh)."""
+    """The command line of an executor, as in Spark's own image.
+
+    Spark has it in kubernetes/dockerfiles/spark/entrypoint.sh.
+    """
     options = sorted(
-        (int(found[1]), value) for key, value in environment.items() if (found := _JAVA_OPTION(key))
+        (int(match[1]), value) for key, value in environment.items() if (match := _JAVA_OPTION(key))
     )
     memory = environment["SPARK_EXECUTOR_MEMORY"]
     spark = f"{environment['SPARK_HOME']}/jars/*"

@@ -1,7 +1,7 @@
-"""Which failures are meant, and which of them can be sent again: said once.
+"""Which failures a selection means, and which failures can be replayed: declared once.
 
-    Selection --conditions--> column, operator, value --> Spark's columns   (replay.plan)
-                                                      --> SQL of DataFusion (lookup.plan)
+    FailureSelection --conditions--> column, operator, value --> Spark's columns  (replay.plan)
+                                                             --> SQL of DataFusion (lookup.plan)
 
 Pure, without Spark.
 """
@@ -15,36 +15,38 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from knafka.core import names
 from knafka.core.dead_letter import OMITTED
 from knafka.core.delivery import Reason
-from knafka_jobs.options import Selection
+from knafka_jobs.options import FailureSelection
 from knafka_jobs.schema import TRIGGER
 
 
-class Condition(NamedTuple):
-    """What a column of `failures` has to be; null never is."""
+class FailureCondition(NamedTuple):
+    """A comparison that a column of `failures` has to pass; null never passes."""
 
     column: str
     operator: Literal["=", ">=", "<", "in"]
     value: str | int | datetime | tuple[str, ...]
 
 
-def conditions(selection: Selection) -> list[Condition]:
-    """All that a selection says, but for its `where`, which is SQL of Spark's."""
-    wanted: dict[str, Any] = {
+def conditions(selection: FailureSelection) -> list[FailureCondition]:
+    """The comparisons of a selection, all but its `where`, which is SQL of Spark's."""
+    values: dict[str, Any] = {
         name: getattr(selection, name)
         for name in ("trigger", "destination", "code", "summary", "type", "source", "id")
     }
     if selection.broker is not None:
-        wanted |= {"namespace": selection.broker.namespace, "broker": selection.broker.name}
+        values |= {"namespace": selection.broker.namespace, "broker": selection.broker.name}
     if selection.reason is not None:
-        wanted["reason"] = selection.reason.value
-    found = [Condition(name, "=", value) for name, value in wanted.items() if value is not None]
+        values["reason"] = selection.reason.value
+    selected = [
+        FailureCondition(name, "=", value) for name, value in values.items() if value is not None
+    ]
     if selection.ids is not None:
-        found.append(Condition("id", "in", selection.ids))
+        selected.append(FailureCondition("id", "in", selection.ids))
     if selection.since is not None:
-        found.append(Condition("last_failed", ">=", selection.since))
+        selected.append(FailureCondition("last_failed", ">=", selection.since))
     if selection.until is not None:
-        found.append(Condition("last_failed", "<", selection.until))
-    return found
+        selected.append(FailureCondition("last_failed", "<", selection.until))
+    return selected
 
 
 REPLAYABLE: Final = (
@@ -52,46 +54,46 @@ REPLAYABLE: Final = (
     " AND trigger <> ''"
     f" AND trigger NOT LIKE '{names.SENSORS}%'"
 )
-"""Which of `failures` can be sent again: unresolved events of a known Trigger, and of no Sensor,
-which reads no replays. Besides, they must
-have their data (`STUB_HEADER`) and not be on their way (`PENDING`)."""
+"""SQL: the rows of `failures` that can be sent again: unresolved events of a known Trigger, but not
+of a Sensor, which reads no replays. A replay also leaves out events without their data
+(`STUB_HEADER`) and events that another replay has sent (`PENDING`)."""
 
 LIKELY_STUB: Final = "data_bytes IS NULL"
-"""Of `failures` and `records`: those that may lack their data; only their headers say it."""
+"""SQL: the rows of `failures` and `records` whose event may lack its data; only headers tell."""
 
 STUB_HEADER: Final = f"ce_{OMITTED}"
-"""Header of a dead letter whose event was too large to be kept."""
+"""Header of a dead letter without the event's data, which was too large to be kept."""
 
 PENDING: Final = "outcome IS NULL"
-"""Which of `sent` aren't settled yet."""
+"""SQL: the rows of `sent` whose event is not settled yet."""
 
 
 SHOWN: Final = 20
-"""Events that a dry run names: the first ones by `SHOWN_ORDER`."""
+"""Events that a dry run lists: the first ones by `SHOWN_ORDER`."""
 SHOWN_ORDER: Final = ("first_failed", "failure_id")
 SHOWN_COLUMNS: Final = (*TRIGGER, "id", "source", "type", "reason", "code")
 
 TriggerName: TypeAlias = tuple[str, str, str]
-"""Namespace, Broker, name."""
+"""Namespace, Broker and name of a Trigger."""
 
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What a replay would send."""
+    """The events that a replay would send: the answer of a dry run."""
 
     triggers: dict[TriggerName, int]
-    """Events by Trigger."""
+    """Number of events by Trigger."""
     left_out: int
-    """Events that were selected, but are undecodable, without data, resolved or pending."""
+    """Number of selected events that can't be sent: undecodable, no data, resolved or pending."""
     events: list[dict[str, Any]]
-    """The first of them: `SHOWN_COLUMNS`."""
+    """The first `SHOWN` events: `SHOWN_COLUMNS` of each."""
 
     @property
     def count(self) -> int:
         return sum(self.triggers.values())
 
     def document(self) -> dict[str, Any]:
-        """What a dry run says."""
+        """The preview as the JSON document that a dry run prints."""
         return {
             "would_send": self.count,
             "left_out": self.left_out,

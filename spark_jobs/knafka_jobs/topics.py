@@ -1,4 +1,4 @@
-"""Topics and the offsets in them, as values. Asking Kafka for them: `io.kafka`."""
+"""Topics, partitions and offsets as values; `io.kafka` asks Kafka for them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Final, NamedTuple, TypeAlias
 from knafka.core import names
 
 LOG_SEPARATOR: Final = "~"
-"""Between a topic's id, which never has one, and the number of a log that grew from a cut one."""
+"""Separates a topic's id, which never contains it, from the number of a later log (`log_id`)."""
 
 
 class BrokerName(NamedTuple):
-    """Whose dead letters; written as `NAMESPACE/NAME`."""
+    """The namespace and name of a Broker; written as `NAMESPACE/NAME`."""
 
     namespace: str
     name: str
@@ -30,111 +30,115 @@ Partition: TypeAlias = tuple[str, int]
 
 
 class Mark(NamedTuple):
-    """What tells the record at an offset from another that came to lie there."""
+    """The identity of the record at an offset, should another record get the same offset later."""
 
     offset: int
     digest: str
-    """Of key and value."""
+    """Digest of the record's key and value."""
     time: int
-    """Its timestamp, in milliseconds since the Unix epoch."""
+    """The record's timestamp, in milliseconds since the Unix epoch."""
     epoch: int | None = None
-    """The leader epoch under which it was appended; None: that isn't known."""
+    """The leader epoch under which the record was appended; None if unknown."""
 
 
 NOTHING: Final = Mark(-1, "", 0)
-"""The mark of a log of which no record was read: whatever it has below `Reached.next` is new."""
+"""The mark of a log of which no record was read yet: any record below `Reached.next` is new."""
 
 
 class Reached(NamedTuple):
-    """How far a partition was read, and of which log.
+    """How far a partition was read, and in which of its logs.
 
-    An unclean election cuts a log: its last records are lost, and others get their offsets. From
-    there on it is another log, whose records have the topic id with the log's number. 0 is the
-    first log, and `cuts` has the offset at which each later one began.
+    An unclean election cuts a log: its last records are lost, and other records get their offsets.
+    From the cut on, the partition is another log, whose rows have the topic id with the log's
+    number (`log_id`). Number 0 is the first log; `cuts` has the first offset of each later log.
     """
 
     next: int
     """The first offset that was not read."""
     mark: Mark | None = None
-    """The last record that was read; None: not known."""
+    """The last record that was read; None if unknown."""
     cuts: tuple[int, ...] = ()
 
     def cut_at(self, offset: int) -> Reached:
+        """The same after a cut: reading goes on at `offset`, in a new log."""
         return Reached(offset, NOTHING, (*self.cuts, offset))
 
     def logs(self) -> list[tuple[int, int]]:
-        """What the partition consists of now: first offset and number of each log, in order."""
-        found = [(0, 0)]
+        """The logs that make up the partition now: first offset and number of each, in order."""
+        logs = [(0, 0)]
         for number, first in enumerate(self.cuts, start=1):
-            while found and found[-1][0] >= first:
-                found.pop()
-            found.append((first, number))
-        return found
+            while logs and logs[-1][0] >= first:
+                logs.pop()
+            logs.append((first, number))
+        return logs
 
-    def pieces(self, span: Span) -> list[tuple[int, Span]]:
-        """A stretch of the partition, log by log: the log's number and what of it is the log's."""
+    def pieces(self, span: OffsetSpan) -> list[tuple[int, OffsetSpan]]:
+        """Split a span of the partition by logs: each log's number and its part of the span."""
         logs = self.logs()
         ends = [*(first for first, _ in logs[1:]), span.end]
         return [
-            (number, Span(max(first, span.start), min(end, span.end)))
+            (number, OffsetSpan(max(first, span.start), min(end, span.end)))
             for (first, number), end in zip(logs, ends, strict=True)
             if max(first, span.start) < min(end, span.end)
         ]
 
 
 Offsets: TypeAlias = Mapping[Partition, Reached]
-"""Where reading goes on in each partition ever read."""
+"""How far each partition that was ever read was read."""
 
 
 def log_id(topic_id: str, number: int) -> str:
-    """What stands for a topic id in rows of a log."""
+    """The `topic_id` of rows that lie in the log of this number: `ID` for 0, else `ID~NUMBER`."""
     return f"{topic_id}{LOG_SEPARATOR}{number}" if number else topic_id
 
 
 def parts_of_log_id(text: str) -> tuple[str, int]:
-    """Topic id and number of the log."""
+    """Split a `log_id` into topic id and number of the log."""
     topic_id, _, number = text.partition(LOG_SEPARATOR)
     return topic_id, int(number) if number.isdecimal() else 0
 
 
 def offsets_of(spans: Iterable[tuple[str, int, int, int]]) -> dict[Partition, Reached]:
-    """How far partitions were read, by what rows say of each log: log id, partition, first offset
-    and the offset after the last one."""
+    """How far partitions were read, told from the rows of each log.
+
+    `spans` has log id, partition, first offset and the offset after the last row.
+    """
     logs: dict[Partition, dict[int, tuple[int, int]]] = {}
     for text, partition, first, next_ in spans:
         topic_id, number = parts_of_log_id(text)
         logs.setdefault((topic_id, partition), {})[number] = first, next_
     read = {}
-    for where, found in logs.items():
-        last = max(found)
+    for where, ends_by_log in logs.items():
+        last = max(ends_by_log)
         # Of a log without rows it is only known that it began no later than the next one.
-        cuts = [found[last][0]] * last
+        cuts = [ends_by_log[last][0]] * last
         for number in range(last - 1, 0, -1):
-            cuts[number - 1] = found[number][0] if number in found else cuts[number]
-        read[where] = Reached(found[last][1], None, tuple(cuts))
+            cuts[number - 1] = ends_by_log[number][0] if number in ends_by_log else cuts[number]
+        read[where] = Reached(ends_by_log[last][1], None, tuple(cuts))
     return read
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """The offsets that a partition has: from `start`, inclusive, to `end`, exclusive."""
+class OffsetSpan:
+    """A range of offsets in one partition: from `start`, inclusive, to `end`, exclusive."""
 
     start: int
     end: int
 
 
 @dataclass(frozen=True, slots=True)
-class Topic:
-    """A topic as it is now; one that is deleted and made again has another id."""
+class TopicState:
+    """A topic as Kafka describes it now; a topic that is created again gets another id."""
 
     name: str
     id: str
-    spans: Mapping[int, Span]
+    spans: Mapping[int, OffsetSpan]
+    """The offsets that each partition has, by the partition's number."""
     replication: int = 1
 
 
-def spans_of(topics: Mapping[str, Topic]) -> dict[Position, Span]:
-    """What all partitions of these topics have."""
+def spans_of(topics: Mapping[str, TopicState]) -> dict[Position, OffsetSpan]:
+    """The offsets that all partitions of these topics have."""
     return {
         (name, partition): span
         for name, topic in topics.items()
@@ -143,10 +147,10 @@ def spans_of(topics: Mapping[str, Topic]) -> dict[Position, Span]:
 
 
 def is_dead_letter_topic(topic: str, broker: BrokerName | None) -> bool:
-    """Whether a topic holds dead letters (of that Broker).
+    """Whether a topic holds dead letters of this Broker; of any Broker for None.
 
-    The digest in the name decides, as dashes alone leave open where a name ends. A name so long
-    that it was cut belongs to no Broker.
+    The digest in the topic's name decides, because dashes alone don't tell where a Broker's name
+    ends. A topic whose name was shortened belongs to no Broker.
     """
     if broker is None:
         return topic.startswith(names.DEAD_LETTERS)

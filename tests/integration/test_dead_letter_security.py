@@ -26,8 +26,8 @@ from knafka_jobs import commands, options
 from knafka_jobs.compact.run import compact, fold_all
 from knafka_jobs.errors import JobError
 from knafka_jobs.io.delta import Tables
-from knafka_jobs.io.kafka import Connection, KafkaClient
-from knafka_jobs.options import CompactOptions, Selection
+from knafka_jobs.io.kafka import KafkaClient, KafkaConnection
+from knafka_jobs.options import CompactOptions, FailureSelection
 from knafka_jobs.replay.run import purge, replay
 from knafka_jobs.report.run import report
 from knafka_jobs.topics import BrokerName
@@ -70,19 +70,22 @@ async def test_compact_report_replay_and_purge_by_every_kind_of_security(
     dead.flush()
     folder = tmp_path / "secret"
     kafka = secured.mounted(kind, folder)
-    client = KafkaClient(Connection.from_folder(kafka.bootstrap_servers, folder))
+    client = KafkaClient(KafkaConnection.from_folder(kafka.bootstrap_servers, folder))
     client.connect()
     tables = Tables(spark, str(tmp_path / "tables"))
     wanted = CompactOptions(BrokerName(namespace, "main"), keep_hours=0)
     first = compact(tables, client, wanted, lambda line: None)
     assert (first.records, first.folded, first.deleted) == (COUNT, COUNT, COUNT)
-    assert replay(tables, client, Selection(), "again", "me", None, lambda line: None).sent == COUNT
+    assert (
+        replay(tables, client, FailureSelection(), "again", "me", None, lambda line: None).sent
+        == COUNT
+    )
     sent = names.replay_topic(namespace, "main", "mail")
     await admin.ensure_committed(sent, sent)  # as its dispatcher does once all is delivered
     compact(tables, client, wanted, lambda line: None)
     totals = report(tables, None, datetime.now(UTC)).totals
     assert (totals.failures, totals.unresolved) == (COUNT, 0)
-    assert purge(tables, Selection(), False, partial(fold_all, tables)) == COUNT
+    assert purge(tables, FailureSelection(), False, partial(fold_all, tables)) == COUNT
     stored = [each for each in (tmp_path / "tables").rglob("*") if each.is_file()]
     assert not any(b"never-shown" in each.read_bytes() for each in stored), "no password is kept"
 

@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
-from knafka_jobs.compact.batches import Batch, ingest
+from knafka_jobs.compact.batches import IngestBatch, ingest
 from knafka_jobs.compact.cuts import deletable_until, find_cuts
 from knafka_jobs.compact.plan import older_ranges
 from knafka_jobs.topics import (
     Mark,
     Offsets,
+    OffsetSpan,
     Partition,
     Reached,
-    Span,
-    Topic,
+    TopicState,
     log_id,
     offsets_of,
 )
@@ -55,8 +55,8 @@ class Part:
     slots: list[Letter | None] = field(default_factory=list)
 
     @property
-    def span(self) -> Span:
-        return Span(self.start, len(self.slots))
+    def span(self) -> OffsetSpan:
+        return OffsetSpan(self.start, len(self.slots))
 
 
 class Placed(NamedTuple):
@@ -89,12 +89,12 @@ class Log:
             for number, part in enumerate(parts)
         }
 
-    def spans(self, names: frozenset[str]) -> dict[Partition, Span]:
+    def spans(self, names: frozenset[str]) -> dict[Partition, OffsetSpan]:
         """What the metadata say of these, those that are there."""
         ids = {self.topics[name][0] for name in names & self.topics.keys()}
         return {where: part.span for where, part in self.parts().items() if where[0] in ids}
 
-    def read(self, ranges: Mapping[Partition, Span]) -> list[tuple[Partition, int, Letter]]:
+    def read(self, ranges: Mapping[Partition, OffsetSpan]) -> list[tuple[Partition, int, Letter]]:
         """As Spark does when it is given partitions, starts and ends, and failOnDataLoss: what is
         between, or nothing at all; test_dead_letters_once.py sees whether that is so."""
         there = self.parts()
@@ -114,15 +114,15 @@ class Log:
         return {
             where: mark
             for where, offset in wanted.items()
-            if (mark := next(iter(self.marks(where, Span(offset, 10**9))), None)) is not None
+            if (mark := next(iter(self.marks(where, OffsetSpan(offset, 10**9))), None)) is not None
         }
 
-    def last_in(self, spans: Mapping[Partition, Span]) -> Mapping[Partition, Mark]:
+    def last_in(self, spans: Mapping[Partition, OffsetSpan]) -> Mapping[Partition, Mark]:
         return {
             where: marks[-1] for where, span in spans.items() if (marks := self.marks(where, span))
         }
 
-    def marks(self, where: Partition, span: Span) -> list[Mark]:
+    def marks(self, where: Partition, span: OffsetSpan) -> list[Mark]:
         part = self.parts().get(where)
         if part is None or span.start < part.start:
             return []
@@ -178,7 +178,7 @@ class Table:
         }
 
     def last_row(self, where: Partition, reached: Reached) -> Mark | None:
-        for number, piece in reversed(reached.pieces(Span(0, reached.next))):
+        for number, piece in reversed(reached.pieces(OffsetSpan(0, reached.next))):
             for offset in range(piece.end - 1, piece.start - 1, -1):
                 if (
                     letter := self.rows.get((log_id(where[0], number), where[1], offset))
@@ -299,7 +299,7 @@ def compact(log: Log, table: Table, run: Run, clock: Callable[[], int]) -> None:
     """A run, as `compact` makes it of `ingest`."""
     names = run.names & log.topics.keys()
     topics = {
-        name: Topic(
+        name: TopicState(
             name, log.topics[name][0], {n: p.span for n, p in enumerate(log.topics[name][1])}
         )
         for name in names
@@ -309,7 +309,7 @@ def compact(log: Log, table: Table, run: Run, clock: Callable[[], int]) -> None:
         happens(log, event)
     table.steps = run.steps
 
-    def append(batch: Batch, number: int, last: int | None) -> int:
+    def append(batch: IngestBatch, number: int, last: int | None) -> int:
         assert table.last == last
         rows = {
             (log_id(where[0], batch.after[where].logs()[-1][1]), where[1], offset): letter.number
@@ -330,25 +330,25 @@ def compact(log: Log, table: Table, run: Run, clock: Callable[[], int]) -> None:
         table.steps = None
 
 
-def delete(log: Log, table: Table, topics: Mapping[str, Topic]) -> None:
+def delete(log: Log, table: Table, topics: Mapping[str, TopicState]) -> None:
     """As `_delete_tabled`, of all that is there."""
     read = {} if table.last is None else table.notes[table.last] or {}
     young = {(name, number): -1 for name, topic in topics.items() for number in topic.spans}
     held = table.rows.keys() | table.purged
     until: dict[Partition, int] = {}
-    spans: dict[Partition, Span] = {}
-    tabled: dict[Partition, list[Span]] = {}
+    spans: dict[Partition, OffsetSpan] = {}
+    tabled: dict[Partition, list[OffsetSpan]] = {}
     for name, log_name, number, start, end in older_ranges(topics, young, read):
         where = (topics[name].id, number)
-        spans[where] = Span(spans.get(where, Span(start, end)).start, end)
+        spans[where] = OffsetSpan(spans.get(where, OffsetSpan(start, end)).start, end)
         tabled.setdefault(where, []).extend(
-            Span(offset, offset + 1)
+            OffsetSpan(offset, offset + 1)
             for offset in range(start, end)
             if (log_name, number, offset) in held
         )
     there = log.parts()
 
-    def placed(where: Partition, gap: Span) -> list[Placed]:
+    def placed(where: Partition, gap: OffsetSpan) -> list[Placed]:
         return [Placed(mark.offset) for mark in log.marks(where, gap)]
 
     for where, span in spans.items():

@@ -129,9 +129,9 @@ def dead(kafka: Kafka) -> Iterator[DeadLetters]:
 
 @pytest.fixture
 def client(kafka: Kafka) -> KafkaClient:
-    from knafka_jobs.io.kafka import Connection, KafkaClient
+    from knafka_jobs.io.kafka import KafkaClient, KafkaConnection
 
-    return KafkaClient(Connection(kafka.bootstrap_servers))
+    return KafkaClient(KafkaConnection(kafka.bootstrap_servers))
 
 
 @pytest.fixture

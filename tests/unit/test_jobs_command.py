@@ -99,8 +99,8 @@ def test_what_can_not_be_asked_is_exit_code_2(arguments: list[str]) -> None:
 def test_a_selection_is_read_as_it_was_said() -> None:
     said = ["--broker", "shop/main", "--reason", "status", "--code", "503", "--since", "2026-11-21"]
     given = options.parser().parse_args(["purge", "--tables", "t", *said])
-    selection = options.Selection.given(given)
-    assert selection == options.Selection(
+    selection = options.FailureSelection.given(given)
+    assert selection == options.FailureSelection(
         broker=BrokerName("shop", "main"),
         reason=Reason.STATUS,
         code=503,

@@ -14,7 +14,7 @@ from knafka.core.delivery import Reason
 from knafka_jobs import schema
 from knafka_jobs.errors import JobError
 from knafka_jobs.io.delta import Tables
-from knafka_jobs.options import Selection
+from knafka_jobs.options import FailureSelection
 from knafka_jobs.replay.plan import select
 from knafka_jobs.report.assemble import change, known_of
 from knafka_jobs.report.document import MAX_SUMMARIES, OTHERS, ChangeKind, Report, json_schema
@@ -66,22 +66,25 @@ def ids(frame: DataFrame) -> set[str]:
 @pytest.mark.parametrize(
     ("selection", "wanted"),
     [
-        (Selection(), {"f0", "f1", "f2"}),
-        (Selection(broker=BrokerName("shop", "main")), {"f0", "f2"}),
-        (Selection(trigger="bill"), {"f2"}),
-        (Selection(destination="http://mail/", reason=Reason.STATUS, code=503), {"f0", "f1"}),
-        (Selection(type="order", source="/s"), {"f1"}),
-        (Selection(id="7"), {"f0"}),
-        (Selection(since=ago(10), until=ago(5)), {"f0", "f1"}),
-        (Selection(where="code IS NULL OR type LIKE 'ord%'"), {"f1", "f2"}),
-        (Selection(trigger="mail", where="true) OR (true"), None),
-        (Selection(where="frobnicate(id)"), None),
-        (Selection(where="id = '1'; DROP TABLE x"), None),
+        (FailureSelection(), {"f0", "f1", "f2"}),
+        (FailureSelection(broker=BrokerName("shop", "main")), {"f0", "f2"}),
+        (FailureSelection(trigger="bill"), {"f2"}),
+        (
+            FailureSelection(destination="http://mail/", reason=Reason.STATUS, code=503),
+            {"f0", "f1"},
+        ),
+        (FailureSelection(type="order", source="/s"), {"f1"}),
+        (FailureSelection(id="7"), {"f0"}),
+        (FailureSelection(since=ago(10), until=ago(5)), {"f0", "f1"}),
+        (FailureSelection(where="code IS NULL OR type LIKE 'ord%'"), {"f1", "f2"}),
+        (FailureSelection(trigger="mail", where="true) OR (true"), None),
+        (FailureSelection(where="frobnicate(id)"), None),
+        (FailureSelection(where="id = '1'; DROP TABLE x"), None),
     ],
     ids=lambda value: " ".join(sorted(value)) if isinstance(value, set) else str(value),
 )
 def test_a_selection_is_what_fits_all_of_it(
-    spark: SparkSession, selection: Selection, wanted: set[str] | None
+    spark: SparkSession, selection: FailureSelection, wanted: set[str] | None
 ) -> None:
     """A predicate that is none, or that would end the expression around it, is refused."""
     rows = failures(
@@ -105,7 +108,7 @@ def test_a_group_is_what_failed_alike_with_its_sums_and_times(spark: SparkSessio
         {"resolved": ago(20), "last_failed": ago(40)},
         {"code": None, "reason": "timeout"},
     )
-    told = groups(sums(rows, before=ago(2))).where("code = 503")
+    told = groups(sums(rows, previous_made=ago(2))).where("code = 503")
     columns = (
         "events bigint, failures bigint, unresolved bigint, resolved bigint, "
         "retries bigint, first_seen timestamp, last_seen timestamp, oldest_unresolved timestamp"
@@ -130,7 +133,7 @@ def test_failures_whose_errors_say_different_things_are_two_rows(
     assert [(each.summary, each.events) for each in mail] == [("NullPointer", 2), ("db down", 1)]
     assert len({each.id for each in mail}) == 2
     assert mail[0].replay_command.endswith("--code 503 --summary NullPointer")
-    found = select(tables.read("failures"), Selection(trigger="mail", summary="db down"))
+    found = select(tables.read("failures"), FailureSelection(trigger="mail", summary="db down"))
     assert ids(found) == {"f0"}
 
 
@@ -164,7 +167,7 @@ def test_failures_are_counted_by_stretches_of_time(spark: SparkSession) -> None:
 
 def test_the_most_frequent_values_come_first_and_are_few(spark: SparkSession) -> None:
     given = [{"type": name} for name in "aabbbcdefg"] + [{"type": None}]
-    told = tops(sums(failures(spark, *given), before=None), "type")
+    told = tops(sums(failures(spark, *given), previous_made=None), "type")
     rows = [(row["value"], row["events"]) for row in told.collect()]
     assert rows == [("b", 3), ("a", 2), ("c", 1), ("d", 1), ("e", 1)]
 

@@ -40,8 +40,8 @@ from knafka_cli.shared import dead_letter_jobs
 from knafka_jobs.compact.run import compact
 from knafka_jobs.io import session
 from knafka_jobs.io.delta import Tables
-from knafka_jobs.io.kafka import Connection, KafkaClient
-from knafka_jobs.options import CompactOptions, Selection
+from knafka_jobs.io.kafka import KafkaClient, KafkaConnection
+from knafka_jobs.options import CompactOptions, FailureSelection
 from knafka_jobs.replay.run import replay
 from knafka_jobs.report.run import report
 from knafka_jobs.topics import BrokerName
@@ -110,7 +110,7 @@ class Bench:
         self._folder = folder
         self._servers = servers
         self._repeated = repeated
-        self._client = KafkaClient(Connection(servers))
+        self._client = KafkaClient(KafkaConnection(servers))
         self._admin = AdminClient({"bootstrap.servers": servers})
 
     def on_empty_tables(self, new: int, size: int, *, told: bool = True) -> None:
@@ -169,7 +169,7 @@ class Bench:
             if some[0] in words:
                 found = int(said.stdout.rpartition(" would be sent")[0].rpartition("\n")[2])
                 assert AT_LEAST <= found <= REPLAYED, said.stdout[-500:]
-        selection = Selection(since=since, until=until)
+        selection = FailureSelection(since=since, until=until)
 
         def send() -> None:
             sent = replay(

@@ -49,9 +49,9 @@ from knafka_client.state.installation import (
 )
 from knafka_client.topics import dead_letters, replaying
 from knafka_client.topics.replaying import WRITER_CLOSE_TIMEOUT
-from knafka_jobs.options import SELECTION, Selection, parser
+from knafka_jobs.options import SELECTION, FailureSelection, parser
 from knafka_jobs.schema import TRIGGER
-from knafka_jobs.selecting import Condition, TriggerName, conditions
+from knafka_jobs.selecting import FailureCondition, TriggerName, conditions
 
 if TYPE_CHECKING:
     from knafka_jobs.lookup.run import TableFiles
@@ -190,7 +190,7 @@ def _egress(running: RunningState, trigger: str | None, broker: str | None) -> E
 
 def _of(
     running: RunningState | None, trigger: str | None, broker: str | None = None
-) -> Sequence[Condition]:
+) -> Sequence[FailureCondition]:
     if trigger is None and broker is None:
         return ()
     if running is not None:
@@ -206,7 +206,7 @@ def _of(
             names.of_channel(identity.name) if broker.startswith(CHANNEL_PREFIX) else identity.name
         )
         named = {"namespace": identity.namespace, "broker": bus, "trigger": ""}
-    return [Condition(name, "=", value) for name, value in named.items()]
+    return [FailureCondition(name, "=", value) for name, value in named.items()]
 
 
 def _tabled(files: TableFiles | None) -> dead_letters.Tabled:
@@ -335,9 +335,9 @@ def _previewed(place: str, asked: Asked, ids: Sequence[str]) -> dict[str, Any] |
     given = parser().parse_args(
         ["purge", f"--tables={place}", *arguments_of(said)]  # which takes what selects
     )
-    selected = conditions(Selection.given(given))
+    selected = conditions(FailureSelection.given(given))
     if ids:
-        selected.append(Condition("id", "in", tuple(ids)))
+        selected.append(FailureCondition("id", "in", tuple(ids)))
     return preview(files, selected).document()
 
 

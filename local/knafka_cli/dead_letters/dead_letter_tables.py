@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from knafka.core.dead_letter import timestamp
 from knafka_client.topics.dead_letters import Overview, StoredDeadLetter, letter, owner
 from knafka_jobs.errors import NeedsSpark
-from knafka_jobs.selecting import Condition, TriggerName
+from knafka_jobs.selecting import FailureCondition, TriggerName
 
 if TYPE_CHECKING:
     from knafka_jobs.lookup.run import TableFiles
@@ -42,7 +42,9 @@ def open_tables(place: str, tell: Callable[[str], None]) -> TableFiles | None:
         return None
 
 
-def overviews(files: TableFiles, conditions: Sequence[Condition]) -> dict[TriggerName, Overview]:
+def overviews(
+    files: TableFiles, conditions: Sequence[FailureCondition]
+) -> dict[TriggerName, Overview]:
     """The unresolved dead letters of each Trigger, counted from the tables. Raises `JobError`."""
     from knafka_jobs.lookup import run as lookup
 
@@ -62,7 +64,7 @@ def overviews(files: TableFiles, conditions: Sequence[Condition]) -> dict[Trigge
 
 
 def latest(
-    files: TableFiles, conditions: Sequence[Condition], limit: int
+    files: TableFiles, conditions: Sequence[FailureCondition], limit: int
 ) -> Sequence[StoredDeadLetter]:
     """The last `limit` that the tables have, the oldest first. Raises `JobError`."""
     from knafka_jobs.lookup import run as lookup

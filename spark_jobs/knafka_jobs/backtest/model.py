@@ -1,9 +1,9 @@
-"""What one trigger fires for one correlation key, by events that come in the order of time.
+"""Computes the firings of one trigger for one correlation key from events in the order of time.
 
-The second statement of a Sensor's meaning: it shares what a condition is with `core.sensor`, and
-nothing of its reducer (`rules`, `absence`), so that each is a check of the other. The reducer takes
-events in any order and decides again from all that it holds; here they are in order, so that one
-look at each is enough, and at most one `!` is waited for at a time.
+This is a second implementation of a Sensor's meaning. It shares the conditions with `core.sensor`,
+but nothing of its reducer (`rules`, `absence`), so that tests can compare the two. The reducer
+takes events in any order and decides anew from all events that it holds. Here events come in order:
+each is looked at once, and there is at most one wait for an unwanted event (`!`) at a time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Came(NamedTuple):
 
     dependency: str
     identity: str
-    """Its source and id, see `records.identity_of`."""
+    """The event's source and id, see `records.identity_of`."""
     at: int
     """Milliseconds since the Unix epoch."""
     place: str
@@ -30,10 +30,10 @@ class Came(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """A firing."""
+    """A firing that the model expects."""
 
     at: int
-    """When it was known: the time of its last event, or the end of a wait."""
+    """Time of the firing, in milliseconds: that of its last event, or the end of a wait."""
     events: tuple[Came, ...]
 
 
@@ -41,22 +41,25 @@ _Which: TypeAlias = tuple[str, str]
 """Dependency and identity."""
 
 
-class Model:
-    """Asked with `add` for each event, in the order of time; in one millisecond, in theirs."""
+class FiringModel:
+    """The state of one trigger and correlation key: `add` each event in order, then `end`.
+
+    The order is by time, and within one millisecond by position.
+    """
 
     def __init__(self, rule: Rule) -> None:
         self._rule = rule
         self._counting: dict[_Which, Came] = {}
-        """In the order of time."""
+        """Events that count towards the next firing, in the order of time."""
         self._until: int | None = None
-        """What counts is complete, and an unwanted event up to this time would answer it."""
+        """End (ms) of a complete set's wait: an unwanted event until then cancels the set."""
         self._ignored: dict[_Which, Came] = {}
-        """Wanted events that came while one waited."""
+        """Wanted events that came during the wait."""
         self._unwanted_at: int | None = None
-        """When the last unwanted event came: it also answers what is complete at that time."""
+        """Time (ms) of the last unwanted event: it also cancels a set completed at that time."""
 
     def add(self, event: Came) -> Iterator[Expected]:
-        """What has fired since the event before, and with this one."""
+        """Take the next event; yields the firings since the previous event, and with this one."""
         yield from self._waited(event.at)
         which = (event.dependency, event.identity)
         reset = self._last_reset(event.at)
@@ -80,32 +83,34 @@ class Model:
                 assert self._rule.within is not None
                 self._until = event.at + self._rule.within
 
-    def end(self, at: int) -> Iterator[Expected]:
-        """What has fired since the last event, if every event before this time has come."""
-        yield from self._waited(at)
+    def end(self, time: int) -> Iterator[Expected]:
+        """End at `time` (ms), after every earlier event was added; yields the last firings."""
+        yield from self._waited(time)
 
-    def waits(self, at: int) -> bool:
-        """Whether wanted events are held at this time: of a wait for what is unwanted also those
-        that were reset, until it is over."""
+    def waits(self, time: int) -> bool:
+        """Whether wanted events are held at this time (ms).
+
+        A wait for an unwanted event also holds events that were reset, until the wait is over.
+        """
         within = self._rule.within
-        reset = None if self._rule.condition.unwanted else self._last_reset(at)
+        reset = None if self._rule.condition.unwanted else self._last_reset(time)
         return any(
-            (within is None or each.at + within >= at) and (reset is None or each.at > reset)
-            for each in self._counting.values()
+            (within is None or event.at + within >= time) and (reset is None or event.at > reset)
+            for event in self._counting.values()
         )
 
-    def _waited(self, at: int) -> Iterator[Expected]:
-        if self._until is None or self._until >= at:
+    def _waited(self, time: int) -> Iterator[Expected]:
+        if self._until is None or self._until >= time:
             return
         if self._begins_before(self._last_reset(self._until)):
-            self._clear()  # while it waited (BUS-S5)
+            self._clear()  # the reset came during the wait (BUS-S5)
         else:
             yield self._fire(self._until)
 
-    def _fire(self, at: int) -> Expected:
+    def _fire(self, time: int) -> Expected:
         events = tuple(self._counting.values())
         self._clear()
-        return Expected(at, events)
+        return Expected(time, events)
 
     def _clear(self) -> None:
         self._counting, self._until, self._ignored = {}, None, {}
@@ -113,7 +118,9 @@ class Model:
     def _completes(self, event: Came) -> bool:
         counting, condition, within = self._counting, self._rule.condition, self._rule.within
         if within is not None:
-            for which in [key for key, each in counting.items() if each.at + within < event.at]:
+            for which in [
+                key for key, counted in counting.items() if counted.at + within < event.at
+            ]:
                 del counting[which]
         same = [which for which in counting if which[0] == event.dependency]
         if len(same) >= condition.wanted[event.dependency]:
@@ -125,29 +132,34 @@ class Model:
         return self._rule.condition.holds(Counter(which[0] for which in self._counting))
 
     def _take_back(self, repeated: _Which, reset: int | None) -> None:
-        """An event that comes again counts from now on only (BUS-S3), and one from before a reset
-        not at all (BUS-S5). The rest goes on waiting only if it is complete by itself, or with what
-        came meanwhile."""
+        """Remove a repeated event, and all events before a reset, from the events that count.
+
+        A repeated event counts from now on only (BUS-S3), an event before a reset not at all
+        (BUS-S5). A wait goes on only if the remaining events are complete, alone or with the events
+        that came during the wait.
+        """
         self._counting = {
-            which: each
-            for which, each in self._counting.items()
-            if which != repeated and (reset is None or each.at > reset)
+            which: event
+            for which, event in self._counting.items()
+            if which != repeated and (reset is None or event.at > reset)
         }
         if self._until is None or self._is_complete():
             return
         assert self._rule.within is not None
         self._until = None
-        for which, each in list(self._ignored.items()):
-            if self._until is None and (reset is None or each.at > reset):
+        for which, event in list(self._ignored.items()):
+            if self._until is None and (reset is None or event.at > reset):
                 del self._ignored[which]
-                if self._completes(each):
-                    self._until = each.at + self._rule.within
+                if self._completes(event):
+                    self._until = event.at + self._rule.within
 
     def _begins_before(self, reset: int | None) -> bool:
         if reset is None or not self._counting:
             return False
         return next(iter(self._counting.values())).at <= reset
 
-    def _last_reset(self, at: int) -> int | None:
-        found = (each.last(at) for each in self._rule.resets)
-        return max((each for each in found if each is not None), default=None)
+    def _last_reset(self, time: int) -> int | None:
+        reset_times = (reset.last(time) for reset in self._rule.resets)
+        return max(
+            (reset_time for reset_time in reset_times if reset_time is not None), default=None
+        )

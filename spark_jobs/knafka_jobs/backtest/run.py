@@ -1,11 +1,11 @@
-"""A backtest: events from a topic or an archive in, what they would have fired out.
+"""Runs a backtest: reads events of a topic or an archive, and reports what a Sensor would fire.
 
-A topic is read between the offsets of two times, as they are when it begins, and only what is
-committed. An archive is a folder or URI of one of
+Of a topic, committed records between the offsets of two times are read, up to the end that the
+topic has when the backtest begins. An archive is a folder or URI with one of
 
-    Delta, Parquet   records: `headers`, `value`, and `timestamp` or `appended`; as Spark's Kafka
-                     source gives them, and as the dead letters' tables have them
-    NDJSON           structured events, one a line, by their own `time`
+    Delta, Parquet   records with the columns `headers`, `value`, and `timestamp` or `appended`, as
+                     in Spark's Kafka source and in the dead letters' tables
+    NDJSON           structured events, one per line, ordered by their attribute `time`
 """
 
 from __future__ import annotations
@@ -33,66 +33,71 @@ from knafka_jobs.io.kafka import KafkaClient
 Progress: TypeAlias = Callable[[str], None]
 
 TASKS: Final = 16
-"""Tasks that sort and fire, at least: of two that ran at once, each would hold half of all events
-and firings, and a local job has 1 GiB of memory."""
+"""Tasks that sort and fire, at least: with only two, each would hold half of all events and
+firings, and a local job has 1 GiB of memory."""
 ROW_GROUP: Final = 16 * 1024 * 1024
-"""Bytes of firings that a task holds before it writes them; Parquet's own is 128 MiB."""
+"""Bytes of firings that a task holds before it writes them; Parquet's default is 128 MiB."""
 TIMES: Final = ("timestamp", "appended")
-"""The columns of an archive that may have a record's time: Kafka's own, and that of our tables."""
+"""Columns of an archive that may have a record's time: Kafka's, and that of our tables."""
 
 LINES: Final = (".ndjson", ".jsonl", ".json", ".ndjson.gz", ".jsonl.gz", ".json.gz")
 
 
 @dataclass(frozen=True, slots=True)
 class Backtested:
+    """The result of a backtest."""
+
     events: int
-    """Read."""
+    """Events that were read."""
     matched: int
-    """Of these, as often as a trigger has one."""
+    """Events that match a trigger, counted once for each trigger."""
     undecodable: int
     undated: int
     errors: Mapping[str, int]
-    """Evaluations of a filter or a correlation that ended with one, by kind."""
+    """Evaluations of a filter or a correlation that failed, by kind of error."""
     firings: Mapping[str, int]
-    """By trigger, all of them."""
+    """Number of firings by trigger, with zeros."""
     waiting: Mapping[str, int]
-    """Correlation keys that hold wanted events in the end, by trigger."""
+    """Number of correlation keys that still hold wanted events in the end, by trigger."""
     shown: Sequence[Mapping[str, Any]]
-    """The first firings, in the order of time."""
+    """The first firings in the order of time, as documents."""
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """Times of events, in ms since the Unix epoch: since the first, before the second."""
+class TimeSpan:
+    """A span of events' times in ms since the Unix epoch: `since` inclusive, `until` exclusive.
+
+    None: open on this side.
+    """
 
     since: int | None = None
     until: int | None = None
 
-    def holds(self, at: Column) -> Column:
-        """Whether an event's time is in it; one that isn't known is."""
-        wanted = F.lit(True)
+    def holds(self, event_time: Column) -> Column:
+        """Whether an event's time is inside; an unknown time (null) counts as inside."""
+        is_inside = F.lit(True)
         if self.since is not None:
-            wanted &= at >= self.since
+            is_inside &= event_time >= self.since
         if self.until is not None:
-            wanted &= at < self.until
-        return at.isNull() | wanted
+            is_inside &= event_time < self.until
+        return event_time.isNull() | is_inside
 
 
 def of_topic(
-    spark: SparkSession, kafka: KafkaClient, name: str, span: Span, now: datetime
+    spark: SparkSession, kafka: KafkaClient, name: str, span: TimeSpan, now: datetime
 ) -> tuple[DataFrame, int]:
-    """RECORDS of a topic, and the time (ms) until which they are all there. Raises `JobError`."""
+    """RECORDS of a topic, and the time (ms) until which these are complete. Raises `JobError`."""
     topic = kafka.topics([name]).get(name)
     if topic is None:
-        raise JobError(f"there is no topic {name}")
+        raise JobError(f"there is no topic {name}: give the topic of the Sensor's Broker")
     read_at = round(now.timestamp() * 1000)
     positions = [(name, number) for number in topic.spans]
     first = {} if span.since is None else kafka.offsets_at(positions, span.since / 1000)
-    ends = {number: each.end for number, each in topic.spans.items()}
+    ends = {number: offsets.end for number, offsets in topic.spans.items()}
     starts = {
         number: ends[number] if first.get((name, number)) == -1
-        else max(each.start, first.get((name, number), each.start))
-        for number, each in topic.spans.items()
+        else max(offsets.start, first.get((name, number), offsets.start))
+        for number, offsets in topic.spans.items()
     }  # fmt: skip
     read = (
         spark.read.format("kafka")
@@ -115,9 +120,11 @@ def of_topic(
     return records.where(span.holds(F.col("at"))), until
 
 
-def of_archive(spark: SparkSession, path: str, span: Span) -> tuple[DataFrame, int]:
-    """RECORDS of an archive, and the time of its last event, unless the span has an end. Raises
-    `JobError`."""
+def of_archive(spark: SparkSession, path: str, span: TimeSpan) -> tuple[DataFrame, int]:
+    """RECORDS of an archive, and the end of the span (ms), else the time of the last event.
+
+    Raises `JobError`.
+    """
     with explained(f"the archive {path} can't be read"):
         if DeltaTable.isDeltaTable(spark, path):
             records = _of_records(spark.read.format("delta").load(path), path)
@@ -125,26 +132,31 @@ def of_archive(spark: SparkSession, path: str, span: Span) -> tuple[DataFrame, i
             records = _of_records(spark.read.parquet(path), path)
         else:
             records = _of_lines(spark.read.text(path))
-        found = records.where(span.holds(F.col("at")))
+        records_inside = records.where(span.holds(F.col("at")))
         if span.until is not None:
-            return found, span.until
-        last = found.agg(F.max("at")).first()
-    return found, 0 if last is None or last[0] is None else last[0]
+            return records_inside, span.until
+        last = records_inside.agg(F.max("at")).first()
+    return records_inside, 0 if last is None or last[0] is None else last[0]
 
 
 def backtest(
     records: DataFrame, sensor: Conditions, until: int, limit: int, output: str | None
 ) -> Backtested:
-    """What RECORDS fire by this time (ms); `limit` of them are shown, `output` is a folder or URI
-    for a table of all of them, which must not be there. Raises `JobError`."""
+    """Compute what RECORDS would have fired up to `until` (ms).
+
+    The result shows `limit` firings. `output` is a folder or URI for a new Delta table of all
+    firings; it must not exist yet. Raises `JobError`.
+    """
     spark = records.sparkSession
     partitions = max(TASKS, int(spark.conf.get("spark.sql.shuffle.partitions") or 1))
     spark.conf.set("parquet.block.size", str(ROW_GROUP))
-    found = records.transform(plan.routed, sensor).transform(plan.fired, sensor, until, partitions)
-    found.persist(StorageLevel.DISK_ONLY)
+    outcome_rows = records.transform(plan.routed, sensor).transform(
+        plan.fired, sensor, until, partitions
+    )
+    outcome_rows.persist(StorageLevel.DISK_ONLY)
     try:
-        firings = found.transform(plan.firings)
-        counted = plan.counts(found)
+        firings = outcome_rows.transform(plan.firings)
+        counted = plan.counts(outcome_rows)
         by_trigger = {
             row["trigger"]: row["count"] for row in firings.groupBy("trigger").count().collect()
         }
@@ -153,21 +165,21 @@ def backtest(
                 firings.write.format("delta").mode("errorifexists").save(output)
         shown = firings.orderBy("at", "trigger", "correlation").limit(limit).collect()
     finally:
-        found.unpersist()
+        outcome_rows.unpersist()
     return Backtested(
         events=counted[plan.READ],
         matched=counted[plan.MATCHED],
         undecodable=counted[plan.UNDECODABLE],
         undated=counted[plan.UNDATED],
         errors=_named(counted, plan.ERROR),
-        firings={each.name: by_trigger.get(each.name, 0) for each in sensor.triggers},
+        firings={trigger.name: by_trigger.get(trigger.name, 0) for trigger in sensor.triggers},
         waiting=_named(counted, plan.WAITING),
         shown=[_shown(row.asDict(recursive=True)) for row in shown],
     )
 
 
 def read_sensor(file: Path) -> Conditions:
-    """What the Sensor in a file of JSON decides by. Raises `KnafkaError`."""
+    """Read the conditions of the Sensor in a JSON file. Raises `KnafkaError`."""
     try:
         document = json.loads(file.read_bytes())
     except (OSError, ValueError) as error:
@@ -176,7 +188,7 @@ def read_sensor(file: Path) -> Conditions:
 
 
 def _is_parquet(path: str) -> bool:
-    """What lies behind a URI isn't looked at: lines are what is called so."""
+    """Whether an archive is Parquet; a URI is not opened: unless its name says NDJSON, it is."""
     if "://" in path:
         return not path.endswith(LINES)
     folder = Path(path)
@@ -187,12 +199,12 @@ def _is_parquet(path: str) -> bool:
 
 def _of_records(rows: DataFrame, path: str) -> DataFrame:
     there = set(rows.columns)
-    time = next((each for each in TIMES if each in there), None)
-    missing = [each for each in ("headers", "value") if each not in there]
+    time = next((column for column in TIMES if column in there), None)
+    missing = [column for column in ("headers", "value") if column not in there]
     if time is None:
         missing.append(" or ".join(TIMES))
     if missing or time is None:
-        raise JobError(f"{path} is no archive of records: it has no {', no '.join(missing)}")
+        raise JobError(f"{path} is no archive of records: it has no column {', no '.join(missing)}")
 
     def own(name: str, otherwise: Column) -> Column:
         return (F.col(name) if name in there else otherwise).alias(name)
@@ -207,17 +219,17 @@ def _of_records(rows: DataFrame, path: str) -> DataFrame:
 
 
 def _of_lines(lines: DataFrame) -> DataFrame:
-    # What RFC 3339 allows and Spark doesn't read: small letters, and a second that is the one
-    # after it.
+    # RFC 3339 allows lower-case letters and leap seconds (:60, read as the next second), which
+    # Spark does not read.
     text = F.upper(F.get_json_object("value", "$.time"))
     moment = F.replace(text, F.lit(":60"), F.lit(":59")).try_cast("timestamp")
     leap = F.when(text.contains(":60"), 1000).otherwise(0)
-    at = F.bround(F.unix_micros(moment) / 1000).cast("bigint") + leap
+    event_time = F.bround(F.unix_micros(moment) / 1000).cast("bigint") + leap
     return lines.where("trim(value) <> ''").select(
         F.col("_metadata.file_path").alias("place"),
         F.col("_metadata.file_block_start").alias("partition"),
         F.monotonically_increasing_id().alias("offset"),
-        plan.possible(at).alias("at"),
+        plan.possible(event_time).alias("at"),
         F.array(F.lit(CONTENT_TYPE)).alias("names"),
         F.array(F.lit(json_format.MEDIA_TYPE).cast("binary")).alias("values"),
         F.col("value").cast("binary").alias("value"),
@@ -233,8 +245,8 @@ def _named(counted: plan.Counts, prefix: str) -> dict[str, int]:
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:
-    """With times as text."""
-    events = [{**each, "at": _text(each["at"])} for each in row["events"]]
+    """A firing as a document, with times as text."""
+    events = [{**event, "at": _text(event["at"])} for event in row["events"]]
     return {**row, "at": _text(row["at"]), "events": events}
 
 

@@ -1,14 +1,14 @@
-"""Batches: which dead letters are appended to `records` next, each position once.
+"""Decides which dead letters are appended to `records` next, so that each position is read once.
 
-    what was read, what Kafka has --next_batch--> what to read now, what was read after that
+    offsets already read, Kafka's offsets --next_batch--> spans to read now, offsets read after them
 
-A batch is two writes: the offsets that are read after it, then its rows, in one commit with the
-batch's number. The offsets that count are those of the last number in `records`; those whose rows
-were never appended, as their run was killed, are never looked at again. So no second account of
-what was read can disagree with the table, and no reading begins at a default.
+A batch is two writes: first the offsets at which reading goes on after it, then its rows, in one
+commit with the batch's number. Only the offsets of the last number in `records` count. Offsets of a
+run that was killed before its rows were appended are never used. So the offsets can't disagree with
+the table, and reading never begins at a default.
 
-Before anything is read, the logs are compared with what was read of them (`cuts`): one that was cut
-goes on at the cut, as a log of its own.
+Before anything is read, the logs are compared with what was read of them (`cuts`): reading of a
+partition whose log was cut goes on at the cut, as another log.
 """
 
 from __future__ import annotations
@@ -18,59 +18,62 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
 
 from knafka_jobs.compact.cuts import LogView, RowView, find_cuts
-from knafka_jobs.topics import NOTHING, Offsets, Partition, Reached, Span
+from knafka_jobs.topics import NOTHING, Offsets, OffsetSpan, Partition, Reached
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """What is read at once."""
+class IngestBatch:
+    """The dead letters that one batch reads and appends."""
 
-    ranges: Mapping[Partition, Span]
-    """None of them is empty."""
+    ranges: Mapping[Partition, OffsetSpan]
+    """The offsets to read of each partition; none of the spans is empty."""
     after: Offsets
-    """Where reading goes on once the batch is appended; with the partitions it does not read."""
+    """How far all partitions are read once the batch is appended, also those it does not read."""
     missed: int
-    """Records that were deleted from their topics before anybody read them."""
+    """Number of records that were deleted from their topics before a compaction read them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ingested:
-    """What all batches of a run came to."""
+    """The result of all batches of a run."""
 
     records: int
     missed: int
-    cuts: Mapping[Partition, Span] = field(default_factory=dict)
-    """What was read of logs and lies in them no more: they were cut."""
+    cuts: Mapping[Partition, OffsetSpan] = field(default_factory=dict)
+    """The offsets of each partition that were read and that a cut then took from its log."""
 
 
 class BatchStore(RowView, Protocol):
-    """Keeps a batch's number with its rows, and offsets by number."""
+    """Stores the number of a batch with its rows, and saves offsets by batch number."""
 
     def last_batch(self) -> int | None:
-        """The number of the batch appended last; None if none ever was."""
+        """The number of the batch appended last; None before the first batch."""
 
     def offsets_after(self, batch: int) -> Offsets | None:
-        """The offsets saved for a batch; None if they are gone."""
+        """The offsets saved for a batch; None if they are missing."""
 
     def offsets_of_rows(self) -> Offsets:
-        """Where reading goes on by the rows themselves, for tables without saved offsets."""
+        """The offsets told from the rows themselves, for tables without saved offsets."""
 
     def save_offsets(self, batch: int, after: Offsets) -> None:
-        """Save offsets; they are whole before any row of their batch is appended."""
+        """Save the offsets of a batch, durably, before any of its rows is appended."""
 
 
-Append: TypeAlias = Callable[[Batch, int, int | None], int]
-"""Appends what is in a batch's ranges under a number, in one commit, unless the last batch is not
-the one given; returns how many rows. Raises `JobError`."""
+Append: TypeAlias = Callable[[IngestBatch, int, int | None], int]
+"""Appends the rows of a batch and returns how many: `(batch, number, last number)`. It is one
+commit with the batch's number. Raises `JobError`, also if the last batch has another number."""
 
 
-def next_batch(spans: Mapping[Partition, Span], read: Offsets, limit: int) -> Batch | None:
+def next_batch(
+    spans: Mapping[Partition, OffsetSpan], read: Offsets, limit: int
+) -> IngestBatch | None:
     """The next batch of about `limit` records; None if there is nothing to read or to save.
 
-    `spans` is what Kafka has of the topics that are read now, `read` where reading goes on. What is
-    in `read` goes on there, or where its records begin; what is not begins where its records do.
+    `spans` are the offsets that Kafka has of the partitions to read; `read` is how far partitions
+    were read. A partition goes on where it was read to, or at its first record if that is later or
+    the partition was never read.
     """
-    waiting: dict[Partition, Span] = {}
+    waiting: dict[Partition, OffsetSpan] = {}
     after = dict(read)
     missed = 0
     for where, span in spans.items():
@@ -80,46 +83,48 @@ def next_batch(spans: Mapping[Partition, Span], read: Offsets, limit: int) -> Ba
         if where in read and start > reached.next:
             after[where] = reached._replace(next=start)
         if start < span.end:
-            waiting[where] = Span(start, span.end)
-    total = sum(each.end - each.start for each in waiting.values())
+            waiting[where] = OffsetSpan(start, span.end)
+    total = sum(span.end - span.start for span in waiting.values())
     ranges = {
-        where: Span(each.start, each.start + _share(each.end - each.start, limit, total))
-        for where, each in waiting.items()
+        where: OffsetSpan(span.start, span.start + _share(span.end - span.start, limit, total))
+        for where, span in waiting.items()
     }
-    for where, each in ranges.items():
-        after[where] = after.get(where, Reached(each.start, NOTHING))._replace(next=each.end)
-    return Batch(ranges, after, missed) if after != read else None
+    for where, span in ranges.items():
+        after[where] = after.get(where, Reached(span.start, NOTHING))._replace(next=span.end)
+    return IngestBatch(ranges, after, missed) if after != read else None
 
 
 def ingest(
     store: BatchStore,
-    spans: Mapping[Partition, Span],
+    spans: Mapping[Partition, OffsetSpan],
     log: LogView,
     limit: int,
     append: Append,
     clock: Callable[[], int],
 ) -> Ingested:
-    """Append all that `spans` has and `store` has not, in batches; `clock` gives nanoseconds.
+    """Append the records of these spans that the store lacks, in batches of about `limit` records.
 
-    Raises `JobError`.
+    `clock` returns nanoseconds; batch numbers are made from it. Raises `JobError`.
     """
     last = store.last_batch()
     saved = None if last is None else store.offsets_after(last)
     read = dict(store.offsets_of_rows() if saved is None else saved)
     cuts, marks = find_cuts(read, spans, log, store)
-    lost = {where: Span(offset, read[where].next) for where, offset in cuts.items()}
+    lost = {where: OffsetSpan(offset, read[where].next) for where, offset in cuts.items()}
     read |= {where: read[where]._replace(mark=mark) for where, mark in marks.items()}
     read |= {where: read[where].cut_at(offset) for where, offset in cuts.items()}
-    batch: Batch | None
+    batch: IngestBatch | None
     if cuts or (read and read != saved):
-        # At once: what the rows alone tell, a purge takes away.
-        up_to_cuts = {where: Span(spans[where].start, offset) for where, offset in cuts.items()}
-        batch = Batch({}, marked(read, up_to_cuts, log), 0)
+        # Save this before any row: a purge may later delete the rows that tell the offsets.
+        up_to_cuts = {
+            where: OffsetSpan(spans[where].start, offset) for where, offset in cuts.items()
+        }
+        batch = IngestBatch({}, marked(read, up_to_cuts, log), 0)
     else:
         batch = next_batch(spans, read, limit)
     records = missed = 0
     while batch is not None:
-        # No two runs share a number, so none takes another's offsets for its own.
+        # Numbers of two runs differ, so that no run takes another's offsets for its own.
         number = max(clock(), (last or 0) + 1)
         batch = replace(batch, after=marked(batch.after, batch.ranges, log))
         store.save_offsets(number, batch.after)
@@ -129,12 +134,12 @@ def ingest(
     return Ingested(records, missed, lost)
 
 
-def marked(read: Offsets, ranges: Mapping[Partition, Span], log: LogView) -> Offsets:
-    """`read` with the last records of these ranges; of a range without records the mark stays."""
+def marked(read: Offsets, ranges: Mapping[Partition, OffsetSpan], log: LogView) -> Offsets:
+    """`read` with the mark of each range's last record; a range without records changes nothing."""
     marks = log.last_in({where: span for where, span in ranges.items() if span.start < span.end})
     return {**read, **{where: read[where]._replace(mark=mark) for where, mark in marks.items()}}
 
 
 def _share(size: int, limit: int, total: int) -> int:
-    """Of `size` records as many as fit, if all partitions give the same part; at least one."""
+    """How many of `size` records a batch takes: the same share of each partition, at least 1."""
     return size if total <= limit else -(-size * limit // total)

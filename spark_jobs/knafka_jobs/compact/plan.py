@@ -33,7 +33,7 @@ from knafka_jobs.schema import (
     TRIGGER,
     Columns,
 )
-from knafka_jobs.topics import Offsets, Position, Span, Topic, log_id, spans_of
+from knafka_jobs.topics import Offsets, OffsetSpan, Position, TopicState, log_id, spans_of
 
 HISTORY_LENGTH: Final = 50
 """Failures of one event that are kept one by one, the latest; all of them are counted."""
@@ -52,7 +52,7 @@ ROWS_IN_FILE: Final = 100_000
 def records_of(kafka: DataFrame, topics: DataFrame) -> DataFrame:
     """The rows of `records`, from Spark's Kafka source with headers and the log of each partition
     (`topic`, `partition`, `topic_id`: see `topics.log_id`)."""
-    known = F.col("reason").isin([each.value for each in Reason])
+    known = F.col("reason").isin([reason.value for reason in Reason])
     where = F.concat_ws("/", "topic_id", "partition", "offset")
     origin = F.concat_ws("/", "origin_topic", "origin_partition", "origin_offset")
     identity = F.when(F.col("id") != "", F.col("id")).when(origin != "", origin).otherwise(where)
@@ -266,7 +266,7 @@ RANGES: Final[Columns] = {
 
 
 def older_ranges(
-    topics: Mapping[str, Topic], young: Mapping[Position, int], read: Offsets
+    topics: Mapping[str, TopicState], young: Mapping[Position, int], read: Offsets
 ) -> list[tuple[Any, ...]]:
     """What was read of the topics before the first young record of each partition: rows of
     `RANGES`, one for each log of a partition.
@@ -280,7 +280,7 @@ def older_ranges(
             continue
         first = young.get((name, partition), span.start)
         end = min(span.end if first < 0 else min(first, span.end), reached.next)
-        for number, piece in reached.pieces(Span(span.start, end)):
+        for number, piece in reached.pieces(OffsetSpan(span.start, end)):
             rows.append((name, log_id(topic_id, number), partition, piece.start, piece.end))
     return rows
 
@@ -330,23 +330,23 @@ def _trace_id() -> Column:
         F.regexp_extract(_text(header), "^[0-9a-f]{2}-([0-9a-f]{32})-", 1)
         for header in ("traceparent", "ce_traceparent")
     )
-    return F.coalesce(*(F.when(each != "", each) for each in ids))
+    return F.coalesce(*(F.when(trace_id != "", trace_id) for trace_id in ids))
 
 
 def _ours(name: str) -> Column:
     return _attribute(f"{ATTRIBUTE_PREFIX}{name}")
 
 
-def _if_possible(at: str | Column, otherwise: Column) -> Column:
+def _if_possible(time: str | Column, otherwise: Column) -> Column:
     """A time that is in the past, or by some clock almost; what a record says may be any number."""
-    column = F.col(at) if isinstance(at, str) else at
+    column = F.col(time) if isinstance(time, str) else time
     return F.when(is_possible(column), column).otherwise(otherwise)
 
 
-def is_possible(at: Column) -> Column:
+def is_possible(time: Column) -> Column:
     """Whether a time can be one at which something failed: not before 1970, nor tomorrow."""
     tomorrow = F.current_timestamp() + F.expr("INTERVAL 1 DAY")
-    return (at >= F.timestamp_seconds(F.lit(0))) & (at <= tomorrow)
+    return (time >= F.timestamp_seconds(F.lit(0))) & (time <= tomorrow)
 
 
 def _or_empty(column: str | Column) -> Column:

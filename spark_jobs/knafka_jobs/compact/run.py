@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from knafka_jobs.compact import plan
-from knafka_jobs.compact.batches import Batch, Ingested, ingest
+from knafka_jobs.compact.batches import IngestBatch, Ingested, ingest
 from knafka_jobs.compact.checkpoints import Checkpoints, Folded
 from knafka_jobs.compact.cuts import deletable_until, find_cuts
 from knafka_jobs.compact.judging import mark_lost, mark_outcomes, settled_until
@@ -32,13 +32,13 @@ from knafka_jobs.io.delta import Tables, explained, in_days
 from knafka_jobs.io.kafka import KafkaClient
 from knafka_jobs.io.kafka_records import KafkaRecords
 from knafka_jobs.options import CompactOptions
-from knafka_jobs.positions import Bounds, bounds, within
+from knafka_jobs.positions import OffsetBounds, bounds, within
 from knafka_jobs.schema import BY_DAY, KEY, PURGED
 from knafka_jobs.topics import (
+    OffsetSpan,
     Partition,
     Position,
-    Span,
-    Topic,
+    TopicState,
     spans_of,
 )
 
@@ -80,15 +80,15 @@ def compact(
         progress(f"{len(topics)} dead-letter topics")
         ingested = _ingest(tables, kafka, checkpoints, topics, options.batch_records, progress)
         folded = fold(checkpoints)
-        progress(f"{folded} folded into failures")
+        progress(f"{folded} dead letters folded into failures")
         mark_outcomes(tables, settled)
         forgotten = forget_expired(tables, options, _by_id(topics), now)
         if forgotten:
-            progress(f"{forgotten} failures forgotten: they are older than they are kept")
+            progress(f"{forgotten} failures deleted: their retention has ended")
         merged = _merge_small_files(tables) if folded else ()
         vacuum(tables, now)
         deleted = _delete_tabled(tables, kafka, checkpoints, topics, options.keep_hours)
-        progress(f"{deleted} deleted from their topics")
+        progress(f"{deleted} dead letters deleted from their topics")
     return Compacted(
         len(topics), ingested.records, folded, forgotten, merged, deleted, ingested.missed
     )
@@ -98,7 +98,7 @@ def _ingest(
     tables: Tables,
     kafka: KafkaClient,
     checkpoints: Checkpoints,
-    topics: Mapping[str, Topic],
+    topics: Mapping[str, TopicState],
     batch_records: int,
     progress: Progress,
 ) -> Ingested:
@@ -107,10 +107,10 @@ def _ingest(
     reader = BatchReader(tables, kafka, names)
     appended = 0
 
-    def append(batch: Batch, number: int, last: int | None) -> int:
+    def append(batch: IngestBatch, number: int, last: int | None) -> int:
         with explained(
-            "the dead letters can't be read (if topics or their first records were deleted "
-            "meanwhile, run this again)"
+            "the dead letters can't be read (if a topic or its oldest records were deleted "
+            "meanwhile, run the job again)"
         ):
             count = checkpoints.append_batch(reader.rows(batch), number, last)
         nonlocal appended
@@ -118,23 +118,23 @@ def _ingest(
         progress(f"{count} new dead letters")
         return count
 
-    def ingest_spans(spans: Mapping[Partition, Span]) -> Ingested:
+    def ingest_spans(spans: Mapping[Partition, OffsetSpan]) -> Ingested:
         return ingest(checkpoints, spans, reader.log, batch_records, append, time.time_ns)
 
     done = ingest_around(ingest_spans, reader, _by_id(topics), names, progress)
     for (topic_id, partition), lost in done.cuts.items():
         progress(
-            f"the log of {names[topic_id]}/{partition} was cut at {lost.start}, as by an unclean "
-            f"election: {lost.end - lost.start} dead letters are in the table alone, and reading "
-            "goes on from there"
+            f"the log of {names[topic_id]}/{partition} was cut at offset {lost.start}, as by an "
+            f"unclean election: {lost.end - lost.start} dead letters are now only in the tables; "
+            f"reading goes on at offset {lost.start}"
         )
     if done.missed:
-        progress(f"{done.missed} records were deleted before they were read")
+        progress(f"{done.missed} dead letters were deleted from their topics before they were read")
     # Also those of a call that came upon a record that can't be read.
     return replace(done, records=appended)
 
 
-def _by_id(topics: Mapping[str, Topic]) -> dict[Partition, Span]:
+def _by_id(topics: Mapping[str, TopicState]) -> dict[Partition, OffsetSpan]:
     return {(topics[name].id, number): span for (name, number), span in spans_of(topics).items()}
 
 
@@ -186,7 +186,7 @@ def vacuum(tables: Tables, now: datetime) -> None:
 
 
 def forget_expired(
-    tables: Tables, options: CompactOptions, spans: Mapping[Partition, Span], now: datetime
+    tables: Tables, options: CompactOptions, spans: Mapping[Partition, OffsetSpan], now: datetime
 ) -> int:
     """Forget failures that are older than they are kept, once a day; returns how many.
 
@@ -197,7 +197,7 @@ def forget_expired(
         return 0
     if not tables.is_due("failures", _RETENTION, now):
         return 0
-    before = [
+    days_before = [
         None if days is None else (now - timedelta(days=days)).date()
         for days in (resolved, unresolved)
     ]
@@ -205,7 +205,7 @@ def forget_expired(
     in_topics = tables.rows(starts, {"topic_id": "string", "partition": "int", "start": "bigint"})
 
     def choose(failures: DataFrame) -> DataFrame:
-        return expired(failures, *before)
+        return expired(failures, *days_before)
 
     count = forget(tables, choose, partial(fold, Checkpoints(tables)), in_topics)
     tables.set_clock("failures", _RETENTION, now)
@@ -216,7 +216,7 @@ def _delete_tabled(
     tables: Tables,
     kafka: KafkaClient,
     checkpoints: Checkpoints,
-    topics: Mapping[str, Topic],
+    topics: Mapping[str, TopicState],
     keep_hours: float,
 ) -> int:
     """Delete from the topics what is old enough and in the table; returns how many records."""
@@ -230,14 +230,16 @@ def _delete_tabled(
         return 0
     old = tables.rows(ranges, plan.RANGES)
     # Both are read by position: the files that hold these, of all that the table has.
-    wanted = [Bounds(id_, partition, start, end - 1) for _, id_, partition, start, end in ranges]
-    held = tables.read("records").select(*KEY).where(within(wanted))
+    old_bounds = [
+        OffsetBounds(id_, partition, start, end - 1) for _, id_, partition, start, end in ranges
+    ]
+    held = tables.read("records").select(*KEY).where(within(old_bounds))
     purged = not tables.is_empty("purged")
     if purged:
-        held = held.unionByName(tables.read("purged").where(within(wanted)))
-    tabled: dict[Position, list[Span]] = defaultdict(list)
+        held = held.unionByName(tables.read("purged").where(within(old_bounds)))
+    tabled: dict[Position, list[OffsetSpan]] = defaultdict(list)
     for row in held.transform(plan.islands, old).collect():
-        tabled[row["topic"], row["partition"]].append(Span(row["start"], row["end"]))
+        tabled[row["topic"], row["partition"]].append(OffsetSpan(row["start"], row["end"]))
     now = kafka.topics(sorted({name for name, *_ in ranges}))
     log = KafkaRecords(kafka, {topic.id: name for name, topic in topics.items()})
     until: dict[Position, int] = {}
@@ -268,10 +270,10 @@ def _delete_tabled(
     return sum(offset - spans[where].start for where, offset in until.items())
 
 
-def _whole(ranges: Iterable[tuple[Any, ...]]) -> dict[Position, Span]:
+def _whole(ranges: Iterable[tuple[Any, ...]]) -> dict[Position, OffsetSpan]:
     """Rows of `RANGES` by partition: from the first log's first offset to the last one's end."""
-    found: dict[Position, Span] = {}
+    partitions: dict[Position, OffsetSpan] = {}
     for name, _, partition, start, end in ranges:
-        before = found.get((name, partition), Span(start, end))
-        found[name, partition] = Span(min(start, before.start), max(end, before.end))
-    return found
+        span = partitions.get((name, partition), OffsetSpan(start, end))
+        partitions[name, partition] = OffsetSpan(min(start, span.start), max(end, span.end))
+    return partitions

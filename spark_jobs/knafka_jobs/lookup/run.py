@@ -1,7 +1,7 @@
-"""Lookups: a dry run, counts and single dead letters, by the files that the tables consist of.
+"""Answers lookups from the tables' files: dry runs, counts and single dead letters.
 
-Delta's log and Parquet are read by delta-rs, in this process: no Java, and an answer in a second
-where Spark alone takes ten to start. Nothing is ever written. An S3 is found by the usual
+delta-rs reads Delta's log and Parquet in this process, without Java: an answer takes a second,
+while Spark takes ten to start. Nothing is ever written. Tables in S3 are found by the usual
 variables (AWS_ENDPOINT_URL, AWS_REGION and the keys).
 """
 
@@ -20,12 +20,12 @@ from knafka.core.kafka_binding import RecordHeaders
 from knafka_jobs.errors import JobError, NeedsSpark
 from knafka_jobs.lookup import plan
 from knafka_jobs.schema import KEY, LAYOUT, LAYOUT_PROPERTY, TRIGGER
-from knafka_jobs.selecting import Condition, Preview, TriggerName
+from knafka_jobs.selecting import FailureCondition, Preview, TriggerName
 from knafka_jobs.topics import Partition, offsets_of
 
 
 class TableFiles:
-    """The tables below `root`, each as it was when it was first asked for."""
+    """The tables below `root`, each in the version that it had when it was first used."""
 
     def __init__(self, root: str) -> None:
         self._root = root.rstrip("/")
@@ -33,7 +33,7 @@ class TableFiles:
         self._session = QueryBuilder()
 
     def has(self, name: str) -> bool:
-        """Whether there is such a table. Raises `JobError`, and `NeedsSpark` for another layout."""
+        """Whether a table exists. Raises `JobError`, and `NeedsSpark` for another layout."""
         if name not in self._opened:
             path = f"{self._root}/{name}"
             try:
@@ -49,10 +49,12 @@ class TableFiles:
         return self._opened[name]
 
     def query(self, sql: str, *tables: str) -> list[dict[str, Any]]:
-        """Rows by column. Raises `JobError` if one of these tables isn't there."""
+        """Run a query over these tables; returns rows by column. Raises `JobError`."""
         for name in tables:
             if not self.has(name):
-                raise JobError(f"there is no table {self._root}/{name}")
+                raise JobError(
+                    f"there is no table {self._root}/{name}: compact the dead letters first"
+                )
         try:
             rows: list[dict[str, Any]] = (
                 self._session.execute(sql).read_all().to_struct_array().to_pylist()
@@ -62,8 +64,8 @@ class TableFiles:
         return rows
 
 
-def preview(files: TableFiles, conditions: Sequence[Condition]) -> Preview:
-    """What a replay would send. Raises `JobError`."""
+def preview(files: TableFiles, conditions: Sequence[FailureCondition]) -> Preview:
+    """Preview the events that a replay would send. Raises `JobError`."""
     fits = plan.predicate(conditions)
     (selected,) = files.query(plan.count(fits), "failures")
     pending = files.has("sent") and bool(files.query(plan.ANY_PENDING, "sent"))
@@ -78,8 +80,11 @@ def preview(files: TableFiles, conditions: Sequence[Condition]) -> Preview:
 
 
 @dataclass(frozen=True, slots=True)
-class Unresolved:
-    """What a Trigger's unresolved failures have in common that aren't on their way."""
+class UnresolvedFailures:
+    """The unresolved failures of a Trigger that have one reason and code.
+
+    Failures that a replay has sent and that are not settled don't count.
+    """
 
     trigger: TriggerName
     reason: str
@@ -89,24 +94,31 @@ class Unresolved:
     newest: datetime
 
 
-def unresolved(files: TableFiles, conditions: Sequence[Condition]) -> Sequence[Unresolved]:
-    """By Trigger, reason and code, the most frequent first, without those that are on their way.
+def unresolved(
+    files: TableFiles, conditions: Sequence[FailureCondition]
+) -> Sequence[UnresolvedFailures]:
+    """The unresolved failures by Trigger, reason and code, the most frequent first.
 
-    Raises `JobError`.
+    Failures that a replay has sent and that are not settled don't count. Raises `JobError`.
     """
     pending = files.has("sent") and bool(files.query(plan.ANY_PENDING, "sent"))
     sql = plan.unresolved(plan.predicate(conditions), pending=pending)
     rows = files.query(sql, "failures", *(["sent"] if pending else []))
     return [
-        Unresolved(
+        UnresolvedFailures(
             _trigger(row), row["reason"], row["code"], row["number"], row["oldest"], row["newest"]
         )
         for row in rows
     ]
 
 
-def on_their_way(files: TableFiles, conditions: Sequence[Condition]) -> dict[TriggerName, int]:
-    """How many of them were sent again and aren't settled. Raises `JobError`."""
+def on_their_way(
+    files: TableFiles, conditions: Sequence[FailureCondition]
+) -> dict[TriggerName, int]:
+    """Number of unresolved failures by Trigger that a replay has sent and that are not settled.
+
+    Raises `JobError`.
+    """
     if not files.has("sent"):
         return {}
     rows = files.query(plan.on_their_way(plan.predicate(conditions)), "failures", "sent")
@@ -114,8 +126,8 @@ def on_their_way(files: TableFiles, conditions: Sequence[Condition]) -> dict[Tri
 
 
 def tabled_until(files: TableFiles) -> dict[Partition, int]:
-    """The first offset of each partition that the tables don't know. Raises `JobError`."""
-    tables = [each for each in ("records", "purged") if files.has(each)]
+    """The first offset of each partition that is not in the tables yet. Raises `JobError`."""
+    tables = [name for name in ("records", "purged") if files.has(name)]
     rows = files.query(plan.next_offsets(tables), *tables) if tables else []
     read = offsets_of(
         (row["topic_id"], row["partition"], row["first"], row["next"]) for row in rows
@@ -125,7 +137,7 @@ def tabled_until(files: TableFiles) -> dict[Partition, int]:
 
 @dataclass(frozen=True, slots=True)
 class TabledRecord:
-    """A dead letter as it lay in its topic: a `Record`."""
+    """A dead letter as it lay in its topic: implements `ports.log.Record`."""
 
     row: dict[str, Any]
 
@@ -147,43 +159,46 @@ class TabledRecord:
         return value
 
     def headers(self) -> RecordHeaders | None:
-        return [(each["key"], each["value"]) for each in self.row["headers"] or ()]
+        return [(header["key"], header["value"]) for header in self.row["headers"] or ()]
 
     def timestamp(self) -> tuple[int, int]:
         return APPENDED, round(self.row["appended"].timestamp() * 1000)
 
 
 APPENDED: Final = 2
-"""Which time a timestamp is, in Kafka's numbers."""
+"""Kafka's number of the timestamp type LogAppendTime."""
 
 
 def latest(
-    files: TableFiles, conditions: Sequence[Condition], limit: int
+    files: TableFiles, conditions: Sequence[FailureCondition], limit: int
 ) -> Sequence[tuple[TabledRecord, datetime | None]]:
-    """The last dead letters of the latest failures, and when each was resolved or sent again.
+    """The last dead letters of the latest failures, each with when it was resolved or sent again.
 
     Raises `JobError`.
     """
-    found = files.query(plan.latest(plan.predicate(conditions), limit), "failures")
-    if not found:
+    failures = files.query(plan.latest(plan.predicate(conditions), limit), "failures")
+    if not failures:
         return []
     sent = {}
     if files.has("sent"):
-        ids = (row["failure_id"] for row in found)
+        ids = (row["failure_id"] for row in failures)
         sent = {row["failure_id"]: row["at"] for row in files.query(plan.sent_at(ids), "sent")}
-    topics, offsets = (_distinct(row[name] for row in found) for name in ("topic_id", "offset"))
-    first, last = min(row["first_day"] for row in found), max(row["last_day"] for row in found)
+    topics, offsets = (_distinct(row[name] for row in failures) for name in ("topic_id", "offset"))
+    first, last = (
+        min(row["first_day"] for row in failures),
+        max(row["last_day"] for row in failures),
+    )
     rows = files.query(plan.records_at(first, last, topics, offsets), "records")
     records = {_place(row): row for row in rows}
     return [
         (TabledRecord(records[_place(row)]), row["resolved"] or sent.get(row["failure_id"]))
-        for row in found
+        for row in failures
         if _place(row) in records
     ]
 
 
 def _place(row: dict[str, Any]) -> tuple[Any, ...]:
-    """Also whose it is: of a log that lost its end, a position may be there twice."""
+    """The failure and position of a row: after a cut of its log, two rows may share a position."""
     return tuple(row[name] for name in ("failure_id", *KEY))
 
 
@@ -197,13 +212,15 @@ def _trigger(row: dict[str, Any]) -> TriggerName:
 
 
 def _check_layout(name: str, path: str, properties: dict[str, str]) -> None:
-    wanted = LAYOUT.get(name)
-    if wanted is not None and int(properties.get(LAYOUT_PROPERTY, "1")) != wanted:
-        raise NeedsSpark(f"{path} was made by another version of Knafka")
+    layout = LAYOUT.get(name)
+    if layout is not None and int(properties.get(LAYOUT_PROPERTY, "1")) != layout:
+        raise NeedsSpark(
+            f"{path} was made by another version of Knafka: only a job with Spark can read it"
+        )
 
 
 def _storage(path: str) -> dict[str, str] | None:
-    """What delta-rs doesn't find out by itself: it reads the AWS_* variables."""
+    """Options of delta-rs for S3 that it does not take from the AWS_* variables by itself."""
     endpoint = os.environ.get("AWS_ENDPOINT_URL", "")
     if not path.startswith("s3") or not endpoint:
         return None
@@ -212,5 +229,5 @@ def _storage(path: str) -> dict[str, str] | None:
 
 
 def _said(error: Exception) -> str:
-    """All of it on one line: the reason comes last."""
+    """The whole error on one line, at most 500 characters: the reason comes last."""
     return " ".join(str(error).split())[:500]

@@ -1,10 +1,10 @@
-"""Replaying and purging: what a person decides about failures, carried out on tables and topics.
+"""Runs replays and purges, on tables and topics.
 
-    begin: one replay at a time -> what can be sent -> in lanes, to the replay topics -> note it
+    begin one replay -> select the events -> send them in lanes to the replay topics -> note them
 
-Both can be repeated: a replay sends each event once per replay id, a purge removes what is left. An
-event goes to the Trigger that failed it, never to a whole Broker. What was sent is asked of the
-replay topics themselves, so no kill comes between sending and noting.
+Both can be repeated: a replay sends each event once per replay id, and a purge deletes the failures
+that are left. An event goes only to the Trigger that failed it, never to the whole Broker. Sent
+events are read back from the replay topics, so a kill between sending and noting loses nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from knafka_jobs.errors import JobError, said_by_worker
 from knafka_jobs.forget import forget
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.io.kafka import MAX_MESSAGE_BYTES, KafkaClient
-from knafka_jobs.options import Selection
+from knafka_jobs.options import FailureSelection
 from knafka_jobs.positions import bounds, within
 from knafka_jobs.replay.plan import (
     BROADCAST_ROWS,
@@ -40,55 +40,56 @@ from knafka_jobs.replay.plan import (
     select,
 )
 from knafka_jobs.replay.runs import begin, finish, note
-from knafka_jobs.replay.send import LANES, Sender, rate_and_rest
+from knafka_jobs.replay.send import LANES, ReplaySender, rate_and_rest
 from knafka_jobs.schema import TRIGGER
 from knafka_jobs.selecting import SHOWN, SHOWN_COLUMNS, SHOWN_ORDER, Preview, TriggerName
-from knafka_jobs.topics import Position, Span, Topic, spans_of
+from knafka_jobs.topics import OffsetSpan, Position, TopicState, spans_of
 
 LOCK: Final = "replay"
+"""Name of the lock that one replay holds, see `Tables.locked`."""
 
 HERE_EVENTS: Final = 5_000
 HERE_BYTES: Final = 16 * 1024 * 1024
-"""Up to so many events, with so much data, are sent by this process: starting Python workers takes
-longer."""
+"""Events, and bytes of their data, that this process sends itself, at most: starting Python workers
+would take longer."""
 
 LOOK_INTERVAL: Final = 1.0
-"""Seconds between two looks at how far a replay is."""
+"""Seconds between two checks of a replay's progress."""
 TELL_INTERVAL: Final = 5.0
-"""Seconds between two lines about that."""
+"""Seconds between two lines of progress."""
 
 ORDERED: Final = ORDER[len(TRIGGER) : -1]
-"""Columns that only order what is sent."""
+"""Columns that only order the events; they are not sent."""
 
 Progress: TypeAlias = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What a replay did, in all its runs."""
+    """The result of a replay, over all its runs."""
 
     replay_id: str
     sent: int
     left_out: int = 0
-    """Events that this run could not send, as nobody takes them."""
+    """Number of events that this run could not send, as their Trigger has no replay topic."""
     problems: tuple[str, ...] = ()
-    """Whose they are, and why."""
+    """For each such Trigger, the number of events and the reason."""
 
 
-def preview(tables: Tables, selection: Selection) -> Preview:
-    """What a replay would send."""
-    wanted = tables.read("failures").transform(select, selection)
-    sendable = _sendable(tables, wanted).localCheckpoint()
+def preview(tables: Tables, selection: FailureSelection) -> Preview:
+    """Preview the events that a replay would send."""
+    selected = tables.read("failures").transform(select, selection)
+    sendable = _sendable(tables, selected).localCheckpoint()
     triggers = _by_trigger(sendable)
     shown = sendable.orderBy(*SHOWN_ORDER).limit(SHOWN)
     events = [row.asDict() for row in shown.select(*SHOWN_COLUMNS).collect()]
-    return Preview(triggers, wanted.count() - sum(triggers.values()), events)
+    return Preview(triggers, selected.count() - sum(triggers.values()), events)
 
 
 def replay(
     tables: Tables,
     kafka: KafkaClient,
-    selection: Selection,
+    selection: FailureSelection,
     replay_id: str | None,
     by: str,
     rate: float | None,
@@ -96,25 +97,25 @@ def replay(
     *,
     is_alone: bool = False,
 ) -> Replayed:
-    """Send what is selected, at most `rate` events a second.
+    """Send the selected events again, at most `rate` events a second.
 
-    Without an id one is begun, or one of the same selection continued that was cut short.
-    `is_alone`: somebody sees to it that no other replay runs on these tables; where they are on a
-    local path, a lock does. Raises `JobError`; the same then goes on where this ended.
+    Without a replay id, an interrupted replay of the same selection is continued, else a new one
+    begins. `is_alone`: the caller makes sure that no other replay runs on these tables; for tables
+    on a local path a lock does. Raises `JobError`; the same call then goes on where this one ended.
     """
     with tables.locked(LOCK):
         is_alone = is_alone or tables.has_locks
         run = begin(tables, kafka, selection, replay_id, by, progress, is_alone=is_alone)
         replay_id = run["replay_id"]
-        progress(f"replay {replay_id} (should it be cut short: the same again continues it)")
+        progress(f"replay {replay_id} (if it is interrupted, the same command continues it)")
         sendable = _sendable(tables, tables.read("failures").transform(select, selection))
-        # Each once, also if what came of it is known by now.
+        # Send each event once, also if its outcome is known by now.
         own = tables.read("sent").where(F.col("replay_id") == replay_id).select("failure_id")
         sendable = sendable.select(*SENDABLE).join(own, "failure_id", "left_anti").localCheckpoint()
         counts = _by_trigger(sendable)
         topics, problems = _replay_topics(kafka, counts)
-        for each in problems:
-            progress(f"left out: {each}")
+        for problem in problems:
+            progress(f"not sent: {problem}")
         if topics:
             _send(tables, kafka, sendable, topics, replay_id, rate, progress)
         sent = finish(tables, replay_id, by)
@@ -126,9 +127,12 @@ def replay(
 
 def _replay_topics(
     kafka: KafkaClient, counts: Mapping[TriggerName, int]
-) -> tuple[dict[TriggerName, Topic], list[str]]:
-    """The replay topic of each Trigger, and who can't have one: a dead letter may name anybody."""
-    topics: dict[TriggerName, Topic] = {}
+) -> tuple[dict[TriggerName, TopicState], list[str]]:
+    """The replay topic of each Trigger, and the problems of Triggers that can't have one.
+
+    A dead letter may name any Trigger, also one that never existed.
+    """
+    topics: dict[TriggerName, TopicState] = {}
     problems = []
     for trigger, count in counts.items():
         try:
@@ -143,21 +147,21 @@ def _send(
     tables: Tables,
     kafka: KafkaClient,
     sendable: DataFrame,
-    topics: Mapping[TriggerName, Topic],
+    topics: Mapping[TriggerName, TopicState],
     replay_id: str,
     rate: float | None,
     progress: Progress,
 ) -> None:
-    """Send all that goes to these topics, and note what was sent."""
+    """Send the events that go to these topics, and note them in the table `sent`."""
     triggers = tables.rows(list(topics), {name: "string" for name in TRIGGER})
     sendable = sendable.join(F.broadcast(triggers), list(TRIGGER), "left_semi")
     total = sendable.count()
     by_name = {topic.name: topic for topic in topics.values()}
     starts = {where: span.end for where, span in spans_of(by_name).items()}
-    sender = Sender(
+    sender = ReplaySender(
         kafka.connection, replay_id, {name: t.name for name, t in topics.items()}, starts, rate
     )
-    # Of the files only those that may hold what is wanted.
+    # Read only files that may have these records.
     records = tables.read("records").where(within(bounds(sendable)))
     letters = dead_letters(sendable, records, few=total <= BROADCAST_ROWS)
     size = letters.agg(F.sum(F.octet_length("value"))) if total <= HERE_EVENTS else None
@@ -166,24 +170,26 @@ def _send(
         lane = in_lanes(letters, 1).drop(*ORDERED).toLocalIterator()
         progress(rate_and_rest(sender.send(0, map(tuple, lane)), total, 0))
     else:
-        # As many as begin at once.
+        # As many lanes as Spark runs tasks at once.
         slots = max(1, tables.spark.sparkContext.defaultParallelism)
         lanes = min(LANES, slots) if rate is None else 1
         rows = in_lanes(letters, lanes).drop(*ORDERED)
         _send_in_lanes(rows, sender, _sent_since(kafka, starts), total, progress)
     ends = spans_of(kafka.topics_at_rest(sorted(by_name)))
-    ranges = {where: Span(starts.get(where, span.start), span.end) for where, span in ends.items()}
+    ranges = {
+        where: OffsetSpan(starts.get(where, span.start), span.end) for where, span in ends.items()
+    }
     note(tables, kafka, replay_id, ranges, topics)
 
 
 def _send_in_lanes(
     rows: DataFrame,
-    sender: Sender,
+    sender: ReplaySender,
     sent_so_far: Callable[[], int],
     total: int,
     progress: Progress,
 ) -> None:
-    """Send each partition as a lane, in Spark's Python workers, and tell how far that is."""
+    """Send each partition as a lane, in Spark's Python workers, and report progress."""
     context = rows.sparkSession.sparkContext
     group = f"knafka-replay-{secrets.token_hex(4)}"
     errors: list[Exception] = []
@@ -197,7 +203,7 @@ def _send_in_lanes(
 
     thread = InheritableThread(target=run)
     begun = told = time.monotonic()
-    first: tuple[float, int] | None = None  # before there are any, what is sent is sorted
+    first: tuple[float, int] | None = None  # None while Spark still sorts
     thread.start()
     try:
         while thread.is_alive():
@@ -216,13 +222,13 @@ def _send_in_lanes(
     progress(rate_and_rest(total, total, total / (time.monotonic() - begun)))
 
 
-def _send_lane(sender: Sender, lane: int, rows: Iterator[Row]) -> Iterator[int]:
-    """In a Python worker of Spark's."""
+def _send_lane(sender: ReplaySender, lane: int, rows: Iterator[Row]) -> Iterator[int]:
+    """Send one lane; runs in a Python worker of Spark."""
     yield sender.send(lane, map(tuple, rows))
 
 
 def _sent_since(kafka: KafkaClient, starts: Mapping[Position, int]) -> Callable[[], int]:
-    """How many events lie in replay topics since then; a little more, as transactions have ends."""
+    """Return a function that counts events sent since `starts`; markers count, too."""
     topics = sorted({name for name, _ in starts})
 
     def count() -> int:
@@ -232,12 +238,14 @@ def _sent_since(kafka: KafkaClient, starts: Mapping[Position, int]) -> Callable[
     return count
 
 
-def purge(tables: Tables, selection: Selection, unresolved: bool, fold: Callable[[], None]) -> int:
-    """Forget failures and their records for good; only resolved ones unless `unresolved`. How many.
+def purge(
+    tables: Tables, selection: FailureSelection, unresolved: bool, fold: Callable[[], None]
+) -> int:
+    """Delete the selected failures and their records for good; returns how many.
 
-    No file below the tables' root has them afterwards, nor anything else that the tables had before
-    and have no longer. `fold` brings all of `records` into `failures`: what is not folded yet could
-    not be read any more. Raises `JobError`.
+    Without `unresolved` only resolved failures are deleted. Afterwards no file below the tables'
+    root has them, nor any other rows that were deleted earlier. `fold` brings all of `records` into
+    `failures`, as records that are not folded yet would be lost. Raises `JobError`.
     """
 
     def choose(failures: DataFrame) -> DataFrame:
@@ -247,50 +255,53 @@ def purge(tables: Tables, selection: Selection, unresolved: bool, fold: Callable
         return forget(tables, choose, fold)
 
 
-def purgeable(tables: Tables, selection: Selection, unresolved: bool) -> DataFrame:
-    """What a purge would forget: `failure_id`."""
+def purgeable(tables: Tables, selection: FailureSelection, unresolved: bool) -> DataFrame:
+    """The failures that a purge would delete: `failure_id`."""
     return _purgeable(tables.read("failures"), selection, unresolved).select("failure_id")
 
 
-def replay_topic(kafka: KafkaClient, namespace: str, broker: str, trigger: str) -> Topic:
-    """The Trigger's replay topic, fit for all of its dead letters; made if need be.
+def replay_topic(kafka: KafkaClient, namespace: str, broker: str, trigger: str) -> TopicState:
+    """Ensure that a Trigger's replay topic exists and takes all of its dead letters; return it.
 
-    It gets as many partitions as the Broker's topic: dead-letter topics have few, and one
-    dispatcher at most for each would be slow. It takes records as large as the dead-letter topic
+    A new topic gets as many partitions as the Broker's topic: dead-letter topics have few, and
+    each partition has one dispatcher at most. It takes records as large as the dead-letter topic
     does. Raises `JobError`.
     """
     name = names.replay_topic(namespace, broker, trigger)
     dead_letter_topic = names.dead_letter_topic(namespace, broker, trigger)
     events = names.broker_topic(namespace, broker)
-    found = kafka.topics([name, dead_letter_topic, events])
-    limit = kafka.record_limit(dead_letter_topic) if dead_letter_topic in found else None
-    if name in found:
+    topics = kafka.topics([name, dead_letter_topic, events])
+    limit = kafka.record_limit(dead_letter_topic) if dead_letter_topic in topics else None
+    if name in topics:
         own = kafka.record_limit(name)
         if limit is not None and own is not None and own < limit:
             kafka.raise_record_limit(name, limit)
-        return found[name]
-    if dead_letter_topic not in found:
+        return topics[name]
+    if dead_letter_topic not in topics:
         raise JobError(
-            f"the Trigger {namespace}/{trigger} has no dead-letter topic any more: is it deleted?"
+            f"the Trigger {namespace}/{trigger} has no dead-letter topic: it was probably deleted; "
+            "create the Trigger again to replay its events"
         )
-    partitions = max(len(each.spans) for each in found.values())
-    # Never below librdkafka's batches, which it fills whatever the topic takes.
+    partitions = max(len(topic.spans) for topic in topics.values())
+    # Never below the size of librdkafka's batches, which it fills whatever the topic's limit is.
     size = {} if limit is None else {MAX_MESSAGE_BYTES: str(max(limit, MAX_RECORD_BYTES))}
-    return kafka.create(name, partitions, found[dead_letter_topic].replication, REPLAY_TOPIC | size)
+    return kafka.create(
+        name, partitions, topics[dead_letter_topic].replication, REPLAY_TOPIC | size
+    )
 
 
-def _purgeable(failures: DataFrame, selection: Selection, unresolved: bool) -> DataFrame:
-    wanted = failures.transform(select, selection)
-    return wanted if unresolved else wanted.where("resolved IS NOT NULL")
+def _purgeable(failures: DataFrame, selection: FailureSelection, unresolved: bool) -> DataFrame:
+    selected = failures.transform(select, selection)
+    return selected if unresolved else selected.where("resolved IS NOT NULL")
 
 
 def _sendable(tables: Tables, selected: DataFrame) -> DataFrame:
-    """What can be sent of the selected failures, as it is now."""
+    """The selected failures that can be sent now."""
     stubs = tables.read("records").where(within(bounds(likely_stubs(selected))))
     return selected.transform(replayable, tables.read("sent"), stubs)
 
 
 def _by_trigger(sendable: DataFrame) -> dict[TriggerName, int]:
-    """Events by Trigger."""
+    """Number of events by Trigger."""
     rows = sendable.groupBy(*TRIGGER).count().orderBy(*TRIGGER).collect()
     return {(row["namespace"], row["broker"], row["trigger"]): row["count"] for row in rows}

@@ -1,9 +1,9 @@
-"""Telling a Broker of a report, so that a Trigger can tell people.
+"""Announces a report to its Broker by an event, so that a Trigger can notify people.
 
     dev.knafka.deadletters.reported    from .../deadletterarchives/ARCHIVE, about the Broker
 
-The event's id is the report's: announced again, it is the same event. What it carries are totals
-and the names of Triggers; what failed events hold is in the report, which needs a right.
+The event's id is the report's: if it is announced again, it is the same event. The event has totals
+and names of Triggers only. Data of failed events are in the report, which needs a right to read.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from knafka_jobs.report.document import Report
 
 TYPE: Final = "dev.knafka.deadletters.reported"
 MOST_TRIGGERS: Final = 10
-"""Those that are named, the ones with the most unresolved events."""
+"""Triggers that the event names, at most: those with the most unresolved events."""
 ATTEMPTS: Final = 4
+"""Attempts to send the event, at most."""
 TIMEOUT: Final = 15.0
 """Seconds for the answer to one attempt: a Broker's receiver may have to start."""
 PAUSE: Final = 2.0
@@ -31,12 +32,14 @@ PAUSE: Final = 2.0
 
 
 def event_of(report: Report, archive: str, console: str) -> dict[str, Any]:
-    """The structured CloudEvent that tells of an archive's report; `console` is the URL of the one
-    that serves it, empty: nobody is known to."""
+    """The structured CloudEvent that announces an archive's report, as JSON.
+
+    `console` is the URL of the console that serves the report; empty: unknown.
+    """
     unresolved: Counter[str] = Counter()
-    for each in report.groups:
-        if each.trigger:  # a record that holds no event is its Broker's
-            unresolved[each.trigger] += each.unresolved
+    for group in report.groups:
+        if group.trigger:  # empty: an undecodable record, which has no Trigger
+            unresolved[group.trigger] += group.unresolved
     data: dict[str, Any] = {
         "namespace": report.namespace,
         "archive": archive,
@@ -66,12 +69,12 @@ def event_of(report: Report, archive: str, console: str) -> dict[str, Any]:
 
 
 def page_of(console: str, namespace: str, archive: str) -> str:
-    """Where a console serves an archive's report."""
+    """The URL under which a console serves an archive's report."""
     return f"{console.rstrip('/')}/report?of={quote(f'{namespace}/{archive}')}"
 
 
 def send(broker: str, event: dict[str, Any]) -> None:
-    """Send it to a Broker's address; some attempts, as a receiver may be starting.
+    """Send the event to a Broker's URL, in several attempts, as the receiver may be starting.
 
     Raises `JobError`.
     """

@@ -1,6 +1,6 @@
-"""Reporting: failures made a `Report`, which is remembered for the next one; no payload is read.
+"""Runs a report: counts the failures in the tables, and remembers the figures for the next report.
 
-The figures are as new as the last compaction.
+No payload is read. The figures are as new as the last compaction.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from knafka_jobs.schema import REPORTS, TRIGGER
 from knafka_jobs.topics import BrokerName
 
 REPLAYS: Final = 50
-"""Replays in a report, the latest."""
+"""Replays that a report lists: the latest ones."""
 
 
 def report(
@@ -42,10 +42,10 @@ def report(
     days: float = DAYS,
     settled: Callable[[DataFrame, datetime], Sequence[SettledSpan]] | None = None,
 ) -> Report:
-    """Report on everything in the tables, or on one Broker, and remember it for the next report.
+    """Make a report on all failures in the tables, or on one Broker's, and remember its figures.
 
-    The timeline goes back `days` at most; `settled` asks what the Triggers of failures have settled
-    from a moment on.
+    The timeline goes back `days` at most. `settled` returns the spans of offsets that the Triggers
+    of failures have settled since a time; None: shares stay unknown.
     """
     earliest = now - timedelta(days=days)
     failures = (
@@ -93,8 +93,10 @@ def report(
 
 
 def settled_spans(kafka: KafkaClient, failures: DataFrame, since: datetime) -> list[SettledSpan]:
-    """What each Trigger has settled since, by its group's commits: delivered, failed or filtered
-    out."""
+    """The offsets that each Trigger has settled since then, by its consumer group's commits.
+
+    A settled event was delivered, failed or filtered out.
+    """
     rows = failures.select(*TRIGGER, "origin_topic").distinct().collect()
     origins = {
         (row["namespace"], row["broker"], row["trigger"]): str(row["origin_topic"])
@@ -108,11 +110,13 @@ def settled_spans(kafka: KafkaClient, failures: DataFrame, since: datetime) -> l
     for trigger, name in origins.items():
         if (topic := topics.get(name)) is not None:
             committed = kafka.committed(names.trigger_group(trigger[0], trigger[2]), topic)
-            starts = kafka.offsets_at(((name, each) for each in committed), since.timestamp())
+            starts = kafka.offsets_at(
+                ((name, partition) for partition in committed), since.timestamp()
+            )
             spans += [
-                (*trigger, name, each, starts[name, each], offset)
-                for each, offset in committed.items()
-                if 0 <= starts[name, each] < offset
+                (*trigger, name, partition, starts[name, partition], offset)
+                for partition, offset in committed.items()
+                if 0 <= starts[name, partition] < offset
             ]
     return spans
 
@@ -127,7 +131,7 @@ def _shares(
 
 
 def _by_group(rows: DataFrame) -> dict[GroupKey, list[Row]]:
-    """Rows by their group, in their order."""
+    """Collect rows by group, in their order."""
     grouped: dict[GroupKey, list[Row]] = defaultdict(list)
     for row in rows.collect():
         grouped[key_of(row.asDict())].append(row)
@@ -135,12 +139,12 @@ def _by_group(rows: DataFrame) -> dict[GroupKey, list[Row]]:
 
 
 def _of_same(reports: DataFrame, broker: BrokerName | None) -> DataFrame:
-    """What reports about the same said; one about everything has empty names."""
+    """The rows of earlier reports about the same Broker; all Brokers have empty names."""
     return reports.transform(plan.of_broker, broker or BrokerName("", ""))
 
 
 def _known(reports: DataFrame, counted: Counted) -> dict[str, Known]:
-    """What the last reports said of the groups that are there now."""
+    """The history of the current groups in the last reports."""
     ids = [group_id(*key_of(row.asDict())) for row in counted.groups]
     made = reports.select("made").distinct().orderBy(F.desc("made")).limit(MAX_HISTORY).collect()
     if not ids or not made:
@@ -165,8 +169,8 @@ def _previous(reports: DataFrame) -> Previous | None:
 def _remember(tables: Tables, made: Report) -> None:
     about = (made.id, made.made, made.namespace or "", made.broker or "")
     rows: list[tuple[Any, ...]] = [
-        (*about, each.id, each.failures, each.unresolved, each.events - each.unresolved)
-        for each in made.groups
+        (*about, group.id, group.failures, group.unresolved, group.events - group.unresolved)
+        for group in made.groups
     ]
     rows = rows or [(*about, None, 0, 0, 0)]
     tables.append(tables.rows(rows, REPORTS), "reports")

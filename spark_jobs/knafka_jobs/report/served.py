@@ -1,11 +1,12 @@
-"""A report as it is served: in a record of Kafka's, where a console finds it.
+"""Serves a report: writes it to a Kafka record, where a console finds it.
 
     topic    names.reports_topic(namespace, broker): compacted, one partition
     key      NAMESPACE/ARCHIVE
-    value    the report as JSON, whose groups tell of earlier reports: a reader needs one record
+    value    the report as JSON, whose groups have their history: a reader needs only this record
 
-A record is bounded (`fitted`): what doesn't fit is left out, and the report says how much. Which
-report is the last one, Kafka says: a second run of a Job that was killed writes over the first.
+The size of a record is limited (`fitted`): parts that don't fit are left out, and the report says
+how many. The last record of a key counts: if a Job is killed and runs again, the second report
+replaces the first.
 """
 
 from __future__ import annotations
@@ -19,27 +20,27 @@ from knafka_jobs.io.kafka import MAX_MESSAGE_BYTES, KafkaClient
 from knafka_jobs.report.document import Cut, Group, Report
 
 MAX_RECORD: Final = 1_048_588
-"""Bytes of a compressed batch: what Kafka takes unless it is told otherwise, on any cluster."""
+"""Bytes of a compressed batch that Kafka takes by default, on any cluster."""
 OVERHEAD: Final = 64 * 1024
-"""Bytes of a batch that are kept free: for its key and headers, and as libraries compress with
-little differences."""
+"""Bytes of a batch that are kept free for key and headers, and because libraries compress slightly
+differently."""
 MAX_JSON: Final = 8 * 1024 * 1024
-"""Bytes of the JSON: its reader has it in memory as a whole."""
+"""Bytes of the JSON, which its reader holds in memory as a whole."""
 CONFIG: Final = {
     "cleanup.policy": "compact",
     MAX_MESSAGE_BYTES: str(MAX_RECORD),
-    # Only segments that are closed are compacted.
+    # Kafka compacts only closed segments, so close them after a day.
     "segment.ms": "86400000",
     "segment.bytes": str(16 * 1024 * 1024),
 }
 SEND_TIMEOUT: Final = 60.0
-"""Seconds until Kafka has the record."""
+"""Seconds to wait until Kafka has stored the record."""
 
 
 def write(kafka: KafkaClient, report: Report, archive: str, replication: int) -> None:
-    """Put an archive's last report where it is served from. Raises `JobError`.
+    """Write an archive's report to the topic from which it is served. Raises `JobError`.
 
-    The topic is made if it is missing, with `replication` replicas.
+    A missing topic is created, with `replication` replicas.
     """
     assert report.namespace is not None
     assert report.broker is not None
@@ -53,27 +54,30 @@ def write(kafka: KafkaClient, report: Report, archive: str, replication: int) ->
 
 
 def fitted(report: Report, limit: int) -> bytes:
-    """The JSON of as much of a report as compresses to `limit` bytes.
+    """The report as JSON, shortened until it compresses to `limit` bytes.
 
-    First all examples but one of each group go, then the groups with the fewest unresolved events.
+    First all examples but one of each group are left out, then the groups with the fewest
+    unresolved events.
     """
-    if (found := _json_within(report, limit)) is not None:
-        return found
-    kept = tuple(each.model_copy(update={"examples": each.examples[:1]}) for each in report.groups)
-    sizes = itertools.accumulate(len(each.model_dump_json(by_alias=True)) for each in kept)
+    if (document := _json_within(report, limit)) is not None:
+        return document
+    kept = tuple(
+        group.model_copy(update={"examples": group.examples[:1]}) for group in report.groups
+    )
+    sizes = itertools.accumulate(len(group.model_dump_json(by_alias=True)) for group in kept)
     count = sum(size <= MAX_JSON for size in sizes)
     while True:
         part = _cut(report, kept[:count])
-        if (found := _json_within(part, limit)) is not None or not count:
-            return found or _json(part)
+        if (document := _json_within(part, limit)) is not None or not count:
+            return document or _json(part)
         count = count * 3 // 4
 
 
 def _cut(report: Report, groups: tuple[Group, ...]) -> Report:
-    examples = sum(len(each.examples) for each in report.groups[: len(groups)])
+    examples = sum(len(group.examples) for group in report.groups[: len(groups)])
     cut = Cut(
         groups=len(report.groups) - len(groups),
-        examples=examples - sum(len(each.examples) for each in groups),
+        examples=examples - sum(len(group.examples) for group in groups),
     )
     return report.model_copy(update={"groups": groups, "cut": cut})
 
