@@ -14,8 +14,8 @@ from typing import Final
 
 from knafka.core.documents import explained_faults
 from knafka.core.errors import KnafkaError
-from knafka_jobs.errors import in_one_line
-from knafka_jobs.options import parser
+from knafka_jobs.command_options import parser
+from knafka_jobs.job_errors import in_one_line
 
 FAILED: Final = 1
 

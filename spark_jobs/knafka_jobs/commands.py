@@ -14,23 +14,23 @@ from typing import Any, Final, TypeAlias
 
 from pyspark.sql import SparkSession
 
-from knafka_jobs.backtest.run import TimeSpan, backtest, of_archive, of_topic, read_sensor
-from knafka_jobs.compact.run import compact, fold_all
-from knafka_jobs.errors import JobError
+from knafka_jobs.backtest.backtest_run import TimeSpan, backtest, of_archive, of_topic, read_sensor
+from knafka_jobs.command_options import CompactOptions, FailureSelection
+from knafka_jobs.compact.compact_run import compact, fold_all
 from knafka_jobs.io import session
 from knafka_jobs.io.delta import Tables, explained
 from knafka_jobs.io.kafka import KafkaClient, KafkaConnection
-from knafka_jobs.options import CompactOptions, FailureSelection
-from knafka_jobs.replay.run import preview, purge, purgeable, replay
+from knafka_jobs.job_errors import JobError
+from knafka_jobs.replay.replay_run import preview, purge, purgeable, replay
 from knafka_jobs.replay.runs import finished
-from knafka_jobs.report.page import render
-from knafka_jobs.report.run import report, settled_spans
+from knafka_jobs.report.report_page import render
+from knafka_jobs.report.report_run import report, settled_spans
 
 Progress: TypeAlias = Callable[[str], None]
 Found: TypeAlias = dict[str, Any]
 
 
-MAX_PROBLEMS: Final = 5
+MAX_SHOWN_PROBLEMS: Final = 5
 """Problems that the answer of a replay lists; its progress has all of them."""
 
 
@@ -121,7 +121,7 @@ def _replay(given: Namespace, tables: Tables, progress: Progress) -> Found:
     )
     answer: Found = {"replay": done.replay_id, "sent": done.sent}
     if done.problems:
-        answer |= {"left_out": done.left_out, "problems": list(done.problems[:MAX_PROBLEMS])}
+        answer |= {"left_out": done.left_out, "problems": list(done.problems[:MAX_SHOWN_PROBLEMS])}
     return answer
 
 

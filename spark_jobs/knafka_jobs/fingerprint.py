@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 LINE_CHARACTERS: Final = 400
 """Characters of the error's line that the fingerprint is made from; its end is left out."""
 
-CHARACTERS: Final = 160
+FINGERPRINT_CHARACTERS: Final = 160
 """Characters of a fingerprint, at most."""
 
 _FIRST_LINE: Final = r"[^\r\n]*[^\s!-/:-@\[-`{-~][^\r\n]*"
@@ -72,7 +72,7 @@ def fingerprint(error: str | None) -> str:
     text = first_line[0][:LINE_CHARACTERS] if first_line else ""
     for pattern, mark in RULES:
         text = re.sub(pattern, mark, text, flags=re.ASCII)
-    return text.strip(" ")[:CHARACTERS]
+    return text.strip(" ")[:FINGERPRINT_CHARACTERS]
 
 
 def fingerprint_of(error_data: Column) -> Column:
@@ -86,4 +86,4 @@ def fingerprint_of(error_data: Column) -> Column:
     text = F.substring(F.regexp_extract(text, _FIRST_LINE, 0), 1, LINE_CHARACTERS)
     for pattern, mark in RULES:
         text = F.regexp_replace(text, pattern, mark)
-    return F.substring(F.trim(text), 1, CHARACTERS)
+    return F.substring(F.trim(text), 1, FINGERPRINT_CHARACTERS)

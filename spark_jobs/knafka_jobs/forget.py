@@ -14,10 +14,10 @@ from typing import Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from knafka_jobs.days import renoted
+from knafka_jobs.failure_days import renoted
 from knafka_jobs.io.delta import Tables, in_days
 from knafka_jobs.schema import KEY
-from knafka_jobs.topics import LOG_SEPARATOR
+from knafka_jobs.topic_offsets import LOG_SEPARATOR
 
 FORGOTTEN: Final = ("failure_id", "first_day", "last_day", "day")
 """Columns of `failures` that name a failure to delete, and the days of its rows."""

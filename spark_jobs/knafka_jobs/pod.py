@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import shlex
 import sys
 import traceback
@@ -29,53 +28,33 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from knafka.core.documents import explained_faults, parse_json
 from knafka.core.errors import KnafkaError
 from knafka_jobs.__main__ import FAILED, PREFIX
-from knafka_jobs.errors import in_one_line
-from knafka_jobs.options import OPTIONS, parser
+from knafka_jobs.command_options import OPTIONS, parser
+from knafka_jobs.job_errors import in_one_line
+from knafka_jobs.spark_launch import (
+    EXECUTOR_TEMPLATE_FILE,
+    LOOPBACK,
+    WRITABLE_FOLDER,
+    executor_command,
+    submit_arguments,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from knafka_jobs.io.kafka import KafkaClient
-    from knafka_jobs.topics import TopicState
+    from knafka_jobs.topic_offsets import TopicState
 
-JARS: Final = "/app/jars/*"
-"""Class path of the jars for Kafka, Delta and S3 in the image."""
 TERMINATION_LOG: Final = Path("/dev/termination-log")
-MAX_MESSAGE: Final = 3_500
+MAX_MESSAGE_CHARACTERS: Final = 3_500
 """Characters of a termination message: Kubernetes keeps 4,096 bytes."""
-TOKENS: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
-WRITABLE: Final = "/tmp"
-TEMPLATE: Final = Path(WRITABLE, "executor.json")
-FOLDER: Final = Path(WRITABLE, "report")
+REPORT_FOLDER: Final = Path(WRITABLE_FOLDER, "report")
 """Folder for a report until it is stored beside the tables."""
-HEAP_SHARE: Final = 0.6
-"""Share of a container's memory for the heap: the rest is for threads, code, buffers outside the
-heap and Python."""
-MIN_HEAP: Final = 512
-"""MiB."""
-LOOPBACK: Final = "127.0.0.1"
-"""Address on which Spark listens when it runs without executors."""
-DRIVER_PORT: Final = 7078
-BLOCKS_PORT: Final = 7079
-
-SETTINGS: Final[Mapping[str, str]] = {
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.log.level": "ERROR",
-    "spark.local.dir": "/tmp/spark",
-    "spark.sql.warehouse.dir": "/tmp/spark-warehouse",
-    "spark.dynamicAllocation.enabled": "false",
-}
-
-COMMANDS: Final[Mapping[str, Sequence[str]]] = {
+POD_COMMANDS: Final[Mapping[str, Sequence[str]]] = {
     "archive": ("days", "trace-url"),
     "replay": ("replay-id", "by", "rate", "dry-run"),
     "purge": ("unresolved", "dry-run"),
 }
 """Each command's own options; `_parser` adds those that all commands have."""
-
-EXECUTOR: Final = "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend"
-_JAVA_OPTION = re.compile(r"SPARK_JAVA_OPT_(\d+)").fullmatch
 
 
 class Ask(Protocol):
@@ -88,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command in a pod and return its exit code; `executor` replaces this process."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     # Spark makes folders where it is started; all else of the container is read-only.
-    os.chdir(WRITABLE)
+    os.chdir(WRITABLE_FOLDER)
     if words == ["executor"]:
         command = executor_command(os.environ)
         os.execv(command[0], command)
@@ -99,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     alone = int(os.environ.get("KNAFKA_EXECUTORS", "0")) == 0
     os.environ["SPARK_LOCAL_IP"] = LOOPBACK if alone else os.environ["KNAFKA_POD_IP"]
     if template := os.environ.get("KNAFKA_EXECUTOR_TEMPLATE"):
-        TEMPLATE.write_text(template)
+        EXECUTOR_TEMPLATE_FILE.write_text(template)
     try:
         with explained_faults():
             answer = (backtest if is_backtest else run)(given, _progress)
@@ -108,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         told = in_one_line(error)
         print(f"{PREFIX}error: {told}", file=sys.stderr, flush=True)
-        _tell({"error": told[: MAX_MESSAGE // 2]})
+        _tell({"error": told[: MAX_MESSAGE_CHARACTERS // 2]})
         return FAILED
     if not is_backtest:  # whose firings have no room in a termination message
         _tell(answer)
@@ -119,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="knafka_jobs.pod")
     commands = made.add_subparsers(dest="command", required=True)
-    for command, options in COMMANDS.items():
+    for command, options in POD_COMMANDS.items():
         added = commands.add_parser(command)
         for name in ("tables", "bootstrap-servers", "broker"):
             added.add_argument(f"--{name}", **{**OPTIONS[name], "required": True})
@@ -227,7 +206,9 @@ def _archive(
             purged = ask("purge", "--until", until, *more)["purged"]
             answer["purged"] = answer.get("purged", 0) + purged
     if given.report:
-        files = {format_name: FOLDER / f"report.{format_name}" for format_name in ("json", "html")}
+        files = {
+            format_name: REPORT_FOLDER / f"report.{format_name}" for format_name in ("json", "html")
+        }
         named = [word for format_name, path in files.items() for word in (f"--{format_name}", path)]
         named += ["--trace-url", given.trace_url]
         answer["report"] = ask("report", *_of_kafka(given), "--days", given.days, *named)
@@ -245,10 +226,10 @@ def _published(
     progress: Callable[[str], None],
 ) -> dict[str, str]:
     """Serve the report and announce it to its Broker; returns the problems of both by name."""
-    from knafka_jobs.report.document import Report
     from knafka_jobs.report.publish import publish
+    from knafka_jobs.report.report_document import Report
 
-    made = parse_json(Report, (FOLDER / "report.json").read_text())
+    made = parse_json(Report, (REPORT_FOLDER / "report.json").read_text())
     replication = max((topic.replication for topic in topics.values()), default=-1)
     return publish(
         kafka, made, given.archive, replication, given.announce, given.console_url, progress
@@ -286,113 +267,14 @@ def _tell(answer: Mapping[str, Any]) -> None:
 def message_of(answer: Mapping[str, Any]) -> str:
     """The answer as JSON that fits a termination message: a dry run's lists are shortened."""
     fits = dict(answer)
-    while len(message := json.dumps(fits)) > MAX_MESSAGE:
+    while len(message := json.dumps(fits)) > MAX_MESSAGE_CHARACTERS:
         if events := fits.get("events"):
             fits["events"] = events[:-1]
         elif triggers := fits.get("triggers"):
             fits["triggers"] = dict(list(triggers.items())[: len(triggers) // 2])
         else:
-            return message[: MAX_MESSAGE + 100]
+            return message[: MAX_MESSAGE_CHARACTERS + 100]
     return message
-
-
-def submit_arguments(environment: Mapping[str, str]) -> list[str]:
-    """The arguments of PySpark's launcher, from these environment variables:
-
-    KNAFKA_MEMORY                 MiB of this container: its heap is a share of it
-    KNAFKA_SPARK                  more of Spark's settings, a JSON object
-    KNAFKA_EXECUTORS              0: `local[*]`
-    KNAFKA_EXECUTOR_{IMAGE,CPU}   of each executor; memory is this container's
-    KNAFKA_POD_{NAME,NAMESPACE,IP}
-    """
-    memory = int(environment.get("KNAFKA_MEMORY", "2048"))
-    heap = max(MIN_HEAP, int(memory * HEAP_SHARE))
-    executors = int(environment.get("KNAFKA_EXECUTORS", "0"))
-    settings = {**SETTINGS, **json.loads(environment.get("KNAFKA_SPARK", "{}"))}
-    master = "local[*]"
-    if not executors:
-        settings |= {"spark.driver.host": LOOPBACK, "spark.driver.bindAddress": LOOPBACK}
-    else:
-        host, port = (
-            environment[f"KUBERNETES_SERVICE_{variable}"] for variable in ("HOST", "PORT")
-        )
-        master = f"k8s://https://{f'[{host}]' if ':' in host else host}:{port}"
-        settings |= _of_executors(environment, executors, heap, max(384, memory - heap))
-    words = ["--master", master, "--driver-memory", f"{heap}m", "--driver-class-path", JARS]
-    for key, value in settings.items():
-        words += ["--conf", f"{key}={value}"]
-    return [*words, "pyspark-shell"]
-
-
-def _of_executors(
-    environment: Mapping[str, str], number: int, heap: int, overhead: int
-) -> dict[str, str]:
-    cpu, name = environment["KNAFKA_EXECUTOR_CPU"], environment["KNAFKA_POD_NAME"]
-    return {
-        "spark.executor.instances": str(number),
-        "spark.executor.cores": str(max(1, _whole_cores(cpu))),
-        "spark.executor.memory": f"{heap}m",
-        "spark.executor.memoryOverhead": f"{overhead}m",
-        "spark.kubernetes.executor.request.cores": cpu,
-        "spark.kubernetes.container.image": environment["KNAFKA_EXECUTOR_IMAGE"],
-        "spark.kubernetes.executor.podTemplateFile": str(TEMPLATE),
-        "spark.kubernetes.executor.podNamePrefix": name[-40:].lstrip("-"),
-        # Its content is already on the class path, and creating a ConfigMap needs a permission.
-        "spark.kubernetes.executor.disableConfigMap": "true",
-        "spark.kubernetes.namespace": environment["KNAFKA_POD_NAMESPACE"],
-        # Kubernetes deletes executors with this pod, also if it is killed.
-        "spark.kubernetes.driver.pod.name": name,
-        "spark.kubernetes.driver.service.deleteOnTermination": "false",
-        "spark.kubernetes.driver.ownPersistentVolumeClaim": "false",
-        "spark.kubernetes.driver.reusePersistentVolumeClaim": "false",
-        "spark.kubernetes.authenticate.oauthTokenFile": f"{TOKENS}/token",
-        "spark.kubernetes.authenticate.caCertFile": f"{TOKENS}/ca.crt",
-        # Without authentication, whoever reaches the ports can run tasks and read Kafka's
-        # credentials. Spark makes a secret for each run and hands it to executors in an environment
-        # variable, never in arguments.
-        "spark.authenticate": "true",
-        "spark.network.crypto.enabled": "true",
-        "spark.network.crypto.saslFallback": "false",
-        "spark.driver.host": environment["KNAFKA_POD_IP"],
-        "spark.driver.bindAddress": "0.0.0.0",
-        "spark.driver.port": str(DRIVER_PORT),
-        "spark.blockManager.port": str(BLOCKS_PORT),
-    }
-
-
-def _whole_cores(cpu: str) -> int:
-    return int(cpu[:-1]) // 1000 if cpu.endswith("m") else int(float(cpu))
-
-
-def executor_command(environment: Mapping[str, str]) -> list[str]:
-    """The command line of an executor, as in Spark's own image.
-
-    Spark has it in kubernetes/dockerfiles/spark/entrypoint.sh.
-    """
-    options = sorted(
-        (int(match[1]), value) for key, value in environment.items() if (match := _JAVA_OPTION(key))
-    )
-    memory = environment["SPARK_EXECUTOR_MEMORY"]
-    spark = f"{environment['SPARK_HOME']}/jars/*"
-    named = {
-        "driver-url": "SPARK_DRIVER_URL",
-        "executor-id": "SPARK_EXECUTOR_ID",
-        "cores": "SPARK_EXECUTOR_CORES",
-        "app-id": "SPARK_APPLICATION_ID",
-        "hostname": "SPARK_EXECUTOR_POD_IP",
-        "resourceProfileId": "SPARK_RESOURCE_PROFILE_ID",
-        "podName": "SPARK_EXECUTOR_POD_NAME",
-    }
-    return [
-        f"{environment['JAVA_HOME']}/bin/java",
-        *(value for _, value in options),
-        f"-Xms{memory}",
-        f"-Xmx{memory}",
-        "-cp",
-        f"{spark}:{JARS}",
-        EXECUTOR,
-        *(word for key, name in named.items() for word in (f"--{key}", environment[name])),
-    ]
 
 
 if __name__ == "__main__":

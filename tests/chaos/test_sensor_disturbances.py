@@ -30,7 +30,7 @@ from knafka.core import contract
 from knafka.core.drain import DrainRequest
 from knafka.core.sensor.conditions import parse
 from knafka.core.sensor.rules import Rule
-from knafka_jobs.backtest.model import Came, FiringModel
+from knafka_jobs.backtest.firing_model import Came, FiringModel
 
 pytestmark = pytest.mark.kafka
 

@@ -22,16 +22,16 @@ from support.letters import REASONS, TRIGGERS, DeadLetters, compacted, held
 from knafka.core import names
 from knafka.core.dead_letter import REPLAY, Failure, Origin, dead_letter_of
 from knafka.core.delivery import Reason
-from knafka_jobs.compact.run import fold_all
-from knafka_jobs.errors import JobError
+from knafka_jobs.command_options import FailureSelection
+from knafka_jobs.compact.compact_run import fold_all
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.io.kafka import KafkaClient
-from knafka_jobs.options import FailureSelection
-from knafka_jobs.replay import run as replaying
-from knafka_jobs.replay.run import purge, purgeable, replay
+from knafka_jobs.job_errors import JobError
+from knafka_jobs.replay import replay_run as replaying
+from knafka_jobs.replay.replay_run import purge, purgeable, replay
 from knafka_jobs.replay.send import sent_by
-from knafka_jobs.report.run import report
-from knafka_jobs.topics import BrokerName
+from knafka_jobs.report.report_run import report
+from knafka_jobs.topic_offsets import BrokerName
 
 pytestmark = [
     pytest.mark.kafka,
@@ -262,8 +262,8 @@ def test_a_replay_that_is_cut_short_sends_each_event_once_in_all(
 
     selection = FailureSelection(trigger="mail")
     # In lanes, by Spark's workers; and first in one, as there is a rate.
-    monkeypatch.setattr(replaying, "HERE_EVENTS", 0)
-    monkeypatch.setattr(replaying, "TELL_INTERVAL", 0.0)
+    monkeypatch.setattr(replaying, "DRIVER_EVENTS", 0)
+    monkeypatch.setattr(replaying, "PROGRESS_LINE_INTERVAL", 0.0)
     with pytest.raises(Interrupted):
         replay(tables, client, selection, "r1", "me", 200, interrupt)
     with pytest.raises(JobError, match="another selection"):

@@ -22,15 +22,15 @@ from support.secure_kafka import Authority, SecureKafka
 
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.core import names
-from knafka_jobs import commands, options
-from knafka_jobs.compact.run import compact, fold_all
-from knafka_jobs.errors import JobError
+from knafka_jobs import command_options, commands
+from knafka_jobs.command_options import CompactOptions, FailureSelection
+from knafka_jobs.compact.compact_run import compact, fold_all
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.io.kafka import KafkaClient, KafkaConnection
-from knafka_jobs.options import CompactOptions, FailureSelection
-from knafka_jobs.replay.run import purge, replay
-from knafka_jobs.report.run import report
-from knafka_jobs.topics import BrokerName
+from knafka_jobs.job_errors import JobError
+from knafka_jobs.replay.replay_run import purge, replay
+from knafka_jobs.report.report_run import report
+from knafka_jobs.topic_offsets import BrokerName
 from knafka_local.kafka.kafka_distribution import KafkaDistribution
 
 pytestmark = [
@@ -107,5 +107,5 @@ async def test_a_job_that_kafka_refuses_says_why_at_once(
     given = ["compact", "--tables", "t", "--bootstrap-servers", kafka.bootstrap_servers]
     started = time.monotonic()
     with pytest.raises(JobError, match=f"Kafka did not answer: .*{why}"):
-        commands.connect(options.parser().parse_args([*given, "--secret", str(folder)]))
+        commands.connect(command_options.parser().parse_args([*given, "--secret", str(folder)]))
     assert time.monotonic() - started < 10

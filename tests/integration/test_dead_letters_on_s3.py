@@ -20,16 +20,16 @@ from support.tabled import words_in_store
 
 from knafka_cli.shared import dead_letter_jobs
 from knafka_jobs import commands
-from knafka_jobs.compact.run import fold_all, forget_expired
+from knafka_jobs.command_options import CompactOptions, FailureSelection
+from knafka_jobs.compact.compact_run import fold_all, forget_expired
 from knafka_jobs.io import delta
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.io.kafka import KafkaClient
-from knafka_jobs.lookup.run import TableFiles, preview
-from knafka_jobs.options import CompactOptions, FailureSelection
-from knafka_jobs.replay.run import purge, replay
-from knafka_jobs.report.page import render
-from knafka_jobs.report.run import report
-from knafka_jobs.topics import BrokerName
+from knafka_jobs.lookup.lookup_run import TableFiles, preview
+from knafka_jobs.replay.replay_run import purge, replay
+from knafka_jobs.report.report_page import render
+from knafka_jobs.report.report_run import report
+from knafka_jobs.topic_offsets import BrokerName
 
 pytestmark = [
     pytest.mark.kafka,

@@ -13,17 +13,17 @@ from pyspark.sql import SparkSession
 from support.kafka import Kafka
 from support.letters import PARTITIONS, TRIGGERS, DeadLetters, compacted, held
 
+from knafka_jobs.command_options import CompactOptions, FailureSelection
 from knafka_jobs.compact.checkpoints import Checkpoints
+from knafka_jobs.compact.compact_run import Compacted, compact, fold_all
 from knafka_jobs.compact.reading import read_ranges
-from knafka_jobs.compact.run import Compacted, compact, fold_all
-from knafka_jobs.errors import JobError
 from knafka_jobs.io.delta import Tables, explained
 from knafka_jobs.io.kafka import KafkaClient, KafkaConnection
-from knafka_jobs.options import CompactOptions, FailureSelection
-from knafka_jobs.replay.run import purge
-from knafka_jobs.report.run import report
+from knafka_jobs.job_errors import JobError
+from knafka_jobs.replay.replay_run import purge
+from knafka_jobs.report.report_run import report
 from knafka_jobs.schema import RECORDS
-from knafka_jobs.topics import BrokerName, OffsetSpan, Reached, TopicState
+from knafka_jobs.topic_offsets import BrokerName, OffsetSpan, Reached, TopicState
 
 pytestmark = [
     pytest.mark.kafka,

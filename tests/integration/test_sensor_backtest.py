@@ -13,9 +13,9 @@ from support.kafka import Kafka, MakeTopic
 from support.sensors import SensorWorld, process
 
 from knafka.core.sensor.contract import Conditions
-from knafka_jobs.backtest.run import Backtested, TimeSpan, backtest, of_topic
-from knafka_jobs.errors import JobError
+from knafka_jobs.backtest.backtest_run import Backtested, TimeSpan, backtest, of_topic
 from knafka_jobs.io.kafka import KafkaClient, KafkaConnection
+from knafka_jobs.job_errors import JobError
 
 pytestmark = [
     pytest.mark.kafka,

@@ -12,7 +12,7 @@ from knafka.core.sensor.conditions import parse
 from knafka.core.sensor.held import Held
 from knafka.core.sensor.resets import Reset
 from knafka.core.sensor.rules import Rule, expire, step
-from knafka_jobs.backtest.model import Came, Expected, FiringModel
+from knafka_jobs.backtest.firing_model import Came, Expected, FiringModel
 
 CONDITIONS = [
     "a && b",

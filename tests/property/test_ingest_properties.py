@@ -24,8 +24,8 @@ from support.ingesting import (
     happens,
 )
 
-from knafka_jobs.compact.batches import next_batch
-from knafka_jobs.topics import OffsetSpan, Partition, Reached, TopicState
+from knafka_jobs.compact.ingest_batches import next_batch
+from knafka_jobs.topic_offsets import OffsetSpan, Partition, Reached, TopicState
 
 a_name = st.sampled_from(NAMES)
 some_names = st.frozensets(a_name)

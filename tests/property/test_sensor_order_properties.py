@@ -33,7 +33,7 @@ from knafka.core.sensor.duplicates import Seen
 from knafka.core.sensor.order import Place
 from knafka.core.sensor.records import identity_of, trigger_of
 from knafka.core.sensor.routing import Router
-from knafka_jobs.backtest.model import Came, FiringModel
+from knafka_jobs.backtest.firing_model import Came, FiringModel
 
 TRIGGERS: Final[Sequence[dict[str, Any]]] = (
     {"name": "pair", "conditions": "a && b"},

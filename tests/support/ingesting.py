@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
-from knafka_jobs.compact.batches import IngestBatch, ingest
+from knafka_jobs.compact.compact_plan import older_ranges
 from knafka_jobs.compact.cuts import deletable_until, find_cuts
-from knafka_jobs.compact.plan import older_ranges
-from knafka_jobs.topics import (
+from knafka_jobs.compact.ingest_batches import IngestBatch, ingest
+from knafka_jobs.topic_offsets import (
     Mark,
     Offsets,
     OffsetSpan,

@@ -21,9 +21,15 @@ from knafka.core.kafka_binding import to_record
 from knafka.core.sensor.backtest import Backtest, PastEvent
 from knafka.core.sensor.contract import Conditions
 from knafka.core.sensor.records import trigger_of
-from knafka_jobs.backtest.plan import conditions_of
-from knafka_jobs.backtest.run import Backtested, TimeSpan, backtest, of_archive, read_sensor
-from knafka_jobs.errors import JobError
+from knafka_jobs.backtest.backtest_plan import conditions_of
+from knafka_jobs.backtest.backtest_run import (
+    Backtested,
+    TimeSpan,
+    backtest,
+    of_archive,
+    read_sensor,
+)
+from knafka_jobs.job_errors import JobError
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # py4j leaves sockets open
 

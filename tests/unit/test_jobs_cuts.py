@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import pytest
 
+from knafka_jobs.compact.compact_plan import older_ranges
 from knafka_jobs.compact.cuts import deletable_until
-from knafka_jobs.compact.plan import older_ranges
-from knafka_jobs.topics import OffsetSpan, Reached, TopicState, offsets_of
+from knafka_jobs.topic_offsets import OffsetSpan, Reached, TopicState, offsets_of
 
 TOPIC = "knafka-dead-letters-shop-main-mail-0123456789"
 

@@ -12,13 +12,19 @@ from pyspark.testing import assertDataFrameEqual
 
 from knafka.core.delivery import Reason
 from knafka_jobs import schema
-from knafka_jobs.errors import JobError
+from knafka_jobs.command_options import FailureSelection
 from knafka_jobs.io.delta import Tables
-from knafka_jobs.options import FailureSelection
-from knafka_jobs.replay.plan import select
+from knafka_jobs.job_errors import JobError
+from knafka_jobs.replay.replay_plan import select
 from knafka_jobs.report.assemble import change, known_of
-from knafka_jobs.report.document import MAX_SUMMARIES, OTHERS, ChangeKind, Report, json_schema
-from knafka_jobs.report.plan import (
+from knafka_jobs.report.report_document import (
+    MAX_SUMMARIES,
+    OTHER_SUMMARIES,
+    ChangeKind,
+    Report,
+    json_schema,
+)
+from knafka_jobs.report.report_plan import (
     buckets,
     examples,
     failed_again,
@@ -29,9 +35,9 @@ from knafka_jobs.report.plan import (
     tops,
     with_few_summaries,
 )
-from knafka_jobs.report.run import report
+from knafka_jobs.report.report_run import report
 from knafka_jobs.schema import FAILURES, REPORTS, SENT, ddl
-from knafka_jobs.topics import BrokerName
+from knafka_jobs.topic_offsets import BrokerName
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # py4j leaves sockets open
 
@@ -146,7 +152,7 @@ def test_a_kind_that_fails_in_very_many_ways_has_few_rows(spark: SparkSession) -
     told = rows.transform(with_few_summaries, summaries(rows))
     counted = {row["summary"]: row["count"] for row in told.groupBy("summary").count().collect()}
     assert counted.pop("") == 1
-    assert counted.pop(OTHERS) == 3
+    assert counted.pop(OTHER_SUMMARIES) == 3
     assert counted.pop("s52") == 2
     assert set(counted) == {f"s{n:02}" for n in range(MAX_SUMMARIES - 1)}
 

@@ -19,15 +19,15 @@ from support.tabled import NOW, tabled
 
 from knafka.core.delivery import Reason
 from knafka_cli.dead_letters.dead_letter_tables import overviews
-from knafka_jobs.errors import JobError, NeedsSpark
+from knafka_jobs.command_options import FailureSelection
+from knafka_jobs.failure_selection import FailureCondition, conditions
 from knafka_jobs.io.delta import Tables
-from knafka_jobs.lookup import plan
-from knafka_jobs.lookup.run import TableFiles, latest, on_their_way, preview, tabled_until
-from knafka_jobs.options import FailureSelection
-from knafka_jobs.replay.run import preview as preview_by_spark
+from knafka_jobs.job_errors import JobError, NeedsSpark
+from knafka_jobs.lookup import lookup_plan
+from knafka_jobs.lookup.lookup_run import TableFiles, latest, on_their_way, preview, tabled_until
+from knafka_jobs.replay.replay_run import preview as preview_by_spark
 from knafka_jobs.schema import LAYOUT, LAYOUT_PROPERTY, SENT
-from knafka_jobs.selecting import FailureCondition, conditions
-from knafka_jobs.topics import BrokerName
+from knafka_jobs.topic_offsets import BrokerName
 
 pytestmark = [
     pytest.mark.slice,
@@ -158,7 +158,7 @@ def test_no_text_ends_the_string_that_it_is_in(text: str) -> None:
         return  # no column has it
     (row,) = (
         QueryBuilder()
-        .execute(f"SELECT {plan.literal(text)} AS said")
+        .execute(f"SELECT {lookup_plan.literal(text)} AS said")
         .read_all()
         .to_struct_array()
         .to_pylist()

@@ -13,14 +13,14 @@ from pyspark.sql import SparkSession
 from support.gate import only_chaos
 from support.tabled import NOW, records, tabled, words_in_store
 
-from knafka_jobs.compact.run import fold_all, vacuum
-from knafka_jobs.errors import JobError
+from knafka_jobs.command_options import FailureSelection
+from knafka_jobs.compact.compact_run import fold_all, vacuum
 from knafka_jobs.io import delta
 from knafka_jobs.io.delta import Tables
-from knafka_jobs.options import FailureSelection
+from knafka_jobs.job_errors import JobError
 from knafka_jobs.positions import MAX_BOUNDS, OffsetBounds, bounds, within
-from knafka_jobs.replay.run import purge, purgeable
-from knafka_jobs.report.run import report
+from knafka_jobs.replay.replay_run import purge, purgeable
+from knafka_jobs.report.report_run import report
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # py4j leaves sockets open
 

@@ -10,11 +10,11 @@ import pytest
 
 from knafka.core import names
 from knafka.core.errors import InvalidDocument
-from knafka_jobs.errors import JobError
 from knafka_jobs.io.kafka import MAX_MESSAGE_BYTES, KafkaConnection
-from knafka_jobs.replay.run import replay_topic
+from knafka_jobs.job_errors import JobError
+from knafka_jobs.replay.replay_run import replay_topic
 from knafka_jobs.replay.send import FailedEvent, batches, rate_and_rest
-from knafka_jobs.topics import BrokerName, OffsetSpan, TopicState, is_dead_letter_topic
+from knafka_jobs.topic_offsets import BrokerName, OffsetSpan, TopicState, is_dead_letter_topic
 
 
 def test_both_clients_are_told_the_same(tmp_path: Path) -> None:

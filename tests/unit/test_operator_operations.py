@@ -520,5 +520,5 @@ def test_the_pods_message_always_fits_and_can_be_read() -> None:
     found = {"would_send": 5, "triggers": triggers, "events": events}
     told = json.loads(pod.message_of(found))
     assert told["would_send"] == 5
-    assert len(pod.message_of(found)) <= pod.MAX_MESSAGE
+    assert len(pod.message_of(found)) <= pod.MAX_MESSAGE_CHARACTERS
     assert told["triggers"]

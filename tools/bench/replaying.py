@@ -32,7 +32,7 @@ from knafka_cli.shared import dead_letter_jobs
 from knafka_jobs.io import session
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.io.kafka import KafkaClient, KafkaConnection
-from knafka_jobs.topics import OffsetSpan
+from knafka_jobs.topic_offsets import OffsetSpan
 
 PARTITIONS: Final = 12
 """Of the replay topic, as a Broker's topic might have."""

@@ -19,13 +19,13 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Observation, Row
 from pyspark.sql import functions as F
 
-from knafka_jobs.compact.plan import next_offsets
-from knafka_jobs.errors import JobError
+from knafka_jobs.compact.compact_plan import next_offsets
 from knafka_jobs.io.delta import Tables, first_line, in_days
 from knafka_jobs.io.kafka_records import mark
+from knafka_jobs.job_errors import JobError
 from knafka_jobs.positions import OffsetBounds, within
 from knafka_jobs.schema import KEY, RECORDS
-from knafka_jobs.topics import (
+from knafka_jobs.topic_offsets import (
     Mark,
     Offsets,
     OffsetSpan,
@@ -41,7 +41,7 @@ _WRITER: Final = "knafka-compaction"
 
 _TXN: Final = "spark.databricks.delta.write"
 
-MARKED: Final = (*KEY, "key", "value", "unix_millis(appended) AS at")
+MARK_COLUMNS: Final = (*KEY, "key", "value", "unix_millis(appended) AS at")
 """Columns of `records` that a row's mark is made from."""
 
 
@@ -108,7 +108,7 @@ class Checkpoints:
         rows = self._tables.read("records").where(within(bounds)).join(there, [*KEY], "left_semi")
         return {
             (parts_of_log_id(row["topic_id"])[0], row["partition"]): _mark(row)
-            for row in rows.selectExpr(*MARKED).collect()
+            for row in rows.selectExpr(*MARK_COLUMNS).collect()
         }
 
     def last_row(self, where: Partition, reached: Reached) -> Mark | None:
@@ -121,7 +121,7 @@ class Checkpoints:
             last = rows.where(within([its])).agg(F.max("offset")).first()
             if last is not None and last[0] is not None:
                 is_last = within([its._replace(first=last[0], last=last[0])])
-                (row,) = rows.where(is_last).limit(1).selectExpr(*MARKED).collect()
+                (row,) = rows.where(is_last).limit(1).selectExpr(*MARK_COLUMNS).collect()
                 return _mark(row)
         return None
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from knafka.core.times import LATEST
-from knafka_jobs.topics import Mark, Offsets, OffsetSpan, Partition, Reached
+from knafka_jobs.topic_offsets import Mark, Offsets, OffsetSpan, Partition, Reached
 
 
 class LogView(Protocol):

@@ -8,16 +8,16 @@ from typing import Final
 from pyspark.sql import functions as F
 
 from knafka.core.dead_letter import REPLAY
-from knafka_jobs.compact import plan
+from knafka_jobs.compact import compact_plan
 from knafka_jobs.compact.outcomes import last_pending, lost, outcomes, resolved
 from knafka_jobs.compact.reading import headers_of
-from knafka_jobs.days import days_in, known_days
+from knafka_jobs.failure_days import days_in, known_days
 from knafka_jobs.io.delta import Tables, in_days
 from knafka_jobs.io.kafka import KafkaClient, read_spans
 from knafka_jobs.io.kafka_records import KafkaRecords
-from knafka_jobs.marks import with_marks
+from knafka_jobs.replay_marks import with_marks
 from knafka_jobs.schema import Columns
-from knafka_jobs.topics import OffsetSpan, Position
+from knafka_jobs.topic_offsets import OffsetSpan, Position
 
 Progress = Callable[[str], object]
 
@@ -109,7 +109,7 @@ def mark_outcomes(tables: Tables, committed: list[tuple[str, int, int]]) -> None
     tables.update(
         marked,
         "failures",
-        f"{days} AND {plan.MERGE_ON} AND failures.last_failed <= more.sent",
+        f"{days} AND {compact_plan.MERGE_ON} AND failures.last_failed <= more.sent",
         {"resolved": "more.judged"},
     )
     tables.update(

@@ -16,25 +16,25 @@ from typing import Any, Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from knafka_jobs.compact import plan
-from knafka_jobs.compact.batches import IngestBatch, Ingested
-from knafka_jobs.errors import JobError
+from knafka_jobs.compact import compact_plan
+from knafka_jobs.compact.ingest_batches import IngestBatch, Ingested
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.io.kafka import KafkaClient, read_spans
 from knafka_jobs.io.kafka_records import KafkaRecords
+from knafka_jobs.job_errors import JobError
 from knafka_jobs.schema import RECORDS, Columns
-from knafka_jobs.topics import Offsets, OffsetSpan, Partition, log_id
+from knafka_jobs.topic_offsets import Offsets, OffsetSpan, Partition, log_id
 
 LOGS: Final[Columns] = {"topic": "string", "partition": "int", "topic_id": "string"}
 """The current log of each partition: `topic_id` is a `topics.log_id`."""
 
-OVERFLOW: Final = "long overflow"
+OVERFLOW_ERROR: Final = "long overflow"
 """Words of Spark's error for a timestamp outside its range."""
 
-ROUNDS: Final = 20
+MAX_UNREADABLE_SPANS: Final = 20
 """Spans of unreadable records of one partition that one run reads; the next run goes on."""
 
-ONE_BY_ONE: Final = 20
+MAX_SPAN_RECORDS: Final = 20
 """Records in a span of unreadable records, at most: their content is held in memory."""
 
 _MIN_TIME: Final = -62_135_596_800_000
@@ -71,7 +71,9 @@ class BatchReader:
         if by_spark:
             rows = read_ranges(self._tables, self._kafka, by_spark, batch.after, self._names)
         if by_us:
-            rows = rows.unionByName(self._raw(by_us).transform(plan.records_of, self._logs(batch)))
+            rows = rows.unionByName(
+                self._raw(by_us).transform(compact_plan.records_of, self._logs(batch))
+            )
         return rows
 
     def unreadable(
@@ -126,7 +128,7 @@ def ingest_around(
     """
     done = Ingested(0, 0)
     spans = dict(spans)
-    for _ in range(ROUNDS):
+    for _ in range(MAX_UNREADABLE_SPANS):
         try:
             return _sum(done, ingest(spans))
         except JobError as error:
@@ -139,12 +141,12 @@ def ingest_around(
                 f"{count} records of {place} have an impossible timestamp: the time of this run is "
                 "stored instead"
             )
-            for stretch in stretches[:ROUNDS]:
+            for stretch in stretches[:MAX_UNREADABLE_SPANS]:
                 for end, is_alone in ((stretch.start, False), (stretch.end, True)):
                     reader.one_by_one = {where} if is_alone else set()
                     done = _sum(done, ingest({where: OffsetSpan(spans[where].start, end)}))
             reader.one_by_one = set()
-            if len(stretches) > ROUNDS:
+            if len(stretches) > MAX_UNREADABLE_SPANS:
                 progress(
                     f"the remaining records of {place} are left for the next run: they have too "
                     "many impossible timestamps for one"
@@ -155,7 +157,7 @@ def ingest_around(
 
 def is_overflow(error: JobError) -> bool:
     """Whether Spark failed on a timestamp outside its range."""
-    return OVERFLOW in f"{error}{error.__cause__}"
+    return OVERFLOW_ERROR in f"{error}{error.__cause__}"
 
 
 def read_ranges(
@@ -172,7 +174,7 @@ def read_ranges(
     """
     named = {(names[topic_id], number): span for (topic_id, number), span in ranges.items()}
     rows = read_spans(tables.spark, kafka.connection, named)
-    return rows.transform(plan.records_of, _logs(tables, ranges, read, names))
+    return rows.transform(compact_plan.records_of, _logs(tables, ranges, read, names))
 
 
 def headers_of(message: Any) -> list[tuple[str, bytes | None]]:
@@ -196,7 +198,7 @@ def _logs(
 def _extend(stretches: list[OffsetSpan], offset: int) -> None:
     """Add an offset, higher than all others, to the last span if it is adjacent and not full."""
     last = stretches[-1] if stretches else None
-    if last is not None and last.end == offset and offset - last.start < ONE_BY_ONE:
+    if last is not None and last.end == offset and offset - last.start < MAX_SPAN_RECORDS:
         stretches[-1] = OffsetSpan(last.start, offset + 1)
     else:
         stretches.append(OffsetSpan(offset, offset + 1))

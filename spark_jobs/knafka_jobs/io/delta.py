@@ -24,7 +24,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from knafka_jobs.errors import JobError
+from knafka_jobs.job_errors import JobError
 from knafka_jobs.schema import BOUNDED, BY_DAY, LAYOUT, LAYOUT_PROPERTY, TABLES, Columns, ddl
 
 CLOCK_INTERVAL: Final = timedelta(days=1)

@@ -32,8 +32,14 @@ from knafka.core.connection_errors import ConnectionErrors
 from knafka.core.errors import InvalidDocument
 from knafka.core.kafka_secret import for_java, for_librdkafka
 from knafka.tokens import with_tokens
-from knafka_jobs.errors import JobError
-from knafka_jobs.topics import BrokerName, OffsetSpan, Position, TopicState, is_dead_letter_topic
+from knafka_jobs.job_errors import JobError
+from knafka_jobs.topic_offsets import (
+    BrokerName,
+    OffsetSpan,
+    Position,
+    TopicState,
+    is_dead_letter_topic,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

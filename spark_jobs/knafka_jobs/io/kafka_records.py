@@ -13,15 +13,15 @@ from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
-from knafka_jobs.errors import JobError
 from knafka_jobs.io.kafka import KafkaClient
-from knafka_jobs.topics import Mark, OffsetSpan, Partition, Position
+from knafka_jobs.job_errors import JobError
+from knafka_jobs.topic_offsets import Mark, OffsetSpan, Partition, Position
 
-TIMEOUT: Final = 30.0
+READ_TIMEOUT: Final = 30.0
 """Seconds to wait for the next record or end of a partition."""
-AT_ONCE: Final = 1000
+RECORDS_AT_ONCE: Final = 1000
 """Records that one call of the consumer returns, at most."""
-STEPS: Final = (10, 1000, sys.maxsize)
+LOOKBACK_OFFSETS: Final = (10, 1000, sys.maxsize)
 """Offsets before the end of a span in which its last record is looked for, step by step: offsets of
 transaction markers and of aborted records have no committed record."""
 
@@ -74,7 +74,7 @@ class KafkaRecords:
         at_ends = self.first_at({where: span.end - 1 for where, span in spans.items()})
         marks = {where: mark for where, mark in at_ends.items() if mark.offset < spans[where].end}
         for where, span in spans.items():
-            for step in STEPS:
+            for step in LOOKBACK_OFFSETS:
                 if where not in marks:
                     stretch = OffsetSpan(max(span.start, span.end - step), span.end)
                     for message in self.messages(where, stretch):
@@ -133,10 +133,10 @@ def _messages(
     if not starts:
         return
     consumer.assign([TopicPartition(*where, offset) for where, offset in starts.items()])
-    deadline = time.monotonic() + TIMEOUT
+    deadline = time.monotonic() + READ_TIMEOUT
     while True:
-        for message in consumer.consume(AT_ONCE, 0.1):
-            deadline = time.monotonic() + TIMEOUT
+        for message in consumer.consume(RECORDS_AT_ONCE, 0.1):
+            deadline = time.monotonic() + READ_TIMEOUT
             where, error = (message.topic(), message.partition()), message.error()
             if error is None:
                 yield where, message  # type: ignore[misc]
@@ -145,4 +145,4 @@ def _messages(
             elif not error.retriable():
                 raise JobError(f"Kafka: {error.str()}")
         if time.monotonic() > deadline:
-            raise JobError(f"Kafka has sent no records for {TIMEOUT:.0f} s: run the job again")
+            raise JobError(f"Kafka has sent no records for {READ_TIMEOUT:.0f} s: run the job again")

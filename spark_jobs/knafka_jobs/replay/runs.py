@@ -15,21 +15,21 @@ from pyspark.sql import Row
 from pyspark.sql import functions as F
 
 from knafka.core import names
-from knafka_jobs.errors import JobError
+from knafka_jobs.command_options import FailureSelection
+from knafka_jobs.failure_selection import TriggerName
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.io.kafka import KafkaClient, read_spans
-from knafka_jobs.options import FailureSelection
-from knafka_jobs.replay.plan import sent_rows
+from knafka_jobs.job_errors import JobError
+from knafka_jobs.replay.replay_plan import sent_rows
 from knafka_jobs.replay.send import fence
 from knafka_jobs.schema import REPLAYS, TRIGGER
-from knafka_jobs.selecting import TriggerName
-from knafka_jobs.topics import OffsetSpan, Position, TopicState, spans_of
+from knafka_jobs.topic_offsets import OffsetSpan, Position, TopicState, spans_of
 
-CONTINUED_FOR: Final = timedelta(days=1)
+CONTINUABLE_AGE: Final = timedelta(days=1)
 """Age up to which an interrupted replay is continued by the same selection, so that events which it
 sent and which failed again are not sent once more. Later, a new replay begins."""
 
-CLOCKS: Final = timedelta(hours=1)
+MAX_CLOCK_DIFFERENCE: Final = timedelta(hours=1)
 """Time by which the clocks of two machines may differ."""
 
 Progress: TypeAlias = Callable[[str], None]
@@ -62,7 +62,7 @@ def begin(
     """
     unfinished = tables.read("replays").where("finished IS NULL").orderBy("started").collect()
     if replay_id is None:
-        since = datetime.now(UTC) - CONTINUED_FOR
+        since = datetime.now(UTC) - CONTINUABLE_AGE
         same = [
             run["replay_id"]
             for run in unfinished
@@ -124,7 +124,7 @@ def _take_over(tables: Tables, kafka: KafkaClient, run: Row) -> None:
     rows = tables.read("failures").select(*TRIGGER).distinct().collect()
     triggers = {names.replay_topic(*row): tuple(row) for row in rows}
     there = kafka.topics_at_rest([name for name in kafka.topic_names() if name in triggers])
-    began = run["started"].astimezone(UTC) - CLOCKS
+    began = run["started"].astimezone(UTC) - MAX_CLOCK_DIFFERENCE
     spans = spans_of(there)
     firsts = kafka.offsets_at(spans, began.timestamp())
     ranges = {

@@ -23,21 +23,21 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from knafka.core.dead_letter import REPLAY, restored
 from knafka.core.kafka_binding import RecordHeaders
 from knafka.core.times import moment
-from knafka_jobs.errors import JobError
+from knafka_jobs.failure_selection import TriggerName
 from knafka_jobs.io.kafka import KafkaClient, KafkaConnection
 from knafka_jobs.io.kafka_records import KafkaRecords
-from knafka_jobs.selecting import TriggerName
-from knafka_jobs.topics import OffsetSpan, Position, TopicState
+from knafka_jobs.job_errors import JobError
+from knafka_jobs.topic_offsets import OffsetSpan, Position, TopicState
 
-LANES: Final = 8
+MAX_LANES: Final = 8
 """Lanes of a replay, at most: a later run fences off all of them."""
 BATCH_EVENTS: Final = 500
 """Events in one transaction: enough that the 10 ms for a transaction don't matter."""
 BATCH_BYTES: Final = 16 * 1024 * 1024
 """Bytes of keys and values in one transaction, held in memory; a single event may have more."""
-MAX_RECORD_BYTES: Final = 1_000_000_000
+LIBRDKAFKA_MAX_BYTES: Final = 1_000_000_000
 """librdkafka's highest limit: the topic decides which records are too large."""
-TIMEOUT: Final = 30.0
+TRANSACTION_TIMEOUT: Final = 30.0
 """Seconds for one step of a transaction."""
 
 
@@ -147,7 +147,7 @@ def hash_of(failure_id: str) -> int:
 
 def fence(connection: KafkaConnection, replay_id: str) -> None:
     """Fence off every sender of a replay, and abort their open transactions. Raises `JobError`."""
-    for lane in range(LANES):
+    for lane in range(MAX_LANES):
         try:
             producer_of(connection, replay_id, lane)
         except KafkaException as error:
@@ -177,13 +177,13 @@ def producer_of(connection: KafkaConnection, replay_id: str, lane: int) -> Produ
             "transactional.id": transactional_id(replay_id, lane),
             "partitioner": "murmur2_random",
             "linger.ms": 5,
-            "message.max.bytes": MAX_RECORD_BYTES,
+            "message.max.bytes": LIBRDKAFKA_MAX_BYTES,
             # With several, librdkafka may take a later request's success for that of one that Kafka
             # rejected (docs/decisions/0012).
             "max.in.flight.requests.per.connection": 1,
         }
     )
-    producer.init_transactions(TIMEOUT)
+    producer.init_transactions(TRANSACTION_TIMEOUT)
     return producer
 
 
@@ -202,15 +202,15 @@ def _transaction(producer: Producer, replay_id: str, batch: list[FailedEvent]) -
     for event in batch:
         headers = restored(event.headers, f"{replay_id}/{event.failure_id}")
         producer.produce(event.topic, event.value, event.key, headers=headers, on_delivery=report)  # type: ignore[arg-type]
-    producer.flush(TIMEOUT)
+    producer.flush(TRANSACTION_TIMEOUT)
     if problems or delivered < len(batch):
         fenced = (KafkaError._FENCED, KafkaError.PRODUCER_FENCED)
         if problems and problems[0][0].code() in fenced:
             raise KafkaException(problems[0][0])
-        producer.abort_transaction(TIMEOUT)
+        producer.abort_transaction(TRANSACTION_TIMEOUT)
         why, topic = problems[0] if problems else ("no answer", batch[0].topic)
         raise JobError(f"the topic {topic} did not take every event: {why}")
-    producer.commit_transaction(TIMEOUT)
+    producer.commit_transaction(TRANSACTION_TIMEOUT)
 
 
 def batches(events: Iterable[FailedEvent], count: int, size: int) -> Iterator[list[FailedEvent]]:

@@ -17,17 +17,17 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from knafka.core.json_format import MEDIA_TYPE
-from knafka_jobs.errors import JobError
-from knafka_jobs.report.document import Report
+from knafka_jobs.job_errors import JobError
+from knafka_jobs.report.report_document import Report
 
-TYPE: Final = "dev.knafka.deadletters.reported"
-MOST_TRIGGERS: Final = 10
+REPORTED_EVENT_TYPE: Final = "dev.knafka.deadletters.reported"
+MAX_NAMED_TRIGGERS: Final = 10
 """Triggers that the event names, at most: those with the most unresolved events."""
-ATTEMPTS: Final = 4
+ANNOUNCE_ATTEMPTS: Final = 4
 """Attempts to send the event, at most."""
-TIMEOUT: Final = 15.0
+ANSWER_TIMEOUT: Final = 15.0
 """Seconds for the answer to one attempt: a Broker's receiver may have to start."""
-PAUSE: Final = 2.0
+FIRST_PAUSE: Final = 2.0
 """Seconds before the second attempt; before each further one twice as many."""
 
 
@@ -50,7 +50,7 @@ def event_of(report: Report, archive: str, console: str) -> dict[str, Any]:
         "changes": report.changes.model_dump(mode="json", by_alias=True),
         "triggers": [
             {"trigger": name, "unresolved": count}
-            for name, count in unresolved.most_common(MOST_TRIGGERS)
+            for name, count in unresolved.most_common(MAX_NAMED_TRIGGERS)
             if count
         ],
     }
@@ -59,7 +59,7 @@ def event_of(report: Report, archive: str, console: str) -> dict[str, Any]:
     return {
         "specversion": "1.0",
         "id": report.id,
-        "type": TYPE,
+        "type": REPORTED_EVENT_TYPE,
         "source": f"/apis/v1/namespaces/{report.namespace}/deadletterarchives/{archive}",
         "subject": report.broker,
         "time": report.made.isoformat(),
@@ -79,14 +79,14 @@ def send(broker: str, event: dict[str, Any]) -> None:
     Raises `JobError`.
     """
     body, problem = json.dumps(event).encode(), ""
-    for attempt in range(ATTEMPTS):
+    for attempt in range(ANNOUNCE_ATTEMPTS):
         if attempt:
-            time.sleep(PAUSE * 2 ** (attempt - 1))
+            time.sleep(FIRST_PAUSE * 2 ** (attempt - 1))
         request = urllib.request.Request(
             broker, body, {"content-type": f"{MEDIA_TYPE}; charset=utf-8"}, method="POST"
         )
         try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT):
+            with urllib.request.urlopen(request, timeout=ANSWER_TIMEOUT):
                 return
         except urllib.error.HTTPError as error:
             with error:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from pyspark.sql import Row
 
-from knafka_jobs.report.document import (
+from knafka_jobs.report.report_document import (
     MAX_BUCKETS,
     Bucket,
     Change,
@@ -28,7 +28,7 @@ from knafka_jobs.report.document import (
     preview,
     replay_command,
 )
-from knafka_jobs.report.plan import GroupKey, key_of
+from knafka_jobs.report.report_plan import GroupKey, key_of
 
 SettledSpan: TypeAlias = tuple[str, str, str, str, int, int, int]
 """A row with the columns `SPANS` of the plan module."""

@@ -12,10 +12,10 @@ from typing import Final
 
 from knafka.core.errors import KnafkaError
 from knafka_jobs.io.kafka import KafkaClient
-from knafka_jobs.report import announce, served
-from knafka_jobs.report.document import Report
+from knafka_jobs.report import announce, served_report
+from knafka_jobs.report.report_document import Report
 
-MAX_PROBLEM: Final = 400
+MAX_PROBLEM_CHARACTERS: Final = 400
 """Characters of a problem, which goes into an object's status."""
 
 
@@ -42,10 +42,10 @@ def publish(
             yield
         except KnafkaError as error:
             progress(f"{name}: {error}")
-            problems[name] = str(error)[:MAX_PROBLEM]
+            problems[name] = str(error)[:MAX_PROBLEM_CHARACTERS]
 
     with noted("notServed"):
-        served.write(kafka, report, archive, replication)
+        served_report.write(kafka, report, archive, replication)
     if broker:
         with noted("notAnnounced"):
             console_of_report = "" if problems else console

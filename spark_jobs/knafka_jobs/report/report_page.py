@@ -22,25 +22,25 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from knafka.core.delivery import Reason
-from knafka_jobs.report.document import OTHERS, Report
+from knafka_jobs.report.report_document import OTHER_SUMMARIES, Report
 
-STYLES: Final = ("uplot/uPlot.min.css", "page.css")
+STYLE_FILES: Final = ("uplot/uPlot.min.css", "page.css")
 
-LIBRARY: Final = "uplot/uPlot.iife.min.js"
+LIBRARY_FILE: Final = "uplot/uPlot.iife.min.js"
 
-LICENCE: Final = "uplot/LICENSE"
+LICENCE_FILE: Final = "uplot/LICENSE"
 """The library's licence, which must be distributed with it."""
 
-FILE: Final = "file.js"
-SERVED: Final = "served.js"
-"""The script for a page that is a file; `SERVED` replaces it where a console serves the page."""
+FILE_SCRIPT: Final = "file.js"
+SERVED_SCRIPT: Final = "served.js"
+"""The script for a page that is a file; a console serves `SERVED_SCRIPT` in its place."""
 
-SCRIPTS: Final = (
+SCRIPT_FILES: Final = (
     "elements.js",
     "timeline.js",
     "heatmap.js",
     "history.js",
-    FILE,
+    FILE_SCRIPT,
     "details.js",
     "table.js",
     "main.js",
@@ -74,11 +74,11 @@ def render_served(report: Report, traces: str, path: str) -> ServedPage:
 
 
 def _rendered(report: Report, traces: str, path: str | None) -> ServedPage:
-    style = "\n".join(map(_own_file, STYLES))
-    library = _own_file(LIBRARY)
+    style = "\n".join(map(_own_file, STYLE_FILES))
+    library = _own_file(LIBRARY_FILE)
     scripts = [
-        SERVED if script_file == FILE and path is not None else script_file
-        for script_file in SCRIPTS
+        SERVED_SCRIPT if script_file == FILE_SCRIPT and path is not None else script_file
+        for script_file in SCRIPT_FILES
     ]
     script = "\n".join(map(_own_file, scripts))
     policy = (
@@ -96,7 +96,7 @@ def _rendered(report: Report, traces: str, path: str | None) -> ServedPage:
             policy=policy,
             style=Markup(style),
             library=Markup(library),
-            licence=_own_file(LICENCE),
+            licence=_own_file(LICENCE_FILE),
             script=Markup(script),
             data=_packed(report, traces, path),
         )
@@ -112,7 +112,7 @@ def _packed(report: Report, traces: str, path: str | None) -> str:
     document = report.model_dump_json(by_alias=True, exclude_none=True)
     about = {
         "reasons": [reason.value for reason in Reason],
-        "others": OTHERS,
+        "others": OTHER_SUMMARIES,
         "served": path,
         "traces": traces,
     }

@@ -33,7 +33,7 @@ from knafka_jobs.schema import (
     TRIGGER,
     Columns,
 )
-from knafka_jobs.topics import Offsets, OffsetSpan, Position, TopicState, log_id, spans_of
+from knafka_jobs.topic_offsets import Offsets, OffsetSpan, Position, TopicState, log_id, spans_of
 
 HISTORY_LENGTH: Final = 50
 """Failures of one event that are kept one by one, the latest; all of them are counted."""
@@ -41,7 +41,7 @@ HISTORY_LENGTH: Final = 50
 SMALL_FILES: Final = 8
 """Small files that a table may have before they are merged: merging two at a time never ends."""
 
-FULL_FILE: Final = 32 * 1024 * 1024
+FULL_FILE_BYTES: Final = 32 * 1024 * 1024
 """Bytes from which on a file is left as it is; see `io.session`."""
 
 

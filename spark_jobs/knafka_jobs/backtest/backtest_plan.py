@@ -30,7 +30,7 @@ from knafka.core.sensor.contract import Conditions
 from knafka.core.sensor.duplicates import Seen
 from knafka.core.sensor.records import correlation_of, identity_of, trigger_of
 from knafka.core.sensor.routing import Router
-from knafka_jobs.backtest.model import Came, FiringModel
+from knafka_jobs.backtest.firing_model import Came, FiringModel
 from knafka_jobs.schema import Columns, ddl
 
 RECORDS: Final[Columns] = {

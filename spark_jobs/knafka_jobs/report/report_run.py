@@ -15,23 +15,23 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
 from knafka.core import names
+from knafka_jobs.command_options import TIMELINE_DAYS
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.io.kafka import KafkaClient
-from knafka_jobs.options import DAYS
-from knafka_jobs.report import assemble, plan
+from knafka_jobs.report import assemble, report_plan
 from knafka_jobs.report.assemble import Counted, Known, Previous, SettledSpan, in_utc
-from knafka_jobs.report.document import (
+from knafka_jobs.report.report_document import (
     MAX_HISTORY,
     PreviousReport,
     Report,
     bucket_seconds,
     group_id,
 )
-from knafka_jobs.report.plan import SPANS, GroupKey, key_of
+from knafka_jobs.report.report_plan import SPANS, GroupKey, key_of
 from knafka_jobs.schema import REPORTS, TRIGGER
-from knafka_jobs.topics import BrokerName
+from knafka_jobs.topic_offsets import BrokerName
 
-REPLAYS: Final = 50
+MAX_REPLAYS: Final = 50
 """Replays that a report lists: the latest ones."""
 
 
@@ -39,7 +39,7 @@ def report(
     tables: Tables,
     broker: BrokerName | None,
     now: datetime,
-    days: float = DAYS,
+    days: float = TIMELINE_DAYS,
     settled: Callable[[DataFrame, datetime], Sequence[SettledSpan]] | None = None,
 ) -> Report:
     """Make a report on all failures in the tables, or on one Broker's, and remember its figures.
@@ -49,10 +49,12 @@ def report(
     """
     earliest = now - timedelta(days=days)
     failures = (
-        tables.read("failures").transform(plan.of_broker, broker).transform(plan.reported, earliest)
+        tables.read("failures")
+        .transform(report_plan.of_broker, broker)
+        .transform(report_plan.reported, earliest)
     )
-    summaries = failures.transform(plan.summaries).localCheckpoint()
-    failures = failures.transform(plan.with_few_summaries, summaries)
+    summaries = failures.transform(report_plan.summaries).localCheckpoint()
+    failures = failures.transform(report_plan.with_few_summaries, summaries)
     reports = _of_same(tables.read("reports"), broker)
     previous = _previous(reports)
     first = summaries.selectExpr("min(first_failed)").first()
@@ -61,19 +63,19 @@ def report(
     since = datetime.fromtimestamp(int(since.timestamp()) // seconds * seconds, UTC)
     made = previous.report.made if previous else None
     sent = tables.read("sent")
-    sums = failures.transform(plan.sums, made).localCheckpoint()
+    sums = failures.transform(report_plan.sums, made).localCheckpoint()
     counted = Counted(
-        groups=sums.transform(plan.groups).collect(),
-        failed_again=_by_group(failures.transform(plan.failed_again, sent, made)),
-        buckets=_by_group(failures.transform(plan.buckets, since, now, seconds)),
-        types=_by_group(sums.transform(plan.tops, "type")),
-        sources=_by_group(sums.transform(plan.tops, "source")),
-        examples=_by_group(failures.transform(plan.examples)),
+        groups=sums.transform(report_plan.groups).collect(),
+        failed_again=_by_group(failures.transform(report_plan.failed_again, sent, made)),
+        buckets=_by_group(failures.transform(report_plan.buckets, since, now, seconds)),
+        types=_by_group(sums.transform(report_plan.tops, "type")),
+        sources=_by_group(sums.transform(report_plan.tops, "source")),
+        examples=_by_group(failures.transform(report_plan.examples)),
     )
     spans = settled(failures, since) if settled else ()
     shares = _shares(tables, failures, spans, since)
     groups = assemble.groups(counted, previous, shares, _known(reports, counted))
-    runs = tables.read("replays").transform(plan.runs, sent).limit(REPLAYS).collect()
+    runs = tables.read("replays").transform(report_plan.runs, sent).limit(MAX_REPLAYS).collect()
     result = Report(
         id=uuid.uuid4().hex[:12],
         made=now,
@@ -126,7 +128,7 @@ def _shares(
 ) -> dict[GroupKey, float]:
     if not spans:
         return {}
-    rows = failures.transform(plan.failed_within, tables.rows(spans, SPANS), since).collect()
+    rows = failures.transform(report_plan.failed_within, tables.rows(spans, SPANS), since).collect()
     return assemble.shares({key_of(row.asDict()): row["events"] for row in rows}, spans)
 
 
@@ -140,7 +142,7 @@ def _by_group(rows: DataFrame) -> dict[GroupKey, list[Row]]:
 
 def _of_same(reports: DataFrame, broker: BrokerName | None) -> DataFrame:
     """The rows of earlier reports about the same Broker; all Brokers have empty names."""
-    return reports.transform(plan.of_broker, broker or BrokerName("", ""))
+    return reports.transform(report_plan.of_broker, broker or BrokerName("", ""))
 
 
 def _known(reports: DataFrame, counted: Counted) -> dict[str, Known]:
@@ -151,7 +153,7 @@ def _known(reports: DataFrame, counted: Counted) -> dict[str, Known]:
         return {}
     # A row has the session's local time, which is what Spark compares with.
     since = made[-1]["made"]
-    return assemble.known_of(reports.transform(plan.past, ids, since).collect())
+    return assemble.known_of(reports.transform(report_plan.past, ids, since).collect())
 
 
 def _previous(reports: DataFrame) -> Previous | None:

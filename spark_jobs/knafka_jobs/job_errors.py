@@ -7,7 +7,7 @@ from typing import Final
 
 from knafka.core.errors import KnafkaError
 
-MAX_TEXT: Final = 2_000
+MAX_ERROR_CHARACTERS: Final = 2_000
 """Characters that are shown of an unexpected error: Spark's may fill pages."""
 
 
@@ -40,4 +40,5 @@ def in_one_line(error: Exception) -> str:
     text = " ".join(str(error).split())
     if isinstance(error, KnafkaError):
         return text
-    return f"{type(error).__name__}: {text[:MAX_TEXT]}; this is a fault of Knafka: please report it"
+    said = f"{type(error).__name__}: {text[:MAX_ERROR_CHARACTERS]}"
+    return f"{said}; this is a fault of Knafka: please report it"

@@ -1,7 +1,7 @@
 """The report's JSON document: what failed, where, since when, and the outcome of replays.
 
 It is the schema that machines may rely on (docs/report-schema.json, printed by
-`python -m knafka_jobs.report.document`), and the contract between counting and the page:
+`python -m knafka_jobs.report.report_document`), and the contract between counting and the page:
 
     Report ── Totals, Changes, PreviousReport, ReplayRun…
        └── Group… (Broker × Trigger × subscriber × reason × status code × error's summary)
@@ -27,7 +27,7 @@ from pydantic import AwareDatetime, ConfigDict, Field
 
 from knafka.core.delivery import Reason
 from knafka.core.documents import Model
-from knafka_jobs.fingerprint import CHARACTERS
+from knafka_jobs.fingerprint import FINGERPRINT_CHARACTERS
 
 PREVIEW_CHARACTERS: Final = 512
 """Characters of an example's data: enough to recognise the event, few enough for thousands of
@@ -45,7 +45,7 @@ MAX_TOPS: Final = 5
 MAX_SUMMARIES: Final = 50
 """Groups that differ only in their summaries, at most."""
 
-OTHERS: Final = "…"
+OTHER_SUMMARIES: Final = "…"
 """The summary of the group with all further failures."""
 
 MAX_HISTORY: Final = 30
@@ -156,7 +156,7 @@ class Group(Part):
     reason: Reason
     status: int | None = None
     """The HTTP status code; None without a response."""
-    summary: Annotated[str, Field(max_length=CHARACTERS)]
+    summary: Annotated[str, Field(max_length=FINGERPRINT_CHARACTERS)]
     """The error's first line with addresses, UUIDs, ids and numbers replaced (`<n>`): the text that
     the failures have in common. Empty if the error has no text; `…` is a group of all further
     failures, if there are very many summaries."""
@@ -166,8 +166,8 @@ class Group(Part):
     """Events neither resolved by a replay nor purged; `events - unresolved` are resolved."""
     share: Annotated[float, Field(ge=0, le=1)] | None = None
     """The group's events as a share of all events that the Trigger delivered or failed to deliver
-    in the report's time; None if unknown. Kafka's offsets don't tell a delivered event from one that
-    the filter left out, so the share is known only where every event failed."""
+    in the report's time; None if unknown. Kafka's offsets don't tell a delivered event from a
+    filtered one, so the share is known only where every event failed."""
     retries: Count
     """Attempts after the first, over all failures: the load that failing put on the subscriber."""
     first_seen: AwareDatetime
@@ -296,7 +296,7 @@ def replay_command(
     words += ["--broker", f"{namespace}/{broker}", "--trigger", trigger, "--reason", reason]
     if status is not None:
         words += ["--code", str(status)]
-    if summary != OTHERS:
+    if summary != OTHER_SUMMARIES:
         words += ["--summary", summary]
     return shlex.join(words)
 

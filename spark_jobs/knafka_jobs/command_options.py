@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 from knafka.core.delivery import Reason
 from knafka.core.trace_url import WANTED, is_trace_url
-from knafka_jobs.topics import BrokerName
+from knafka_jobs.topic_offsets import BrokerName
 
 KEEP_HOURS: Final = 24.0
 """Hours for which a dead letter stays in its topic after it is tabled: time to notice that a table
@@ -21,10 +21,10 @@ was lost, and to look at recent dead letters without Spark."""
 BATCH_RECORDS: Final = 1_000_000
 """Dead letters in one batch: few large batches cost far less than many small ones."""
 
-DAYS: Final = 30.0
+TIMELINE_DAYS: Final = 30.0
 """Days that the timeline of a report covers."""
 
-SHOWN: Final = 20
+SHOWN_FIRINGS: Final = 20
 """Firings that a backtest prints."""
 
 N = TypeVar("N", int, float)
@@ -189,7 +189,7 @@ OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
     "days": {
         "help": "days that the report's timeline covers (default: %(default)s)",
         "type": _positive(float),
-        "default": DAYS,
+        "default": TIMELINE_DAYS,
     },
     "json": {"help": "file to write the report to, as JSON", "type": Path},
     "html": {"help": "file to write the report to, as an HTML page", "type": Path},
@@ -235,7 +235,7 @@ OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
     "limit": {
         "help": "number of firings to print (default: %(default)s)",
         "type": _positive(int),
-        "default": SHOWN,
+        "default": SHOWN_FIRINGS,
     },
     "output": {"help": "folder or URI where a new Delta table of all firings is written"},
     # Options that select failures: a failure is selected if it fits all of them.

@@ -20,21 +20,21 @@ from typing import Any, Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from knafka_jobs.compact import plan
-from knafka_jobs.compact.batches import IngestBatch, Ingested, ingest
+from knafka_jobs.command_options import CompactOptions
+from knafka_jobs.compact import compact_plan
 from knafka_jobs.compact.checkpoints import Checkpoints, Folded
 from knafka_jobs.compact.cuts import deletable_until, find_cuts
+from knafka_jobs.compact.ingest_batches import IngestBatch, Ingested, ingest
 from knafka_jobs.compact.judging import mark_lost, mark_outcomes, settled_until
 from knafka_jobs.compact.reading import BatchReader, ingest_around
-from knafka_jobs.days import days_in, known_days, placed
+from knafka_jobs.failure_days import days_in, known_days, placed
 from knafka_jobs.forget import expired, forget
 from knafka_jobs.io.delta import Tables, explained, in_days
 from knafka_jobs.io.kafka import KafkaClient
 from knafka_jobs.io.kafka_records import KafkaRecords
-from knafka_jobs.options import CompactOptions
 from knafka_jobs.positions import OffsetBounds, bounds, within
 from knafka_jobs.schema import BY_DAY, KEY, PURGED
-from knafka_jobs.topics import (
+from knafka_jobs.topic_offsets import (
     OffsetSpan,
     Partition,
     Position,
@@ -140,7 +140,9 @@ def _by_id(topics: Mapping[str, TopicState]) -> dict[Partition, OffsetSpan]:
 
 def fold(checkpoints: Checkpoints) -> int:
     """Bring what is new in `records` into `failures`; returns how many records."""
-    return checkpoints.fold(_folded, plan.FOLDED, plan.MERGE_ON, plan.merge_clauses())
+    return checkpoints.fold(
+        _folded, compact_plan.FOLDED, compact_plan.MERGE_ON, compact_plan.merge_clauses()
+    )
 
 
 def fold_all(tables: Tables) -> None:
@@ -152,18 +154,22 @@ def fold_all(tables: Tables) -> None:
 
 def _folded(tables: Tables, records: DataFrame) -> Folded:
     """A batch's rows have the heads of the likely examples: of all other payloads none is read."""
-    known = records.transform(plan.repeated).limit(plan.MAX_REPEATED + 1).localCheckpoint()
-    few = known if known.count() <= plan.MAX_REPEATED else None
-    rows = records.transform(plan.failures_of, few).localCheckpoint()
+    known = (
+        records.transform(compact_plan.repeated)
+        .limit(compact_plan.MAX_REPEATED + 1)
+        .localCheckpoint()
+    )
+    few = known if known.count() <= compact_plan.MAX_REPEATED else None
+    rows = records.transform(compact_plan.failures_of, few).localCheckpoint()
     # As many files as there is something for, not as many as there were tasks.
     counts = rows.agg(F.count("*"), F.coalesce(F.sum("failures"), F.lit(0)))
     ((count, in_all),) = counts.collect()
-    rows = rows.coalesce(1 + count // plan.ROWS_IN_FILE)
-    examples = rows.transform(plan.likely_examples).localCheckpoint()
+    rows = rows.coalesce(1 + count // compact_plan.ROWS_IN_FILE)
+    examples = rows.transform(compact_plan.likely_examples).localCheckpoint()
     theirs = tables.read("records").where(within(bounds(examples)))
     days = known_days(tables, rows)
     rows = placed(tables, rows, days, datetime.now(UTC).date())
-    with_heads = rows.transform(plan.with_heads, plan.heads(examples, theirs))
+    with_heads = rows.transform(compact_plan.with_heads, compact_plan.heads(examples, theirs))
     return Folded(with_heads, days_in(days), in_all)
 
 
@@ -171,7 +177,9 @@ def _merge_small_files(tables: Tables) -> tuple[str, ...]:
     """Returns which tables had too many in a day."""
     merged = []
     for name in BY_DAY:
-        if days := tables.days_of_small_files(name, plan.FULL_FILE, plan.SMALL_FILES):
+        if days := tables.days_of_small_files(
+            name, compact_plan.FULL_FILE_BYTES, compact_plan.SMALL_FILES
+        ):
             tables.merge_small_files(name, in_days("day", days))
             merged.append(name)
     return tuple(merged)
@@ -225,10 +233,10 @@ def _delete_tabled(
     young = kafka.offsets_at(filled, time.time() - keep_hours * 3600) if filled else {}
     last = checkpoints.last_batch()
     read = (None if last is None else checkpoints.offsets_after(last)) or {}
-    ranges = plan.older_ranges(topics, young, read)
+    ranges = compact_plan.older_ranges(topics, young, read)
     if not ranges:
         return 0
-    old = tables.rows(ranges, plan.RANGES)
+    old = tables.rows(ranges, compact_plan.RANGES)
     # Both are read by position: the files that hold these, of all that the table has.
     old_bounds = [
         OffsetBounds(id_, partition, start, end - 1) for _, id_, partition, start, end in ranges
@@ -238,7 +246,7 @@ def _delete_tabled(
     if purged:
         held = held.unionByName(tables.read("purged").where(within(old_bounds)))
     tabled: dict[Position, list[OffsetSpan]] = defaultdict(list)
-    for row in held.transform(plan.islands, old).collect():
+    for row in held.transform(compact_plan.islands, old).collect():
         tabled[row["topic"], row["partition"]].append(OffsetSpan(row["start"], row["end"]))
     now = kafka.topics(sorted({name for name, *_ in ranges}))
     log = KafkaRecords(kafka, {topic.id: name for name, topic in topics.items()})

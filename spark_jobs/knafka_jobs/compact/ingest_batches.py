@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
 
 from knafka_jobs.compact.cuts import LogView, RowView, find_cuts
-from knafka_jobs.topics import NOTHING, Offsets, OffsetSpan, Partition, Reached
+from knafka_jobs.topic_offsets import NOTHING, Offsets, OffsetSpan, Partition, Reached
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from knafka_jobs.errors import JobError
-from knafka_jobs.marks import with_marks
-from knafka_jobs.options import FailureSelection
+from knafka_jobs.command_options import FailureSelection
+from knafka_jobs.failure_selection import LIKELY_STUB, PENDING, REPLAYABLE, STUB_HEADER, conditions
+from knafka_jobs.job_errors import JobError
+from knafka_jobs.replay_marks import with_marks
 from knafka_jobs.schema import FAILURES, KEY, TRIGGER
-from knafka_jobs.selecting import LIKELY_STUB, PENDING, REPLAYABLE, STUB_HEADER, conditions
 
 BROADCAST_ROWS: Final = 200_000
 """Failures whose positions are sent to every task, at most (some tens of megabytes). With more,

@@ -9,17 +9,17 @@ from collections.abc import Iterable
 from datetime import UTC, date, datetime
 from typing import Final
 
-from knafka_jobs.schema import KEY, TRIGGER
-from knafka_jobs.selecting import (
+from knafka_jobs.failure_selection import (
     LIKELY_STUB,
     PENDING,
     REPLAYABLE,
-    SHOWN,
     SHOWN_COLUMNS,
+    SHOWN_EVENTS,
     SHOWN_ORDER,
     STUB_HEADER,
     FailureCondition,
 )
+from knafka_jobs.schema import KEY, TRIGGER
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -90,7 +90,7 @@ def first_shown(rows: str) -> str:
     """Query: the events that a dry run lists, with `SHOWN_COLUMNS`."""
     return (
         f"SELECT {columns(SHOWN_COLUMNS)} FROM ({rows}) "
-        f"ORDER BY {columns(SHOWN_ORDER)} LIMIT {SHOWN}"
+        f"ORDER BY {columns(SHOWN_ORDER)} LIMIT {SHOWN_EVENTS}"
     )
 
 

@@ -23,13 +23,20 @@ from pyspark.sql import functions as F
 from knafka.core import names
 from knafka.core.contract import MAX_RECORD_BYTES
 from knafka.core.dead_letter import REPLAY_TOPIC
-from knafka_jobs.errors import JobError, said_by_worker
+from knafka_jobs.command_options import FailureSelection
+from knafka_jobs.failure_selection import (
+    SHOWN_COLUMNS,
+    SHOWN_EVENTS,
+    SHOWN_ORDER,
+    Preview,
+    TriggerName,
+)
 from knafka_jobs.forget import forget
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.io.kafka import MAX_MESSAGE_BYTES, KafkaClient
-from knafka_jobs.options import FailureSelection
+from knafka_jobs.job_errors import JobError, said_by_worker
 from knafka_jobs.positions import bounds, within
-from knafka_jobs.replay.plan import (
+from knafka_jobs.replay.replay_plan import (
     BROADCAST_ROWS,
     ORDER,
     SENDABLE,
@@ -40,25 +47,24 @@ from knafka_jobs.replay.plan import (
     select,
 )
 from knafka_jobs.replay.runs import begin, finish, note
-from knafka_jobs.replay.send import LANES, ReplaySender, rate_and_rest
+from knafka_jobs.replay.send import MAX_LANES, ReplaySender, rate_and_rest
 from knafka_jobs.schema import TRIGGER
-from knafka_jobs.selecting import SHOWN, SHOWN_COLUMNS, SHOWN_ORDER, Preview, TriggerName
-from knafka_jobs.topics import OffsetSpan, Position, TopicState, spans_of
+from knafka_jobs.topic_offsets import OffsetSpan, Position, TopicState, spans_of
 
-LOCK: Final = "replay"
+REPLAY_LOCK: Final = "replay"
 """Name of the lock that one replay holds, see `Tables.locked`."""
 
-HERE_EVENTS: Final = 5_000
-HERE_BYTES: Final = 16 * 1024 * 1024
+DRIVER_EVENTS: Final = 5_000
+DRIVER_BYTES: Final = 16 * 1024 * 1024
 """Events, and bytes of their data, that this process sends itself, at most: starting Python workers
 would take longer."""
 
-LOOK_INTERVAL: Final = 1.0
+PROGRESS_CHECK_INTERVAL: Final = 1.0
 """Seconds between two checks of a replay's progress."""
-TELL_INTERVAL: Final = 5.0
+PROGRESS_LINE_INTERVAL: Final = 5.0
 """Seconds between two lines of progress."""
 
-ORDERED: Final = ORDER[len(TRIGGER) : -1]
+ORDER_COLUMNS: Final = ORDER[len(TRIGGER) : -1]
 """Columns that only order the events; they are not sent."""
 
 Progress: TypeAlias = Callable[[str], None]
@@ -81,7 +87,7 @@ def preview(tables: Tables, selection: FailureSelection) -> Preview:
     selected = tables.read("failures").transform(select, selection)
     sendable = _sendable(tables, selected).localCheckpoint()
     triggers = _by_trigger(sendable)
-    shown = sendable.orderBy(*SHOWN_ORDER).limit(SHOWN)
+    shown = sendable.orderBy(*SHOWN_ORDER).limit(SHOWN_EVENTS)
     events = [row.asDict() for row in shown.select(*SHOWN_COLUMNS).collect()]
     return Preview(triggers, selected.count() - sum(triggers.values()), events)
 
@@ -103,7 +109,7 @@ def replay(
     begins. `is_alone`: the caller makes sure that no other replay runs on these tables; for tables
     on a local path a lock does. Raises `JobError`; the same call then goes on where this one ended.
     """
-    with tables.locked(LOCK):
+    with tables.locked(REPLAY_LOCK):
         is_alone = is_alone or tables.has_locks
         run = begin(tables, kafka, selection, replay_id, by, progress, is_alone=is_alone)
         replay_id = run["replay_id"]
@@ -164,16 +170,16 @@ def _send(
     # Read only files that may have these records.
     records = tables.read("records").where(within(bounds(sendable)))
     letters = dead_letters(sendable, records, few=total <= BROADCAST_ROWS)
-    size = letters.agg(F.sum(F.octet_length("value"))) if total <= HERE_EVENTS else None
+    size = letters.agg(F.sum(F.octet_length("value"))) if total <= DRIVER_EVENTS else None
     row = None if size is None else size.first()
-    if row is not None and (row[0] or 0) <= HERE_BYTES:
-        lane = in_lanes(letters, 1).drop(*ORDERED).toLocalIterator()
+    if row is not None and (row[0] or 0) <= DRIVER_BYTES:
+        lane = in_lanes(letters, 1).drop(*ORDER_COLUMNS).toLocalIterator()
         progress(rate_and_rest(sender.send(0, map(tuple, lane)), total, 0))
     else:
         # As many lanes as Spark runs tasks at once.
         slots = max(1, tables.spark.sparkContext.defaultParallelism)
-        lanes = min(LANES, slots) if rate is None else 1
-        rows = in_lanes(letters, lanes).drop(*ORDERED)
+        lanes = min(MAX_LANES, slots) if rate is None else 1
+        rows = in_lanes(letters, lanes).drop(*ORDER_COLUMNS)
         _send_in_lanes(rows, sender, _sent_since(kafka, starts), total, progress)
     ends = spans_of(kafka.topics_at_rest(sorted(by_name)))
     ranges = {
@@ -207,8 +213,8 @@ def _send_in_lanes(
     thread.start()
     try:
         while thread.is_alive():
-            thread.join(LOOK_INTERVAL)
-            if time.monotonic() - told >= TELL_INTERVAL:
+            thread.join(PROGRESS_CHECK_INTERVAL)
+            if time.monotonic() - told >= PROGRESS_LINE_INTERVAL:
                 told, sent = time.monotonic(), min(sent_so_far(), total)
                 first = first or ((told, sent) if sent else None)
                 rate = (sent - first[1]) / (told - first[0]) if first and told > first[0] else 0.0

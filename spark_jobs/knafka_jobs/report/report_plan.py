@@ -13,9 +13,14 @@ from typing import Final, TypeAlias
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
-from knafka_jobs.report.document import MAX_EXAMPLES, MAX_SUMMARIES, MAX_TOPS, OTHERS
+from knafka_jobs.report.report_document import (
+    MAX_EXAMPLES,
+    MAX_SUMMARIES,
+    MAX_TOPS,
+    OTHER_SUMMARIES,
+)
 from knafka_jobs.schema import FAILED_AGAIN, FAILURES, GROUP, KIND, RESOLVED, TRIGGER, Columns
-from knafka_jobs.topics import BrokerName
+from knafka_jobs.topic_offsets import BrokerName
 
 SPANS: Final[Columns] = {
     **TRIGGER,
@@ -59,7 +64,7 @@ def summaries(failures: DataFrame) -> DataFrame:
 
 
 def with_few_summaries(failures: DataFrame, summaries: DataFrame) -> DataFrame:
-    """Set the summary of failures to `OTHERS` if theirs ranks below `MAX_SUMMARIES`."""
+    """Set the summary of failures to `OTHER_SUMMARIES` if theirs ranks below `MAX_SUMMARIES`."""
     said = F.coalesce("summary", F.lit(""))
     if summaries.where(F.col("rank") > MAX_SUMMARIES).isEmpty():
         return failures.withColumn("summary", said)
@@ -69,7 +74,7 @@ def with_few_summaries(failures: DataFrame, summaries: DataFrame) -> DataFrame:
     same = F.struct(*KIND, said.alias("said")).eqNullSafe(F.col("known"))
     return (
         failures.join(F.broadcast(frequent), same, "left")
-        .withColumn("summary", F.when(F.col("known").isNull(), OTHERS).otherwise(said))
+        .withColumn("summary", F.when(F.col("known").isNull(), OTHER_SUMMARIES).otherwise(said))
         .drop("known")
     )
 

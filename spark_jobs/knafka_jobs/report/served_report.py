@@ -17,18 +17,18 @@ from typing import Final
 
 from knafka.core import names
 from knafka_jobs.io.kafka import MAX_MESSAGE_BYTES, KafkaClient
-from knafka_jobs.report.document import Cut, Group, Report
+from knafka_jobs.report.report_document import Cut, Group, Report
 
-MAX_RECORD: Final = 1_048_588
+MAX_BATCH_BYTES: Final = 1_048_588
 """Bytes of a compressed batch that Kafka takes by default, on any cluster."""
-OVERHEAD: Final = 64 * 1024
+BATCH_OVERHEAD_BYTES: Final = 64 * 1024
 """Bytes of a batch that are kept free for key and headers, and because libraries compress slightly
 differently."""
-MAX_JSON: Final = 8 * 1024 * 1024
+MAX_JSON_BYTES: Final = 8 * 1024 * 1024
 """Bytes of the JSON, which its reader holds in memory as a whole."""
-CONFIG: Final = {
+REPORTS_TOPIC_CONFIG: Final = {
     "cleanup.policy": "compact",
-    MAX_MESSAGE_BYTES: str(MAX_RECORD),
+    MAX_MESSAGE_BYTES: str(MAX_BATCH_BYTES),
     # Kafka compacts only closed segments, so close them after a day.
     "segment.ms": "86400000",
     "segment.bytes": str(16 * 1024 * 1024),
@@ -46,9 +46,9 @@ def write(kafka: KafkaClient, report: Report, archive: str, replication: int) ->
     assert report.broker is not None
     topic = names.reports_topic(report.namespace, report.broker)
     if not kafka.topics([topic]):
-        kafka.create(topic, 1, replication, CONFIG)
-    limit = kafka.record_limit(topic) or MAX_RECORD
-    value = fitted(report, min(limit, MAX_RECORD) - OVERHEAD)
+        kafka.create(topic, 1, replication, REPORTS_TOPIC_CONFIG)
+    limit = kafka.record_limit(topic) or MAX_BATCH_BYTES
+    value = fitted(report, min(limit, MAX_BATCH_BYTES) - BATCH_OVERHEAD_BYTES)
     key = names.report_key(report.namespace, archive)
     kafka.write(topic, key, value, {"content-type": b"application/json"}, SEND_TIMEOUT)
 
@@ -65,7 +65,7 @@ def fitted(report: Report, limit: int) -> bytes:
         group.model_copy(update={"examples": group.examples[:1]}) for group in report.groups
     )
     sizes = itertools.accumulate(len(group.model_dump_json(by_alias=True)) for group in kept)
-    count = sum(size <= MAX_JSON for size in sizes)
+    count = sum(size <= MAX_JSON_BYTES for size in sizes)
     while True:
         part = _cut(report, kept[:count])
         if (document := _json_within(part, limit)) is not None or not count:
@@ -84,7 +84,7 @@ def _cut(report: Report, groups: tuple[Group, ...]) -> Report:
 
 def _json_within(report: Report, limit: int) -> bytes | None:
     made = _json(report)
-    if len(made) > MAX_JSON or len(gzip.compress(made, 6)) > limit:
+    if len(made) > MAX_JSON_BYTES or len(gzip.compress(made, 6)) > limit:
         return None
     return made
 

@@ -17,11 +17,11 @@ from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import TableNotFoundError
 
 from knafka.core.kafka_binding import RecordHeaders
-from knafka_jobs.errors import JobError, NeedsSpark
-from knafka_jobs.lookup import plan
+from knafka_jobs.failure_selection import FailureCondition, Preview, TriggerName
+from knafka_jobs.job_errors import JobError, NeedsSpark
+from knafka_jobs.lookup import lookup_plan
 from knafka_jobs.schema import KEY, LAYOUT, LAYOUT_PROPERTY, TRIGGER
-from knafka_jobs.selecting import FailureCondition, Preview, TriggerName
-from knafka_jobs.topics import Partition, offsets_of
+from knafka_jobs.topic_offsets import Partition, offsets_of
 
 
 class TableFiles:
@@ -66,16 +66,16 @@ class TableFiles:
 
 def preview(files: TableFiles, conditions: Sequence[FailureCondition]) -> Preview:
     """Preview the events that a replay would send. Raises `JobError`."""
-    fits = plan.predicate(conditions)
-    (selected,) = files.query(plan.count(fits), "failures")
-    pending = files.has("sent") and bool(files.query(plan.ANY_PENDING, "sent"))
-    (likely,) = files.query(plan.likely_stubs(fits), "failures")
+    fits = lookup_plan.predicate(conditions)
+    (selected,) = files.query(lookup_plan.count(fits), "failures")
+    pending = files.has("sent") and bool(files.query(lookup_plan.ANY_PENDING, "sent"))
+    (likely,) = files.query(lookup_plan.likely_stubs(fits), "failures")
     stubs_in = (likely["first"], likely["last"]) if likely["number"] else None
     tables = ["failures", *(["sent"] if pending else []), *(["records"] if stubs_in else [])]
-    rows = plan.sendable(fits, stubs_in, pending=pending)
-    counted = files.query(plan.by_trigger(rows), *tables)
+    rows = lookup_plan.sendable(fits, stubs_in, pending=pending)
+    counted = files.query(lookup_plan.by_trigger(rows), *tables)
     triggers = {_trigger(row): int(row["number"]) for row in counted}
-    events = files.query(plan.first_shown(rows), *tables) if triggers else []
+    events = files.query(lookup_plan.first_shown(rows), *tables) if triggers else []
     return Preview(triggers, selected["number"] - sum(triggers.values()), events)
 
 
@@ -101,8 +101,8 @@ def unresolved(
 
     Failures that a replay has sent and that are not settled don't count. Raises `JobError`.
     """
-    pending = files.has("sent") and bool(files.query(plan.ANY_PENDING, "sent"))
-    sql = plan.unresolved(plan.predicate(conditions), pending=pending)
+    pending = files.has("sent") and bool(files.query(lookup_plan.ANY_PENDING, "sent"))
+    sql = lookup_plan.unresolved(lookup_plan.predicate(conditions), pending=pending)
     rows = files.query(sql, "failures", *(["sent"] if pending else []))
     return [
         UnresolvedFailures(
@@ -121,14 +121,16 @@ def on_their_way(
     """
     if not files.has("sent"):
         return {}
-    rows = files.query(plan.on_their_way(plan.predicate(conditions)), "failures", "sent")
+    rows = files.query(
+        lookup_plan.on_their_way(lookup_plan.predicate(conditions)), "failures", "sent"
+    )
     return {_trigger(row): row["number"] for row in rows}
 
 
 def tabled_until(files: TableFiles) -> dict[Partition, int]:
     """The first offset of each partition that is not in the tables yet. Raises `JobError`."""
     tables = [name for name in ("records", "purged") if files.has(name)]
-    rows = files.query(plan.next_offsets(tables), *tables) if tables else []
+    rows = files.query(lookup_plan.next_offsets(tables), *tables) if tables else []
     read = offsets_of(
         (row["topic_id"], row["partition"], row["first"], row["next"]) for row in rows
     )
@@ -176,19 +178,21 @@ def latest(
 
     Raises `JobError`.
     """
-    failures = files.query(plan.latest(plan.predicate(conditions), limit), "failures")
+    failures = files.query(lookup_plan.latest(lookup_plan.predicate(conditions), limit), "failures")
     if not failures:
         return []
     sent = {}
     if files.has("sent"):
         ids = (row["failure_id"] for row in failures)
-        sent = {row["failure_id"]: row["at"] for row in files.query(plan.sent_at(ids), "sent")}
+        sent = {
+            row["failure_id"]: row["at"] for row in files.query(lookup_plan.sent_at(ids), "sent")
+        }
     topics, offsets = (_distinct(row[name] for row in failures) for name in ("topic_id", "offset"))
     first, last = (
         min(row["first_day"] for row in failures),
         max(row["last_day"] for row in failures),
     )
-    rows = files.query(plan.records_at(first, last, topics, offsets), "records")
+    rows = files.query(lookup_plan.records_at(first, last, topics, offsets), "records")
     records = {_place(row): row for row in rows}
     return [
         (TabledRecord(records[_place(row)]), row["resolved"] or sent.get(row["failure_id"]))

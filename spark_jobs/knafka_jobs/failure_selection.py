@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from knafka.core import names
 from knafka.core.dead_letter import OMITTED
 from knafka.core.delivery import Reason
-from knafka_jobs.options import FailureSelection
+from knafka_jobs.command_options import FailureSelection
 from knafka_jobs.schema import TRIGGER
 
 
@@ -68,7 +68,7 @@ PENDING: Final = "outcome IS NULL"
 """SQL: the rows of `sent` whose event is not settled yet."""
 
 
-SHOWN: Final = 20
+SHOWN_EVENTS: Final = 20
 """Events that a dry run lists: the first ones by `SHOWN_ORDER`."""
 SHOWN_ORDER: Final = ("first_failed", "failure_id")
 SHOWN_COLUMNS: Final = (*TRIGGER, "id", "source", "type", "reason", "code")
@@ -86,7 +86,7 @@ class Preview:
     left_out: int
     """Number of selected events that can't be sent: undecodable, no data, resolved or pending."""
     events: list[dict[str, Any]]
-    """The first `SHOWN` events: `SHOWN_COLUMNS` of each."""
+    """The first `SHOWN_EVENTS` events: `SHOWN_COLUMNS` of each."""
 
     @property
     def count(self) -> int:

@@ -25,22 +25,22 @@ from pyspark.sql import functions as F
 from knafka.core import json_format
 from knafka.core.kafka_binding import CONTENT_TYPE
 from knafka.core.sensor.contract import Conditions
-from knafka_jobs.backtest import plan
-from knafka_jobs.errors import JobError
+from knafka_jobs.backtest import backtest_plan
 from knafka_jobs.io.delta import explained
 from knafka_jobs.io.kafka import KafkaClient
+from knafka_jobs.job_errors import JobError
 
 Progress: TypeAlias = Callable[[str], None]
 
-TASKS: Final = 16
+MIN_TASKS: Final = 16
 """Tasks that sort and fire, at least: with only two, each would hold half of all events and
 firings, and a local job has 1 GiB of memory."""
-ROW_GROUP: Final = 16 * 1024 * 1024
+ROW_GROUP_BYTES: Final = 16 * 1024 * 1024
 """Bytes of firings that a task holds before it writes them; Parquet's default is 128 MiB."""
-TIMES: Final = ("timestamp", "appended")
+TIME_COLUMNS: Final = ("timestamp", "appended")
 """Columns of an archive that may have a record's time: Kafka's, and that of our tables."""
 
-LINES: Final = (".ndjson", ".jsonl", ".json", ".ndjson.gz", ".jsonl.gz", ".json.gz")
+NDJSON_SUFFIXES: Final = (".ndjson", ".jsonl", ".json", ".ndjson.gz", ".jsonl.gz", ".json.gz")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +113,8 @@ def of_topic(
         F.col("topic").alias("place"),
         "partition",
         "offset",
-        plan.taken_at(F.unix_millis("timestamp"), read_at).alias("at"),
-        *plan.records_of(F.col("headers"), F.col("value")),
+        backtest_plan.taken_at(F.unix_millis("timestamp"), read_at).alias("at"),
+        *backtest_plan.records_of(F.col("headers"), F.col("value")),
     )
     until = read_at if span.until is None else span.until
     return records.where(span.holds(F.col("at"))), until
@@ -148,15 +148,15 @@ def backtest(
     firings; it must not exist yet. Raises `JobError`.
     """
     spark = records.sparkSession
-    partitions = max(TASKS, int(spark.conf.get("spark.sql.shuffle.partitions") or 1))
-    spark.conf.set("parquet.block.size", str(ROW_GROUP))
-    outcome_rows = records.transform(plan.routed, sensor).transform(
-        plan.fired, sensor, until, partitions
+    partitions = max(MIN_TASKS, int(spark.conf.get("spark.sql.shuffle.partitions") or 1))
+    spark.conf.set("parquet.block.size", str(ROW_GROUP_BYTES))
+    outcome_rows = records.transform(backtest_plan.routed, sensor).transform(
+        backtest_plan.fired, sensor, until, partitions
     )
     outcome_rows.persist(StorageLevel.DISK_ONLY)
     try:
-        firings = outcome_rows.transform(plan.firings)
-        counted = plan.counts(outcome_rows)
+        firings = outcome_rows.transform(backtest_plan.firings)
+        counted = backtest_plan.counts(outcome_rows)
         by_trigger = {
             row["trigger"]: row["count"] for row in firings.groupBy("trigger").count().collect()
         }
@@ -167,13 +167,13 @@ def backtest(
     finally:
         outcome_rows.unpersist()
     return Backtested(
-        events=counted[plan.READ],
-        matched=counted[plan.MATCHED],
-        undecodable=counted[plan.UNDECODABLE],
-        undated=counted[plan.UNDATED],
-        errors=_named(counted, plan.ERROR),
+        events=counted[backtest_plan.READ],
+        matched=counted[backtest_plan.MATCHED],
+        undecodable=counted[backtest_plan.UNDECODABLE],
+        undated=counted[backtest_plan.UNDATED],
+        errors=_named(counted, backtest_plan.ERROR),
         firings={trigger.name: by_trigger.get(trigger.name, 0) for trigger in sensor.triggers},
-        waiting=_named(counted, plan.WAITING),
+        waiting=_named(counted, backtest_plan.WAITING),
         shown=[_shown(row.asDict(recursive=True)) for row in shown],
     )
 
@@ -184,13 +184,13 @@ def read_sensor(file: Path) -> Conditions:
         document = json.loads(file.read_bytes())
     except (OSError, ValueError) as error:
         raise JobError(f"{file} can't be read: {error}") from None
-    return plan.conditions_of(document)
+    return backtest_plan.conditions_of(document)
 
 
 def _is_parquet(path: str) -> bool:
     """Whether an archive is Parquet; a URI is not opened: unless its name says NDJSON, it is."""
     if "://" in path:
-        return not path.endswith(LINES)
+        return not path.endswith(NDJSON_SUFFIXES)
     folder = Path(path)
     return path.endswith(".parquet") or (
         folder.is_dir() and next(folder.rglob("*.parquet"), None) is not None
@@ -199,10 +199,10 @@ def _is_parquet(path: str) -> bool:
 
 def _of_records(rows: DataFrame, path: str) -> DataFrame:
     there = set(rows.columns)
-    time = next((column for column in TIMES if column in there), None)
+    time = next((column for column in TIME_COLUMNS if column in there), None)
     missing = [column for column in ("headers", "value") if column not in there]
     if time is None:
-        missing.append(" or ".join(TIMES))
+        missing.append(" or ".join(TIME_COLUMNS))
     if missing or time is None:
         raise JobError(f"{path} is no archive of records: it has no column {', no '.join(missing)}")
 
@@ -213,8 +213,8 @@ def _of_records(rows: DataFrame, path: str) -> DataFrame:
         (F.col("topic") if "topic" in there else F.lit("")).alias("place"),
         own("partition", F.lit(0)),
         own("offset", F.monotonically_increasing_id()),
-        plan.possible(F.unix_millis(time)).alias("at"),
-        *plan.records_of(F.col("headers"), F.col("value")),
+        backtest_plan.possible(F.unix_millis(time)).alias("at"),
+        *backtest_plan.records_of(F.col("headers"), F.col("value")),
     )
 
 
@@ -229,14 +229,14 @@ def _of_lines(lines: DataFrame) -> DataFrame:
         F.col("_metadata.file_path").alias("place"),
         F.col("_metadata.file_block_start").alias("partition"),
         F.monotonically_increasing_id().alias("offset"),
-        plan.possible(event_time).alias("at"),
+        backtest_plan.possible(event_time).alias("at"),
         F.array(F.lit(CONTENT_TYPE)).alias("names"),
         F.array(F.lit(json_format.MEDIA_TYPE).cast("binary")).alias("values"),
         F.col("value").cast("binary").alias("value"),
     )
 
 
-def _named(counted: plan.Counts, prefix: str) -> dict[str, int]:
+def _named(counted: backtest_plan.Counts, prefix: str) -> dict[str, int]:
     return {
         name.removeprefix(prefix): count
         for name, count in sorted(counted.items())
