@@ -15,7 +15,7 @@ from typing import Final
 from knafka.core.documents import explained_faults
 from knafka.core.errors import KnafkaError
 from knafka_jobs.command_options import parser
-from knafka_jobs.job_errors import in_one_line
+from knafka_jobs.job_errors import error_in_one_line
 
 FAILED: Final = 1
 
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if not isinstance(error, KnafkaError):
             traceback.print_exc()
-        _progress(f"error: {in_one_line(error)}")
+        _progress(f"error: {error_in_one_line(error)}")
         return FAILED
     print(json.dumps(answer), flush=True)
     return 0

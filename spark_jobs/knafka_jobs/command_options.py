@@ -32,7 +32,7 @@ N = TypeVar("N", int, float)
 
 @dataclass(frozen=True, slots=True)
 class CompactOptions:
-    """How a compaction runs: of which Broker, in which batches, and what it deletes afterwards."""
+    """The options of a compaction."""
 
     broker: BrokerName | None = None
     """None: all Brokers of the installation."""

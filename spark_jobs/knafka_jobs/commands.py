@@ -14,7 +14,13 @@ from typing import Any, Final, TypeAlias
 
 from pyspark.sql import SparkSession
 
-from knafka_jobs.backtest.backtest_run import TimeSpan, backtest, of_archive, of_topic, read_sensor
+from knafka_jobs.backtest.backtest_run import (
+    TimeSpan,
+    backtest,
+    read_sensor,
+    records_of_archive,
+    records_of_topic,
+)
 from knafka_jobs.command_options import CompactOptions, FailureSelection
 from knafka_jobs.compact.compact_run import compact, fold_all
 from knafka_jobs.io import session
@@ -22,7 +28,7 @@ from knafka_jobs.io.delta import Tables, explained
 from knafka_jobs.io.kafka import KafkaClient, KafkaConnection
 from knafka_jobs.job_errors import JobError
 from knafka_jobs.replay.replay_run import preview, purge, purgeable, replay
-from knafka_jobs.replay.runs import finished
+from knafka_jobs.replay.runs import finished_event_count
 from knafka_jobs.report.report_page import render
 from knafka_jobs.report.report_run import report, settled_spans
 
@@ -71,7 +77,7 @@ def store(spark: SparkSession, root: str, file: Path, name: str) -> None:
 def sent_by(spark: SparkSession, given: Namespace) -> int | None:
     """The number of events that the replay `given.replay_id` sent; None unless it is finished."""
     with explained("Spark"):
-        return finished(Tables(spark, given.tables), given.replay_id)
+        return finished_event_count(Tables(spark, given.tables), given.replay_id)
 
 
 def _compact(given: Namespace, tables: Tables, progress: Progress) -> Found:
@@ -143,9 +149,11 @@ def _backtest(given: Namespace, spark: SparkSession, progress: Progress) -> Foun
     sensor = read_sensor(given.sensor)
     span = TimeSpan(_milliseconds(given.events_since), _milliseconds(given.events_until))
     if given.archive is not None:
-        records, until = of_archive(spark, given.archive, span)
+        records, until = records_of_archive(spark, given.archive, span)
     else:
-        records, until = of_topic(spark, connect(given), given.topic, span, datetime.now(UTC))
+        records, until = records_of_topic(
+            spark, connect(given), given.topic, span, datetime.now(UTC)
+        )
     progress(f"reading events of {given.archive or given.topic}")
     return asdict(backtest(records, sensor, until, given.limit, given.output))
 

@@ -23,7 +23,7 @@ from pyspark.sql import functions as F
 from knafka_jobs.io.delta import Tables, in_days
 
 
-def known_days(tables: Tables, failures: DataFrame) -> DataFrame:
+def load_known_days(tables: Tables, failures: DataFrame) -> DataFrame:
     """The days under which the table may have these failures: distinct rows of `key`, `day`.
 
     If `failure_days` was removed, it is written anew first, from the table `failures`.
@@ -39,11 +39,11 @@ def known_days(tables: Tables, failures: DataFrame) -> DataFrame:
 
 
 def days_in(known: DataFrame) -> list[date]:
-    """The distinct days of rows of `known_days`: those to open in `failures`."""
+    """The distinct days of rows of `load_known_days`: those to open in `failures`."""
     return [row["day"] for row in known.select("day").distinct().collect()]
 
 
-def placed(tables: Tables, failures: DataFrame, known: DataFrame, today: date) -> DataFrame:
+def assign_days(tables: Tables, failures: DataFrame, known: DataFrame, today: date) -> DataFrame:
     """Set the `day` of each failure: the known one, else `today`, also added to `failure_days`."""
     keyed = failures.drop("day").withColumn("key", _key())
     fresh = keyed.select("key").distinct().join(F.broadcast(known), "key", "left_anti")
@@ -57,7 +57,7 @@ def placed(tables: Tables, failures: DataFrame, known: DataFrame, today: date) -
     )
 
 
-def renoted(tables: Tables, days: Iterable[date]) -> None:
+def rewrite_days(tables: Tables, days: Iterable[date]) -> None:
     """Rewrite these days of `failure_days` after failures of them were deleted."""
     if (listed := list(days)) and tables.exists("failure_days"):
         where = in_days("day", listed)

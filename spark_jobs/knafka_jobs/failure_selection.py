@@ -90,6 +90,7 @@ class Preview:
 
     @property
     def count(self) -> int:
+        """Number of events that a replay would send, over all Triggers."""
         return sum(self.triggers.values())
 
     def document(self) -> dict[str, Any]:

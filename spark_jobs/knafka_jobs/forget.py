@@ -14,7 +14,7 @@ from typing import Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from knafka_jobs.failure_days import renoted
+from knafka_jobs.failure_days import rewrite_days
 from knafka_jobs.io.delta import Tables, in_days
 from knafka_jobs.schema import KEY
 from knafka_jobs.topic_offsets import LOG_SEPARATOR
@@ -61,7 +61,7 @@ def forget(
             tables.remove(chosen.select("failure_id"), name, f"{where} AND {on}")
         # Again, as on an object store nothing has kept a compaction from appending meanwhile.
         fold()
-        renoted(tables, days)
+        rewrite_days(tables, days)
     # Also of a run that was cut short.
     for name in ("records", "failures"):
         tables.erase_unused_files(name)

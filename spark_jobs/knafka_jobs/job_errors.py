@@ -22,7 +22,7 @@ class NeedsSpark(JobError):
 _IN_WORKER: Final = re.compile(r"knafka_jobs\.errors\.JobError: ([^\n]*)")
 
 
-def said_by_worker(error: Exception) -> str:
+def worker_error_text(error: Exception) -> str:
     """The reason why a task in a Python worker of Spark failed, in one line.
 
     It is the text of the `JobError` that was raised there, else the last line of the stack trace.
@@ -35,7 +35,7 @@ def said_by_worker(error: Exception) -> str:
     )
 
 
-def in_one_line(error: Exception) -> str:
+def error_in_one_line(error: Exception) -> str:
     """The reason why a job failed, in one line; an unexpected error asks for a report."""
     text = " ".join(str(error).split())
     if isinstance(error, KnafkaError):

@@ -29,7 +29,7 @@ from knafka.core.documents import explained_faults, parse_json
 from knafka.core.errors import KnafkaError
 from knafka_jobs.__main__ import FAILED, PREFIX
 from knafka_jobs.command_options import OPTIONS, parser
-from knafka_jobs.job_errors import in_one_line
+from knafka_jobs.job_errors import error_in_one_line
 from knafka_jobs.spark_launch import (
     EXECUTOR_TEMPLATE_FILE,
     LOOPBACK,
@@ -85,12 +85,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if not isinstance(error, KnafkaError):
             traceback.print_exc()
-        told = in_one_line(error)
+        told = error_in_one_line(error)
         print(f"{PREFIX}error: {told}", file=sys.stderr, flush=True)
-        _tell({"error": told[: MAX_MESSAGE_CHARACTERS // 2]})
+        _write_termination_message({"error": told[: MAX_MESSAGE_CHARACTERS // 2]})
         return FAILED
     if not is_backtest:  # whose firings have no room in a termination message
-        _tell(answer)
+        _write_termination_message(answer)
     print(json.dumps(answer), flush=True)
     return 0
 
@@ -176,14 +176,14 @@ def run_in(
         parsed.is_alone = True  # by the operator's Lease
         return commands.run_in(spark, parsed, progress)
 
-    answer = ask("compact", *_of_kafka(given), f"--keep-hours={given.keep_hours}")
+    answer = ask("compact", *_kafka_options(given), f"--keep-hours={given.keep_hours}")
     # Only the dead letters up to these ends are in the tables; later ones wait for another run.
     kafka.commit(given.group, waiting)
     match given.command:
         case "archive":
-            answer |= _archive(given, started, spark, ask)
+            answer |= _apply_archive(given, started, spark, ask)
             if given.report and given.archive:
-                answer["report"] |= _published(given, kafka, waiting, progress)
+                answer["report"] |= _publish_report(given, kafka, waiting, progress)
             return answer
         case "replay" if (sent := commands.sent_by(spark, given)) is not None:
             # An earlier run finished the replay and was killed before it could report that.
@@ -191,7 +191,7 @@ def run_in(
     return answer | _operation(given, ask)
 
 
-def _archive(
+def _apply_archive(
     given: argparse.Namespace, started: datetime, spark: SparkSession, ask: Ask
 ) -> dict[str, Any]:
     from knafka_jobs import commands
@@ -211,7 +211,7 @@ def _archive(
         }
         named = [word for format_name, path in files.items() for word in (f"--{format_name}", path)]
         named += ["--trace-url", given.trace_url]
-        answer["report"] = ask("report", *_of_kafka(given), "--days", given.days, *named)
+        answer["report"] = ask("report", *_kafka_options(given), "--days", given.days, *named)
         for path in files.values():
             commands.store(spark, given.tables, path, f"reports/{path.name}")
             kept = f"reports/history/{started:%Y%m%dT%H%M%SZ}-{path.name}"
@@ -219,7 +219,7 @@ def _archive(
     return answer
 
 
-def _published(
+def _publish_report(
     given: argparse.Namespace,
     kafka: KafkaClient,
     topics: Mapping[str, TopicState],
@@ -242,29 +242,29 @@ def _operation(given: argparse.Namespace, ask: Ask) -> dict[str, Any]:
     ids = select.pop("ids", ())
     words = [f"--{name}={value}" for name, value in select.items()]
     if given.command == "replay":
-        words += _of_kafka(given)
+        words += _kafka_options(given)
         named = {"replay-id": given.replay_id, "by": given.by, "rate": given.rate}
         words += [f"--{name}={value}" for name, value in named.items() if value is not None]
-    words += [f"--{name}" for name in ("dry-run", "unresolved") if _has(given, name)]
+    words += [f"--{name}" for name in ("dry-run", "unresolved") if _is_given(given, name)]
     return ask(given.command, *words, ids=ids)
 
 
-def _has(given: argparse.Namespace, flag: str) -> bool:
+def _is_given(given: argparse.Namespace, flag: str) -> bool:
     return bool(getattr(given, flag.replace("-", "_"), False))
 
 
-def _of_kafka(given: argparse.Namespace) -> list[str]:
+def _kafka_options(given: argparse.Namespace) -> list[str]:
     secret = [] if given.secret is None else [f"--secret={given.secret}"]
     return [f"--bootstrap-servers={given.bootstrap_servers}", *secret]
 
 
-def _tell(answer: Mapping[str, Any]) -> None:
+def _write_termination_message(answer: Mapping[str, Any]) -> None:
     """Write the termination message for the operator; outside a pod nothing is written."""
     if TERMINATION_LOG.exists():
-        TERMINATION_LOG.write_text(message_of(answer))
+        TERMINATION_LOG.write_text(termination_message(answer))
 
 
-def message_of(answer: Mapping[str, Any]) -> str:
+def termination_message(answer: Mapping[str, Any]) -> str:
     """The answer as JSON that fits a termination message: a dry run's lists are shortened."""
     fits = dict(answer)
     while len(message := json.dumps(fits)) > MAX_MESSAGE_CHARACTERS:

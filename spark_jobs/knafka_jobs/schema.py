@@ -118,7 +118,7 @@ HEADS: Final = 10
 may be resolved before it is made."""
 
 HEADS_OF_KIND: Final = 10 * HEADS
-"""The same for all groups together that differ only in their error summaries (`KIND`)."""
+"""Limit like `HEADS` for all groups together that differ only in their summaries (`KIND`)."""
 
 HEAD_BYTES: Final = 4 * 512 + 1
 """Bytes of a `head`: any 512 characters in UTF-8, and one byte that shows that data follow."""

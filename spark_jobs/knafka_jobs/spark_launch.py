@@ -63,14 +63,14 @@ def submit_arguments(environment: Mapping[str, str]) -> list[str]:
             environment[f"KUBERNETES_SERVICE_{variable}"] for variable in ("HOST", "PORT")
         )
         master = f"k8s://https://{f'[{host}]' if ':' in host else host}:{port}"
-        settings |= _of_executors(environment, executors, heap, max(384, memory - heap))
+        settings |= _executor_settings(environment, executors, heap, max(384, memory - heap))
     words = ["--master", master, "--driver-memory", f"{heap}m", "--driver-class-path", JARS]
     for key, value in settings.items():
         words += ["--conf", f"{key}={value}"]
     return [*words, "pyspark-shell"]
 
 
-def _of_executors(
+def _executor_settings(
     environment: Mapping[str, str], number: int, heap: int, overhead: int
 ) -> dict[str, str]:
     cpu, name = environment["KNAFKA_EXECUTOR_CPU"], environment["KNAFKA_POD_NAME"]

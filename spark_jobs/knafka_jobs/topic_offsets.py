@@ -60,7 +60,7 @@ class Reached(NamedTuple):
     cuts: tuple[int, ...] = ()
 
     def cut_at(self, offset: int) -> Reached:
-        """The same after a cut: reading goes on at `offset`, in a new log."""
+        """The state after the log was cut at `offset`: reading goes on there, in a new log."""
         return Reached(offset, NOTHING, (*self.cuts, offset))
 
     def logs(self) -> list[tuple[int, int]]:

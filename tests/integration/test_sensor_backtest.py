@@ -13,7 +13,7 @@ from support.kafka import Kafka, MakeTopic
 from support.sensors import SensorWorld, process
 
 from knafka.core.sensor.contract import Conditions
-from knafka_jobs.backtest.backtest_run import Backtested, TimeSpan, backtest, of_topic
+from knafka_jobs.backtest.backtest_run import Backtested, TimeSpan, backtest, records_of_topic
 from knafka_jobs.io.kafka import KafkaClient, KafkaConnection
 from knafka_jobs.job_errors import JobError
 
@@ -50,7 +50,7 @@ def test_a_backtest_of_the_bus_says_what_the_function_fires(
     def run(since: datetime | None, until: datetime) -> Backtested:
         first = None if since is None else round(since.timestamp() * 1000)
         span = TimeSpan(first, round(until.timestamp() * 1000))
-        records, end = of_topic(spark, client, world.bus, span, datetime.now(UTC))
+        records, end = records_of_topic(spark, client, world.bus, span, datetime.now(UTC))
         conditions = Conditions(dependencies=sensor.dependencies, triggers=sensor.triggers)
         return backtest(records, conditions, end, 1000, None)
 
@@ -77,4 +77,4 @@ def test_a_backtest_of_the_bus_says_what_the_function_fires(
     assert again.events == 152
     assert again.shown[-1]["events"][-1]["id"] == "a1"
     with pytest.raises(JobError, match="there is no topic none"):
-        of_topic(spark, client, "none", TimeSpan(), later)
+        records_of_topic(spark, client, "none", TimeSpan(), later)

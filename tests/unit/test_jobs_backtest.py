@@ -26,8 +26,8 @@ from knafka_jobs.backtest.backtest_run import (
     Backtested,
     TimeSpan,
     backtest,
-    of_archive,
     read_sensor,
+    records_of_archive,
 )
 from knafka_jobs.job_errors import JobError
 
@@ -102,7 +102,7 @@ def archived(spark: SparkSession, events: Sequence[PastEvent], path: Path) -> st
 def run(
     spark: SparkSession, path: str, conditions: Conditions, output: Path | None = None, **span: int
 ) -> Backtested:
-    records, until = of_archive(spark, path, TimeSpan(**span))
+    records, until = records_of_archive(spark, path, TimeSpan(**span))
     return backtest(records, conditions, until, 10_000, None if output is None else str(output))
 
 
@@ -210,9 +210,9 @@ def test_what_is_no_archive_is_refused(spark: SparkSession, tmp_path: Path) -> N
     rows: DataFrame = spark.range(1)
     rows.write.parquet(str(path))
     with pytest.raises(JobError, match="has no headers, no value, no timestamp or appended"):
-        of_archive(spark, str(path), TimeSpan())
+        records_of_archive(spark, str(path), TimeSpan())
     with pytest.raises(JobError, match=r"the archive .*none can't be read"):
-        of_archive(spark, str(tmp_path / "none"), TimeSpan())
+        records_of_archive(spark, str(tmp_path / "none"), TimeSpan())
 
 
 def test_a_sensor_may_be_as_kubernetes_has_it(tmp_path: Path) -> None:

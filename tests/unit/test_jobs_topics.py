@@ -12,7 +12,7 @@ from knafka.core import names
 from knafka.core.errors import InvalidDocument
 from knafka_jobs.io.kafka import MAX_MESSAGE_BYTES, KafkaConnection
 from knafka_jobs.job_errors import JobError
-from knafka_jobs.replay.replay_run import replay_topic
+from knafka_jobs.replay.replay_run import ensure_replay_topic
 from knafka_jobs.replay.send import FailedEvent, batches, rate_and_rest
 from knafka_jobs.topic_offsets import BrokerName, OffsetSpan, TopicState, is_dead_letter_topic
 
@@ -97,7 +97,7 @@ def test_a_replay_topic_has_the_brokers_partitions_where_they_are_known(
     kafka: Any = FakeKafka(TopicState(DEAD, "dead", {0: OffsetSpan(0, 1)}, 3))
     if brokers_partitions:
         kafka.create(names.broker_topic("n", "b"), brokers_partitions, 2, {})
-    made = replay_topic(kafka, "n", "b", "t")
+    made = ensure_replay_topic(kafka, "n", "b", "t")
     assert (made.name, made.replication) == (REPLAYS, 3)
     assert len(made.spans) == (brokers_partitions or 1)
 
@@ -120,7 +120,7 @@ def test_a_replay_topic_takes_what_the_dead_letter_topic_takes(
         kafka.limits[DEAD] = takes
     if before is not None:
         kafka.create(REPLAYS, 1, 1, {MAX_MESSAGE_BYTES: str(before)})
-    replay_topic(kafka, "n", "b", "t")
+    ensure_replay_topic(kafka, "n", "b", "t")
     assert kafka.record_limit(REPLAYS) == after
 
 
@@ -129,7 +129,7 @@ def test_a_replay_to_a_trigger_without_dead_letters_is_refused() -> None:
         TopicState(names.broker_topic("n", "b"), "events", {0: OffsetSpan(0, 1)})
     )
     with pytest.raises(JobError, match="no dead-letter topic"):
-        replay_topic(kafka, "n", "b", "t")
+        ensure_replay_topic(kafka, "n", "b", "t")
 
 
 def test_a_transaction_is_bounded_by_events_and_by_bytes() -> None:

@@ -21,7 +21,7 @@ from knafka.core.dead_letter import Failure, Origin, dead_letter_of
 from knafka.core.delivery import Reason
 from knafka_jobs.compact import compact_plan
 from knafka_jobs.compact.checkpoints import _WRITER, Checkpoints
-from knafka_jobs.failure_days import known_days
+from knafka_jobs.failure_days import load_known_days
 from knafka_jobs.fingerprint import fingerprint
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.schema import FAILURES, RECORDS
@@ -50,7 +50,7 @@ def fill(tables: Tables, stored: int, size: int, now: datetime) -> None:
     tables.append(records, "records", txnAppId=_WRITER, txnVersion="1")
     checkpoints.save_offsets(1, {("id", 0): Reached(stored)})
     tables.append(_failures(tables.read("records").select(*compact_plan.FOLDED)), "failures")
-    known_days(tables, tables.read("failures").limit(1))
+    load_known_days(tables, tables.read("failures").limit(1))
     query = (
         spark.readStream.format("delta")
         .load(tables.path("records"))

@@ -120,11 +120,11 @@ def records_of(headers: Column, value: Column) -> list[Column]:
 
 
 def taken_at(record_time: Column, now: int) -> Column:
-    """When a topic took a record (ms), as read by a Sensor at `now`: see `times.taken_at`."""
+    """The time (ms) at which a topic took a record, read at `now` (ms): see `times.taken_at`."""
     return F.when(record_time.between(0, now), record_time).otherwise(F.lit(now))
 
 
-def possible(record_time: Column) -> Column:
+def possible_time(record_time: Column) -> Column:
     """A record's time (ms) in an archive, or null if it is impossible."""
     return F.when(record_time.between(times.EARLIEST * 1000, times.LATEST * 1000), record_time)
 
@@ -175,7 +175,7 @@ def firings(outcome_rows: DataFrame) -> DataFrame:
 def counts(outcome_rows: DataFrame) -> Counts:
     """The sums of all tasks' counts, from the rows of `fired`."""
     rows = outcome_rows.where("counts IS NOT NULL").select("counts").collect()
-    return _sum(row["counts"] for row in rows)
+    return _sum_counts(row["counts"] for row in rows)
 
 
 def conditions_of(document: Any) -> Conditions:
@@ -187,7 +187,7 @@ def conditions_of(document: Any) -> Conditions:
     if isinstance(document, dict) and isinstance(document.get("spec"), dict):
         spec = {name: value for name, value in document["spec"].items() if name not in _BUS}
         if isinstance(triggers := spec.get("triggers"), list):
-            spec["triggers"] = [_condition(trigger) for trigger in triggers]
+            spec["triggers"] = [_condition_fields(trigger) for trigger in triggers]
     return parse(Conditions, spec)
 
 
@@ -198,7 +198,7 @@ _DELIVERY: Final = frozenset(
 """Fields of a Sensor's triggers that do not decide when it fires."""
 
 
-def _condition(trigger: Any) -> Any:
+def _condition_fields(trigger: Any) -> Any:
     if not isinstance(trigger, dict):
         return trigger
     return {name: value for name, value in trigger.items() if name not in _DELIVERY}
@@ -236,7 +236,7 @@ def _fire(document: Any, until: int, rows: Iterable[Any]) -> Iterator[tuple[Any,
     rules = {rule.name: rule for rule in conditions.rules()}
     for key, its in groupby(rows, itemgetter(0)):
         if key is None:
-            counted += _sum(row[-1] for row in its)
+            counted += _sum_counts(row[-1] for row in its)
             continue
         trigger, correlation = trigger_of(key), correlation_of(key)
         model, seen = FiringModel(rules[trigger]), Seen(conditions.dedupe_millis)
@@ -255,7 +255,7 @@ def _fire(document: Any, until: int, rows: Iterable[Any]) -> Iterator[tuple[Any,
     yield None, None, None, None, json.dumps(counted)
 
 
-def _sum(texts: Iterable[str]) -> Counts:
+def _sum_counts(texts: Iterable[str]) -> Counts:
     total: Counts = Counter()
     for text in texts:
         total.update(json.loads(text))

@@ -83,7 +83,7 @@ class TimeSpan:
         return event_time.isNull() | is_inside
 
 
-def of_topic(
+def records_of_topic(
     spark: SparkSession, kafka: KafkaClient, name: str, span: TimeSpan, now: datetime
 ) -> tuple[DataFrame, int]:
     """RECORDS of a topic, and the time (ms) until which these are complete. Raises `JobError`."""
@@ -120,18 +120,18 @@ def of_topic(
     return records.where(span.holds(F.col("at"))), until
 
 
-def of_archive(spark: SparkSession, path: str, span: TimeSpan) -> tuple[DataFrame, int]:
+def records_of_archive(spark: SparkSession, path: str, span: TimeSpan) -> tuple[DataFrame, int]:
     """RECORDS of an archive, and the end of the span (ms), else the time of the last event.
 
     Raises `JobError`.
     """
     with explained(f"the archive {path} can't be read"):
         if DeltaTable.isDeltaTable(spark, path):
-            records = _of_records(spark.read.format("delta").load(path), path)
+            records = _records_of_table(spark.read.format("delta").load(path), path)
         elif _is_parquet(path):
-            records = _of_records(spark.read.parquet(path), path)
+            records = _records_of_table(spark.read.parquet(path), path)
         else:
-            records = _of_lines(spark.read.text(path))
+            records = _records_of_lines(spark.read.text(path))
         records_inside = records.where(span.holds(F.col("at")))
         if span.until is not None:
             return records_inside, span.until
@@ -171,10 +171,10 @@ def backtest(
         matched=counted[backtest_plan.MATCHED],
         undecodable=counted[backtest_plan.UNDECODABLE],
         undated=counted[backtest_plan.UNDATED],
-        errors=_named(counted, backtest_plan.ERROR),
+        errors=_counts_with_prefix(counted, backtest_plan.ERROR),
         firings={trigger.name: by_trigger.get(trigger.name, 0) for trigger in sensor.triggers},
-        waiting=_named(counted, backtest_plan.WAITING),
-        shown=[_shown(row.asDict(recursive=True)) for row in shown],
+        waiting=_counts_with_prefix(counted, backtest_plan.WAITING),
+        shown=[_firing_document(row.asDict(recursive=True)) for row in shown],
     )
 
 
@@ -197,7 +197,7 @@ def _is_parquet(path: str) -> bool:
     )
 
 
-def _of_records(rows: DataFrame, path: str) -> DataFrame:
+def _records_of_table(rows: DataFrame, path: str) -> DataFrame:
     there = set(rows.columns)
     time = next((column for column in TIME_COLUMNS if column in there), None)
     missing = [column for column in ("headers", "value") if column not in there]
@@ -213,12 +213,12 @@ def _of_records(rows: DataFrame, path: str) -> DataFrame:
         (F.col("topic") if "topic" in there else F.lit("")).alias("place"),
         own("partition", F.lit(0)),
         own("offset", F.monotonically_increasing_id()),
-        backtest_plan.possible(F.unix_millis(time)).alias("at"),
+        backtest_plan.possible_time(F.unix_millis(time)).alias("at"),
         *backtest_plan.records_of(F.col("headers"), F.col("value")),
     )
 
 
-def _of_lines(lines: DataFrame) -> DataFrame:
+def _records_of_lines(lines: DataFrame) -> DataFrame:
     # RFC 3339 allows lower-case letters and leap seconds (:60, read as the next second), which
     # Spark does not read.
     text = F.upper(F.get_json_object("value", "$.time"))
@@ -229,14 +229,14 @@ def _of_lines(lines: DataFrame) -> DataFrame:
         F.col("_metadata.file_path").alias("place"),
         F.col("_metadata.file_block_start").alias("partition"),
         F.monotonically_increasing_id().alias("offset"),
-        backtest_plan.possible(event_time).alias("at"),
+        backtest_plan.possible_time(event_time).alias("at"),
         F.array(F.lit(CONTENT_TYPE)).alias("names"),
         F.array(F.lit(json_format.MEDIA_TYPE).cast("binary")).alias("values"),
         F.col("value").cast("binary").alias("value"),
     )
 
 
-def _named(counted: backtest_plan.Counts, prefix: str) -> dict[str, int]:
+def _counts_with_prefix(counted: backtest_plan.Counts, prefix: str) -> dict[str, int]:
     return {
         name.removeprefix(prefix): count
         for name, count in sorted(counted.items())
@@ -244,13 +244,13 @@ def _named(counted: backtest_plan.Counts, prefix: str) -> dict[str, int]:
     }
 
 
-def _shown(row: dict[str, Any]) -> dict[str, Any]:
+def _firing_document(row: dict[str, Any]) -> dict[str, Any]:
     """A firing as a document, with times as text."""
-    events = [{**event, "at": _text(event["at"])} for event in row["events"]]
-    return {**row, "at": _text(row["at"]), "events": events}
+    events = [{**event, "at": _time_text(event["at"])} for event in row["events"]]
+    return {**row, "at": _time_text(row["at"]), "events": events}
 
 
-def _text(moment: datetime) -> str:
+def _time_text(moment: datetime) -> str:
     # Spark gives local times without a zone.
     utc = moment.astimezone(UTC).isoformat(timespec="milliseconds")
     return utc.replace("+00:00", "Z")

@@ -159,6 +159,7 @@ class FiringModel:
         return next(iter(self._counting.values())).at <= reset
 
     def _last_reset(self, time: int) -> int | None:
+        """The time (ms) of the last reset up to `time`; None without one (BUS-S5)."""
         reset_times = (reset.last(time) for reset in self._rule.resets)
         return max(
             (reset_time for reset_time in reset_times if reset_time is not None), default=None

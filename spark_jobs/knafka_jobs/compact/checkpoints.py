@@ -111,10 +111,10 @@ class Checkpoints:
             for row in rows.selectExpr(*MARK_COLUMNS).collect()
         }
 
-    def last_row(self, where: Partition, reached: Reached) -> Mark | None:
+    def last_row(self, partition: Partition, reached: Reached) -> Mark | None:
         """The mark of a partition's last row below `next`; None without rows."""
         rows = self._tables.read("records")
-        topic_id, number = where
+        topic_id, number = partition
         for log, piece in reversed(reached.pieces(OffsetSpan(0, reached.next))):
             its = OffsetBounds(log_id(topic_id, log), number, piece.start, piece.end - 1)
             # First find the offset: sorting whole rows would read the content of all of them.
@@ -144,7 +144,7 @@ class Checkpoints:
         """
         tables = self._tables
         if self.last_batch() != last:
-            raise tables.in_use()
+            raise tables.in_use_error()
         counted = Observation()
         # One file per task instead of one per Kafka partition: fewer files to merge later.
         tasks = 2 * tables.spark.sparkContext.defaultParallelism
@@ -154,9 +154,9 @@ class Checkpoints:
         except (PySparkException, Py4JJavaError) as error:
             if "DELTA_CONCURRENT" not in first_line(error):
                 raise
-            raise tables.in_use() from None
+            raise tables.in_use_error() from None
         if self.last_batch() != batch:
-            raise tables.in_use()
+            raise tables.in_use_error()
         self._delete_before(batch)
         return int(counted.get["rows"])
 

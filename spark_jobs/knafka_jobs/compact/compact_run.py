@@ -1,8 +1,9 @@
-"""The compaction, step by step: every step may be killed and is made good by the next run.
+"""Runs a compaction, step by step. A run may be killed in any step: the next run completes it.
 
-    ask Kafka -> append to `records` (see `batches`) -> fold into `failures` -> outcomes of replays
-              -> forget what is old -> merge small files, VACUUM
-              -> delete from the topics what the table holds
+    ask Kafka -> append to `records` (`ingest_batches`) -> fold into `failures`
+              -> set outcomes of replays -> delete failures whose retention has ended
+              -> merge small files, VACUUM
+              -> delete dead letters from topics that the tables have
 
 A dead letter that `records` lacks is never deleted from its topic.
 """
@@ -27,7 +28,7 @@ from knafka_jobs.compact.cuts import deletable_until, find_cuts
 from knafka_jobs.compact.ingest_batches import IngestBatch, Ingested, ingest
 from knafka_jobs.compact.judging import mark_lost, mark_outcomes, settled_until
 from knafka_jobs.compact.reading import BatchReader, ingest_around
-from knafka_jobs.failure_days import days_in, known_days, placed
+from knafka_jobs.failure_days import assign_days, days_in, load_known_days
 from knafka_jobs.forget import expired, forget
 from knafka_jobs.io.delta import Tables, explained, in_days
 from knafka_jobs.io.kafka import KafkaClient
@@ -50,26 +51,26 @@ _RETENTION: Final = "knafka-retention"
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """What one run did."""
+    """The result of one run."""
 
     topics: int
     records: int
-    """Dead letters that were new."""
+    """Number of new dead letters."""
     folded: int
     forgotten: int
-    """Failures that were older than they are kept."""
+    """Number of failures deleted because their retention has ended."""
     merged: tuple[str, ...]
     """Tables whose small files were merged."""
     deleted: int
-    """Records deleted from the topics."""
+    """Number of records deleted from the topics."""
     missed: int
-    """Records that somebody else had deleted before they were read."""
+    """Number of records that were deleted from their topics before a run read them."""
 
 
 def compact(
     tables: Tables, kafka: KafkaClient, options: CompactOptions, progress: Progress
 ) -> Compacted:
-    """Bring the tables up to date. Raises `JobError`; another run then goes on where this ended."""
+    """Bring the tables up to date. Raises `JobError`; the next run then completes this one."""
     checkpoints = Checkpoints(tables)
     now = datetime.now(UTC)
     with tables.locked(), explained(f"the tables in {tables.root} can't be brought up to date"):
@@ -82,7 +83,7 @@ def compact(
         folded = fold(checkpoints)
         progress(f"{folded} dead letters folded into failures")
         mark_outcomes(tables, settled)
-        forgotten = forget_expired(tables, options, _by_id(topics), now)
+        forgotten = forget_expired(tables, options, _spans_by_topic_id(topics), now)
         if forgotten:
             progress(f"{forgotten} failures deleted: their retention has ended")
         merged = _merge_small_files(tables) if folded else ()
@@ -102,7 +103,7 @@ def _ingest(
     batch_records: int,
     progress: Progress,
 ) -> Ingested:
-    """Append what is new to `records`."""
+    """Append the new dead letters of these topics to `records`."""
     names = {topic.id: name for name, topic in topics.items()}
     reader = BatchReader(tables, kafka, names)
     appended = 0
@@ -121,7 +122,7 @@ def _ingest(
     def ingest_spans(spans: Mapping[Partition, OffsetSpan]) -> Ingested:
         return ingest(checkpoints, spans, reader.log, batch_records, append, time.time_ns)
 
-    done = ingest_around(ingest_spans, reader, _by_id(topics), names, progress)
+    done = ingest_around(ingest_spans, reader, _spans_by_topic_id(topics), names, progress)
     for (topic_id, partition), lost in done.cuts.items():
         progress(
             f"the log of {names[topic_id]}/{partition} was cut at offset {lost.start}, as by an "
@@ -130,30 +131,30 @@ def _ingest(
         )
     if done.missed:
         progress(f"{done.missed} dead letters were deleted from their topics before they were read")
-    # Also those of a call that came upon a record that can't be read.
+    # Also records of calls that failed later, on a record that Spark can't read.
     return replace(done, records=appended)
 
 
-def _by_id(topics: Mapping[str, TopicState]) -> dict[Partition, OffsetSpan]:
+def _spans_by_topic_id(topics: Mapping[str, TopicState]) -> dict[Partition, OffsetSpan]:
     return {(topics[name].id, number): span for (name, number), span in spans_of(topics).items()}
 
 
 def fold(checkpoints: Checkpoints) -> int:
-    """Bring what is new in `records` into `failures`; returns how many records."""
+    """Fold new rows of `records` into `failures`; returns the number of records."""
     return checkpoints.fold(
         _folded, compact_plan.FOLDED, compact_plan.MERGE_ON, compact_plan.merge_clauses()
     )
 
 
 def fold_all(tables: Tables) -> None:
-    """Fold what a run that was killed has left; to be called within `locked`. Raises `JobError`."""
+    """Fold records that a killed run left; to be called within `locked`. Raises `JobError`."""
     checkpoints = Checkpoints(tables)
     checkpoints.check()
     fold(checkpoints)
 
 
 def _folded(tables: Tables, records: DataFrame) -> Folded:
-    """A batch's rows have the heads of the likely examples: of all other payloads none is read."""
+    """Fold a batch, with heads for likely examples only: no other payload is read."""
     known = (
         records.transform(compact_plan.repeated)
         .limit(compact_plan.MAX_REPEATED + 1)
@@ -161,20 +162,20 @@ def _folded(tables: Tables, records: DataFrame) -> Folded:
     )
     few = known if known.count() <= compact_plan.MAX_REPEATED else None
     rows = records.transform(compact_plan.failures_of, few).localCheckpoint()
-    # As many files as there is something for, not as many as there were tasks.
+    # Write as few files as the rows need, not one per task.
     counts = rows.agg(F.count("*"), F.coalesce(F.sum("failures"), F.lit(0)))
     ((count, in_all),) = counts.collect()
     rows = rows.coalesce(1 + count // compact_plan.ROWS_IN_FILE)
     examples = rows.transform(compact_plan.likely_examples).localCheckpoint()
     theirs = tables.read("records").where(within(bounds(examples)))
-    days = known_days(tables, rows)
-    rows = placed(tables, rows, days, datetime.now(UTC).date())
+    days = load_known_days(tables, rows)
+    rows = assign_days(tables, rows, days, datetime.now(UTC).date())
     with_heads = rows.transform(compact_plan.with_heads, compact_plan.heads(examples, theirs))
     return Folded(with_heads, days_in(days), in_all)
 
 
 def _merge_small_files(tables: Tables) -> tuple[str, ...]:
-    """Returns which tables had too many in a day."""
+    """Merge small files where a day has too many; returns the names of these tables."""
     merged = []
     for name in BY_DAY:
         if days := tables.days_of_small_files(
@@ -186,7 +187,7 @@ def _merge_small_files(tables: Tables) -> tuple[str, ...]:
 
 
 def vacuum(tables: Tables, now: datetime) -> None:
-    """VACUUM what replaces its files, once a day, whether or not anything was merged."""
+    """VACUUM the large tables, once a day."""
     for name in BY_DAY:
         if tables.exists(name) and tables.is_due(name, _VACUUM, now):
             tables.vacuum(name)
@@ -196,9 +197,9 @@ def vacuum(tables: Tables, now: datetime) -> None:
 def forget_expired(
     tables: Tables, options: CompactOptions, spans: Mapping[Partition, OffsetSpan], now: datetime
 ) -> int:
-    """Forget failures that are older than they are kept, once a day; returns how many.
+    """Delete failures whose retention has ended, once a day; returns how many.
 
-    `spans` is what Kafka has of the partitions that this run reads.
+    `spans` are the offsets that Kafka has of the partitions that this run reads.
     """
     resolved, unresolved = options.forget_resolved_days, options.forget_unresolved_days
     if (resolved is None and unresolved is None) or tables.is_empty("failures"):
@@ -227,7 +228,7 @@ def _delete_tabled(
     topics: Mapping[str, TopicState],
     keep_hours: float,
 ) -> int:
-    """Delete from the topics what is old enough and in the table; returns how many records."""
+    """Delete dead letters from topics that are tabled and old enough; returns how many."""
     spans = spans_of(topics)
     filled = [where for where, span in spans.items() if span.start < span.end]
     young = kafka.offsets_at(filled, time.time() - keep_hours * 3600) if filled else {}
@@ -237,7 +238,7 @@ def _delete_tabled(
     if not ranges:
         return 0
     old = tables.rows(ranges, compact_plan.RANGES)
-    # Both are read by position: the files that hold these, of all that the table has.
+    # Read both tables by position: only files that may have these.
     old_bounds = [
         OffsetBounds(id_, partition, start, end - 1) for _, id_, partition, start, end in ranges
     ]
@@ -251,12 +252,12 @@ def _delete_tabled(
     now = kafka.topics(sorted({name for name, *_ in ranges}))
     log = KafkaRecords(kafka, {topic.id: name for name, topic in topics.items()})
     until: dict[Position, int] = {}
-    for where, span in _whole(ranges).items():
+    for where, span in _spans_over_logs(ranges).items():
         if where[0] in now and now[where[0]].id == topics[where[0]].id:
             partition = (topics[where[0]].id, where[1])
             until[where] = deletable_until(span, tabled[where], partial(log.messages, partition))
-    # Last of all: what lies there must be what was read.
-    cuts, _ = find_cuts(read, _by_id(now), log, checkpoints)
+    # At last, check that Kafka still has the records that were read.
+    cuts, _ = find_cuts(read, _spans_by_topic_id(now), log, checkpoints)
     until = {
         (name, partition): offset
         for (name, partition), offset in until.items()
@@ -278,8 +279,8 @@ def _delete_tabled(
     return sum(offset - spans[where].start for where, offset in until.items())
 
 
-def _whole(ranges: Iterable[tuple[Any, ...]]) -> dict[Position, OffsetSpan]:
-    """Rows of `RANGES` by partition: from the first log's first offset to the last one's end."""
+def _spans_over_logs(ranges: Iterable[tuple[Any, ...]]) -> dict[Position, OffsetSpan]:
+    """The span of each partition over all its logs, from rows of `RANGES`."""
     partitions: dict[Position, OffsetSpan] = {}
     for name, _, partition, start, end in ranges:
         span = partitions.get((name, partition), OffsetSpan(start, end))

@@ -31,7 +31,8 @@ class LogView(Protocol):
 class CommittedRecord(Protocol):
     """A committed record, as a consumer returns it."""
 
-    def offset(self) -> int: ...
+    def offset(self) -> int:
+        """The record's offset in its partition."""
 
 
 class RowView(Protocol):
@@ -43,7 +44,7 @@ class RowView(Protocol):
         Their epochs are unknown.
         """
 
-    def last_row(self, where: Partition, reached: Reached) -> Mark | None:
+    def last_row(self, partition: Partition, reached: Reached) -> Mark | None:
         """The mark of a partition's last row below `next`; None without rows."""
 
 
@@ -55,49 +56,51 @@ def find_cuts(
     Only cuts below the offsets that were read count.
     """
     known = {
-        where: reached
-        for where, reached in read.items()
-        if where in spans and spans[where].start < reached.next
+        partition: reached
+        for partition, reached in read.items()
+        if partition in spans and spans[partition].start < reached.next
     }
-    unmarked = {where: reached for where, reached in known.items() if reached.mark is None}
-    marks = {where: reached.mark for where, reached in known.items() if reached.mark is not None}
+    unmarked = {partition: reached for partition, reached in known.items() if reached.mark is None}
+    marks = {
+        partition: reached.mark for partition, reached in known.items() if reached.mark is not None
+    }
     if unmarked:
         marks |= rows.rows_read_last(unmarked)
     there = log.first_at(
         {
-            where: mark.offset
-            for where, mark in marks.items()
-            if spans[where].start <= mark.offset < spans[where].end
+            partition: mark.offset
+            for partition, mark in marks.items()
+            if spans[partition].start <= mark.offset < spans[partition].end
         }
     )
     # Between the mark, the last record that was read, and `next` there were no records.
     behind = log.first_at(
         {
-            where: start
-            for where, mark in marks.items()
-            if (start := max(mark.offset + 1, spans[where].start))
-            < min(known[where].next, spans[where].end)
+            partition: start
+            for partition, mark in marks.items()
+            if (start := max(mark.offset + 1, spans[partition].start))
+            < min(known[partition].next, spans[partition].end)
         }
     )
     cuts, new_marks = {}, {}
-    for where, reached in known.items():
-        mark, record, new = marks.get(where), there.get(where), behind.get(where)
-        is_short = spans[where].end < reached.next
+    for partition, reached in known.items():
+        mark, record, new = marks.get(partition), there.get(partition), behind.get(partition)
+        is_short = spans[partition].end < reached.next
         if mark is None and not is_short:
             continue  # the last row was purged, so nothing can be compared
         is_filled = new is not None and new.offset < reached.next
         is_there = (
             mark is None
-            or mark.offset < spans[where].start
+            or mark.offset < spans[partition].start
             or (record is not None and is_same(record, mark))
         )
         if is_there and not is_short and not is_filled:
-            if where in unmarked and record is not None:
-                new_marks[where] = record
+            if partition in unmarked and record is not None:
+                new_marks[partition] = record
             continue
-        cut = _cut(where, reached, spans[where], mark, log, rows)
+        cut = _find_cut(partition, reached, spans[partition], mark, log, rows)
         if cut is None and is_filled and mark is not None:
-            cut = max(mark.offset + 1, spans[where].start)
+            cut = max(mark.offset + 1, spans[partition].start)
         elif (
             cut is None
             and not is_there  # else only offsets after the mark are lost, such as a marker
@@ -107,9 +110,9 @@ def find_cuts(
         ):
             cut = mark.offset
         elif cut is None and is_short:
-            cut = spans[where].end
+            cut = spans[partition].end
         if cut is not None:
-            cuts[where] = cut
+            cuts[partition] = cut
     return cuts, new_marks
 
 
@@ -121,8 +124,8 @@ def is_same(record: Mark, other: Mark) -> bool:
     return content_fits and epochs_fit and times_fit
 
 
-def _cut(
-    where: Partition,
+def _find_cut(
+    partition: Partition,
     reached: Reached,
     span: OffsetSpan,
     mark: Mark | None,
@@ -133,7 +136,7 @@ def _cut(
     read = range(span.start, min(reached.next, span.end))
 
     def first_at(offset: int) -> Mark | None:
-        return log.first_at({where: offset}).get(where)
+        return log.first_at({partition: offset}).get(partition)
 
     if mark is not None and (epoch := mark.epoch) is not None:
 
@@ -145,7 +148,7 @@ def _cut(
             return cut
 
     def row_at(offset: int) -> Mark | None:
-        row = rows.last_row(where, reached._replace(next=offset + 1))
+        row = rows.last_row(partition, reached._replace(next=offset + 1))
         return row if row is not None and row.offset >= span.start else None
 
     def differs(offset: int) -> bool:

@@ -76,21 +76,23 @@ def next_batch(
     waiting: dict[Partition, OffsetSpan] = {}
     after = dict(read)
     missed = 0
-    for where, span in spans.items():
-        reached = read.get(where, Reached(span.start))
+    for partition, span in spans.items():
+        reached = read.get(partition, Reached(span.start))
         start = max(reached.next, span.start)
         missed += max(0, span.start - reached.next)
-        if where in read and start > reached.next:
-            after[where] = reached._replace(next=start)
+        if partition in read and start > reached.next:
+            after[partition] = reached._replace(next=start)
         if start < span.end:
-            waiting[where] = OffsetSpan(start, span.end)
+            waiting[partition] = OffsetSpan(start, span.end)
     total = sum(span.end - span.start for span in waiting.values())
     ranges = {
-        where: OffsetSpan(span.start, span.start + _share(span.end - span.start, limit, total))
-        for where, span in waiting.items()
+        partition: OffsetSpan(span.start, span.start + _share(span.end - span.start, limit, total))
+        for partition, span in waiting.items()
     }
-    for where, span in ranges.items():
-        after[where] = after.get(where, Reached(span.start, NOTHING))._replace(next=span.end)
+    for partition, span in ranges.items():
+        after[partition] = after.get(partition, Reached(span.start, NOTHING))._replace(
+            next=span.end
+        )
     return IngestBatch(ranges, after, missed) if after != read else None
 
 
@@ -110,23 +112,26 @@ def ingest(
     saved = None if last is None else store.offsets_after(last)
     read = dict(store.offsets_of_rows() if saved is None else saved)
     cuts, marks = find_cuts(read, spans, log, store)
-    lost = {where: OffsetSpan(offset, read[where].next) for where, offset in cuts.items()}
-    read |= {where: read[where]._replace(mark=mark) for where, mark in marks.items()}
-    read |= {where: read[where].cut_at(offset) for where, offset in cuts.items()}
+    lost = {
+        partition: OffsetSpan(offset, read[partition].next) for partition, offset in cuts.items()
+    }
+    read |= {partition: read[partition]._replace(mark=mark) for partition, mark in marks.items()}
+    read |= {partition: read[partition].cut_at(offset) for partition, offset in cuts.items()}
     batch: IngestBatch | None
     if cuts or (read and read != saved):
         # Save this before any row: a purge may later delete the rows that tell the offsets.
         up_to_cuts = {
-            where: OffsetSpan(spans[where].start, offset) for where, offset in cuts.items()
+            partition: OffsetSpan(spans[partition].start, offset)
+            for partition, offset in cuts.items()
         }
-        batch = IngestBatch({}, marked(read, up_to_cuts, log), 0)
+        batch = IngestBatch({}, with_marks_of_ranges(read, up_to_cuts, log), 0)
     else:
         batch = next_batch(spans, read, limit)
     records = missed = 0
     while batch is not None:
         # Numbers of two runs differ, so that no run takes another's offsets for its own.
         number = max(clock(), (last or 0) + 1)
-        batch = replace(batch, after=marked(batch.after, batch.ranges, log))
+        batch = replace(batch, after=with_marks_of_ranges(batch.after, batch.ranges, log))
         store.save_offsets(number, batch.after)
         records += append(batch, number, last)
         missed += batch.missed
@@ -134,12 +139,19 @@ def ingest(
     return Ingested(records, missed, lost)
 
 
-def marked(read: Offsets, ranges: Mapping[Partition, OffsetSpan], log: LogView) -> Offsets:
+def with_marks_of_ranges(
+    read: Offsets, ranges: Mapping[Partition, OffsetSpan], log: LogView
+) -> Offsets:
     """`read` with the mark of each range's last record; a range without records changes nothing."""
-    marks = log.last_in({where: span for where, span in ranges.items() if span.start < span.end})
-    return {**read, **{where: read[where]._replace(mark=mark) for where, mark in marks.items()}}
+    marks = log.last_in(
+        {partition: span for partition, span in ranges.items() if span.start < span.end}
+    )
+    return {
+        **read,
+        **{partition: read[partition]._replace(mark=mark) for partition, mark in marks.items()},
+    }
 
 
 def _share(size: int, limit: int, total: int) -> int:
-    """How many of `size` records a batch takes: the same share of each partition, at least 1."""
+    """The records of `size` that a batch takes: the same share of each partition, at least 1."""
     return size if total <= limit else -(-size * limit // total)

@@ -11,7 +11,7 @@ from knafka.core.dead_letter import REPLAY
 from knafka_jobs.compact import compact_plan
 from knafka_jobs.compact.outcomes import last_pending, lost, outcomes, resolved
 from knafka_jobs.compact.reading import headers_of
-from knafka_jobs.failure_days import days_in, known_days
+from knafka_jobs.failure_days import days_in, load_known_days
 from knafka_jobs.io.delta import Tables, in_days
 from knafka_jobs.io.kafka import KafkaClient, read_spans
 from knafka_jobs.io.kafka_records import KafkaRecords
@@ -105,7 +105,7 @@ def mark_outcomes(tables: Tables, committed: list[tuple[str, int, int]]) -> None
     records = tables.read("records").where(F.col("appended") >= since)
     judged = sent.transform(outcomes, records, tables.rows(committed, columns)).localCheckpoint()
     marked = judged.transform(resolved)
-    days = in_days("failures.day", days_in(known_days(tables, marked)))
+    days = in_days("failures.day", days_in(load_known_days(tables, marked)))
     tables.update(
         marked,
         "failures",

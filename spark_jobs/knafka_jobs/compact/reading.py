@@ -64,15 +64,23 @@ class BatchReader:
     def rows(self, batch: IngestBatch) -> DataFrame:
         """The rows of a batch, for `records`; they are read when they are written."""
         self.last_ranges = batch.ranges
-        by_spark = {w: span for w, span in batch.ranges.items() if w not in self.one_by_one}
-        by_us = {w: span for w, span in batch.ranges.items() if w in self.one_by_one}
+        by_spark = {
+            partition: span
+            for partition, span in batch.ranges.items()
+            if partition not in self.one_by_one
+        }
+        by_record = {
+            partition: span
+            for partition, span in batch.ranges.items()
+            if partition in self.one_by_one
+        }
         # A batch may only save that records were deleted before they were read.
         rows = self._tables.rows([], RECORDS)
         if by_spark:
             rows = read_ranges(self._tables, self._kafka, by_spark, batch.after, self._names)
-        if by_us:
+        if by_record:
             rows = rows.unionByName(
-                self._raw(by_us).transform(compact_plan.records_of, self._logs(batch))
+                self._raw(by_record).transform(compact_plan.records_of, self._logs(batch))
             )
         return rows
 
@@ -81,10 +89,10 @@ class BatchReader:
     ) -> dict[Partition, list[OffsetSpan]]:
         """The spans of records in these ranges that Spark can't read. Reads every record."""
         stretches: dict[Partition, list[OffsetSpan]] = {}
-        for where, span in ranges.items():
-            for message in self.log.messages(where, span):
+        for partition, span in ranges.items():
+            for message in self.log.messages(partition, span):
                 if not _MIN_TIME <= message.timestamp()[1] <= _MAX_TIME:
-                    _extend(stretches.setdefault(where, []), message.offset())
+                    _extend(stretches.setdefault(partition, []), message.offset())
         return stretches
 
     def _raw(self, ranges: Mapping[Partition, OffsetSpan]) -> DataFrame:
@@ -98,8 +106,8 @@ class BatchReader:
                 message.offset(),
                 [{"key": name, "value": _base64(raw)} for name, raw in headers_of(message)],
             )
-            for where, span in ranges.items()
-            for message in self.log.messages(where, span)
+            for partition, span in ranges.items()
+            for message in self.log.messages(partition, span)
         ]
         return self._tables.rows(values, _RAW).select(
             F.unbase64("key").alias("key"),
@@ -130,28 +138,30 @@ def ingest_around(
     spans = dict(spans)
     for _ in range(MAX_UNREADABLE_SPANS):
         try:
-            return _sum(done, ingest(spans))
+            return _sum_ingested(done, ingest(spans))
         except JobError as error:
             if not is_overflow(error) or not (unreadable := reader.unreadable(reader.last_ranges)):
                 raise
-        for where, stretches in unreadable.items():
+        for partition, stretches in unreadable.items():
             count = sum(stretch.end - stretch.start for stretch in stretches)
-            place = f"{names[where[0]]}/{where[1]}"
+            place = f"{names[partition[0]]}/{partition[1]}"
             progress(
                 f"{count} records of {place} have an impossible timestamp: the time of this run is "
                 "stored instead"
             )
             for stretch in stretches[:MAX_UNREADABLE_SPANS]:
                 for end, is_alone in ((stretch.start, False), (stretch.end, True)):
-                    reader.one_by_one = {where} if is_alone else set()
-                    done = _sum(done, ingest({where: OffsetSpan(spans[where].start, end)}))
+                    reader.one_by_one = {partition} if is_alone else set()
+                    done = _sum_ingested(
+                        done, ingest({partition: OffsetSpan(spans[partition].start, end)})
+                    )
             reader.one_by_one = set()
             if len(stretches) > MAX_UNREADABLE_SPANS:
                 progress(
                     f"the remaining records of {place} are left for the next run: they have too "
                     "many impossible timestamps for one"
                 )
-                del spans[where]
+                del spans[partition]
     raise JobError("many records have impossible timestamps: run the job again to go on")
 
 
@@ -204,7 +214,7 @@ def _extend(stretches: list[OffsetSpan], offset: int) -> None:
         stretches.append(OffsetSpan(offset, offset + 1))
 
 
-def _sum(one: Ingested, other: Ingested) -> Ingested:
+def _sum_ingested(one: Ingested, other: Ingested) -> Ingested:
     return replace(
         one,
         records=one.records + other.records,

@@ -242,7 +242,7 @@ class Tables:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise self.in_use(what) from None
+                raise self.in_use_error(what) from None
             yield
 
     @property
@@ -250,7 +250,7 @@ class Tables:
         """Whether `locked` holds a lock: on a file system, but not on an object store."""
         return "://" not in self.root
 
-    def in_use(self, what: str = "compaction") -> JobError:
+    def in_use_error(self, what: str = "compaction") -> JobError:
         """The error that another compaction, or replay, runs on these tables."""
         return JobError(
             f"another {what} runs on {self.root}: wait until it has ended, then run this again"

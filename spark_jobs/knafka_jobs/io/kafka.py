@@ -188,9 +188,9 @@ class KafkaClient:
         while True:
             topics = self.topics(names)
             is_open = [
-                where
-                for where, end in written.items()
-                if where[0] in topics and topics[where[0]].spans[where[1]].end < end
+                partition
+                for partition, end in written.items()
+                if partition[0] in topics and topics[partition[0]].spans[partition[1]].end < end
             ]
             if not is_open:
                 return topics
@@ -303,7 +303,7 @@ class KafkaClient:
         """Delete each partition's records below an offset."""
         if not until:
             return
-        cuts = [TopicPartition(*where, offset) for where, offset in until.items()]
+        cuts = [TopicPartition(*partition, offset) for partition, offset in until.items()]
         _results(
             lambda: self._admin.delete_records(cuts, request_timeout=REQUEST_TIMEOUT),
             # A topic that was deleted meanwhile has nothing left to delete.
@@ -386,4 +386,5 @@ def _retried(ask: Callable[[], T]) -> T:
 
 
 def _job_error(error: KafkaException) -> JobError:
+    """An error of librdkafka as an error of a job, with Kafka's own text."""
     return JobError(f"Kafka: {error.args[0].str()}")

@@ -57,12 +57,12 @@ class KafkaRecords:
         marks: dict[Partition, Mark] = {}
         consumer = self._kafka.consumer(**_FEW)
         try:
-            waiting = {self._position(where): offset for where, offset in offsets.items()}
-            for where, message in _messages(consumer, waiting):
-                if message is not None and (key := self._partition(where)) not in marks:
+            waiting = {self._position(partition): offset for partition, offset in offsets.items()}
+            for partition, message in _messages(consumer, waiting):
+                if message is not None and (key := self._partition(partition)) not in marks:
                     marks[key] = mark_of_message(message)
                 # Stay assigned: records of it that are already fetched come all the same.
-                waiting.pop(where, None)
+                waiting.pop(partition, None)
                 if not waiting:
                     break
         finally:
@@ -71,21 +71,25 @@ class KafkaRecords:
 
     def last_in(self, spans: Mapping[Partition, OffsetSpan]) -> Mapping[Partition, Mark]:
         """The last record of each span. Raises `JobError`."""
-        at_ends = self.first_at({where: span.end - 1 for where, span in spans.items()})
-        marks = {where: mark for where, mark in at_ends.items() if mark.offset < spans[where].end}
-        for where, span in spans.items():
+        at_ends = self.first_at({partition: span.end - 1 for partition, span in spans.items()})
+        marks = {
+            partition: mark
+            for partition, mark in at_ends.items()
+            if mark.offset < spans[partition].end
+        }
+        for partition, span in spans.items():
             for step in LOOKBACK_OFFSETS:
-                if where not in marks:
+                if partition not in marks:
                     stretch = OffsetSpan(max(span.start, span.end - step), span.end)
-                    for message in self.messages(where, stretch):
-                        marks[where] = mark_of_message(message)
+                    for message in self.messages(partition, stretch):
+                        marks[partition] = mark_of_message(message)
         return marks
 
-    def messages(self, where: Partition, span: OffsetSpan) -> Iterator[Any]:
+    def messages(self, partition: Partition, span: OffsetSpan) -> Iterator[Any]:
         """The records of a span, in order. Raises `JobError`."""
         consumer = self._kafka.consumer(**_SETTINGS)
         try:
-            for _, message in _messages(consumer, {self._position(where): span.start}):
+            for _, message in _messages(consumer, {self._position(partition): span.start}):
                 offset = None if message is None else message.offset()
                 if offset is None or offset >= span.end:
                     return
@@ -95,11 +99,11 @@ class KafkaRecords:
         finally:
             consumer.close()
 
-    def _position(self, where: Partition) -> Position:
-        return self._names[where[0]], where[1]
+    def _position(self, partition: Partition) -> Position:
+        return self._names[partition[0]], partition[1]
 
-    def _partition(self, where: Position) -> Partition:
-        return self._ids[where[0]], where[1]
+    def _partition(self, partition: Position) -> Partition:
+        return self._ids[partition[0]], partition[1]
 
 
 def mark(offset: int, key: bytes | None, value: bytes | None, time: int, epoch: int | None) -> Mark:
@@ -132,16 +136,16 @@ def _messages(
     """
     if not starts:
         return
-    consumer.assign([TopicPartition(*where, offset) for where, offset in starts.items()])
+    consumer.assign([TopicPartition(*partition, offset) for partition, offset in starts.items()])
     deadline = time.monotonic() + READ_TIMEOUT
     while True:
         for message in consumer.consume(RECORDS_AT_ONCE, 0.1):
             deadline = time.monotonic() + READ_TIMEOUT
-            where, error = (message.topic(), message.partition()), message.error()
+            partition, error = (message.topic(), message.partition()), message.error()
             if error is None:
-                yield where, message  # type: ignore[misc]
+                yield partition, message  # type: ignore[misc]
             elif error.code() in _AT_END:
-                yield where, None  # type: ignore[misc]
+                yield partition, None  # type: ignore[misc]
             elif not error.retriable():
                 raise JobError(f"Kafka: {error.str()}")
         if time.monotonic() > deadline:

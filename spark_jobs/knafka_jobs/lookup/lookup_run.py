@@ -42,7 +42,7 @@ class TableFiles:
                 self._opened[name] = False
                 return False
             except Exception as error:  # delta-rs raises what it likes here
-                raise JobError(f"the table {path} can't be read: {_said(error)}") from error
+                raise JobError(f"the table {path} can't be read: {_error_line(error)}") from error
             _check_layout(name, path, table.metadata().configuration)
             self._session.register(name, table)
             self._opened[name] = True
@@ -60,7 +60,9 @@ class TableFiles:
                 self._session.execute(sql).read_all().to_struct_array().to_pylist()
             )
         except Exception as error:  # as above
-            raise JobError(f"the tables in {self._root} can't be read: {_said(error)}") from error
+            raise JobError(
+                f"the tables in {self._root} can't be read: {_error_line(error)}"
+            ) from error
         return rows
 
 
@@ -134,7 +136,7 @@ def tabled_until(files: TableFiles) -> dict[Partition, int]:
     read = offsets_of(
         (row["topic_id"], row["partition"], row["first"], row["next"]) for row in rows
     )
-    return {where: reached.next for where, reached in read.items()}
+    return {partition: reached.next for partition, reached in read.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,15 +195,15 @@ def latest(
         max(row["last_day"] for row in failures),
     )
     rows = files.query(lookup_plan.records_at(first, last, topics, offsets), "records")
-    records = {_place(row): row for row in rows}
+    records = {_record_key(row): row for row in rows}
     return [
-        (TabledRecord(records[_place(row)]), row["resolved"] or sent.get(row["failure_id"]))
+        (TabledRecord(records[_record_key(row)]), row["resolved"] or sent.get(row["failure_id"]))
         for row in failures
-        if _place(row) in records
+        if _record_key(row) in records
     ]
 
 
-def _place(row: dict[str, Any]) -> tuple[Any, ...]:
+def _record_key(row: dict[str, Any]) -> tuple[Any, ...]:
     """The failure and position of a row: after a cut of its log, two rows may share a position."""
     return tuple(row[name] for name in ("failure_id", *KEY))
 
@@ -232,6 +234,6 @@ def _storage(path: str) -> dict[str, str] | None:
     return {**usual, "AWS_ALLOW_HTTP": str(endpoint.startswith("http://")).lower()}
 
 
-def _said(error: Exception) -> str:
+def _error_line(error: Exception) -> str:
     """The whole error on one line, at most 500 characters: the reason comes last."""
     return " ".join(str(error).split())[:500]

@@ -34,7 +34,7 @@ from knafka_jobs.failure_selection import (
 from knafka_jobs.forget import forget
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.io.kafka import MAX_MESSAGE_BYTES, KafkaClient
-from knafka_jobs.job_errors import JobError, said_by_worker
+from knafka_jobs.job_errors import JobError, worker_error_text
 from knafka_jobs.positions import bounds, within
 from knafka_jobs.replay.replay_plan import (
     BROADCAST_ROWS,
@@ -46,7 +46,7 @@ from knafka_jobs.replay.replay_plan import (
     replayable,
     select,
 )
-from knafka_jobs.replay.runs import begin, finish, note
+from knafka_jobs.replay.runs import begin_replay, finish_replay, note_sent_events
 from knafka_jobs.replay.send import MAX_LANES, ReplaySender, rate_and_rest
 from knafka_jobs.schema import TRIGGER
 from knafka_jobs.topic_offsets import OffsetSpan, Position, TopicState, spans_of
@@ -85,8 +85,8 @@ class Replayed:
 def preview(tables: Tables, selection: FailureSelection) -> Preview:
     """Preview the events that a replay would send."""
     selected = tables.read("failures").transform(select, selection)
-    sendable = _sendable(tables, selected).localCheckpoint()
-    triggers = _by_trigger(sendable)
+    sendable = _sendable_failures(tables, selected).localCheckpoint()
+    triggers = _count_by_trigger(sendable)
     shown = sendable.orderBy(*SHOWN_ORDER).limit(SHOWN_EVENTS)
     events = [row.asDict() for row in shown.select(*SHOWN_COLUMNS).collect()]
     return Preview(triggers, selected.count() - sum(triggers.values()), events)
@@ -111,27 +111,27 @@ def replay(
     """
     with tables.locked(REPLAY_LOCK):
         is_alone = is_alone or tables.has_locks
-        run = begin(tables, kafka, selection, replay_id, by, progress, is_alone=is_alone)
+        run = begin_replay(tables, kafka, selection, replay_id, by, progress, is_alone=is_alone)
         replay_id = run["replay_id"]
         progress(f"replay {replay_id} (if it is interrupted, the same command continues it)")
-        sendable = _sendable(tables, tables.read("failures").transform(select, selection))
+        sendable = _sendable_failures(tables, tables.read("failures").transform(select, selection))
         # Send each event once, also if its outcome is known by now.
         own = tables.read("sent").where(F.col("replay_id") == replay_id).select("failure_id")
         sendable = sendable.select(*SENDABLE).join(own, "failure_id", "left_anti").localCheckpoint()
-        counts = _by_trigger(sendable)
-        topics, problems = _replay_topics(kafka, counts)
+        counts = _count_by_trigger(sendable)
+        topics, problems = _ensure_replay_topics(kafka, counts)
         for problem in problems:
             progress(f"not sent: {problem}")
         if topics:
             _send(tables, kafka, sendable, topics, replay_id, rate, progress)
-        sent = finish(tables, replay_id, by)
+        sent = finish_replay(tables, replay_id, by)
         if problems and not sent:
             raise JobError(problems[0])
         left_out = sum(count for trigger, count in counts.items() if trigger not in topics)
         return Replayed(replay_id, sent, left_out, tuple(problems))
 
 
-def _replay_topics(
+def _ensure_replay_topics(
     kafka: KafkaClient, counts: Mapping[TriggerName, int]
 ) -> tuple[dict[TriggerName, TopicState], list[str]]:
     """The replay topic of each Trigger, and the problems of Triggers that can't have one.
@@ -142,7 +142,7 @@ def _replay_topics(
     problems = []
     for trigger, count in counts.items():
         try:
-            topics[trigger] = replay_topic(kafka, *trigger)
+            topics[trigger] = ensure_replay_topic(kafka, *trigger)
         except JobError as error:
             events = "1 event" if count == 1 else f"{count} events"
             problems.append(f"{events} of {'/'.join(trigger):.100}: {error!s:.200}")
@@ -163,7 +163,7 @@ def _send(
     sendable = sendable.join(F.broadcast(triggers), list(TRIGGER), "left_semi")
     total = sendable.count()
     by_name = {topic.name: topic for topic in topics.values()}
-    starts = {where: span.end for where, span in spans_of(by_name).items()}
+    starts = {partition: span.end for partition, span in spans_of(by_name).items()}
     sender = ReplaySender(
         kafka.connection, replay_id, {name: t.name for name, t in topics.items()}, starts, rate
     )
@@ -183,9 +183,10 @@ def _send(
         _send_in_lanes(rows, sender, _sent_since(kafka, starts), total, progress)
     ends = spans_of(kafka.topics_at_rest(sorted(by_name)))
     ranges = {
-        where: OffsetSpan(starts.get(where, span.start), span.end) for where, span in ends.items()
+        partition: OffsetSpan(starts.get(partition, span.start), span.end)
+        for partition, span in ends.items()
     }
-    note(tables, kafka, replay_id, ranges, topics)
+    note_sent_events(tables, kafka, replay_id, ranges, topics)
 
 
 def _send_in_lanes(
@@ -224,7 +225,7 @@ def _send_in_lanes(
             context.cancelJobGroup(group)
             thread.join()
     if errors:
-        raise JobError(said_by_worker(errors[0])) from errors[0]
+        raise JobError(worker_error_text(errors[0])) from errors[0]
     progress(rate_and_rest(total, total, total / (time.monotonic() - begun)))
 
 
@@ -239,7 +240,7 @@ def _sent_since(kafka: KafkaClient, starts: Mapping[Position, int]) -> Callable[
 
     def count() -> int:
         ends = spans_of(kafka.topics(topics))
-        return sum(max(0, span.end - starts.get(where, 0)) for where, span in ends.items())
+        return sum(max(0, span.end - starts.get(partition, 0)) for partition, span in ends.items())
 
     return count
 
@@ -266,7 +267,9 @@ def purgeable(tables: Tables, selection: FailureSelection, unresolved: bool) -> 
     return _purgeable(tables.read("failures"), selection, unresolved).select("failure_id")
 
 
-def replay_topic(kafka: KafkaClient, namespace: str, broker: str, trigger: str) -> TopicState:
+def ensure_replay_topic(
+    kafka: KafkaClient, namespace: str, broker: str, trigger: str
+) -> TopicState:
     """Ensure that a Trigger's replay topic exists and takes all of its dead letters; return it.
 
     A new topic gets as many partitions as the Broker's topic: dead-letter topics have few, and
@@ -285,8 +288,8 @@ def replay_topic(kafka: KafkaClient, namespace: str, broker: str, trigger: str) 
         return topics[name]
     if dead_letter_topic not in topics:
         raise JobError(
-            f"the Trigger {namespace}/{trigger} has no dead-letter topic: it was probably deleted; "
-            "create the Trigger again to replay its events"
+            f"the Trigger {namespace}/{trigger} has no dead-letter topic any more: "
+            "check whether the Trigger was deleted"
         )
     partitions = max(len(topic.spans) for topic in topics.values())
     # Never below the size of librdkafka's batches, which it fills whatever the topic's limit is.
@@ -301,13 +304,13 @@ def _purgeable(failures: DataFrame, selection: FailureSelection, unresolved: boo
     return selected if unresolved else selected.where("resolved IS NOT NULL")
 
 
-def _sendable(tables: Tables, selected: DataFrame) -> DataFrame:
+def _sendable_failures(tables: Tables, selected: DataFrame) -> DataFrame:
     """The selected failures that can be sent now."""
     stubs = tables.read("records").where(within(bounds(likely_stubs(selected))))
     return selected.transform(replayable, tables.read("sent"), stubs)
 
 
-def _by_trigger(sendable: DataFrame) -> dict[TriggerName, int]:
+def _count_by_trigger(sendable: DataFrame) -> dict[TriggerName, int]:
     """Number of events by Trigger."""
     rows = sendable.groupBy(*TRIGGER).count().orderBy(*TRIGGER).collect()
     return {(row["namespace"], row["broker"], row["trigger"]): row["count"] for row in rows}

@@ -35,7 +35,7 @@ MAX_CLOCK_DIFFERENCE: Final = timedelta(hours=1)
 Progress: TypeAlias = Callable[[str], None]
 
 
-def finished(tables: Tables, replay_id: str) -> int | None:
+def finished_event_count(tables: Tables, replay_id: str) -> int | None:
     """The number of events that a finished replay sent; None if it is not finished."""
     run = _run_of(tables, replay_id)
     return None if run is None or run["finished"] is None else int(run["events"])
@@ -45,7 +45,7 @@ def _run_of(tables: Tables, replay_id: str) -> Row | None:
     return tables.read("replays").where(F.col("replay_id") == replay_id).first()
 
 
-def begin(
+def begin_replay(
     tables: Tables,
     kafka: KafkaClient,
     selection: FailureSelection,
@@ -83,7 +83,7 @@ def begin(
         )
     for other in unfinished:
         if other["replay_id"] != replay_id:
-            _end(tables, kafka, other, by, progress, is_alone=is_alone)
+            _end_interrupted(tables, kafka, other, by, progress, is_alone=is_alone)
     if run is None:
         started = (replay_id, by, str(selection), datetime.now(UTC), None, None)
         tables.append(tables.rows([started], REPLAYS), "replays")
@@ -95,7 +95,7 @@ def begin(
     return run
 
 
-def _end(
+def _end_interrupted(
     tables: Tables, kafka: KafkaClient, run: Row, by: str, progress: Progress, *, is_alone: bool
 ) -> None:
     """End another replay that was interrupted, and note the events that it sent.
@@ -111,7 +111,7 @@ def _end(
             f"{replay_id} with the same selection continues it"
         )
     _take_over(tables, kafka, run)
-    sent = finish(tables, replay_id, by)
+    sent = finish_replay(tables, replay_id, by)
     progress(
         f"the replay {replay_id} ({run['selection']}) was interrupted: it is ended, "
         f"with {sent} sent"
@@ -132,15 +132,17 @@ def _take_over(tables: Tables, kafka: KafkaClient, run: Row) -> None:
         for w, span in spans.items()
         if firsts[w] >= 0
     }
-    note(tables, kafka, run["replay_id"], ranges, {triggers[name]: t for name, t in there.items()})
+    note_sent_events(
+        tables, kafka, run["replay_id"], ranges, {triggers[name]: t for name, t in there.items()}
+    )
 
 
-def finish(tables: Tables, replay_id: str, by: str) -> int:
+def finish_replay(tables: Tables, replay_id: str, by: str) -> int:
     """Mark a replay as finished; returns how many events it sent in all its runs."""
     total = tables.read("sent").where(F.col("replay_id") == replay_id).count()
-    finished = tables.rows([(replay_id, by, "", None, datetime.now(UTC), total)], REPLAYS)
+    finished_row = tables.rows([(replay_id, by, "", None, datetime.now(UTC), total)], REPLAYS)
     tables.update(
-        finished,
+        finished_row,
         "replays",
         "replays.replay_id = more.replay_id",
         {"finished": "more.finished", "events": "more.events"},
@@ -152,7 +154,7 @@ def _new_id() -> str:
     return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
 
-def note(
+def note_sent_events(
     tables: Tables,
     kafka: KafkaClient,
     replay_id: str,
@@ -160,7 +162,7 @@ def note(
     topics: Mapping[TriggerName, TopicState],
 ) -> None:
     """Add the events that a replay committed in these ranges to `sent`, each event once."""
-    ranges = {where: span for where, span in ranges.items() if span.start < span.end}
+    ranges = {partition: span for partition, span in ranges.items() if span.start < span.end}
     if not ranges:
         return
     rows = [(topic.name, topic.id, *trigger) for trigger, topic in topics.items()]

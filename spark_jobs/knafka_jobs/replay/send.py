@@ -95,12 +95,12 @@ class ReplaySender:
         try:
             for batch in batches(self._events(rows), at_once, BATCH_BYTES):
                 if producer is None:  # a lane without events needs none
-                    producer = producer_of(self.connection, self.replay_id, lane)
+                    producer = open_producer(self.connection, self.replay_id, lane)
                     earlier = self._sent_earlier()
                 begun = time.monotonic()
                 unsent = [event for event in batch if hash_of(event.failure_id) not in earlier]
                 if unsent:
-                    _transaction(producer, self.replay_id, unsent)
+                    _send_transaction(producer, self.replay_id, unsent)
                 count += len(unsent)
                 if self.rate is not None:
                     time.sleep(max(0.0, len(unsent) / self.rate - (time.monotonic() - begun)))
@@ -149,7 +149,7 @@ def fence(connection: KafkaConnection, replay_id: str) -> None:
     """Fence off every sender of a replay, and abort their open transactions. Raises `JobError`."""
     for lane in range(MAX_LANES):
         try:
-            producer_of(connection, replay_id, lane)
+            open_producer(connection, replay_id, lane)
         except KafkaException as error:
             raise JobError(f"Kafka: {error.args[0].str()}") from error
 
@@ -160,7 +160,7 @@ def sent_by(kafka: KafkaClient, topic: TopicState, replay_id: str) -> Iterator[S
     for number, span in topic.spans.items():
         if span.start < span.end:
             for message in log.messages((topic.id, number), span):
-                if (failure := _failure_of(message, replay_id)) is not None:
+                if (failure := _failure_id_of(message, replay_id)) is not None:
                     yield _sent(failure, message)
 
 
@@ -169,7 +169,7 @@ def transactional_id(replay_id: str, lane: int) -> str:
     return f"knafka-replay-{replay_id}" + (f"-{lane}" if lane else "")
 
 
-def producer_of(connection: KafkaConnection, replay_id: str, lane: int) -> Producer:
+def open_producer(connection: KafkaConnection, replay_id: str, lane: int) -> Producer:
     """Create the producer of a lane; earlier producers of the lane can commit nothing any more."""
     producer = Producer(
         {
@@ -187,7 +187,7 @@ def producer_of(connection: KafkaConnection, replay_id: str, lane: int) -> Produ
     return producer
 
 
-def _transaction(producer: Producer, replay_id: str, batch: list[FailedEvent]) -> None:
+def _send_transaction(producer: Producer, replay_id: str, batch: list[FailedEvent]) -> None:
     problems: list[tuple[KafkaError, str]] = []
     delivered = 0
 
@@ -242,7 +242,7 @@ def rate_and_rest(sent: int, total: int, rate: float) -> str:
     return f"{said}, {rate:,.0f}/s, {f'{minutes} min ' if minutes else ''}{rest} s left"
 
 
-def _failure_of(message: Any, replay_id: str) -> str | None:
+def _failure_id_of(message: Any, replay_id: str) -> str | None:
     for name, raw in message.headers() or ():
         if name == REPLAY and raw is not None:
             replay, _, failure = raw.decode(errors="replace").rpartition("/")

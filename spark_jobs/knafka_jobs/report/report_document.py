@@ -102,7 +102,7 @@ class Past(Part):
     """The figures of a group in an earlier report."""
 
     made: AwareDatetime
-    """When that report was made."""
+    """Time at which that report was made."""
     failures: Count
     unresolved: Count
 
@@ -175,7 +175,7 @@ class Group(Part):
     oldest_unresolved: AwareDatetime | None = None
     """First failure of the event that has waited longest; None if all are resolved."""
     buckets: Annotated[tuple[Bucket, ...], Field(max_length=MAX_BUCKETS)] = ()
-    """In time order."""
+    """Failures over time, in time order."""
     top_types: Annotated[tuple[Top, ...], Field(max_length=MAX_TOPS)] = ()
     top_sources: Annotated[tuple[Top, ...], Field(max_length=MAX_TOPS)] = ()
     examples: Annotated[tuple[Example, ...], Field(max_length=MAX_EXAMPLES)] = ()
@@ -333,6 +333,7 @@ def error_text(error_data: str | None) -> str | None:
 
 
 def _bounded(text: str, characters: int) -> str:
+    """Cut a text to a number of characters; a cut text ends with `…`."""
     return text if len(text) <= characters else text[: characters - 1] + "…"
 
 

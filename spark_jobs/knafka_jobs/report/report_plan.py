@@ -36,7 +36,7 @@ GroupKey: TypeAlias = tuple[str, str, str, str, str, int | None, str]
 """The values of the columns `GROUP`."""
 
 
-def of_broker(rows: DataFrame, broker: BrokerName | None) -> DataFrame:
+def rows_of_broker(rows: DataFrame, broker: BrokerName | None) -> DataFrame:
     """The rows of one Broker; all rows for None."""
     if broker is None:
         return rows

@@ -50,12 +50,12 @@ def report(
     earliest = now - timedelta(days=days)
     failures = (
         tables.read("failures")
-        .transform(report_plan.of_broker, broker)
+        .transform(report_plan.rows_of_broker, broker)
         .transform(report_plan.reported, earliest)
     )
     summaries = failures.transform(report_plan.summaries).localCheckpoint()
     failures = failures.transform(report_plan.with_few_summaries, summaries)
-    reports = _of_same(tables.read("reports"), broker)
+    reports = _rows_of_same_broker(tables.read("reports"), broker)
     previous = _previous(reports)
     first = summaries.selectExpr("min(first_failed)").first()
     since = max(earliest, in_utc(first[0])) if first and first[0] else now - timedelta(hours=1)
@@ -66,15 +66,15 @@ def report(
     sums = failures.transform(report_plan.sums, made).localCheckpoint()
     counted = Counted(
         groups=sums.transform(report_plan.groups).collect(),
-        failed_again=_by_group(failures.transform(report_plan.failed_again, sent, made)),
-        buckets=_by_group(failures.transform(report_plan.buckets, since, now, seconds)),
-        types=_by_group(sums.transform(report_plan.tops, "type")),
-        sources=_by_group(sums.transform(report_plan.tops, "source")),
-        examples=_by_group(failures.transform(report_plan.examples)),
+        failed_again=_rows_by_group(failures.transform(report_plan.failed_again, sent, made)),
+        buckets=_rows_by_group(failures.transform(report_plan.buckets, since, now, seconds)),
+        types=_rows_by_group(sums.transform(report_plan.tops, "type")),
+        sources=_rows_by_group(sums.transform(report_plan.tops, "source")),
+        examples=_rows_by_group(failures.transform(report_plan.examples)),
     )
     spans = settled(failures, since) if settled else ()
     shares = _shares(tables, failures, spans, since)
-    groups = assemble.groups(counted, previous, shares, _known(reports, counted))
+    groups = assemble.groups(counted, previous, shares, _known_groups(reports, counted))
     runs = tables.read("replays").transform(report_plan.runs, sent).limit(MAX_REPLAYS).collect()
     result = Report(
         id=uuid.uuid4().hex[:12],
@@ -90,7 +90,7 @@ def report(
         groups=groups,
         replays=tuple(map(assemble.replay_run, runs)),
     )
-    _remember(tables, result)
+    _append_figures(tables, result)
     return result
 
 
@@ -132,7 +132,7 @@ def _shares(
     return assemble.shares({key_of(row.asDict()): row["events"] for row in rows}, spans)
 
 
-def _by_group(rows: DataFrame) -> dict[GroupKey, list[Row]]:
+def _rows_by_group(rows: DataFrame) -> dict[GroupKey, list[Row]]:
     """Collect rows by group, in their order."""
     grouped: dict[GroupKey, list[Row]] = defaultdict(list)
     for row in rows.collect():
@@ -140,12 +140,12 @@ def _by_group(rows: DataFrame) -> dict[GroupKey, list[Row]]:
     return grouped
 
 
-def _of_same(reports: DataFrame, broker: BrokerName | None) -> DataFrame:
+def _rows_of_same_broker(reports: DataFrame, broker: BrokerName | None) -> DataFrame:
     """The rows of earlier reports about the same Broker; all Brokers have empty names."""
-    return reports.transform(report_plan.of_broker, broker or BrokerName("", ""))
+    return reports.transform(report_plan.rows_of_broker, broker or BrokerName("", ""))
 
 
-def _known(reports: DataFrame, counted: Counted) -> dict[str, Known]:
+def _known_groups(reports: DataFrame, counted: Counted) -> dict[str, Known]:
     """The history of the current groups in the last reports."""
     ids = [group_id(*key_of(row.asDict())) for row in counted.groups]
     made = reports.select("made").distinct().orderBy(F.desc("made")).limit(MAX_HISTORY).collect()
@@ -157,6 +157,7 @@ def _known(reports: DataFrame, counted: Counted) -> dict[str, Known]:
 
 
 def _previous(reports: DataFrame) -> Previous | None:
+    """The last report among rows of `reports`; None without rows."""
     last = reports.selectExpr("max_by(report_id, made) AS id", "max(made) AS made").first()
     if last is None or last["id"] is None:
         return None
@@ -168,11 +169,12 @@ def _previous(reports: DataFrame) -> Previous | None:
     )
 
 
-def _remember(tables: Tables, made: Report) -> None:
-    about = (made.id, made.made, made.namespace or "", made.broker or "")
+def _append_figures(tables: Tables, report: Report) -> None:
+    """Append the figures of a report's groups to the table `reports`, for later reports."""
+    about = (report.id, report.made, report.namespace or "", report.broker or "")
     rows: list[tuple[Any, ...]] = [
         (*about, group.id, group.failures, group.unresolved, group.events - group.unresolved)
-        for group in made.groups
+        for group in report.groups
     ]
     rows = rows or [(*about, None, 0, 0, 0)]
     tables.append(tables.rows(rows, REPORTS), "reports")

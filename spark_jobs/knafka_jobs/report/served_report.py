@@ -67,13 +67,13 @@ def fitted(report: Report, limit: int) -> bytes:
     sizes = itertools.accumulate(len(group.model_dump_json(by_alias=True)) for group in kept)
     count = sum(size <= MAX_JSON_BYTES for size in sizes)
     while True:
-        part = _cut(report, kept[:count])
+        part = _shortened(report, kept[:count])
         if (document := _json_within(part, limit)) is not None or not count:
             return document or _json(part)
         count = count * 3 // 4
 
 
-def _cut(report: Report, groups: tuple[Group, ...]) -> Report:
+def _shortened(report: Report, groups: tuple[Group, ...]) -> Report:
     examples = sum(len(group.examples) for group in report.groups[: len(groups)])
     cut = Cut(
         groups=len(report.groups) - len(groups),

@@ -70,7 +70,7 @@ function sendAgain(group, each = null) {
   const what = each == null ? `Send the unresolved events of this failure again?` : `Send ${each.id} again?`;
   confirmed(what, [
     each == null ? `${counted(group.unresolved, "event")} when the report was made; events that have failed in the same way since then are sent, too.` : "The event is sent only if it is still unresolved.",
-    `Only ${triggerOf(group)} gets them; its subscriber may get an event a second time.`,
+    `Events go only to ${triggerOf(group)}; its subscriber may get them a second time.`,
   ], async () => {
     try {
       const body = JSON.stringify({ request, group: group.id, select: selectionOf(group, each) });
