@@ -1,6 +1,6 @@
 """The pure part of a backtest: from the records of a topic or an archive to firings.
 
-    RECORDS --routed--> ROUTED, one row for each trigger that an event matches
+    EVENT_RECORDS --routed--> ROUTED, one row for each trigger that an event matches
             --fired---> FIRINGS, and rows with counts only (`counts`)
 
 Spark's Python workers read, filter and correlate events by the same code as the Sensor's own
@@ -33,7 +33,7 @@ from knafka.core.sensor.routing import Router
 from knafka_jobs.backtest.firing_model import Came, FiringModel
 from knafka_jobs.schema import Columns, ddl
 
-RECORDS: Final[Columns] = {
+EVENT_RECORDS: Final[Columns] = {
     "place": "string",  # the topic, or the file
     "partition": "bigint",
     "offset": "bigint",
@@ -59,7 +59,7 @@ ROUTED: Final[Columns] = {
 """Columns of an event that matches a trigger. A row with `counts` has the counts of one task as
 JSON, and all its other columns are null."""
 
-EVENT: Final[Columns] = {
+FIRING_EVENT: Final[Columns] = {
     "dependency": "string",
     "source": "string",
     "id": "string",
@@ -73,7 +73,7 @@ FIRINGS: Final[Columns] = {
     "trigger": "string",
     "correlation": "string",
     "at": "timestamp",
-    "events": f"array<struct<{ddl(EVENT)}>>",
+    "events": f"array<struct<{ddl(FIRING_EVENT)}>>",
 }
 """Columns of a firing; its events are those that completed the condition, in the order of time."""
 
@@ -101,7 +101,7 @@ Counts: TypeAlias = "Counter[str]"
 
 
 def records_of(headers: Column, value: Column) -> list[Column]:
-    """The columns `names`, `values` and `value` of RECORDS, from columns of Spark's Kafka source.
+    """The columns `names`, `values` and `value` of EVENT_RECORDS, from Spark's Kafka source.
 
     A value that does not hold the event's attributes is left out: it would be most of the bytes.
     """
@@ -130,8 +130,8 @@ def possible_time(record_time: Column) -> Column:
 
 
 def routed(records: DataFrame, sensor: Conditions) -> DataFrame:
-    """Match RECORDS with the triggers of a Sensor: rows of ROUTED."""
-    rows = records.select(*RECORDS).rdd.mapPartitions(partial(_route, dump(sensor)))
+    """Match EVENT_RECORDS with the triggers of a Sensor: rows of ROUTED."""
+    rows = records.select(*EVENT_RECORDS).rdd.mapPartitions(partial(_route, dump(sensor)))
     return records.sparkSession.createDataFrame(rows, ddl(ROUTED), verifySchema=False)
 
 

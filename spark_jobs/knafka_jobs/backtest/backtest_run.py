@@ -86,7 +86,10 @@ class TimeSpan:
 def records_of_topic(
     spark: SparkSession, kafka: KafkaClient, name: str, span: TimeSpan, now: datetime
 ) -> tuple[DataFrame, int]:
-    """RECORDS of a topic, and the time (ms) until which these are complete. Raises `JobError`."""
+    """EVENT_RECORDS of a topic, and the time (ms) until which they are complete.
+
+    Raises `JobError`.
+    """
     topic = kafka.topics([name]).get(name)
     if topic is None:
         raise JobError(f"there is no topic {name}: give the topic of the Sensor's Broker")
@@ -121,7 +124,7 @@ def records_of_topic(
 
 
 def records_of_archive(spark: SparkSession, path: str, span: TimeSpan) -> tuple[DataFrame, int]:
-    """RECORDS of an archive, and the end of the span (ms), else the time of the last event.
+    """EVENT_RECORDS of an archive, and the end of the span (ms), else the time of the last event.
 
     Raises `JobError`.
     """
@@ -142,7 +145,7 @@ def records_of_archive(spark: SparkSession, path: str, span: TimeSpan) -> tuple[
 def backtest(
     records: DataFrame, sensor: Conditions, until: int, limit: int, output: str | None
 ) -> Backtested:
-    """Compute what RECORDS would have fired up to `until` (ms).
+    """Compute what EVENT_RECORDS would have fired up to `until` (ms).
 
     The result shows `limit` firings. `output` is a folder or URI for a new Delta table of all
     firings; it must not exist yet. Raises `JobError`.

@@ -113,6 +113,7 @@ class FiringModel:
         return Expected(time, events)
 
     def _clear(self) -> None:
+        """Forget the events that count, and end the wait."""
         self._counting, self._until, self._ignored = {}, None, {}
 
     def _completes(self, event: Came) -> bool:

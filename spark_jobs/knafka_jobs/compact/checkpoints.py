@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 
 from knafka_jobs.compact.compact_plan import next_offsets
 from knafka_jobs.io.delta import Tables, first_line, in_days
-from knafka_jobs.io.kafka_records import mark
+from knafka_jobs.io.kafka_records import mark_of_parts
 from knafka_jobs.job_errors import JobError
 from knafka_jobs.positions import OffsetBounds, within
 from knafka_jobs.schema import KEY, RECORDS
@@ -107,7 +107,7 @@ class Checkpoints:
         there = F.broadcast(self._tables.rows(places, {name: RECORDS[name] for name in KEY}))
         rows = self._tables.read("records").where(within(bounds)).join(there, [*KEY], "left_semi")
         return {
-            (parts_of_log_id(row["topic_id"])[0], row["partition"]): _mark(row)
+            (parts_of_log_id(row["topic_id"])[0], row["partition"]): _mark_of_row(row)
             for row in rows.selectExpr(*MARK_COLUMNS).collect()
         }
 
@@ -122,7 +122,7 @@ class Checkpoints:
             if last is not None and last[0] is not None:
                 is_last = within([its._replace(first=last[0], last=last[0])])
                 (row,) = rows.where(is_last).limit(1).selectExpr(*MARK_COLUMNS).collect()
-                return _mark(row)
+                return _mark_of_row(row)
         return None
 
     def save_offsets(self, batch: int, after: Offsets) -> None:
@@ -258,8 +258,9 @@ def _reached(noted: int | list[Any]) -> Reached:
     return Reached(next_, None if marked is None else Mark(*marked), tuple(cuts))
 
 
-def _mark(row: Row) -> Mark:
-    return mark(row["offset"], _bytes(row["key"]), _bytes(row["value"]), row["at"], None)
+def _mark_of_row(row: Row) -> Mark:
+    """The mark of a row with `MARK_COLUMNS`; rows have no epoch."""
+    return mark_of_parts(row["offset"], _bytes(row["key"]), _bytes(row["value"]), row["at"], None)
 
 
 def _bytes(value: bytearray | None) -> bytes | None:

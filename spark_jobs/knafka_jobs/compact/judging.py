@@ -63,10 +63,10 @@ def mark_lost(tables: Tables, kafka: KafkaClient, progress: Progress) -> None:
         span = None if topic is None else topic.spans.get(row["partition"])
         if topic is None or span is None or topic.id != row["topic_id"]:
             continue
-        where, offset = (topic.id, row["partition"]), row["offset"]
+        position, offset = (topic.id, row["partition"]), row["offset"]
         one_record = OffsetSpan(offset, min(offset + 1, span.end))
         mark = f"{row['replay_id']}/{row['failure_id']}".encode()
-        messages = () if offset >= span.end else log.messages(where, one_record)
+        messages = () if offset >= span.end else log.messages(position, one_record)
         if offset >= span.start and not any((REPLAY, mark) in headers_of(m) for m in messages):
             ranges[row["topic"], row["partition"]] = span
     if not ranges:

@@ -53,7 +53,7 @@ class KafkaRecords:
         self._ids = {name: topic_id for topic_id, name in names.items()}
 
     def first_at(self, offsets: Mapping[Partition, int]) -> Mapping[Partition, Mark]:
-        """The first record at or after each offset. Raises `JobError`."""
+        """The mark of the first record at or after each offset. Raises `JobError`."""
         marks: dict[Partition, Mark] = {}
         consumer = self._kafka.consumer(**_FEW)
         try:
@@ -70,7 +70,7 @@ class KafkaRecords:
         return marks
 
     def last_in(self, spans: Mapping[Partition, OffsetSpan]) -> Mapping[Partition, Mark]:
-        """The last record of each span. Raises `JobError`."""
+        """The mark of the last record of each span. Raises `JobError`."""
         at_ends = self.first_at({partition: span.end - 1 for partition, span in spans.items()})
         marks = {
             partition: mark
@@ -106,7 +106,9 @@ class KafkaRecords:
         return self._ids[partition[0]], partition[1]
 
 
-def mark(offset: int, key: bytes | None, value: bytes | None, time: int, epoch: int | None) -> Mark:
+def mark_of_parts(
+    offset: int, key: bytes | None, value: bytes | None, time: int, epoch: int | None
+) -> Mark:
     """The mark of a record from its parts; `time` is in milliseconds since the Unix epoch."""
     digest = hashlib.blake2b(digest_size=8)
     for part in (key, value):
@@ -118,7 +120,7 @@ def mark(offset: int, key: bytes | None, value: bytes | None, time: int, epoch: 
 def mark_of_message(message: Any) -> Mark:
     """The mark of a message of a consumer."""
     epoch = message.leader_epoch()
-    return mark(
+    return mark_of_parts(
         message.offset(),
         message.key(),
         message.value(),

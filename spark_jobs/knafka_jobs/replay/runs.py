@@ -151,6 +151,7 @@ def finish_replay(tables: Tables, replay_id: str, by: str) -> int:
 
 
 def _new_id() -> str:
+    """A replay id that sorts by time, such as `20260131-120000-3fa4c1`."""
     return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
 

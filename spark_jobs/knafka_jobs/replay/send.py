@@ -113,6 +113,7 @@ class ReplaySender:
         return count
 
     def _events(self, rows: Iterable[Any]) -> Iterator[FailedEvent]:
+        """Rows as events, with the replay topic of each event's Trigger."""
         for row in rows:
             failure_id, namespace, broker, trigger, key, value, headers = row
             topic = self.topics[namespace, broker, trigger]

@@ -28,7 +28,7 @@ from knafka_jobs.report.report_document import (
     preview,
     replay_command,
 )
-from knafka_jobs.report.report_plan import GroupKey, key_of
+from knafka_jobs.report.report_plan import GroupKey, group_key_of
 
 SettledSpan: TypeAlias = tuple[str, str, str, str, int, int, int]
 """A row with the columns `SPANS` of the plan module."""
@@ -119,7 +119,7 @@ def _group(
     shares: Mapping[GroupKey, float],
     known: Mapping[str, Known],
 ) -> Group:
-    key = key_of(row.asDict())
+    key = group_key_of(row.asDict())
     namespace, broker, trigger, subscriber, reason, status, summary = key
     name = group_id(*key)
     earlier = known.get(name)

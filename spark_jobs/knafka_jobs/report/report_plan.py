@@ -229,6 +229,6 @@ def runs(replays: DataFrame, sent: DataFrame) -> DataFrame:
     )
 
 
-def key_of(row: Mapping[str, object]) -> GroupKey:
+def group_key_of(row: Mapping[str, object]) -> GroupKey:
     """The group of a row that has the columns `GROUP`."""
     return tuple(row[name] for name in GROUP)  # type: ignore[return-value]

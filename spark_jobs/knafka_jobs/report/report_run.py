@@ -27,7 +27,7 @@ from knafka_jobs.report.report_document import (
     bucket_seconds,
     group_id,
 )
-from knafka_jobs.report.report_plan import SPANS, GroupKey, key_of
+from knafka_jobs.report.report_plan import SPANS, GroupKey, group_key_of
 from knafka_jobs.schema import REPORTS, TRIGGER
 from knafka_jobs.topic_offsets import BrokerName
 
@@ -126,17 +126,18 @@ def settled_spans(kafka: KafkaClient, failures: DataFrame, since: datetime) -> l
 def _shares(
     tables: Tables, failures: DataFrame, spans: Sequence[SettledSpan], since: datetime
 ) -> dict[GroupKey, float]:
+    """Each group's share of deliveries (0 to 1) where it is known: see `assemble.shares`."""
     if not spans:
         return {}
     rows = failures.transform(report_plan.failed_within, tables.rows(spans, SPANS), since).collect()
-    return assemble.shares({key_of(row.asDict()): row["events"] for row in rows}, spans)
+    return assemble.shares({group_key_of(row.asDict()): row["events"] for row in rows}, spans)
 
 
 def _rows_by_group(rows: DataFrame) -> dict[GroupKey, list[Row]]:
     """Collect rows by group, in their order."""
     grouped: dict[GroupKey, list[Row]] = defaultdict(list)
     for row in rows.collect():
-        grouped[key_of(row.asDict())].append(row)
+        grouped[group_key_of(row.asDict())].append(row)
     return grouped
 
 
@@ -147,7 +148,7 @@ def _rows_of_same_broker(reports: DataFrame, broker: BrokerName | None) -> DataF
 
 def _known_groups(reports: DataFrame, counted: Counted) -> dict[str, Known]:
     """The history of the current groups in the last reports."""
-    ids = [group_id(*key_of(row.asDict())) for row in counted.groups]
+    ids = [group_id(*group_key_of(row.asDict())) for row in counted.groups]
     made = reports.select("made").distinct().orderBy(F.desc("made")).limit(MAX_HISTORY).collect()
     if not ids or not made:
         return {}
