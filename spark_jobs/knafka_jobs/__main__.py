@@ -25,13 +25,13 @@ PREFIX: Final = "knafka: "
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command of the command line (see `--help`) and return its exit code."""
-    given = parser().parse_args(arguments)
+    parsed = parser().parse_args(arguments)
     # Only now, as importing Spark takes a second: --help needs none of it.
     from knafka_jobs import commands
 
     try:
         with explained_faults():
-            answer = commands.run(given, _progress)
+            answer = commands.run(parsed, _progress)
     except Exception as error:
         if not isinstance(error, KnafkaError):
             traceback.print_exc()

@@ -64,7 +64,7 @@ class FailureSelection:
     where: str | None = None
 
     @classmethod
-    def given(cls, arguments: argparse.Namespace) -> FailureSelection:
+    def from_arguments(cls, arguments: argparse.Namespace) -> FailureSelection:
         """The selection that parsed arguments have; missing arguments select nothing."""
         return cls(**{field.name: getattr(arguments, field.name, None) for field in fields(cls)})
 

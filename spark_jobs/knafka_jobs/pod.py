@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command = executor_command(os.environ)
         os.execv(command[0], command)
     is_backtest = words[:1] == ["backtest"]
-    given = (parser() if is_backtest else _parser()).parse_args(words)
+    parsed = (parser() if is_backtest else _parser()).parse_args(words)
     os.environ["PYSPARK_SUBMIT_ARGS"] = shlex.join(submit_arguments(os.environ))
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     alone = int(os.environ.get("KNAFKA_EXECUTORS", "0")) == 0
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         EXECUTOR_TEMPLATE_FILE.write_text(template)
     try:
         with explained_faults():
-            answer = (backtest if is_backtest else run)(given, _progress)
+            answer = (backtest if is_backtest else run)(parsed, _progress)
     except Exception as error:
         if not isinstance(error, KnafkaError):
             traceback.print_exc()
@@ -127,14 +127,14 @@ def _progress(line: str) -> None:
     print(PREFIX + line, file=sys.stderr, flush=True)
 
 
-def backtest(given: argparse.Namespace, progress: Callable[[str], None]) -> dict[str, Any]:
+def backtest(arguments: argparse.Namespace, progress: Callable[[str], None]) -> dict[str, Any]:
     """Run the command `knafka_jobs backtest`. Raises `KnafkaError`."""
     from knafka_jobs import commands
 
-    return commands.run(given, progress)
+    return commands.run(arguments, progress)
 
 
-def run(given: argparse.Namespace, progress: Callable[[str], None]) -> dict[str, Any]:
+def run(arguments: argparse.Namespace, progress: Callable[[str], None]) -> dict[str, Any]:
     """Run one command in a Spark session of its own and return its answer.
 
     Raises `KnafkaError`; another run then goes on where this one ended.
@@ -143,11 +143,11 @@ def run(given: argparse.Namespace, progress: Callable[[str], None]) -> dict[str,
     from knafka_jobs import commands
     from knafka_jobs.io import session
 
-    progress(f"copying dead letters of {given.broker} into {given.tables}")
-    kafka = commands.connect(given)
-    spark = session.start(given.command)
+    progress(f"copying dead letters of {arguments.broker} into {arguments.tables}")
+    kafka = commands.connect(arguments)
+    spark = session.start(arguments.command)
     try:
-        return run_in(spark, kafka, given, progress)
+        return run_in(spark, kafka, arguments, progress)
     finally:
         spark.stop()
 
@@ -155,7 +155,7 @@ def run(given: argparse.Namespace, progress: Callable[[str], None]) -> dict[str,
 def run_in(
     spark: SparkSession,
     kafka: KafkaClient,
-    given: argparse.Namespace,
+    arguments: argparse.Namespace,
     progress: Callable[[str], None],
 ) -> dict[str, Any]:
     """Run one command in a session that the caller ends; return its answer.
@@ -165,10 +165,10 @@ def run_in(
     from knafka_jobs import commands
 
     started = datetime.now(UTC)
-    waiting = kafka.dead_letter_topics(given.broker)
+    waiting = kafka.dead_letter_topics(arguments.broker)
 
     def ask(command: str, *words: object, ids: Sequence[str] = ()) -> dict[str, Any]:
-        tables_and_broker = ("--tables", given.tables, "--broker", given.broker)
+        tables_and_broker = ("--tables", arguments.tables, "--broker", arguments.broker)
         parsed = parser().parse_args(
             [command, *(str(word) for word in (*tables_and_broker, *words))]
         )
@@ -176,51 +176,53 @@ def run_in(
         parsed.is_alone = True  # by the operator's Lease
         return commands.run_in(spark, parsed, progress)
 
-    answer = ask("compact", *_kafka_options(given), f"--keep-hours={given.keep_hours}")
+    answer = ask("compact", *_kafka_options(arguments), f"--keep-hours={arguments.keep_hours}")
     # Only the dead letters up to these ends are in the tables; later ones wait for another run.
-    kafka.commit(given.group, waiting)
-    match given.command:
+    kafka.commit(arguments.group, waiting)
+    match arguments.command:
         case "archive":
-            answer |= _apply_archive(given, started, spark, ask)
-            if given.report and given.archive:
-                answer["report"] |= _publish_report(given, kafka, waiting, progress)
+            answer |= _apply_archive(arguments, started, spark, ask)
+            if arguments.report and arguments.archive:
+                answer["report"] |= _publish_report(arguments, kafka, waiting, progress)
             return answer
-        case "replay" if (sent := commands.sent_by(spark, given)) is not None:
+        case "replay" if (sent := commands.sent_by(spark, arguments)) is not None:
             # An earlier run finished the replay and was killed before it could report that.
-            return answer | {"replay": given.replay_id, "sent": sent}
-    return answer | _operation(given, ask)
+            return answer | {"replay": arguments.replay_id, "sent": sent}
+    return answer | _operation(arguments, ask)
 
 
 def _apply_archive(
-    given: argparse.Namespace, started: datetime, spark: SparkSession, ask: Ask
+    arguments: argparse.Namespace, started: datetime, spark: SparkSession, ask: Ask
 ) -> dict[str, Any]:
     from knafka_jobs import commands
 
     answer: dict[str, Any] = {}
     for hours, more in (
-        (given.resolved_hours, ()),
-        (given.unresolved_hours, ("--unresolved",)),
+        (arguments.resolved_hours, ()),
+        (arguments.unresolved_hours, ("--unresolved",)),
     ):
         if hours is not None:
             until = (started - timedelta(hours=hours)).isoformat()
             purged = ask("purge", "--until", until, *more)["purged"]
             answer["purged"] = answer.get("purged", 0) + purged
-    if given.report:
+    if arguments.report:
         files = {
             format_name: REPORT_FOLDER / f"report.{format_name}" for format_name in ("json", "html")
         }
         named = [word for format_name, path in files.items() for word in (f"--{format_name}", path)]
-        named += ["--trace-url", given.trace_url]
-        answer["report"] = ask("report", *_kafka_options(given), "--days", given.days, *named)
+        named += ["--trace-url", arguments.trace_url]
+        answer["report"] = ask(
+            "report", *_kafka_options(arguments), "--days", arguments.days, *named
+        )
         for path in files.values():
-            commands.store(spark, given.tables, path, f"reports/{path.name}")
+            commands.store(spark, arguments.tables, path, f"reports/{path.name}")
             kept = f"reports/history/{started:%Y%m%dT%H%M%SZ}-{path.name}"
-            commands.store(spark, given.tables, path, kept)
+            commands.store(spark, arguments.tables, path, kept)
     return answer
 
 
 def _publish_report(
-    given: argparse.Namespace,
+    arguments: argparse.Namespace,
     kafka: KafkaClient,
     topics: Mapping[str, TopicState],
     progress: Callable[[str], None],
@@ -232,30 +234,36 @@ def _publish_report(
     made = parse_json(Report, (REPORT_FOLDER / "report.json").read_text())
     replication = max((topic.replication for topic in topics.values()), default=-1)
     return publish(
-        kafka, made, given.archive, replication, given.announce, given.console_url, progress
+        kafka,
+        made,
+        arguments.archive,
+        replication,
+        arguments.announce,
+        arguments.console_url,
+        progress,
     )
 
 
-def _operation(given: argparse.Namespace, ask: Ask) -> dict[str, Any]:
+def _operation(arguments: argparse.Namespace, ask: Ask) -> dict[str, Any]:
     """Run a replay or a purge by its command of `python -m knafka_jobs`."""
-    select = dict(given.select)
+    select = dict(arguments.select)
     ids = select.pop("ids", ())
     words = [f"--{name}={value}" for name, value in select.items()]
-    if given.command == "replay":
-        words += _kafka_options(given)
-        named = {"replay-id": given.replay_id, "by": given.by, "rate": given.rate}
+    if arguments.command == "replay":
+        words += _kafka_options(arguments)
+        named = {"replay-id": arguments.replay_id, "by": arguments.by, "rate": arguments.rate}
         words += [f"--{name}={value}" for name, value in named.items() if value is not None]
-    words += [f"--{name}" for name in ("dry-run", "unresolved") if _is_given(given, name)]
-    return ask(given.command, *words, ids=ids)
+    words += [f"--{name}" for name in ("dry-run", "unresolved") if _is_given(arguments, name)]
+    return ask(arguments.command, *words, ids=ids)
 
 
-def _is_given(given: argparse.Namespace, flag: str) -> bool:
-    return bool(getattr(given, flag.replace("-", "_"), False))
+def _is_given(arguments: argparse.Namespace, flag: str) -> bool:
+    return bool(getattr(arguments, flag.replace("-", "_"), False))
 
 
-def _kafka_options(given: argparse.Namespace) -> list[str]:
-    secret = [] if given.secret is None else [f"--secret={given.secret}"]
-    return [f"--bootstrap-servers={given.bootstrap_servers}", *secret]
+def _kafka_options(arguments: argparse.Namespace) -> list[str]:
+    secret = [] if arguments.secret is None else [f"--secret={arguments.secret}"]
+    return [f"--bootstrap-servers={arguments.bootstrap_servers}", *secret]
 
 
 def _write_termination_message(answer: Mapping[str, Any]) -> None:

@@ -99,7 +99,7 @@ def test_what_can_not_be_asked_is_exit_code_2(arguments: list[str]) -> None:
 def test_a_selection_is_read_as_it_was_said() -> None:
     said = ["--broker", "shop/main", "--reason", "status", "--code", "503", "--since", "2026-11-21"]
     given = command_options.parser().parse_args(["purge", "--tables", "t", *said])
-    selection = command_options.FailureSelection.given(given)
+    selection = command_options.FailureSelection.from_arguments(given)
     assert selection == command_options.FailureSelection(
         broker=BrokerName("shop", "main"),
         reason=Reason.STATUS,

@@ -335,7 +335,7 @@ def _previewed(place: str, asked: Asked, ids: Sequence[str]) -> dict[str, Any] |
     given = parser().parse_args(
         ["purge", f"--tables={place}", *arguments_of(said)]  # which takes what selects
     )
-    selected = conditions(FailureSelection.given(given))
+    selected = conditions(FailureSelection.from_arguments(given))
     if ids:
         selected.append(FailureCondition("id", "in", tuple(ids)))
     return preview(files, selected).document()
