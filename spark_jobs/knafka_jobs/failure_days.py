@@ -1,7 +1,7 @@
 """The day under which each failure is kept, so that folding opens only these days of `failures`.
 
-    rows to MERGE --known_days--> key, day --placed--> rows with their `day`
-                                     └── days to search: all others can't have any of the rows
+    rows to MERGE --load_known_days--> key, day --assign_days--> rows with their `day`
+                                          └── days to search: no others can have these failures
 
 A failure's id is a hash, so the bounds of a file's ids don't tell whether the file has it. The
 table `failure_days` tells the day: it has 64 bits of the id (the key) and the day, a few bytes for

@@ -1,7 +1,7 @@
 """Which failures a selection means, and which failures can be replayed: declared once.
 
-    FailureSelection --conditions--> column, operator, value --> Spark's columns  (replay.plan)
-                                                             --> SQL of DataFusion (lookup.plan)
+    FailureSelection --conditions--> column, operator, value --> Spark's columns  (replay_plan)
+                                                             --> SQL of DataFusion (lookup_plan)
 
 Pure, without Spark.
 """

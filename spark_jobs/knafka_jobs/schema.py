@@ -27,7 +27,7 @@ TRIGGER: Final[Columns] = {"namespace": "string", "broker": "string", "trigger":
 POSITION: Final[Columns] = {
     "topic": "string",
     # By id, as a topic that is deleted and created again starts over at offset 0. Records behind
-    # the first cut of a log have `ID~1`, and so on (`topics.log_id`).
+    # the first cut of a log have `ID~1`, and so on (`topic_offsets.log_id`).
     "topic_id": "string",
     "partition": "int",
     "offset": "bigint",

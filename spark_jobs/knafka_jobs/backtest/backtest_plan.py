@@ -4,9 +4,9 @@
             --fired---> FIRINGS, and rows with counts only (`counts`)
 
 Spark's Python workers read, filter and correlate events by the same code as the Sensor's own
-function (`core.kafka_binding`, `core.sensor.routing`). Spark sorts them, and `model` computes the
-firings. Every step streams its partition, so that memory does not grow with the events of a key.
-Pure: DataFrames and values in and out.
+function (`core.kafka_binding`, `core.sensor.routing`). Spark sorts them, and `firing_model`
+computes the firings. Every step streams its partition, so that memory does not grow with the events
+of a key. Pure: DataFrames and values in and out.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     ROOT/checkpoints/failures-*/              how far `records` was folded (written by Spark)
     ROOT/checkpoints/knafka-*                 times of the last VACUUM and of the last retention
 
-A batch's number is in the same commit as its rows; `batches` explains why.
+A batch's number is in the same commit as its rows; `ingest_batches` explains why.
 """
 
 from __future__ import annotations

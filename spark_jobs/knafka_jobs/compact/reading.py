@@ -26,7 +26,7 @@ from knafka_jobs.schema import RECORDS, Columns
 from knafka_jobs.topic_offsets import Offsets, OffsetSpan, Partition, log_id
 
 LOGS: Final[Columns] = {"topic": "string", "partition": "int", "topic_id": "string"}
-"""The current log of each partition: `topic_id` is a `topics.log_id`."""
+"""The current log of each partition: `topic_id` is a `topic_offsets.log_id`."""
 
 OVERFLOW_ERROR: Final = "long overflow"
 """Words of Spark's error for a timestamp outside its range."""

@@ -1,4 +1,4 @@
-"""Builds the queries of lookups, in SQL of DataFusion; `selecting` has the rules that they apply.
+"""Builds the queries of lookups, in SQL of DataFusion, by the rules of `failure_selection`.
 
 Pure. Column names are quoted, as `offset` is a keyword of SQL.
 """
