@@ -209,7 +209,7 @@ def test_what_is_no_archive_is_refused(spark: SparkSession, tmp_path: Path) -> N
     path = tmp_path / "table"
     rows: DataFrame = spark.range(1)
     rows.write.parquet(str(path))
-    with pytest.raises(JobError, match="has no headers, no value, no timestamp or appended"):
+    with pytest.raises(JobError, match="lacks the columns headers, value, timestamp or appended"):
         records_of_archive(spark, str(path), TimeSpan())
     with pytest.raises(JobError, match=r"the archive .*none can't be read"):
         records_of_archive(spark, str(tmp_path / "none"), TimeSpan())

@@ -207,7 +207,9 @@ def _records_of_table(rows: DataFrame, path: str) -> DataFrame:
     if time is None:
         missing.append(" or ".join(TIME_COLUMNS))
     if missing or time is None:
-        raise JobError(f"{path} is no archive of records: it has no column {', no '.join(missing)}")
+        raise JobError(
+            f"{path} is no archive of records: it lacks the columns {', '.join(missing)}"
+        )
 
     def own(name: str, otherwise: Column) -> Column:
         return (F.col(name) if name in there else otherwise).alias(name)
