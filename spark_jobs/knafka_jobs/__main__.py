@@ -1,7 +1,7 @@
 """`python -m knafka_jobs COMMAND`, and what the spark-submit launchers call.
 
-What a job found out goes to stdout as one line of JSON, what it is doing to stderr. Exit codes:
-0 done, 1 it failed (the last line of stderr says why), 2 it was asked what can't be answered.
+A job's answer goes to stdout as one line of JSON, its progress to stderr. Exit codes: 0 done,
+1 failed (the last line of stderr says why), 2 the command line is wrong.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from typing import Final
 
 from knafka.core.documents import explained_faults
 from knafka.core.errors import KnafkaError
-from knafka_jobs.errors import in_one_line
-from knafka_jobs.options import parser
+from knafka_jobs.command_options import parser
+from knafka_jobs.job_errors import error_in_one_line
 
 FAILED: Final = 1
 
 PREFIX: Final = "knafka: "
-"""What our lines on stderr begin with; all others are Spark's."""
+"""Beginning of each line that a job itself writes to stderr; all other lines are Spark's."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; see `--help`."""
-    given = parser().parse_args(arguments)
+    """Run one command of the command line (see `--help`) and return its exit code."""
+    parsed = parser().parse_args(arguments)
     # Only now, as importing Spark takes a second: --help needs none of it.
     from knafka_jobs import commands
 
     try:
         with explained_faults():
-            found = commands.run(given, _progress)
+            answer = commands.run(parsed, _progress)
     except Exception as error:
         if not isinstance(error, KnafkaError):
             traceback.print_exc()
-        _progress(f"error: {in_one_line(error)}")
+        _progress(f"error: {error_in_one_line(error)}")
         return FAILED
-    print(json.dumps(found), flush=True)
+    print(json.dumps(answer), flush=True)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The commands: what was asked for in, a document for JSON out."""
+"""The commands of `python -m knafka_jobs`: parsed options in, a document for JSON out."""
 
 from __future__ import annotations
 
@@ -14,47 +14,59 @@ from typing import Any, Final, TypeAlias
 
 from pyspark.sql import SparkSession
 
-from knafka_jobs.backtest.run import Span, backtest, of_archive, of_topic, read_sensor
-from knafka_jobs.compact.run import compact, fold_all
-from knafka_jobs.errors import JobError
+from knafka_jobs.backtest.backtest_run import (
+    TimeSpan,
+    backtest,
+    read_sensor,
+    records_of_archive,
+    records_of_topic,
+)
+from knafka_jobs.command_options import CompactOptions, FailureSelection
+from knafka_jobs.compact.compact_run import compact, fold_all
 from knafka_jobs.io import session
 from knafka_jobs.io.delta import Tables, explained
-from knafka_jobs.io.kafka import Connection, KafkaClient
-from knafka_jobs.options import CompactOptions, Selection
-from knafka_jobs.replay.run import preview, purge, purgeable, replay
-from knafka_jobs.replay.runs import finished
-from knafka_jobs.report.page import render
-from knafka_jobs.report.run import report, settled_spans
+from knafka_jobs.io.kafka import KafkaClient, KafkaConnection
+from knafka_jobs.job_errors import JobError
+from knafka_jobs.replay.replay_run import preview, purge, purgeable, replay
+from knafka_jobs.replay.runs import finished_event_count
+from knafka_jobs.report.report_page import render
+from knafka_jobs.report.report_run import report, settled_spans
 
 Progress: TypeAlias = Callable[[str], None]
-Found: TypeAlias = dict[str, Any]
+Answer: TypeAlias = dict[str, Any]
 
 
-MAX_PROBLEMS: Final = 5
-"""Of a replay, in its answer: all of them are told on the way."""
+MAX_SHOWN_PROBLEMS: Final = 5
+"""Problems that the answer of a replay lists; its progress has all of them."""
 
 
-def run(given: Namespace, progress: Progress) -> Found:
-    """Run `given.command`. Raises `KnafkaError`."""
-    spark = session.start(given.command)
+def run(arguments: Namespace, progress: Progress) -> Answer:
+    """Run the command `arguments.command` in a Spark session of its own and return its answer.
+
+    Raises `KnafkaError`.
+    """
+    spark = session.start(arguments.command)
     try:
-        return run_in(spark, given, progress)
+        return run_in(spark, arguments, progress)
     finally:
         spark.stop()
 
 
-def run_in(spark: SparkSession, given: Namespace, progress: Progress) -> Found:
-    """`run` in a session that somebody else ends. Raises `KnafkaError`."""
+def run_in(spark: SparkSession, arguments: Namespace, progress: Progress) -> Answer:
+    """Run the command `arguments.command` in a session that the caller ends; return its answer.
+
+    Raises `KnafkaError`.
+    """
     with explained("Spark"):
-        if given.command == BACKTEST:
-            return _backtest(given, spark, progress)
-        tables = Tables(spark, given.tables)
+        if arguments.command == BACKTEST:
+            return _backtest(arguments, spark, progress)
+        tables = Tables(spark, arguments.tables)
         tables.check_layouts()
-        return _COMMANDS[given.command](given, tables, progress)
+        return _COMMANDS[arguments.command](arguments, tables, progress)
 
 
 def store(spark: SparkSession, root: str, file: Path, name: str) -> None:
-    """Copy a file below the tables' root, wherever that is. Raises `JobError`."""
+    """Copy a local file to `name` below the tables' root, a folder or URI. Raises `JobError`."""
     with explained(f"{name} can't be written to {root}"):
         target, system = Tables(spark, root).file(name)
         stream = system.create(target, True)
@@ -62,27 +74,27 @@ def store(spark: SparkSession, root: str, file: Path, name: str) -> None:
         stream.close()
 
 
-def sent_by(spark: SparkSession, given: Namespace) -> int | None:
-    """How many events the replay of this id has sent, if it is finished."""
+def sent_by(spark: SparkSession, arguments: Namespace) -> int | None:
+    """The number of events that the replay `arguments.replay_id` sent; None until it finishes."""
     with explained("Spark"):
-        return finished(Tables(spark, given.tables), given.replay_id)
+        return finished_event_count(Tables(spark, arguments.tables), arguments.replay_id)
 
 
-def _compact(given: Namespace, tables: Tables, progress: Progress) -> Found:
-    options = replace(_compaction(given), batch_records=given.batch_records)
-    return asdict(compact(tables, connect(given), options, progress))
+def _compact(arguments: Namespace, tables: Tables, progress: Progress) -> Answer:
+    options = replace(_compaction(arguments), batch_records=arguments.batch_records)
+    return asdict(compact(tables, connect(arguments), options, progress))
 
 
-def _report(given: Namespace, tables: Tables, progress: Progress) -> Found:
-    kafka = connect(given) if given.bootstrap_servers or given.compact else None
-    if kafka is not None and given.compact:
-        compact(tables, kafka, _compaction(given), progress)
+def _report(arguments: Namespace, tables: Tables, progress: Progress) -> Answer:
+    kafka = connect(arguments) if arguments.bootstrap_servers or arguments.compact else None
+    if kafka is not None and arguments.compact:
+        compact(tables, kafka, _compaction(arguments), progress)
     settled = partial(settled_spans, kafka) if kafka else None
-    made = report(tables, given.broker, datetime.now(UTC), given.days, settled)
-    if given.json is not None:
-        _write(given.json, made.model_dump_json(by_alias=True, indent=1) + "\n", progress)
-    if given.html is not None:
-        _write(given.html, render(made, given.trace_url), progress)
+    made = report(tables, arguments.broker, datetime.now(UTC), arguments.days, settled)
+    if arguments.json is not None:
+        _write(arguments.json, made.model_dump_json(by_alias=True, indent=1) + "\n", progress)
+    if arguments.html is not None:
+        _write(arguments.html, render(made, arguments.trace_url), progress)
     return {
         "report": made.id,
         **made.totals.model_dump(mode="json"),
@@ -90,65 +102,67 @@ def _report(given: Namespace, tables: Tables, progress: Progress) -> Found:
     }
 
 
-def _compaction(given: Namespace) -> CompactOptions:
+def _compaction(arguments: Namespace) -> CompactOptions:
     return CompactOptions(
-        broker=given.broker,
-        keep_hours=given.keep_hours,
-        forget_resolved_days=given.forget_resolved_days,
-        forget_unresolved_days=given.forget_unresolved_days,
+        broker=arguments.broker,
+        keep_hours=arguments.keep_hours,
+        forget_resolved_days=arguments.forget_resolved_days,
+        forget_unresolved_days=arguments.forget_unresolved_days,
     )
 
 
-def _replay(given: Namespace, tables: Tables, progress: Progress) -> Found:
-    selection = Selection.given(given)
-    if given.dry_run:
+def _replay(arguments: Namespace, tables: Tables, progress: Progress) -> Answer:
+    selection = FailureSelection.from_arguments(arguments)
+    if arguments.dry_run:
         return preview(tables, selection).document()
     done = replay(
         tables,
-        connect(given),
+        connect(arguments),
         selection,
-        given.replay_id,
-        given.by or _user(),
-        given.rate,
+        arguments.replay_id,
+        arguments.by or _user(),
+        arguments.rate,
         progress,
-        is_alone=getattr(given, "is_alone", False),
+        is_alone=getattr(arguments, "is_alone", False),
     )
-    found: Found = {"replay": done.replay_id, "sent": done.sent}
+    answer: Answer = {"replay": done.replay_id, "sent": done.sent}
     if done.problems:
-        found |= {"left_out": done.left_out, "problems": list(done.problems[:MAX_PROBLEMS])}
-    return found
+        answer |= {"left_out": done.left_out, "problems": list(done.problems[:MAX_SHOWN_PROBLEMS])}
+    return answer
 
 
-def _purge(given: Namespace, tables: Tables, progress: Progress) -> Found:
-    selection = Selection.given(given)
-    if given.dry_run:
-        return {"would_purge": purgeable(tables, selection, given.unresolved).count()}
-    purged = purge(tables, selection, given.unresolved, partial(fold_all, tables))
+def _purge(arguments: Namespace, tables: Tables, progress: Progress) -> Answer:
+    selection = FailureSelection.from_arguments(arguments)
+    if arguments.dry_run:
+        return {"would_purge": purgeable(tables, selection, arguments.unresolved).count()}
+    purged = purge(tables, selection, arguments.unresolved, partial(fold_all, tables))
     return {"purged": purged}
 
 
 BACKTEST: Final = "backtest"
-"""The only command without tables."""
+"""The command that needs no tables."""
 
 
-def _backtest(given: Namespace, spark: SparkSession, progress: Progress) -> Found:
-    if (given.topic is None) is (given.archive is None):
-        raise JobError("want --topic, or --archive, and not both")
-    sensor = read_sensor(given.sensor)
-    span = Span(_milliseconds(given.events_since), _milliseconds(given.events_until))
-    if given.archive is not None:
-        records, until = of_archive(spark, given.archive, span)
+def _backtest(arguments: Namespace, spark: SparkSession, progress: Progress) -> Answer:
+    if (arguments.topic is None) is (arguments.archive is None):
+        raise JobError("give either --topic or --archive: a backtest reads one of them")
+    sensor = read_sensor(arguments.sensor)
+    span = TimeSpan(_milliseconds(arguments.events_since), _milliseconds(arguments.events_until))
+    if arguments.archive is not None:
+        records, until = records_of_archive(spark, arguments.archive, span)
     else:
-        records, until = of_topic(spark, connect(given), given.topic, span, datetime.now(UTC))
-    progress(f"reading {given.archive or given.topic}")
-    return asdict(backtest(records, sensor, until, given.limit, given.output))
+        records, until = records_of_topic(
+            spark, connect(arguments), arguments.topic, span, datetime.now(UTC)
+        )
+    progress(f"reading events of {arguments.archive or arguments.topic}")
+    return asdict(backtest(records, sensor, until, arguments.limit, arguments.output))
 
 
 def _milliseconds(moment: datetime | None) -> int | None:
     return None if moment is None else round(moment.timestamp() * 1000)
 
 
-_COMMANDS: Final[Mapping[str, Callable[[Namespace, Tables, Progress], Found]]] = {
+_COMMANDS: Final[Mapping[str, Callable[[Namespace, Tables, Progress], Answer]]] = {
     "compact": _compact,
     "report": _report,
     "replay": _replay,
@@ -156,11 +170,11 @@ _COMMANDS: Final[Mapping[str, Callable[[Namespace, Tables, Progress], Found]]] =
 }
 
 
-def connect(given: Namespace) -> KafkaClient:
-    """Kafka, once it answers. Raises `KnafkaError`."""
-    if given.bootstrap_servers is None:
-        raise JobError("--bootstrap-servers is missing")
-    kafka = KafkaClient(Connection.from_folder(given.bootstrap_servers, given.secret))
+def connect(arguments: Namespace) -> KafkaClient:
+    """Connect to Kafka and wait until it answers. Raises `KnafkaError`."""
+    if arguments.bootstrap_servers is None:
+        raise JobError("--bootstrap-servers is missing: give Kafka's addresses, HOST:PORT,...")
+    kafka = KafkaClient(KafkaConnection.from_folder(arguments.bootstrap_servers, arguments.secret))
     kafka.connect()
     return kafka
 

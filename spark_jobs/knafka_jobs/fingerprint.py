@@ -1,11 +1,11 @@
-"""What an error says, without what differs each time: failures that say the same are one group.
+"""The fingerprint of an error: its text without the parts that differ each time.
 
     "no row 4711 for 10.0.3.17:8080\\n  at ..." --fingerprint--> "no row <n> for <address>"
 
-The first line that has a letter or a digit, with addresses, UUIDs, ids and numbers taken out; a
-status code stays, as it is what failed. The rules are regular expressions that Python and Java read
-alike, so Spark needs no Python for them.
-Pure.
+Failures with one fingerprint are one group of a report. A fingerprint is the first line that has a
+letter or a digit, with addresses, UUIDs, ids and numbers replaced by marks; a status code stays, as
+it says what failed. The rules are regular expressions that Python and Java read alike, so Spark
+needs no Python for them. Pure.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
 
 LINE_CHARACTERS: Final = 400
-"""Of the line that is looked at; what failed is said at its beginning."""
+"""Characters of the error's line that the fingerprint is made from; its end is left out."""
 
-CHARACTERS: Final = 160
-"""Of a fingerprint."""
+FINGERPRINT_CHARACTERS: Final = 160
+"""Characters of a fingerprint, at most."""
 
 _FIRST_LINE: Final = r"[^\r\n]*[^\s!-/:-@\[-`{-~][^\r\n]*"
 
@@ -39,7 +39,8 @@ _SAID_BEFORE: Final = "|".join(
     for between in (" ", ": ", "=")
 )
 _STATUS: Final = rf"(?i:{_REASONS}){_ENDS}|(?i:{_SAID_BEFORE})[1-5][0-9]{{2}}(?![.,:]?[0-9])"
-"""A number that is the message: a status code by its reason, or behind what says that it is one."""
+"""Matches an HTTP status code, which stays: one with its reason phrase (`404 Not Found`) or after a
+word such as `status`."""
 
 RULES: Final = (
     (r"[\x00-\x20\x7f]+", " "),
@@ -62,20 +63,20 @@ RULES: Final = (
     (rf"{_ALONE}(?=[A-Za-z]*[0-9])[0-9A-Za-z]{{16,}}{_ENDS}", "<id>"),
     (rf"(?<![0-9])(?!{_STATUS})[0-9]+(?:[.,:][0-9]+)*", "<n>"),
 )
-"""What is replaced by what, in this order."""
+"""Patterns and the mark that replaces each of them, applied in this order."""
 
 
 def fingerprint(error: str | None) -> str:
-    """What an error says, without what differs each time; empty if it says nothing."""
-    found = re.search(_FIRST_LINE, error or "", re.ASCII)
-    text = found[0][:LINE_CHARACTERS] if found else ""
+    """The fingerprint of an error's text; empty if the text has no letter or digit."""
+    first_line = re.search(_FIRST_LINE, error or "", re.ASCII)
+    text = first_line[0][:LINE_CHARACTERS] if first_line else ""
     for pattern, mark in RULES:
         text = re.sub(pattern, mark, text, flags=re.ASCII)
-    return text.strip(" ")[:CHARACTERS]
+    return text.strip(" ")[:FINGERPRINT_CHARACTERS]
 
 
 def fingerprint_of(error_data: Column) -> Column:
-    """`fingerprint` of `knativeerrordata`; what is no base64 is taken as it stands."""
+    """The `fingerprint` of a column with `knativeerrordata`: base64, else taken as plain text."""
     # Only now, so that the document of a report, which names the bound of a fingerprint, is read
     # where there is no Spark: the console has none.
     from pyspark.sql import functions as F
@@ -85,4 +86,4 @@ def fingerprint_of(error_data: Column) -> Column:
     text = F.substring(F.regexp_extract(text, _FIRST_LINE, 0), 1, LINE_CHARACTERS)
     for pattern, mark in RULES:
         text = F.regexp_replace(text, pattern, mark)
-    return F.substring(F.trim(text), 1, CHARACTERS)
+    return F.substring(F.trim(text), 1, FINGERPRINT_CHARACTERS)

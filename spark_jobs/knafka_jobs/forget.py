@@ -1,8 +1,8 @@
-"""Forgetting failures with their records, so that no file below the tables' root has them.
+"""Deletes failures with their records, so that no file below the tables' root has them any more.
 
     positions -> `purged`, rows out of `records`, then `failures`, then files that nothing needs
 
-Cut short at any step, it finds the same failures again.
+If a run is killed at any step, the next one finds the same failures again.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from knafka_jobs.days import renoted
+from knafka_jobs.failure_days import rewrite_days
 from knafka_jobs.io.delta import Tables, in_days
 from knafka_jobs.schema import KEY
-from knafka_jobs.topics import LOG_SEPARATOR
+from knafka_jobs.topic_offsets import LOG_SEPARATOR
 
 FORGOTTEN: Final = ("failure_id", "first_day", "last_day", "day")
-"""Columns of `failures` that say what is forgotten, and where it is."""
+"""Columns of `failures` that name a failure to delete, and the days of its rows."""
 
 
 def forget(
@@ -29,21 +29,22 @@ def forget(
     fold: Callable[[], object],
     in_topics: DataFrame | None = None,
 ) -> int:
-    """Forget those of `failures` that are chosen; returns how many. To be called within `locked`.
+    """Delete the failures that `choose` selects, with their records; returns how many.
 
-    `fold` brings all of `records` into `failures`: what is not folded yet could not be read any
-    more. `in_topics` (`topic_id`, `partition`, `start`) is where known partitions begin now: what
-    lay before needn't be accounted for.
+    To be called within `Tables.locked`. `fold` brings all of `records` into `failures`, before
+    and after: records that are not folded yet would be lost. The positions of deleted records are
+    kept in `purged`, unless their topics have deleted them: `in_topics` (`topic_id`, `partition`,
+    `start`) has the first offset of each known partition.
     """
     fold()
-    wanted = tables.read("failures").transform(choose).select(*FORGOTTEN).localCheckpoint()
-    if count := wanted.count():
-        days = [row["day"] for row in wanted.select("day").distinct().collect()]
-        between = _between(wanted)
+    chosen = tables.read("failures").transform(choose).select(*FORGOTTEN).localCheckpoint()
+    if count := chosen.count():
+        days = [row["day"] for row in chosen.select("day").distinct().collect()]
+        between = _between(chosen)
         records = tables.read("records").where(between).select("failure_id", *KEY)
-        positions = records.join(wanted, "failure_id", "left_semi").select(*KEY)
+        positions = records.join(chosen, "failure_id", "left_semi").select(*KEY)
         if in_topics is not None:
-            # Whichever of a topic's logs it is.
+            # The topic's own id, without the number of a log.
             topic_id = F.substring_index("topic_id", LOG_SEPARATOR, 1)
             starts = F.broadcast(in_topics.withColumnRenamed("topic_id", "topic"))
             positions = (
@@ -57,10 +58,10 @@ def forget(
         tables.append(positions, "purged")
         for name, where in (("records", between), ("failures", in_days("day", days))):
             on = f"{name}.failure_id = more.failure_id"
-            tables.remove(wanted.select("failure_id"), name, f"{where} AND {on}")
+            tables.remove(chosen.select("failure_id"), name, f"{where} AND {on}")
         # Again, as on an object store nothing has kept a compaction from appending meanwhile.
         fold()
-        renoted(tables, days)
+        rewrite_days(tables, days)
     # Also of a run that was cut short.
     for name in ("records", "failures"):
         tables.erase_unused_files(name)
@@ -70,7 +71,10 @@ def forget(
 def expired(
     failures: DataFrame, resolved_before: date | None, unresolved_before: date | None
 ) -> DataFrame:
-    """Failures that were resolved before a day, and those that aren't and failed before one."""
+    """Failures resolved before the one day, and unresolved ones that last failed before the other.
+
+    None for a day: none of these.
+    """
     is_resolved = F.col("resolved").isNotNull()
     is_old = F.lit(False)
     if resolved_before is not None:
@@ -81,10 +85,10 @@ def expired(
     return failures.where(is_old)
 
 
-def _between(wanted: DataFrame) -> str:
-    """Where the records of these failures are, in SQL; everywhere if a failure doesn't say it."""
+def _between(chosen: DataFrame) -> str:
+    """The days of these failures' records, as SQL; `true` if a failure lacks its days."""
     unknown = "first_day IS NULL OR last_day IS NULL"
-    row = wanted.selectExpr(
+    row = chosen.selectExpr(
         f"CASE WHEN NOT bool_or({unknown}) THEN min(first_day) END AS first",
         "max(last_day) AS last",
     ).first()

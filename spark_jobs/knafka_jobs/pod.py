@@ -1,15 +1,15 @@
 """The jobs in a pod of the image knafka-jobs: `python3 -m knafka_jobs.pod archive|replay|...`.
 
     archive     compact, apply the retention and report, for one DeadLetterArchive
-    replay      compact, then send again what a DeadLetterReplay selects
-    purge       compact, then forget what a DeadLetterPurge selects
-    backtest    what a Sensor would have fired, as `knafka_jobs backtest` has it
-    executor    what Spark's Kubernetes scheduler starts in the pods that it makes
+    replay      compact, then send the events again that a DeadLetterReplay selects
+    purge       compact, then delete the failures that a DeadLetterPurge selects
+    backtest    show what a Sensor would have fired, as `knafka_jobs backtest` does
+    executor    run the executor that Spark's Kubernetes scheduler starts in its pods
 
-Each in one Spark session. The image has Java and all jars, so nothing is fetched at a start. What a
-run has done is a line of JSON on stdout; but for a backtest's it is its container's termination
-message, too, or what went wrong: the operator reads it there. Exit codes are those of `__main__`.
-Any run can be repeated. Not here: when one is due, which the operator decides.
+Each command runs in one Spark session. The image has Java and all jars, so a start downloads
+nothing. A run's answer is a line of JSON on stdout. The answer, or the error, is also the
+container's termination message, where the operator reads it; only a backtest leaves none. Exit
+codes are those of `__main__`. Any run can be repeated. The operator decides when one is due.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import shlex
 import sys
 import traceback
@@ -29,114 +28,97 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from knafka.core.documents import explained_faults, parse_json
 from knafka.core.errors import KnafkaError
 from knafka_jobs.__main__ import FAILED, PREFIX
-from knafka_jobs.errors import in_one_line
-from knafka_jobs.options import OPTIONS, parser
+from knafka_jobs.command_options import OPTIONS, parser
+from knafka_jobs.job_errors import error_in_one_line
+from knafka_jobs.spark_launch import (
+    EXECUTOR_TEMPLATE_FILE,
+    LOOPBACK,
+    WRITABLE_FOLDER,
+    executor_command,
+    submit_arguments,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from knafka_jobs.io.kafka import KafkaClient
-    from knafka_jobs.topics import Topic
+    from knafka_jobs.topic_offsets import TopicState
 
-JARS: Final = "/app/jars/*"
-"""Class path of what Spark lacks to read Kafka and keep Delta tables, as the image has it."""
 TERMINATION_LOG: Final = Path("/dev/termination-log")
-MAX_MESSAGE: Final = 3_500
+MAX_MESSAGE_CHARACTERS: Final = 3_500
 """Characters of a termination message: Kubernetes keeps 4,096 bytes."""
-TOKENS: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
-WRITABLE: Final = "/tmp"
-TEMPLATE: Final = Path(WRITABLE, "executor.json")
-FOLDER: Final = Path(WRITABLE, "report")
-"""Where a report is before it is stored."""
-HEAP_SHARE: Final = 0.6
-"""Of a container's memory: the rest is for threads, code, buffers outside the heap and Python."""
-MIN_HEAP: Final = 512
-LOOPBACK: Final = "127.0.0.1"
-"""Where Spark listens that is alone in its pod: nobody else has to reach it."""
-DRIVER_PORT: Final = 7078
-BLOCKS_PORT: Final = 7079
-
-SETTINGS: Final[Mapping[str, str]] = {
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.log.level": "ERROR",
-    "spark.local.dir": "/tmp/spark",
-    "spark.sql.warehouse.dir": "/tmp/spark-warehouse",
-    "spark.dynamicAllocation.enabled": "false",
-}
-
-COMMANDS: Final[Mapping[str, Sequence[str]]] = {
+REPORT_FOLDER: Final = Path(WRITABLE_FOLDER, "report")
+"""Folder for a report until it is stored beside the tables."""
+POD_COMMANDS: Final[Mapping[str, Sequence[str]]] = {
     "archive": ("days", "trace-url"),
     "replay": ("replay-id", "by", "rate", "dry-run"),
     "purge": ("unresolved", "dry-run"),
 }
-"""Each with its options, beside those that all have."""
-
-EXECUTOR: Final = "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend"
-_JAVA_OPTION = re.compile(r"SPARK_JAVA_OPT_(\d+)").fullmatch
+"""Each command's own options; `_parser` adds those that all commands have."""
 
 
 class Ask(Protocol):
-    """Runs a command of `python -m knafka_jobs` on the tables, in the session that there is."""
+    """Runs a command of `python -m knafka_jobs` on the tables, in the Spark session of this pod."""
 
     def __call__(self, command: str, *words: object, ids: Sequence[str] = ()) -> dict[str, Any]: ...
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command in a pod and return its exit code; `executor` replaces this process."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     # Spark makes folders where it is started; all else of the container is read-only.
-    os.chdir(WRITABLE)
+    os.chdir(WRITABLE_FOLDER)
     if words == ["executor"]:
         command = executor_command(os.environ)
         os.execv(command[0], command)
     is_backtest = words[:1] == ["backtest"]
-    given = (parser() if is_backtest else _parser()).parse_args(words)
+    parsed = (parser() if is_backtest else _parser()).parse_args(words)
     os.environ["PYSPARK_SUBMIT_ARGS"] = shlex.join(submit_arguments(os.environ))
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     alone = int(os.environ.get("KNAFKA_EXECUTORS", "0")) == 0
     os.environ["SPARK_LOCAL_IP"] = LOOPBACK if alone else os.environ["KNAFKA_POD_IP"]
     if template := os.environ.get("KNAFKA_EXECUTOR_TEMPLATE"):
-        TEMPLATE.write_text(template)
+        EXECUTOR_TEMPLATE_FILE.write_text(template)
     try:
         with explained_faults():
-            found = (backtest if is_backtest else run)(given, _progress)
+            answer = (backtest if is_backtest else run)(parsed, _progress)
     except Exception as error:
         if not isinstance(error, KnafkaError):
             traceback.print_exc()
-        told = in_one_line(error)
+        told = error_in_one_line(error)
         print(f"{PREFIX}error: {told}", file=sys.stderr, flush=True)
-        _tell({"error": told[: MAX_MESSAGE // 2]})
+        _write_termination_message({"error": told[: MAX_MESSAGE_CHARACTERS // 2]})
         return FAILED
     if not is_backtest:  # whose firings have no room in a termination message
-        _tell(found)
-    print(json.dumps(found), flush=True)
+        _write_termination_message(answer)
+    print(json.dumps(answer), flush=True)
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="knafka_jobs.pod")
     commands = made.add_subparsers(dest="command", required=True)
-    for command, options in COMMANDS.items():
+    for command, options in POD_COMMANDS.items():
         added = commands.add_parser(command)
         for name in ("tables", "bootstrap-servers", "broker"):
             added.add_argument(f"--{name}", **{**OPTIONS[name], "required": True})
         for name in ("secret", "keep-hours", *options):
             added.add_argument(f"--{name}", **OPTIONS[name])
-        group = "consumer group whose offsets say what is compacted"
+        group = "consumer group that commits how far the dead letters are in the tables"
         added.add_argument("--group", required=True, help=group)
         if command == "archive":
-            added.add_argument("--report", action="store_true", help="write a report, too")
+            added.add_argument("--report", action="store_true", help="also write a report")
             for name, text in (
-                ("archive", "name of the DeadLetterArchive, under which its report is served"),
-                ("announce", "the Broker's address: it is told of a report"),
-                ("console-url", "address of the console that serves it"),
+                ("archive", "name of the DeadLetterArchive: its report is served under this name"),
+                ("announce", "URL of the Broker that gets an event about each report"),
+                ("console-url", "URL of the console that serves the report"),
             ):
                 added.add_argument(f"--{name}", default="", help=text)
             for name in ("resolved", "unresolved"):
-                text = f"hours for which {name} failures are kept; for ever if not given"
+                text = f"hours for which {name} failures are kept (default: for ever)"
                 added.add_argument(f"--{name}-hours", type=float, help=text)
         else:
-            text = "which failures, a JSON object: options that select, and `ids`"
+            text = "failures to select: a JSON object of the selecting options and `ids`"
             added.add_argument("--select", type=json.loads, default={}, help=text)
     return made
 
@@ -145,24 +127,27 @@ def _progress(line: str) -> None:
     print(PREFIX + line, file=sys.stderr, flush=True)
 
 
-def backtest(given: argparse.Namespace, progress: Callable[[str], None]) -> dict[str, Any]:
-    """As by its command; raises `KnafkaError`."""
+def backtest(arguments: argparse.Namespace, progress: Callable[[str], None]) -> dict[str, Any]:
+    """Run the command `knafka_jobs backtest`. Raises `KnafkaError`."""
     from knafka_jobs import commands
 
-    return commands.run(given, progress)
+    return commands.run(arguments, progress)
 
 
-def run(given: argparse.Namespace, progress: Callable[[str], None]) -> dict[str, Any]:
-    """One run. Raises `KnafkaError`; another run then goes on where this ended."""
+def run(arguments: argparse.Namespace, progress: Callable[[str], None]) -> dict[str, Any]:
+    """Run one command in a Spark session of its own and return its answer.
+
+    Raises `KnafkaError`; another run then goes on where this one ended.
+    """
     # Only now, as importing Spark takes a second, and an executor needs none of it.
     from knafka_jobs import commands
     from knafka_jobs.io import session
 
-    progress(f"dead letters of {given.broker} into {given.tables}")
-    kafka = commands.connect(given)
-    spark = session.start(given.command)
+    progress(f"copying dead letters of {arguments.broker} into {arguments.tables}")
+    kafka = commands.connect(arguments)
+    spark = session.start(arguments.command)
     try:
-        return run_in(spark, kafka, given, progress)
+        return run_in(spark, kafka, arguments, progress)
     finally:
         spark.stop()
 
@@ -170,213 +155,134 @@ def run(given: argparse.Namespace, progress: Callable[[str], None]) -> dict[str,
 def run_in(
     spark: SparkSession,
     kafka: KafkaClient,
-    given: argparse.Namespace,
+    arguments: argparse.Namespace,
     progress: Callable[[str], None],
 ) -> dict[str, Any]:
-    """`run` in a session that somebody else ends. Raises `KnafkaError`."""
+    """Run one command in a session that the caller ends; return its answer.
+
+    Raises `KnafkaError`.
+    """
     from knafka_jobs import commands
 
     started = datetime.now(UTC)
-    waiting = kafka.dead_letter_topics(given.broker)
+    waiting = kafka.dead_letter_topics(arguments.broker)
 
     def ask(command: str, *words: object, ids: Sequence[str] = ()) -> dict[str, Any]:
-        of = ("--tables", given.tables, "--broker", given.broker)
-        parsed = parser().parse_args([command, *(str(word) for word in (*of, *words))])
+        tables_and_broker = ("--tables", arguments.tables, "--broker", arguments.broker)
+        parsed = parser().parse_args(
+            [command, *(str(word) for word in (*tables_and_broker, *words))]
+        )
         parsed.ids = tuple(ids) or None
         parsed.is_alone = True  # by the operator's Lease
         return commands.run_in(spark, parsed, progress)
 
-    found = ask("compact", *_of_kafka(given), f"--keep-hours={given.keep_hours}")
-    # What the topics had before this is in the tables now; what came since waits.
-    kafka.commit(given.group, waiting)
-    match given.command:
+    answer = ask("compact", *_kafka_options(arguments), f"--keep-hours={arguments.keep_hours}")
+    # Only the dead letters up to these ends are in the tables; later ones wait for another run.
+    kafka.commit(arguments.group, waiting)
+    match arguments.command:
         case "archive":
-            found |= _archive(given, started, spark, ask)
-            if given.report and given.archive:
-                found["report"] |= _published(given, kafka, waiting, progress)
-            return found
-        case "replay" if (sent := commands.sent_by(spark, given)) is not None:
-            # An earlier run of it ended before it could tell.
-            return found | {"replay": given.replay_id, "sent": sent}
-    return found | _operation(given, ask)
+            answer |= _apply_archive(arguments, started, spark, ask)
+            if arguments.report and arguments.archive:
+                answer["report"] |= _publish_report(arguments, kafka, waiting, progress)
+            return answer
+        case "replay" if (sent := commands.sent_by(spark, arguments)) is not None:
+            # An earlier run finished the replay and was killed before it could report that.
+            return answer | {"replay": arguments.replay_id, "sent": sent}
+    return answer | _operation(arguments, ask)
 
 
-def _archive(
-    given: argparse.Namespace, started: datetime, spark: SparkSession, ask: Ask
+def _apply_archive(
+    arguments: argparse.Namespace, started: datetime, spark: SparkSession, ask: Ask
 ) -> dict[str, Any]:
     from knafka_jobs import commands
 
-    found: dict[str, Any] = {}
+    answer: dict[str, Any] = {}
     for hours, more in (
-        (given.resolved_hours, ()),
-        (given.unresolved_hours, ("--unresolved",)),
+        (arguments.resolved_hours, ()),
+        (arguments.unresolved_hours, ("--unresolved",)),
     ):
         if hours is not None:
             until = (started - timedelta(hours=hours)).isoformat()
             purged = ask("purge", "--until", until, *more)["purged"]
-            found["purged"] = found.get("purged", 0) + purged
-    if given.report:
-        files = {each: FOLDER / f"report.{each}" for each in ("json", "html")}
-        named = [word for each, path in files.items() for word in (f"--{each}", path)]
-        named += ["--trace-url", given.trace_url]
-        found["report"] = ask("report", *_of_kafka(given), "--days", given.days, *named)
+            answer["purged"] = answer.get("purged", 0) + purged
+    if arguments.report:
+        files = {
+            format_name: REPORT_FOLDER / f"report.{format_name}" for format_name in ("json", "html")
+        }
+        named = [word for format_name, path in files.items() for word in (f"--{format_name}", path)]
+        named += ["--trace-url", arguments.trace_url]
+        answer["report"] = ask(
+            "report", *_kafka_options(arguments), "--days", arguments.days, *named
+        )
         for path in files.values():
-            commands.store(spark, given.tables, path, f"reports/{path.name}")
+            commands.store(spark, arguments.tables, path, f"reports/{path.name}")
             kept = f"reports/history/{started:%Y%m%dT%H%M%SZ}-{path.name}"
-            commands.store(spark, given.tables, path, kept)
-    return found
+            commands.store(spark, arguments.tables, path, kept)
+    return answer
 
 
-def _published(
-    given: argparse.Namespace,
+def _publish_report(
+    arguments: argparse.Namespace,
     kafka: KafkaClient,
-    topics: Mapping[str, Topic],
+    topics: Mapping[str, TopicState],
     progress: Callable[[str], None],
 ) -> dict[str, str]:
-    """Have the report that was made served, and its Broker told; gives what failed."""
-    from knafka_jobs.report.document import Report
+    """Serve the report and announce it to its Broker; returns the problems of both by name."""
     from knafka_jobs.report.publish import publish
+    from knafka_jobs.report.report_document import Report
 
-    made = parse_json(Report, (FOLDER / "report.json").read_text())
-    replication = max((each.replication for each in topics.values()), default=-1)
+    made = parse_json(Report, (REPORT_FOLDER / "report.json").read_text())
+    replication = max((topic.replication for topic in topics.values()), default=-1)
     return publish(
-        kafka, made, given.archive, replication, given.announce, given.console_url, progress
+        kafka,
+        made,
+        arguments.archive,
+        replication,
+        arguments.announce,
+        arguments.console_url,
+        progress,
     )
 
 
-def _operation(given: argparse.Namespace, ask: Ask) -> dict[str, Any]:
-    """A replay or a purge, as `python -m knafka_jobs` has them."""
-    select = dict(given.select)
+def _operation(arguments: argparse.Namespace, ask: Ask) -> dict[str, Any]:
+    """Run a replay or a purge by its command of `python -m knafka_jobs`."""
+    select = dict(arguments.select)
     ids = select.pop("ids", ())
     words = [f"--{name}={value}" for name, value in select.items()]
-    if given.command == "replay":
-        words += _of_kafka(given)
-        named = {"replay-id": given.replay_id, "by": given.by, "rate": given.rate}
+    if arguments.command == "replay":
+        words += _kafka_options(arguments)
+        named = {"replay-id": arguments.replay_id, "by": arguments.by, "rate": arguments.rate}
         words += [f"--{name}={value}" for name, value in named.items() if value is not None]
-    words += [f"--{name}" for name in ("dry-run", "unresolved") if _has(given, name)]
-    return ask(given.command, *words, ids=ids)
+    words += [f"--{name}" for name in ("dry-run", "unresolved") if _is_given(arguments, name)]
+    return ask(arguments.command, *words, ids=ids)
 
 
-def _has(given: argparse.Namespace, flag: str) -> bool:
-    return bool(getattr(given, flag.replace("-", "_"), False))
+def _is_given(arguments: argparse.Namespace, flag: str) -> bool:
+    return bool(getattr(arguments, flag.replace("-", "_"), False))
 
 
-def _of_kafka(given: argparse.Namespace) -> list[str]:
-    secret = [] if given.secret is None else [f"--secret={given.secret}"]
-    return [f"--bootstrap-servers={given.bootstrap_servers}", *secret]
+def _kafka_options(arguments: argparse.Namespace) -> list[str]:
+    secret = [] if arguments.secret is None else [f"--secret={arguments.secret}"]
+    return [f"--bootstrap-servers={arguments.bootstrap_servers}", *secret]
 
 
-def _tell(found: Mapping[str, Any]) -> None:
-    """Leave what was found for the operator; elsewhere than in a pod there is no such file."""
+def _write_termination_message(answer: Mapping[str, Any]) -> None:
+    """Write the termination message for the operator; outside a pod nothing is written."""
     if TERMINATION_LOG.exists():
-        TERMINATION_LOG.write_text(message_of(found))
+        TERMINATION_LOG.write_text(termination_message(answer))
 
 
-def message_of(found: Mapping[str, Any]) -> str:
-    """What fits into a termination message: of a dry run's events and Triggers as many as do."""
-    fits = dict(found)
-    while len(message := json.dumps(fits)) > MAX_MESSAGE:
+def termination_message(answer: Mapping[str, Any]) -> str:
+    """The answer as JSON that fits a termination message: a dry run's lists are shortened."""
+    fits = dict(answer)
+    while len(message := json.dumps(fits)) > MAX_MESSAGE_CHARACTERS:
         if events := fits.get("events"):
             fits["events"] = events[:-1]
         elif triggers := fits.get("triggers"):
             fits["triggers"] = dict(list(triggers.items())[: len(triggers) // 2])
         else:
-            return message[: MAX_MESSAGE + 100]
+            return message[: MAX_MESSAGE_CHARACTERS + 100]
     return message
-
-
-def submit_arguments(environment: Mapping[str, str]) -> list[str]:
-    """What PySpark's launcher is started with: in this process alone, or with executors.
-
-    KNAFKA_MEMORY                 MiB of this container: its heap is a share of it
-    KNAFKA_SPARK                  more of Spark's settings, a JSON object
-    KNAFKA_EXECUTORS              0: `local[*]`
-    KNAFKA_EXECUTOR_{IMAGE,CPU}   of each executor; memory is this container's
-    KNAFKA_POD_{NAME,NAMESPACE,IP}
-    """
-    memory = int(environment.get("KNAFKA_MEMORY", "2048"))
-    heap = max(MIN_HEAP, int(memory * HEAP_SHARE))
-    executors = int(environment.get("KNAFKA_EXECUTORS", "0"))
-    settings = {**SETTINGS, **json.loads(environment.get("KNAFKA_SPARK", "{}"))}
-    master = "local[*]"
-    if not executors:
-        settings |= {"spark.driver.host": LOOPBACK, "spark.driver.bindAddress": LOOPBACK}
-    else:
-        host, port = (environment[f"KUBERNETES_SERVICE_{each}"] for each in ("HOST", "PORT"))
-        master = f"k8s://https://{f'[{host}]' if ':' in host else host}:{port}"
-        settings |= _of_executors(environment, executors, heap, max(384, memory - heap))
-    words = ["--master", master, "--driver-memory", f"{heap}m", "--driver-class-path", JARS]
-    for key, value in settings.items():
-        words += ["--conf", f"{key}={value}"]
-    return [*words, "pyspark-shell"]
-
-
-def _of_executors(
-    environment: Mapping[str, str], number: int, heap: int, overhead: int
-) -> dict[str, str]:
-    cpu, name = environment["KNAFKA_EXECUTOR_CPU"], environment["KNAFKA_POD_NAME"]
-    return {
-        "spark.executor.instances": str(number),
-        "spark.executor.cores": str(max(1, _whole_cores(cpu))),
-        "spark.executor.memory": f"{heap}m",
-        "spark.executor.memoryOverhead": f"{overhead}m",
-        "spark.kubernetes.executor.request.cores": cpu,
-        "spark.kubernetes.container.image": environment["KNAFKA_EXECUTOR_IMAGE"],
-        "spark.kubernetes.executor.podTemplateFile": str(TEMPLATE),
-        "spark.kubernetes.executor.podNamePrefix": name[-40:].lstrip("-"),
-        # What it would be for is on the class path; to make one needs another permission.
-        "spark.kubernetes.executor.disableConfigMap": "true",
-        "spark.kubernetes.namespace": environment["KNAFKA_POD_NAMESPACE"],
-        # So that executors go with this pod, also if it is killed.
-        "spark.kubernetes.driver.pod.name": name,
-        "spark.kubernetes.driver.service.deleteOnTermination": "false",
-        "spark.kubernetes.driver.ownPersistentVolumeClaim": "false",
-        "spark.kubernetes.driver.reusePersistentVolumeClaim": "false",
-        "spark.kubernetes.authenticate.oauthTokenFile": f"{TOKENS}/token",
-        "spark.kubernetes.authenticate.caCertFile": f"{TOKENS}/ca.crt",
-        # Who reaches the ports may else have tasks run, and read Kafka's credentials in them. Spark
-        # makes a secret for each run; executors get it in a variable, so it is in nobody's
-        # arguments.
-        "spark.authenticate": "true",
-        "spark.network.crypto.enabled": "true",
-        "spark.network.crypto.saslFallback": "false",
-        "spark.driver.host": environment["KNAFKA_POD_IP"],
-        "spark.driver.bindAddress": "0.0.0.0",
-        "spark.driver.port": str(DRIVER_PORT),
-        "spark.blockManager.port": str(BLOCKS_PORT),
-    }
-
-
-def _whole_cores(cpu: str) -> int:
-    return int(cpu[:-1]) // 1000 if cpu.endswith("m") else int(float(cpu))
-
-
-def executor_command(environment: Mapping[str, str]) -> list[str]:
-    """What Spark's own image runs (kubernetes/dockerfiles/spark/entrypoint.sh)."""
-    options = sorted(
-        (int(found[1]), value) for key, value in environment.items() if (found := _JAVA_OPTION(key))
-    )
-    memory = environment["SPARK_EXECUTOR_MEMORY"]
-    spark = f"{environment['SPARK_HOME']}/jars/*"
-    named = {
-        "driver-url": "SPARK_DRIVER_URL",
-        "executor-id": "SPARK_EXECUTOR_ID",
-        "cores": "SPARK_EXECUTOR_CORES",
-        "app-id": "SPARK_APPLICATION_ID",
-        "hostname": "SPARK_EXECUTOR_POD_IP",
-        "resourceProfileId": "SPARK_RESOURCE_PROFILE_ID",
-        "podName": "SPARK_EXECUTOR_POD_NAME",
-    }
-    return [
-        f"{environment['JAVA_HOME']}/bin/java",
-        *(value for _, value in options),
-        f"-Xms{memory}",
-        f"-Xmx{memory}",
-        "-cp",
-        f"{spark}:{JARS}",
-        EXECUTOR,
-        *(word for key, name in named.items() for word in (f"--{key}", environment[name])),
-    ]
 
 
 if __name__ == "__main__":

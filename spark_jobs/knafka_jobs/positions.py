@@ -1,4 +1,4 @@
-"""Rows of `records` by their positions, so that only those files are read that may hold them.
+"""Finds rows of `records` by their positions, reading only files that may hold them.
 
     rows with POSITION --bounds--> one row a partition --within--> a predicate that Delta skips by
 
@@ -16,43 +16,49 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 MAX_BOUNDS: Final = 200
-"""Partitions that a predicate names one by one: planning one of thousands takes longer than reading
-some files too many."""
+"""Partitions that a predicate names one by one: planning a predicate with thousands takes longer
+than reading some files too many."""
 
 
-class Bounds(NamedTuple):
-    """Where rows of one partition lie."""
+class OffsetBounds(NamedTuple):
+    """The offsets between which rows of one partition lie."""
 
     topic_id: str
     partition: int
     first: int
     last: int
-    """Inclusive, as `first`."""
+    """Inclusive, like `first`."""
 
 
-def bounds(rows: DataFrame) -> list[Bounds]:
-    """Where rows with `KEY` lie, by partition; runs them."""
-    found = rows.groupBy("topic_id", "partition").agg(F.min("offset"), F.max("offset")).collect()
-    return [Bounds(*row) for row in found if None not in row]
+def bounds(rows: DataFrame) -> list[OffsetBounds]:
+    """The bounds of rows with the columns `KEY`, one per partition. Runs a Spark job."""
+    ends = rows.groupBy("topic_id", "partition").agg(F.min("offset"), F.max("offset")).collect()
+    return [OffsetBounds(*row) for row in ends if None not in row]
 
 
-def within(wanted: Iterable[Bounds]) -> Column:
-    """Whether a row may lie within these bounds; of very many only topics and ends count."""
-    wanted = list(wanted)
-    if not wanted:
+def within(bounds: Iterable[OffsetBounds]) -> Column:
+    """A predicate that is true for rows within these bounds.
+
+    With more than `MAX_BOUNDS` it compares only topics and the outermost offsets, so that some
+    other rows fit, too.
+    """
+    bounds = list(bounds)
+    if not bounds:
         return F.lit(False)
-    if len(wanted) > MAX_BOUNDS:
-        return _between(wanted) & F.col("topic_id").isin(sorted({each.topic_id for each in wanted}))
+    if len(bounds) > MAX_BOUNDS:
+        return _between(bounds) & F.col("topic_id").isin(
+            sorted({bound.topic_id for bound in bounds})
+        )
     its = (
-        (F.col("topic_id") == each.topic_id)
-        & (F.col("partition") == each.partition)
-        & _between([each])
-        for each in wanted
+        (F.col("topic_id") == bound.topic_id)
+        & (F.col("partition") == bound.partition)
+        & _between([bound])
+        for bound in bounds
     )
     return reduce(Column.__or__, its)
 
 
-def _between(wanted: list[Bounds]) -> Column:
+def _between(bounds: list[OffsetBounds]) -> Column:
     return F.col("offset").between(
-        min(each.first for each in wanted), max(each.last for each in wanted)
+        min(bound.first for bound in bounds), max(bound.last for bound in bounds)
     )

@@ -1,14 +1,17 @@
-"""The tables: their columns and what each is for.
+"""The tables: what each is for, and its columns.
 
     dead-letter topics ──> records ──> failures <── replays, sent
                                           └──> reports
 
-`records` holds every dead letter as it lay in its topic, appended once; `failures` has one row per
-failed event and Trigger, folded from them; `failure_days` says under which day each of them is
-kept; `replays` has the runs and `sent` what each sent; `reports` remembers what the last one said;
-`purged` has the positions of records that are forgotten. They are read and written by `io.delta`.
+    records        every dead letter as it lay in its topic, appended once
+    failures       one row per failed event and Trigger, folded from `records`
+    failure_days   the day under which `failures` keeps each failure
+    replays, sent  the replays, and the events that each of them sent
+    reports        the figures of each report, to compare the next one with
+    purged         the positions of deleted records that their topics still have
 
-Large tables are partitioned by `day` (UTC), so that a run opens the days that it concerns.
+`io.delta` reads and writes them. Large tables are partitioned by `day` (UTC), so that a run opens
+only the days that it needs.
 """
 
 from __future__ import annotations
@@ -23,16 +26,16 @@ TRIGGER: Final[Columns] = {"namespace": "string", "broker": "string", "trigger":
 
 POSITION: Final[Columns] = {
     "topic": "string",
-    # A topic that is deleted and made again starts over at offset 0. Of a log that was cut, what
-    # grew after the first cut has `~1` behind it, and so on (`topics.log_id`).
+    # By id, as a topic that is deleted and created again starts over at offset 0. Records behind
+    # the first cut of a log have `ID~1`, and so on (`topic_offsets.log_id`).
     "topic_id": "string",
     "partition": "int",
     "offset": "bigint",
 }
-"""Of a dead letter in its topic."""
+"""Columns with the position of a dead letter in its topic."""
 
 KEY: Final = ("topic_id", "partition", "offset")
-"""What no two dead letters share."""
+"""Columns that identify a dead letter."""
 
 EVENT: Final[Columns] = {
     "id": "string",
@@ -47,13 +50,14 @@ EVENT: Final[Columns] = {
     "origin_offset": "bigint",
     "trace": "string",  # the id of its trace: 32 hexadecimal digits
 }
-"""What failed. Null is what the event does not have; without data, `data_bytes` is null (CE-K3)."""
+"""Columns of the event that failed; null: the event has no such attribute. `data_bytes` is null for
+an event without data (CE-K3)."""
 
 KIND: Final = (*TRIGGER, "destination", "reason", "code")
-"""The columns that say where and how it failed."""
+"""Columns with the Trigger, and with where and why the event failed."""
 
 GROUP: Final = (*KIND, "summary")
-"""The columns that make a group: what failed alike."""
+"""Columns that make a group of a report: failures with equal values are one group."""
 
 LAST_ATTEMPT: Final[Columns] = {
     "destination": "string",
@@ -62,7 +66,7 @@ LAST_ATTEMPT: Final[Columns] = {
     "error": "string",  # base64, as `knativeerrordata` has it
     "attempts": "int",
 }
-"""How it failed, at last."""
+"""Columns of the last attempt to deliver the event."""
 
 RECORDS: Final[Columns] = {
     "failure_id": "string",
@@ -99,27 +103,28 @@ FAILURES: Final[Columns] = {
     "last_day": "date",
     "day": "date",
 }
-"""`LAST_ATTEMPT` and `POSITION` are of the last dead letter, `EVENT` is of the first one. `summary`
-is the fingerprint of `error`. `head` is the beginning of the event's data, kept for the likely
-examples of a report (`HEADS`). Its records are of the days from `first_day` to `last_day`. `day` is
-when it was first tabled: it never changes, and `failure_days` has it."""
+"""`EVENT` is of the failure's first dead letter, `LAST_ATTEMPT` and `POSITION` of its last one.
+`summary` is the fingerprint of `error`. `head` is the beginning of the event's data, kept for the
+likely examples of a report (`HEADS`). The failure's records have days from `first_day` to
+`last_day`. `day` is the day on which the failure was first tabled: it never changes, and
+`failure_days` has it, too."""
 
 FAILURE_DAYS: Final[Columns] = {"key": "bigint", "day": "date"}
-"""Under which day `failures` keeps a failure; `key` is 64 bits of its id. It may know more failures
-than there are, never fewer, once it has any."""
+"""The day under which `failures` keeps each failure; `key` is 64 bits of the failure's id. The
+table is empty or has a row of every failure; it may also have rows of failures that are gone."""
 
 HEADS: Final = 10
-"""Failures of each group whose `head` a fold keeps, the latest: some of them may be resolved before
-the report shows its few examples."""
+"""Latest failures of each group whose `head` a fold keeps. A report shows fewer examples, but some
+may be resolved before it is made."""
 
 HEADS_OF_KIND: Final = 10 * HEADS
-"""Of all groups that differ in what the error says alone."""
+"""Limit like `HEADS` for all groups together that differ only in their summaries (`KIND`)."""
 
 HEAD_BYTES: Final = 4 * 512 + 1
-"""512 characters in UTF-8, whichever they are, and a byte that shows that there is more."""
+"""Bytes of a `head`: any 512 characters in UTF-8, and one byte that shows that data follow."""
 
 PURGED: Final[Columns] = {"topic_id": "string", "partition": "int", "offset": "bigint"}
-"""Where a purged dead letter lies in its topic, until it is deleted from there, too."""
+"""Position of a purged dead letter that is not deleted from its topic yet."""
 
 REPLAYS: Final[Columns] = {
     "replay_id": "string",
@@ -142,13 +147,13 @@ SENT: Final[Columns] = {
     "outcome": "string",
     "judged": "timestamp",
 }
-"""Events in their Trigger's replay topic; `outcome` is null until they are settled."""
+"""Events in their Trigger's replay topic; `outcome` is null until the event is settled."""
 
 RESOLVED: Final = "resolved"
 FAILED_AGAIN: Final = "failed-again"
 LOST: Final = "lost"
-"""The outcomes of an event that was replayed; one is lost with the end of its replay topic's log,
-which was cut, and can be replayed once more."""
+"""The outcomes of a replayed event. `lost`: the replay topic's log was cut before the event was
+settled, so the event can be replayed once more."""
 
 REPORTS: Final[Columns] = {
     "report_id": "string",
@@ -160,7 +165,7 @@ REPORTS: Final[Columns] = {
     "unresolved": "bigint",
     "resolved": "bigint",
 }
-"""What each report said of each group; a report without groups has one row with a null group."""
+"""The figures of each group in each report; a report without groups has one row with null."""
 
 TABLES: Final[Mapping[str, Columns]] = {
     "records": RECORDS,
@@ -176,7 +181,8 @@ BY_DAY: Final = ("records", "failures", "failure_days")
 """Tables that are partitioned by `day`."""
 
 LAYOUT: Final[Mapping[str, int]] = {"records": 1, "failures": 1}
-"""The number of a table's layout, a property of the table: it grows when columns change."""
+"""The number of each table's layout, kept as a property of the table; each change of columns raises
+it."""
 
 LAYOUT_PROPERTY: Final = "knafka.layout"
 
@@ -184,10 +190,10 @@ BOUNDED: Final[Mapping[str, tuple[str, ...]]] = {
     "records": ("topic_id", "partition", "offset", "appended"),
     "failures": (*TRIGGER, "last_failed", "resolved", "last_day"),
 }
-"""Columns of large tables whose bounds in each file are worth noting: those that are asked for by
-range. Delta would note the first 32, at a tenth of what writing costs."""
+"""Columns of large tables whose bounds Delta notes for each file: queries select by them. By
+default  Delta notes the first 32 columns, which is a tenth of the cost of writing."""
 
 
 def ddl(columns: Columns) -> str:
-    """The columns as SQL declares them."""
+    """The columns as SQL declares them, such as ``"`key` bigint, `day` date"``."""
     return ", ".join(f"`{name}` {kind}" for name, kind in columns.items())

@@ -30,7 +30,7 @@ from knafka.core import contract
 from knafka.core.drain import DrainRequest
 from knafka.core.sensor.conditions import parse
 from knafka.core.sensor.rules import Rule
-from knafka_jobs.backtest.model import Came, Model
+from knafka_jobs.backtest.firing_model import Came, FiringModel
 
 pytestmark = pytest.mark.kafka
 
@@ -88,7 +88,7 @@ def backtested(
     """The same by the model of `knafka sensor test`, which takes events in the order of time."""
     firings: Counter[str] = Counter()
     for trigger, events in routed.items():
-        model = Model(Rule(trigger, parse(conditions[trigger])))
+        model = FiringModel(Rule(trigger, parse(conditions[trigger])))
         for at, _, offset, identity in events:
             for fired in model.add(Came(identity[0], identity, at, "trigger", 0, offset)):
                 firings[f"{trigger}: {' '.join(each.identity for each in fired.events)}"] += 1

@@ -26,7 +26,7 @@ from support.s3 import Bucket
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.core import names
 from knafka.ports.log import Record
-from knafka_jobs.lookup.run import TableFiles
+from knafka_jobs.lookup.lookup_run import TableFiles
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from support.reports import sample_group, sample_report
 
 from knafka_client.state.snapshot import BrokerRow, ConditionRow
 from knafka_console.model.document import Action
-from knafka_jobs.report.page import render
+from knafka_jobs.report.report_page import render
 
 HOSTILE = "</script><script>pwned=1</script><img src=x onerror='pwned=1'>\"'"
 UNAVAILABLE = ConditionRow("Delivering", "False", "SubscriberUnavailable", "no answer", "Warning")

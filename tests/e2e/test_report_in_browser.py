@@ -28,8 +28,8 @@ from support.reports import (
 )
 
 from knafka.core.delivery import Reason
-from knafka_jobs.report.document import Change, ChangeKind, Past, Report, bucket_seconds
-from knafka_jobs.report.page import render
+from knafka_jobs.report.report_document import Change, ChangeKind, Past, Report, bucket_seconds
+from knafka_jobs.report.report_page import render
 
 READY = "document.documentElement.dataset.ready"
 HOSTILE = "</script><script>pwned=1</script><img src=x onerror='pwned=1'><svg onload=pwned=1>\"'"

@@ -19,8 +19,8 @@ from knafka.clients import kafka_producer, kafka_writer
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.clients.kafka_writer import KafkaWriter
 from knafka.core.errors import LogError
-from knafka_jobs.io.kafka import Connection
-from knafka_jobs.replay.send import Sender
+from knafka_jobs.io.kafka import KafkaConnection
+from knafka_jobs.replay.send import ReplaySender
 from knafka_local.kafka.kafka_distribution import KafkaDistribution
 from knafka_local.kafka.kafka_server import KafkaServer
 
@@ -153,11 +153,11 @@ async def test_whatever_becomes_of_requests_what_is_acknowledged_is_stored(
 async def test_a_replay_appends_each_event_though_kafka_rejects_a_request(world: World) -> None:
     """Transactional producers are idempotent; theirs have one request under way at a time."""
     await world.anew()
-    connection = Connection(world.proxy.bootstrap_servers)
+    connection = KafkaConnection(world.proxy.bootstrap_servers)
     large = b"x" * 600_000  # two of them don't fit into one request
     trigger = ("shop", "main", "mail")
     events: list[object] = [(str(each), *trigger, None, large, ()) for each in range(4)]
-    sender = Sender(connection, "a-replay", {trigger: NAME}, {}, None)
+    sender = ReplaySender(connection, "a-replay", {trigger: NAME}, {}, None)
     world.proxy.then(Fault.REJECT)
     assert await asyncio.to_thread(sender.send, 0, events) == 4
     async with asyncio.timeout(SOON):  # a commit is seen a moment after it was acknowledged

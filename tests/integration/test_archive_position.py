@@ -11,7 +11,7 @@ from support.letters import DeadLetters
 
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.core import names
-from knafka_jobs.topics import BrokerName
+from knafka_jobs.topic_offsets import BrokerName
 from knafka_operator.scale.dead_letters import DeadLetters as Waits
 from knafka_operator.scale.dead_letters import Waiting
 from knafka_operator.scale.kafka_clusters import KafkaCluster

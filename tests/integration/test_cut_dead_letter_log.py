@@ -16,11 +16,11 @@ from support.gate import only_chaos
 from support.letters import DeadLetters, compacted
 
 from knafka.core import names
+from knafka_jobs.command_options import FailureSelection
 from knafka_jobs.io.delta import Tables
-from knafka_jobs.io.kafka import Connection, KafkaClient
-from knafka_jobs.options import Selection
-from knafka_jobs.replay.run import replay
-from knafka_jobs.topics import BrokerName
+from knafka_jobs.io.kafka import KafkaClient, KafkaConnection
+from knafka_jobs.replay.replay_run import replay
+from knafka_jobs.topic_offsets import BrokerName
 from knafka_local.kafka.kafka_distribution import KafkaDistribution
 from knafka_local.kafka.kafka_server import KafkaServer
 
@@ -70,7 +70,7 @@ def test_of_a_log_that_was_cut_each_letter_is_tabled_sent_and_deleted_once(
     their offsets are letters of their own, and only what is tabled is deleted."""
     server = stopped_kafka.server
     dead = DeadLetters(server.bootstrap_servers, f"cut{uuid.uuid4().hex[:8]}")
-    client = KafkaClient(Connection(server.bootstrap_servers))
+    client = KafkaClient(KafkaConnection(server.bootstrap_servers))
     mail = dead.topic("mail")
 
     def add(first: int, count: int) -> None:
@@ -103,7 +103,7 @@ def test_of_a_log_that_was_cut_each_letter_is_tabled_sent_and_deleted_once(
     assert {row["id"]: row["failures"] for row in rows} == dict.fromkeys(expected, 1)
     assert compacted(tables, client, dead).records == 0
 
-    assert replay(tables, client, Selection(), None, "me", None, print).sent == 100 + new
+    assert replay(tables, client, FailureSelection(), None, "me", None, print).sent == 100 + new
     replayed = names.replay_topic(dead.namespace, "main", "mail")
     consumer = client.consumer(**{"group.id": "all", "auto.offset.reset": "earliest"})
     consumer.subscribe([replayed])

@@ -22,16 +22,16 @@ from support.letters import REASONS, TRIGGERS, DeadLetters, compacted, held
 from knafka.core import names
 from knafka.core.dead_letter import REPLAY, Failure, Origin, dead_letter_of
 from knafka.core.delivery import Reason
-from knafka_jobs.compact.run import fold_all
-from knafka_jobs.errors import JobError
+from knafka_jobs.command_options import FailureSelection
+from knafka_jobs.compact.compact_run import fold_all
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.io.kafka import KafkaClient
-from knafka_jobs.options import Selection
-from knafka_jobs.replay import run as replaying
-from knafka_jobs.replay.run import purge, purgeable, replay
+from knafka_jobs.job_errors import JobError
+from knafka_jobs.replay import replay_run as replaying
+from knafka_jobs.replay.replay_run import purge, purgeable, replay
 from knafka_jobs.replay.send import sent_by
-from knafka_jobs.report.run import report
-from knafka_jobs.topics import BrokerName
+from knafka_jobs.report.report_run import report
+from knafka_jobs.topic_offsets import BrokerName
 
 pytestmark = [
     pytest.mark.kafka,
@@ -144,7 +144,7 @@ def test_garbage_is_tabled_like_everything_else(
     dead.flush()
     said: list[str] = []
     assert compacted(tables, client, dead, progress=said.append).records == 12
-    (line,) = (each for each in said if "a time that can't be" in each)
+    (line,) = (each for each in said if "an impossible timestamp" in each)
     assert line.startswith(f"3 records of {dead.topic('bill')}/")
     rows = tables.read("failures").collect()
     assert Counter(row["reason"] for row in rows) == {"undecodable-record": 5, "status": 7}
@@ -260,18 +260,18 @@ def test_a_replay_that_is_cut_short_sends_each_event_once_in_all(
     def say(line: str) -> None:
         pass
 
-    selection = Selection(trigger="mail")
+    selection = FailureSelection(trigger="mail")
     # In lanes, by Spark's workers; and first in one, as there is a rate.
-    monkeypatch.setattr(replaying, "HERE_EVENTS", 0)
-    monkeypatch.setattr(replaying, "TELL_INTERVAL", 0.0)
+    monkeypatch.setattr(replaying, "DRIVER_EVENTS", 0)
+    monkeypatch.setattr(replaying, "PROGRESS_LINE_INTERVAL", 0.0)
     with pytest.raises(Interrupted):
         replay(tables, client, selection, "r1", "me", 200, interrupt)
     with pytest.raises(JobError, match="another selection"):
-        replay(tables, client, Selection(), "r1", "me", None, say)
+        replay(tables, client, FailureSelection(), "r1", "me", None, say)
     with monkeypatch.context() as patch:
         patch.setattr(Tables, "has_locks", False)  # as on an object store
         with pytest.raises(JobError, match=r"the replay r1 .* is not finished: if it runs, wait"):
-            replay(tables, client, Selection(), None, "me", None, say)
+            replay(tables, client, FailureSelection(), None, "me", None, say)
     # Its id needn't be known.
     again = replay(tables, client, selection, None, "me", None, say)
     assert (again.replay_id, again.sent) == ("r1", 1200)
@@ -299,7 +299,7 @@ def test_a_replay_is_resolved_or_failed_again_in_the_next_report(
     dead.flush()
     compacted(tables, client, dead)
     report(tables, None, datetime.now(UTC))
-    replay(tables, client, Selection(), "r", "me", None, lambda line: None)
+    replay(tables, client, FailureSelection(), "r", "me", None, lambda line: None)
 
     name = names.replay_topic(dead.namespace, "main", "mail")
     dispatcher = client.consumer(**{"group.id": name, "auto.offset.reset": "earliest"})
@@ -329,8 +329,8 @@ def test_a_replay_is_resolved_or_failed_again_in_the_next_report(
     assert (run.sent, run.resolved, run.failed_again) == (10, 7, 3)
     assert (told.totals.events, told.totals.unresolved, told.totals.failures) == (10, 3, 13)
     assert told.changes.failed_again == 1
-    assert purgeable(tables, Selection(), False).count() == 7
-    assert purge(tables, Selection(), False, partial(fold_all, tables)) == 7
+    assert purgeable(tables, FailureSelection(), False).count() == 7
+    assert purge(tables, FailureSelection(), False, partial(fold_all, tables)) == 7
     assert compacted(tables, client, dead).folded == 0
     assert tables.read("failures").count() == 3
 
@@ -356,10 +356,12 @@ def test_an_event_as_large_as_its_dead_letter_topic_takes_is_replayed(
         dead.append(trigger, *dead_letter_of(headers, os.urandom(LARGE), failure, origin))
     dead.flush()
     assert compacted(tables, client, dead).records == 5
-    done = replay(tables, client, Selection(), "r", "me", None, lambda line: None)
+    done = replay(tables, client, FailureSelection(), "r", "me", None, lambda line: None)
     assert (done.sent, done.left_out, len(done.problems)) == (2, 3, 3)
     with pytest.raises(JobError, match=r"1 event of .*/gone: .* has no dead-letter topic"):
-        replay(tables, client, Selection(trigger="gone"), None, "me", None, lambda line: None)
+        replay(
+            tables, client, FailureSelection(trigger="gone"), None, "me", None, lambda line: None
+        )
     for to in (mail, bill):
         name = names.replay_topic(*to)
         assert len(list(sent_by(client, client.topics([name])[name], "r"))) == 1

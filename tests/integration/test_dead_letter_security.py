@@ -22,15 +22,15 @@ from support.secure_kafka import Authority, SecureKafka
 
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.core import names
-from knafka_jobs import commands, options
-from knafka_jobs.compact.run import compact, fold_all
-from knafka_jobs.errors import JobError
+from knafka_jobs import command_options, commands
+from knafka_jobs.command_options import CompactOptions, FailureSelection
+from knafka_jobs.compact.compact_run import compact, fold_all
 from knafka_jobs.io.delta import Tables
-from knafka_jobs.io.kafka import Connection, KafkaClient
-from knafka_jobs.options import CompactOptions, Selection
-from knafka_jobs.replay.run import purge, replay
-from knafka_jobs.report.run import report
-from knafka_jobs.topics import BrokerName
+from knafka_jobs.io.kafka import KafkaClient, KafkaConnection
+from knafka_jobs.job_errors import JobError
+from knafka_jobs.replay.replay_run import purge, replay
+from knafka_jobs.report.report_run import report
+from knafka_jobs.topic_offsets import BrokerName
 from knafka_local.kafka.kafka_distribution import KafkaDistribution
 
 pytestmark = [
@@ -70,19 +70,22 @@ async def test_compact_report_replay_and_purge_by_every_kind_of_security(
     dead.flush()
     folder = tmp_path / "secret"
     kafka = secured.mounted(kind, folder)
-    client = KafkaClient(Connection.from_folder(kafka.bootstrap_servers, folder))
+    client = KafkaClient(KafkaConnection.from_folder(kafka.bootstrap_servers, folder))
     client.connect()
     tables = Tables(spark, str(tmp_path / "tables"))
     wanted = CompactOptions(BrokerName(namespace, "main"), keep_hours=0)
     first = compact(tables, client, wanted, lambda line: None)
     assert (first.records, first.folded, first.deleted) == (COUNT, COUNT, COUNT)
-    assert replay(tables, client, Selection(), "again", "me", None, lambda line: None).sent == COUNT
+    assert (
+        replay(tables, client, FailureSelection(), "again", "me", None, lambda line: None).sent
+        == COUNT
+    )
     sent = names.replay_topic(namespace, "main", "mail")
     await admin.ensure_committed(sent, sent)  # as its dispatcher does once all is delivered
     compact(tables, client, wanted, lambda line: None)
     totals = report(tables, None, datetime.now(UTC)).totals
     assert (totals.failures, totals.unresolved) == (COUNT, 0)
-    assert purge(tables, Selection(), False, partial(fold_all, tables)) == COUNT
+    assert purge(tables, FailureSelection(), False, partial(fold_all, tables)) == COUNT
     stored = [each for each in (tmp_path / "tables").rglob("*") if each.is_file()]
     assert not any(b"never-shown" in each.read_bytes() for each in stored), "no password is kept"
 
@@ -104,5 +107,5 @@ async def test_a_job_that_kafka_refuses_says_why_at_once(
     given = ["compact", "--tables", "t", "--bootstrap-servers", kafka.bootstrap_servers]
     started = time.monotonic()
     with pytest.raises(JobError, match=f"Kafka did not answer: .*{why}"):
-        commands.connect(options.parser().parse_args([*given, "--secret", str(folder)]))
+        commands.connect(command_options.parser().parse_args([*given, "--secret", str(folder)]))
     assert time.monotonic() - started < 10

@@ -20,16 +20,16 @@ from support.tabled import words_in_store
 
 from knafka_cli.shared import dead_letter_jobs
 from knafka_jobs import commands
-from knafka_jobs.compact.run import fold_all, forget_expired
+from knafka_jobs.command_options import CompactOptions, FailureSelection
+from knafka_jobs.compact.compact_run import fold_all, forget_expired
 from knafka_jobs.io import delta
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.io.kafka import KafkaClient
-from knafka_jobs.lookup.run import TableFiles, preview
-from knafka_jobs.options import CompactOptions, Selection
-from knafka_jobs.replay.run import purge, replay
-from knafka_jobs.report.page import render
-from knafka_jobs.report.run import report
-from knafka_jobs.topics import BrokerName
+from knafka_jobs.lookup.lookup_run import TableFiles, preview
+from knafka_jobs.replay.replay_run import purge, replay
+from knafka_jobs.report.report_page import render
+from knafka_jobs.report.report_run import report
+from knafka_jobs.topic_offsets import BrokerName
 
 pytestmark = [
     pytest.mark.kafka,
@@ -107,7 +107,7 @@ def test_tables_in_a_bucket_have_each_dead_letter_once_and_none_that_is_forgotte
 
     without_spark = preview(TableFiles(tables.root), []).count
     assert without_spark == len(rows)
-    one = Selection(trigger="mail", id="3")
+    one = FailureSelection(trigger="mail", id="3")
     assert replay(tables, client, one, "again", "me", None, lambda line: None).sent == 1
     assert replay(tables, client, one, "twice", "me", None, lambda line: None).sent == 0, (
         "on its way"
@@ -133,7 +133,7 @@ def test_no_object_of_a_bucket_has_what_was_purged_or_is_older_than_it_is_kept(
     words = partial(words_in_store, tables.spark, bucket.folder, tmp_path / "scratch")
     assert words() == {"secret", "kept"}
 
-    secret = Selection(id="secret")
+    secret = FailureSelection(id="secret")
     assert purge(tables, secret, True, partial(fold_all, tables)) == 1
     assert words() == {"kept"}
 

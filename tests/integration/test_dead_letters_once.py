@@ -13,17 +13,17 @@ from pyspark.sql import SparkSession
 from support.kafka import Kafka
 from support.letters import PARTITIONS, TRIGGERS, DeadLetters, compacted, held
 
+from knafka_jobs.command_options import CompactOptions, FailureSelection
 from knafka_jobs.compact.checkpoints import Checkpoints
+from knafka_jobs.compact.compact_run import Compacted, compact, fold_all
 from knafka_jobs.compact.reading import read_ranges
-from knafka_jobs.compact.run import Compacted, compact, fold_all
-from knafka_jobs.errors import JobError
 from knafka_jobs.io.delta import Tables, explained
-from knafka_jobs.io.kafka import Connection, KafkaClient
-from knafka_jobs.options import CompactOptions, Selection
-from knafka_jobs.replay.run import purge
-from knafka_jobs.report.run import report
+from knafka_jobs.io.kafka import KafkaClient, KafkaConnection
+from knafka_jobs.job_errors import JobError
+from knafka_jobs.replay.replay_run import purge
+from knafka_jobs.report.report_run import report
 from knafka_jobs.schema import RECORDS
-from knafka_jobs.topics import BrokerName, Reached, Span, Topic
+from knafka_jobs.topic_offsets import BrokerName, OffsetSpan, Reached, TopicState
 
 pytestmark = [
     pytest.mark.kafka,
@@ -44,17 +44,17 @@ class Forgetful(KafkaClient):
     """A Kafka whose metadata lack a topic for a moment."""
 
     def __init__(self, bootstrap_servers: str, missing: str) -> None:
-        super().__init__(Connection(bootstrap_servers))
+        super().__init__(KafkaConnection(bootstrap_servers))
         self.missing = missing
 
-    def dead_letter_topics(self, broker: BrokerName | None = None) -> dict[str, Topic]:
+    def dead_letter_topics(self, broker: BrokerName | None = None) -> dict[str, TopicState]:
         found = super().dead_letter_topics(broker)
         return {name: topic for name, topic in found.items() if name != self.missing}
 
 
 def everything(client: KafkaClient, *brokers: DeadLetters) -> list[tuple[str, int, int]]:
     """Every position that ever held a dead letter."""
-    found: Mapping[str, Topic] = client.dead_letter_topics()
+    found: Mapping[str, TopicState] = client.dead_letter_topics()
     return sorted(
         (name, partition, offset)
         for name, topic in found.items()
@@ -148,7 +148,7 @@ def test_what_was_purged_does_not_come_back(
         dead.add("bill", number)
     dead.flush()
     compacted(tables, client, dead, keep_hours=1)
-    assert purge(tables, Selection(trigger="mail"), True, partial(fold_all, tables)) == 10
+    assert purge(tables, FailureSelection(trigger="mail"), True, partial(fold_all, tables)) == 10
     dead.delete(dead.topic("ship"))
     assert compacted(tables, client, dead, keep_hours=1).records == 0
     assert tables.read("records").count() == 10
@@ -162,7 +162,7 @@ def test_what_was_purged_is_deleted_from_its_topic_with_the_rest(
         dead.append("mail", None, b"%d" % number, key=b"one partition")
     dead.flush()
     compacted(tables, client, dead, keep_hours=1)
-    assert purge(tables, Selection(where="offset = 4"), True, partial(fold_all, tables)) == 1
+    assert purge(tables, FailureSelection(where="offset = 4"), True, partial(fold_all, tables)) == 1
     assert compacted(tables, client, dead).deleted == 10
     assert tables.is_empty("purged")
     dead.append("mail", None, b"10", key=b"one partition")
@@ -184,7 +184,7 @@ def test_spark_reads_the_ranges_it_is_given_and_nothing_else(
     (filled,) = [number for number, span in found[mail].spans.items() if span.end]
     names = {topic.id: name for name, topic in found.items()}
     ids = {name: topic.id for name, topic in found.items()}
-    ranges = {(ids[mail], filled): Span(3, 7), (ids[bill], filled): Span(9, 10)}
+    ranges = {(ids[mail], filled): OffsetSpan(3, 7), (ids[bill], filled): OffsetSpan(9, 10)}
     read = dict.fromkeys(ranges, Reached(0))
     rows = read_ranges(tables, client, ranges, read, names)
     places = [(mail, filled, offset) for offset in range(3, 7)] + [(bill, filled, 9)]
@@ -200,7 +200,7 @@ def test_spark_reads_the_ranges_it_is_given_and_nothing_else(
     with pytest.raises(JobError), explained("reading"):
         checkpoints.append_batch(rows, 6, 5)
     dead.delete(bill)
-    rows = read_ranges(tables, client, {(ids[bill], filled): Span(9, 10)}, read, names)
+    rows = read_ranges(tables, client, {(ids[bill], filled): OffsetSpan(9, 10)}, read, names)
     with pytest.raises(JobError), explained("reading"):
         checkpoints.append_batch(rows, 6, 5)
     assert sorted(held(tables)) == sorted(places)

@@ -29,7 +29,7 @@ from knafka.clients.kafka_writer import KafkaWriter
 from knafka.core.contract import Kafka
 from knafka.core.errors import LogError
 from knafka.core.kafka_secret import for_java
-from knafka_jobs.io.kafka import Connection, KafkaClient
+from knafka_jobs.io.kafka import KafkaClient, KafkaConnection
 from knafka_local.kafka.kafka_distribution import KafkaDistribution
 from knafka_local.kafka.kafka_server import KafkaServer
 
@@ -197,7 +197,7 @@ async def test_a_token_that_kafka_does_not_trust_is_told_soon(
 async def refusal(world: World, secret: Mapping[str, str]) -> str:
     """What the operator's client says of this Secret."""
     configuration: dict[str, Any] = {
-        **Connection(world.bootstrap_servers, secret).for_librdkafka(),
+        **KafkaConnection(world.bootstrap_servers, secret).for_librdkafka(),
     }
     admin = KafkaAdmin(configuration, request_timeout=TIMEOUT)
     with pytest.raises(LogError) as caught:
@@ -211,7 +211,7 @@ async def refusal(world: World, secret: Mapping[str, str]) -> str:
 async def test_the_jobs_reach_it_by_both_of_their_clients(world: World, tmp_path: Path) -> None:
     """Spark's Kafka client is Java's; here it is the one of Kafka's own command."""
     secret = world.issuer.secret
-    client = KafkaClient(Connection(world.bootstrap_servers, secret))
+    client = KafkaClient(KafkaConnection(world.bootstrap_servers, secret))
     await asyncio.to_thread(client.connect)
     properties = tmp_path / "client.properties"
     properties.write_text(

@@ -13,9 +13,9 @@ from support.kafka import Kafka, MakeTopic
 from support.sensors import SensorWorld, process
 
 from knafka.core.sensor.contract import Conditions
-from knafka_jobs.backtest.run import Backtested, Span, backtest, of_topic
-from knafka_jobs.errors import JobError
-from knafka_jobs.io.kafka import Connection, KafkaClient
+from knafka_jobs.backtest.backtest_run import Backtested, TimeSpan, backtest, records_of_topic
+from knafka_jobs.io.kafka import KafkaClient, KafkaConnection
+from knafka_jobs.job_errors import JobError
 
 pytestmark = [
     pytest.mark.kafka,
@@ -27,7 +27,7 @@ def test_a_backtest_of_the_bus_says_what_the_function_fires(
     spark: SparkSession, kafka: Kafka, topic: MakeTopic
 ) -> None:
     world = SensorWorld(kafka, topic, 3, by_sender=True)
-    client = KafkaClient(Connection(kafka.bootstrap_servers))
+    client = KafkaClient(KafkaConnection(kafka.bootstrap_servers))
     sensor = world.sensor(
         [
             {"name": "any", "conditions": "a || b"},
@@ -49,8 +49,8 @@ def test_a_backtest_of_the_bus_says_what_the_function_fires(
 
     def run(since: datetime | None, until: datetime) -> Backtested:
         first = None if since is None else round(since.timestamp() * 1000)
-        span = Span(first, round(until.timestamp() * 1000))
-        records, end = of_topic(spark, client, world.bus, span, datetime.now(UTC))
+        span = TimeSpan(first, round(until.timestamp() * 1000))
+        records, end = records_of_topic(spark, client, world.bus, span, datetime.now(UTC))
         conditions = Conditions(dependencies=sensor.dependencies, triggers=sensor.triggers)
         return backtest(records, conditions, end, 1000, None)
 
@@ -77,4 +77,4 @@ def test_a_backtest_of_the_bus_says_what_the_function_fires(
     assert again.events == 152
     assert again.shown[-1]["events"][-1]["id"] == "a1"
     with pytest.raises(JobError, match="there is no topic none"):
-        of_topic(spark, client, "none", Span(), later)
+        records_of_topic(spark, client, "none", TimeSpan(), later)

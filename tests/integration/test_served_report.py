@@ -19,8 +19,8 @@ from knafka_console.model.source import ArchiveName
 from knafka_console.sources.reports import ReportTopics
 from knafka_jobs import pod
 from knafka_jobs.io.kafka import KafkaClient
-from knafka_jobs.report import announce, served
-from knafka_jobs.report.document import Report
+from knafka_jobs.report import announce, served_report
+from knafka_jobs.report.report_document import Report
 
 pytestmark = pytest.mark.kafka
 
@@ -36,14 +36,14 @@ def test_each_run_of_an_archive_serves_its_report_with_those_before_it(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pod, "FOLDER", tmp_path / "report")
+    monkeypatch.setattr(pod, "REPORT_FOLDER", tmp_path / "report")
     words = [
         "archive", f"--tables={tmp_path / 'tables'}", "--report", "--archive=kept",
         f"--bootstrap-servers={kafka.bootstrap_servers}", f"--broker={dead.namespace}/main",
         f"--group={names.archive_group(dead.namespace, 'kept', 'uid')}",
         "--announce=http://127.0.0.1:1/",
     ]  # fmt: skip
-    monkeypatch.setattr(announce, "ATTEMPTS", 1)
+    monkeypatch.setattr(announce, "ANNOUNCE_ATTEMPTS", 1)
     given = pod._parser().parse_args(words)
     reached = connection(contract.Kafka(bootstrap_servers=kafka.bootstrap_servers))
     kept, made = ArchiveName(dead.namespace, "kept"), list[Report]()
@@ -76,17 +76,17 @@ async def test_a_console_reads_the_last_report_whatever_its_size(
     topics = ReportTopics()
     assert await topics.last(reached, "main", kept) is None, "there is no topic yet"
 
-    served.write(client, large, "other", replication=1)
-    served.write(client, large, "kept", replication=-1)
-    served.write(client, small, "kept", replication=1)
+    served_report.write(client, large, "other", replication=1)
+    served_report.write(client, large, "kept", replication=-1)
+    served_report.write(client, small, "kept", replication=1)
     value = await topics.last(reached, "main", kept)
     assert value is not None
     assert Report.model_validate_json(value) == small
     value = await topics.last(reached, "main", other)
     assert value is not None
-    assert len(value) > served.MAX_RECORD, "it is compressed on its way"
+    assert len(value) > served_report.MAX_BATCH_BYTES, "it is compressed on its way"
     found = Report.model_validate_json(value)
     assert found == large
     assert await topics.last(reached, "main", ArchiveName(namespace, "nobody")) is None
     topic = names.reports_topic(namespace, "main")
-    assert client.record_limit(topic) == served.MAX_RECORD
+    assert client.record_limit(topic) == served_report.MAX_BATCH_BYTES

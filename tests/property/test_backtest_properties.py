@@ -12,7 +12,7 @@ from knafka.core.sensor.conditions import parse
 from knafka.core.sensor.held import Held
 from knafka.core.sensor.resets import Reset
 from knafka.core.sensor.rules import Rule, expire, step
-from knafka_jobs.backtest.model import Came, Expected, Model
+from knafka_jobs.backtest.firing_model import Came, Expected, FiringModel
 
 CONDITIONS = [
     "a && b",
@@ -67,7 +67,7 @@ def test_the_model_fires_what_the_reducer_fires(
     end = (history[-1].second + after) * SECOND if history else 0
     held: Held = ()
     wanted: list[Fires] = []
-    model = Model(rule)
+    model = FiringModel(rule)
     found: list[Expected] = []
 
     def until(time: int) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from knafka_jobs.fingerprint import CHARACTERS, fingerprint, fingerprint_of
+from knafka_jobs.fingerprint import FINGERPRINT_CHARACTERS, fingerprint, fingerprint_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # py4j leaves sockets open
 
@@ -84,7 +84,7 @@ def test_errors_that_say_something_else_are_two(one: str, other: str) -> None:
 @given(st.text())
 def test_any_text_has_a_bounded_fingerprint_on_one_line_without_digits(error: str) -> None:
     said = fingerprint(error)
-    assert len(said) <= CHARACTERS
+    assert len(said) <= FINGERPRINT_CHARACTERS
     assert not any(each in "0123456789\r\n\t" for each in said)
 
 

@@ -24,8 +24,8 @@ from support.ingesting import (
     happens,
 )
 
-from knafka_jobs.compact.batches import next_batch
-from knafka_jobs.topics import Partition, Reached, Span, Topic
+from knafka_jobs.compact.ingest_batches import next_batch
+from knafka_jobs.topic_offsets import OffsetSpan, Partition, Reached, TopicState
 
 a_name = st.sampled_from(NAMES)
 some_names = st.frozensets(a_name)
@@ -72,7 +72,7 @@ def test_each_letter_is_tabled_once_by_any_sequence_of_runs(
         log.make(name)
     if has_older_rows:
         happens(log, Append("a", 0, 3))
-        for where, offset, letter in log.read({(log.topics["a"][0], 0): Span(0, 2)}):
+        for where, offset, letter in log.read({(log.topics["a"][0], 0): OffsetSpan(0, 2)}):
             table.rows[*where, offset] = letter.number
             table.appended[letter.number] += 1
     ticks = iter(times)
@@ -181,7 +181,7 @@ def test_what_is_deleted_is_looked_at_last_of_all() -> None:
     log.make("a")
     happens(log, Append("a", 0, 10))
     compact(log, table, EVERYTHING, lambda: 0)
-    topics = {"a": Topic("a", log.topics["a"][0], {0: Span(0, 10)})}
+    topics = {"a": TopicState("a", log.topics["a"][0], {0: OffsetSpan(0, 10)})}
     happens(log, CutOff("a", 0, 4))
     happens(log, Append("a", 0, 8))
     delete(log, table, topics)
@@ -193,7 +193,7 @@ def test_what_is_deleted_is_looked_at_last_of_all() -> None:
 
 partitions = st.tuples(a_name, a_partition)
 spans = st.tuples(st.integers(0, 50), st.integers(0, 50)).map(
-    lambda each: Span(min(each), max(each))
+    lambda each: OffsetSpan(min(each), max(each))
 )
 
 
@@ -203,7 +203,7 @@ spans = st.tuples(st.integers(0, 50), st.integers(0, 50)).map(
     st.integers(1, 40),
 )
 def test_a_batch_is_bounded_and_reads_where_reading_goes_on(
-    there: dict[Partition, Span], offsets: dict[Partition, int], limit: int
+    there: dict[Partition, OffsetSpan], offsets: dict[Partition, int], limit: int
 ) -> None:
     # Of a log that ends before, reading goes on at its cut.
     read = {

@@ -33,7 +33,7 @@ from knafka.core.sensor.duplicates import Seen
 from knafka.core.sensor.order import Place
 from knafka.core.sensor.records import identity_of, trigger_of
 from knafka.core.sensor.routing import Router
-from knafka_jobs.backtest.model import Came, Model
+from knafka_jobs.backtest.firing_model import Came, FiringModel
 
 TRIGGERS: Final[Sequence[dict[str, Any]]] = (
     {"name": "pair", "conditions": "a && b"},
@@ -154,7 +154,7 @@ def modelled(world: World) -> Counter[str]:
         Router(declared, lambda kind: None),
         {each.name: each for each in declared.rules()},
     )
-    models: dict[str, Model] = {}
+    models: dict[str, FiringModel] = {}
     seen = {key: Seen(declared.dedupe_millis) for key in rules}
     found: Counter[str] = Counter()
     for place, event in sorted(world.past(), key=lambda each: each[0]):
@@ -168,7 +168,7 @@ def modelled(world: World) -> Counter[str]:
             dependency, which = came.dependency, came.identity
             if not seen[trigger_of(route.key)].is_new(route.key, dependency, which, place.at):
                 continue
-            model = models.setdefault(route.key, Model(rules[trigger_of(route.key)]))
+            model = models.setdefault(route.key, FiringModel(rules[trigger_of(route.key)]))
             found.update(_told(route.key, model.add(came)))
     for key, model in models.items():
         found.update(_told(key, model.end(world.now)))

@@ -13,7 +13,7 @@ from knafka.core.drain import Counts
 from knafka.core.names import channel_topic, report_key, reports_topic
 from knafka.observability import Metric, produced, prometheus_text
 from knafka_console.model.source import ArchiveName
-from knafka_jobs.report.document import Report
+from knafka_jobs.report.report_document import Report
 from knafka_operator.model.resources import CORE, EVENTING
 from knafka_operator.model.sensors import KNAFKA
 

@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
-from knafka_jobs.compact.batches import Batch, ingest
+from knafka_jobs.compact.compact_plan import older_ranges
 from knafka_jobs.compact.cuts import deletable_until, find_cuts
-from knafka_jobs.compact.plan import older_ranges
-from knafka_jobs.topics import (
+from knafka_jobs.compact.ingest_batches import IngestBatch, ingest
+from knafka_jobs.topic_offsets import (
     Mark,
     Offsets,
+    OffsetSpan,
     Partition,
     Reached,
-    Span,
-    Topic,
+    TopicState,
     log_id,
     offsets_of,
 )
@@ -55,8 +55,8 @@ class Part:
     slots: list[Letter | None] = field(default_factory=list)
 
     @property
-    def span(self) -> Span:
-        return Span(self.start, len(self.slots))
+    def span(self) -> OffsetSpan:
+        return OffsetSpan(self.start, len(self.slots))
 
 
 class Placed(NamedTuple):
@@ -89,41 +89,46 @@ class Log:
             for number, part in enumerate(parts)
         }
 
-    def spans(self, names: frozenset[str]) -> dict[Partition, Span]:
+    def spans(self, names: frozenset[str]) -> dict[Partition, OffsetSpan]:
         """What the metadata say of these, those that are there."""
         ids = {self.topics[name][0] for name in names & self.topics.keys()}
-        return {where: part.span for where, part in self.parts().items() if where[0] in ids}
+        return {
+            partition: part.span for partition, part in self.parts().items() if partition[0] in ids
+        }
 
-    def read(self, ranges: Mapping[Partition, Span]) -> list[tuple[Partition, int, Letter]]:
+    def read(self, ranges: Mapping[Partition, OffsetSpan]) -> list[tuple[Partition, int, Letter]]:
         """As Spark does when it is given partitions, starts and ends, and failOnDataLoss: what is
         between, or nothing at all; test_dead_letters_once.py sees whether that is so."""
         there = self.parts()
-        for where, span in ranges.items():
-            if where not in there or not there[where].start <= span.start < span.end:
+        for partition, span in ranges.items():
+            if partition not in there or not there[partition].start <= span.start < span.end:
                 raise Refused
-            if span.end > there[where].span.end:
+            if span.end > there[partition].span.end:
                 raise Refused
         return [
-            (where, offset, letter)
-            for where, span in ranges.items()
+            (partition, offset, letter)
+            for partition, span in ranges.items()
             for offset in range(span.start, span.end)
-            if (letter := there[where].slots[offset]) is not None
+            if (letter := there[partition].slots[offset]) is not None
         ]
 
     def first_at(self, wanted: Mapping[Partition, int]) -> Mapping[Partition, Mark]:
         return {
-            where: mark
-            for where, offset in wanted.items()
-            if (mark := next(iter(self.marks(where, Span(offset, 10**9))), None)) is not None
+            partition: mark
+            for partition, offset in wanted.items()
+            if (mark := next(iter(self.marks(partition, OffsetSpan(offset, 10**9))), None))
+            is not None
         }
 
-    def last_in(self, spans: Mapping[Partition, Span]) -> Mapping[Partition, Mark]:
+    def last_in(self, spans: Mapping[Partition, OffsetSpan]) -> Mapping[Partition, Mark]:
         return {
-            where: marks[-1] for where, span in spans.items() if (marks := self.marks(where, span))
+            partition: marks[-1]
+            for partition, span in spans.items()
+            if (marks := self.marks(partition, span))
         }
 
-    def marks(self, where: Partition, span: Span) -> list[Mark]:
-        part = self.parts().get(where)
+    def marks(self, partition: Partition, span: OffsetSpan) -> list[Mark]:
+        part = self.parts().get(partition)
         if part is None or span.start < part.start:
             return []
         return [
@@ -171,17 +176,17 @@ class Table:
 
     def rows_read_last(self, wanted: Mapping[Partition, Reached]) -> Mapping[Partition, Mark]:
         return {
-            where: mark
-            for where, reached in wanted.items()
-            if (mark := self.last_row(where, reached)) is not None
+            partition: mark
+            for partition, reached in wanted.items()
+            if (mark := self.last_row(partition, reached)) is not None
             and mark.offset == reached.next - 1
         }
 
-    def last_row(self, where: Partition, reached: Reached) -> Mark | None:
-        for number, piece in reversed(reached.pieces(Span(0, reached.next))):
+    def last_row(self, partition: Partition, reached: Reached) -> Mark | None:
+        for number, piece in reversed(reached.pieces(OffsetSpan(0, reached.next))):
             for offset in range(piece.end - 1, piece.start - 1, -1):
                 if (
-                    letter := self.rows.get((log_id(where[0], number), where[1], offset))
+                    letter := self.rows.get((log_id(partition[0], number), partition[1], offset))
                 ) is not None:
                     return Mark(offset, str(letter), 0)
         return None
@@ -299,7 +304,7 @@ def compact(log: Log, table: Table, run: Run, clock: Callable[[], int]) -> None:
     """A run, as `compact` makes it of `ingest`."""
     names = run.names & log.topics.keys()
     topics = {
-        name: Topic(
+        name: TopicState(
             name, log.topics[name][0], {n: p.span for n, p in enumerate(log.topics[name][1])}
         )
         for name in names
@@ -309,11 +314,15 @@ def compact(log: Log, table: Table, run: Run, clock: Callable[[], int]) -> None:
         happens(log, event)
     table.steps = run.steps
 
-    def append(batch: Batch, number: int, last: int | None) -> int:
+    def append(batch: IngestBatch, number: int, last: int | None) -> int:
         assert table.last == last
         rows = {
-            (log_id(where[0], batch.after[where].logs()[-1][1]), where[1], offset): letter.number
-            for where, offset, letter in log.read(batch.ranges)
+            (
+                log_id(partition[0], batch.after[partition].logs()[-1][1]),
+                partition[1],
+                offset,
+            ): letter.number
+            for partition, offset, letter in log.read(batch.ranges)
         }
         table.commit(rows, number)
         return len(rows)
@@ -330,35 +339,35 @@ def compact(log: Log, table: Table, run: Run, clock: Callable[[], int]) -> None:
         table.steps = None
 
 
-def delete(log: Log, table: Table, topics: Mapping[str, Topic]) -> None:
+def delete(log: Log, table: Table, topics: Mapping[str, TopicState]) -> None:
     """As `_delete_tabled`, of all that is there."""
     read = {} if table.last is None else table.notes[table.last] or {}
     young = {(name, number): -1 for name, topic in topics.items() for number in topic.spans}
     held = table.rows.keys() | table.purged
     until: dict[Partition, int] = {}
-    spans: dict[Partition, Span] = {}
-    tabled: dict[Partition, list[Span]] = {}
+    spans: dict[Partition, OffsetSpan] = {}
+    tabled: dict[Partition, list[OffsetSpan]] = {}
     for name, log_name, number, start, end in older_ranges(topics, young, read):
-        where = (topics[name].id, number)
-        spans[where] = Span(spans.get(where, Span(start, end)).start, end)
-        tabled.setdefault(where, []).extend(
-            Span(offset, offset + 1)
+        partition = (topics[name].id, number)
+        spans[partition] = OffsetSpan(spans.get(partition, OffsetSpan(start, end)).start, end)
+        tabled.setdefault(partition, []).extend(
+            OffsetSpan(offset, offset + 1)
             for offset in range(start, end)
             if (log_name, number, offset) in held
         )
     there = log.parts()
 
-    def placed(where: Partition, gap: Span) -> list[Placed]:
-        return [Placed(mark.offset) for mark in log.marks(where, gap)]
+    def placed(partition: Partition, gap: OffsetSpan) -> list[Placed]:
+        return [Placed(mark.offset) for mark in log.marks(partition, gap)]
 
-    for where, span in spans.items():
-        if where in there:
-            until[where] = deletable_until(span, tabled[where], partial(placed, where))
-    now = {where: part.span for where, part in there.items()}
+    for partition, span in spans.items():
+        if partition in there:
+            until[partition] = deletable_until(span, tabled[partition], partial(placed, partition))
+    now = {partition: part.span for partition, part in there.items()}
     cuts, _ = find_cuts(read, now, log, table)
-    for where, offset in until.items():
-        if where not in cuts:
-            part = there[where]
+    for partition, offset in until.items():
+        if partition not in cuts:
+            part = there[partition]
             assert offset <= len(part.slots)
             deleted = part.slots[part.start : max(part.start, offset)]
             log.gone += [letter.number for letter in deleted if letter is not None]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from knafka_jobs.compact.run import Compacted
+    from knafka_jobs.compact.compact_run import Compacted
     from knafka_jobs.io.delta import Tables
     from knafka_jobs.io.kafka import KafkaClient
 
@@ -129,9 +129,9 @@ def dead(kafka: Kafka) -> Iterator[DeadLetters]:
 
 @pytest.fixture
 def client(kafka: Kafka) -> KafkaClient:
-    from knafka_jobs.io.kafka import Connection, KafkaClient
+    from knafka_jobs.io.kafka import KafkaClient, KafkaConnection
 
-    return KafkaClient(Connection(kafka.bootstrap_servers))
+    return KafkaClient(KafkaConnection(kafka.bootstrap_servers))
 
 
 @pytest.fixture
@@ -148,9 +148,9 @@ def compacted(
     keep_hours: float = 0,
     progress: Callable[[str], object] = str,
 ) -> Compacted:
-    from knafka_jobs.compact.run import compact
-    from knafka_jobs.options import CompactOptions
-    from knafka_jobs.topics import BrokerName
+    from knafka_jobs.command_options import CompactOptions
+    from knafka_jobs.compact.compact_run import compact
+    from knafka_jobs.topic_offsets import BrokerName
 
     options = CompactOptions(BrokerName(dead.namespace, "main"), keep_hours)
     return compact(tables, client, options, progress)

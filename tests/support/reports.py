@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 
 from knafka.core.delivery import Reason
 from knafka_jobs.fingerprint import fingerprint
-from knafka_jobs.report.document import (
+from knafka_jobs.report.report_document import (
     Bucket,
     Change,
     ChangeKind,

@@ -10,7 +10,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from knafka_jobs.compact.checkpoints import Checkpoints
-from knafka_jobs.compact.run import fold
+from knafka_jobs.compact.compact_run import fold
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.schema import RECORDS, ddl
 

@@ -16,7 +16,7 @@ from support.operator_world import SETTINGS
 
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument
-from knafka_jobs import pod
+from knafka_jobs import pod, spark_launch
 from knafka_operator.decide import archive_manifests as manifests
 from knafka_operator.decide.archive_runs import message_of
 from knafka_operator.model.archives import ARCHIVE, DeadLetterArchive
@@ -209,7 +209,7 @@ def test_executors_are_pods_of_the_same_image_that_may_not_make_pods() -> None:
     assert account["metadata"]["name"] == spec["serviceAccountName"]
     assert binding["roleRef"]["name"] == manifests.DRIVER_ROLE
     assert binding["metadata"]["namespace"] == "shop", "no other namespace's pods"
-    words = pod.submit_arguments({**POD, **environment(made)})
+    words = spark_launch.submit_arguments({**POD, **environment(made)})
     found = settings_of(words)
     assert words[:2] == ["--master", "k8s://https://10.96.0.1:443"]
     assert found["spark.executor.instances"] == "3"
@@ -229,27 +229,27 @@ def test_executors_are_pods_of_the_same_image_that_may_not_make_pods() -> None:
 def test_driver_and_executors_talk_to_nobody_who_has_not_the_runs_secret() -> None:
     """Their ports are open to the cluster; the secret is Spark's own, new with each run."""
     made = job(**BUCKET, executors=3)
-    words = pod.submit_arguments({**POD, **environment(made)})
+    words = spark_launch.submit_arguments({**POD, **environment(made)})
     found = settings_of(words)
     assert found["spark.authenticate"] == "true"
     assert found["spark.network.crypto.enabled"] == "true"
     assert found["spark.network.crypto.saslFallback"] == "false"
     assert not any("authenticate.secret" in word for word in words), "ps shows these"
-    command = pod.executor_command({**EXECUTOR, "_SPARK_AUTH_SECRET": "the secret"})
+    command = spark_launch.executor_command({**EXECUTOR, "_SPARK_AUTH_SECRET": "the secret"})
     assert "the secret" not in " ".join(command)
 
 
 def test_without_executors_spark_is_in_that_pod_alone() -> None:
-    words = pod.submit_arguments({**POD, **environment(job(**CLAIM))})
+    words = spark_launch.submit_arguments({**POD, **environment(job(**CLAIM))})
     assert words[:2] == ["--master", "local[*]"]
     assert not any("kubernetes" in word for word in words)
 
 
 def test_an_executor_is_started_as_sparks_own_image_does() -> None:
-    command = pod.executor_command(EXECUTOR)
+    command = spark_launch.executor_command(EXECUTOR)
     assert command[:5] == ["/java/bin/java", "-Dsecond=1", "-Dlast=1", "-Xms1228m", "-Xmx1228m"]
     assert command[6] == "/spark/jars/*:/app/jars/*"
-    assert command[7] == pod.EXECUTOR
+    assert command[7] == spark_launch.EXECUTOR_CLASS
     assert command[8:10] == ["--driver-url", "spark://driver:7078"]
 
 
@@ -329,7 +329,7 @@ def test_the_example_of_a_backtest_says_what_its_pod_takes(monkeypatch: pytest.M
     divisor = wanted["valueFrom"]["resourceFieldRef"]
     assert divisor == {"containerName": "backtest", "resource": "limits.memory", "divisor": "1Mi"}
     mounted = {each["mountPath"]: each["name"] for each in made["volumeMounts"]}
-    assert mounted.keys() == {"/sensor", pod.WRITABLE}
+    assert mounted.keys() == {"/sensor", spark_launch.WRITABLE_FOLDER}
     volumes = {each["name"] for each in example["spec"]["template"]["spec"]["volumes"]}
     assert volumes == set(mounted.values())
 

@@ -36,7 +36,7 @@ from knafka_console.sources.figures import Figures
 from knafka_console.sources.reports import OF_GROUP, ReportTopics
 from knafka_console.web.server import CHANGE_HEADER, ConsoleServer
 from knafka_console.web.sign_in import SignIn, Viewer
-from knafka_jobs.report.document import Report
+from knafka_jobs.report.report_document import Report
 from knafka_operator.model.sensors import KNAFKA
 
 KEPT = ArchiveName("shop", "kept")
@@ -353,6 +353,6 @@ async def test_a_replay_needs_what_every_change_needs(
 
 def test_a_report_is_shown_without_spark() -> None:
     """The operator's image has none: what reports are made with stays out of the console."""
-    probe = "import sys, knafka_jobs.report.page; print(*sys.modules)"
+    probe = "import sys, knafka_jobs.report.report_page; print(*sys.modules)"
     ran = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert not {"pyspark", "delta", "py4j"} & {x.partition(".")[0] for x in ran.stdout.split()}

@@ -21,9 +21,15 @@ from knafka.core.kafka_binding import to_record
 from knafka.core.sensor.backtest import Backtest, PastEvent
 from knafka.core.sensor.contract import Conditions
 from knafka.core.sensor.records import trigger_of
-from knafka_jobs.backtest.plan import conditions_of
-from knafka_jobs.backtest.run import Backtested, Span, backtest, of_archive, read_sensor
-from knafka_jobs.errors import JobError
+from knafka_jobs.backtest.backtest_plan import conditions_of
+from knafka_jobs.backtest.backtest_run import (
+    Backtested,
+    TimeSpan,
+    backtest,
+    read_sensor,
+    records_of_archive,
+)
+from knafka_jobs.job_errors import JobError
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # py4j leaves sockets open
 
@@ -96,7 +102,7 @@ def archived(spark: SparkSession, events: Sequence[PastEvent], path: Path) -> st
 def run(
     spark: SparkSession, path: str, conditions: Conditions, output: Path | None = None, **span: int
 ) -> Backtested:
-    records, until = of_archive(spark, path, Span(**span))
+    records, until = records_of_archive(spark, path, TimeSpan(**span))
     return backtest(records, conditions, until, 10_000, None if output is None else str(output))
 
 
@@ -203,10 +209,10 @@ def test_what_is_no_archive_is_refused(spark: SparkSession, tmp_path: Path) -> N
     path = tmp_path / "table"
     rows: DataFrame = spark.range(1)
     rows.write.parquet(str(path))
-    with pytest.raises(JobError, match="has no headers, no value, no timestamp or appended"):
-        of_archive(spark, str(path), Span())
+    with pytest.raises(JobError, match="lacks the columns headers, value, timestamp or appended"):
+        records_of_archive(spark, str(path), TimeSpan())
     with pytest.raises(JobError, match=r"the archive .*none can't be read"):
-        of_archive(spark, str(tmp_path / "none"), Span())
+        records_of_archive(spark, str(tmp_path / "none"), TimeSpan())
 
 
 def test_a_sensor_may_be_as_kubernetes_has_it(tmp_path: Path) -> None:

@@ -13,12 +13,12 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
 from knafka.core.delivery import Reason
 from knafka_jobs import __main__ as program
-from knafka_jobs import commands, options
-from knafka_jobs.errors import JobError
+from knafka_jobs import command_options, commands
 from knafka_jobs.io import session
 from knafka_jobs.io.delta import Tables, explained
-from knafka_jobs.report.document import Change, ChangeKind
-from knafka_jobs.topics import BrokerName
+from knafka_jobs.job_errors import JobError
+from knafka_jobs.report.report_document import Change, ChangeKind
+from knafka_jobs.topic_offsets import BrokerName
 
 
 @pytest.fixture(autouse=True)
@@ -98,9 +98,9 @@ def test_what_can_not_be_asked_is_exit_code_2(arguments: list[str]) -> None:
 
 def test_a_selection_is_read_as_it_was_said() -> None:
     said = ["--broker", "shop/main", "--reason", "status", "--code", "503", "--since", "2026-11-21"]
-    given = options.parser().parse_args(["purge", "--tables", "t", *said])
-    selection = options.Selection.given(given)
-    assert selection == options.Selection(
+    given = command_options.parser().parse_args(["purge", "--tables", "t", *said])
+    selection = command_options.FailureSelection.from_arguments(given)
+    assert selection == command_options.FailureSelection(
         broker=BrokerName("shop", "main"),
         reason=Reason.STATUS,
         code=503,

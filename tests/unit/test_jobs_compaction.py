@@ -14,7 +14,7 @@ from pyspark.testing import assertDataFrameEqual
 from knafka.core.dead_letter import Failure, Origin, dead_letter_of
 from knafka.core.delivery import Reason
 from knafka_jobs.compact.checkpoints import Checkpoints
-from knafka_jobs.compact.plan import (
+from knafka_jobs.compact.compact_plan import (
     FOLDED,
     MERGE_ON,
     failures_of,
@@ -25,10 +25,10 @@ from knafka_jobs.compact.plan import (
     repeated,
 )
 from knafka_jobs.compact.reading import LOGS
+from knafka_jobs.failure_selection import REPLAYABLE
 from knafka_jobs.io.delta import Tables, in_days
 from knafka_jobs.schema import FAILURES, RECORDS, ddl
-from knafka_jobs.selecting import REPLAYABLE
-from knafka_jobs.topics import NOTHING, Mark, Reached
+from knafka_jobs.topic_offsets import NOTHING, Mark, Reached
 
 if TYPE_CHECKING:
     from pathlib import Path

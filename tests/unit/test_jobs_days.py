@@ -13,13 +13,13 @@ import pytest
 from pyspark.sql import SparkSession
 from support.tabled import NOW, records, tabled, words_in_store
 
-from knafka_jobs.compact import run
+from knafka_jobs.command_options import CompactOptions
+from knafka_jobs.compact import compact_run
 from knafka_jobs.compact.checkpoints import Checkpoints
-from knafka_jobs.compact.run import fold, forget_expired
+from knafka_jobs.compact.compact_run import fold, forget_expired
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.io.session import with_executors
-from knafka_jobs.options import CompactOptions
-from knafka_jobs.topics import Span
+from knafka_jobs.topic_offsets import OffsetSpan
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # py4j leaves sockets open
 
@@ -40,7 +40,7 @@ def killed(*_: Any) -> None:
 
 def on(day: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Clock, "present", NOW + timedelta(days=day))
-    monkeypatch.setattr(run, "datetime", Clock)
+    monkeypatch.setattr(compact_run, "datetime", Clock)
 
 
 def a_day_each(
@@ -165,7 +165,7 @@ def test_what_is_older_than_it_is_kept_is_gone_with_its_bytes(
         one = tables.read("failures").where(f"failure_id = '{failure}'").localCheckpoint()
         tables.update(one, "failures", "failures.failure_id = more.failure_id", marked)
     options = CompactOptions(forget_resolved_days=5, forget_unresolved_days=8)
-    spans = {("id-1", 0): Span(3, 5)}
+    spans = {("id-1", 0): OffsetSpan(3, 5)}
     today = NOW + timedelta(days=10)
     monkeypatch.setattr(Tables, "_created", lambda *_: today.timestamp() - 90_000)
 

@@ -12,13 +12,19 @@ from pyspark.testing import assertDataFrameEqual
 
 from knafka.core.delivery import Reason
 from knafka_jobs import schema
-from knafka_jobs.errors import JobError
+from knafka_jobs.command_options import FailureSelection
 from knafka_jobs.io.delta import Tables
-from knafka_jobs.options import Selection
-from knafka_jobs.replay.plan import select
+from knafka_jobs.job_errors import JobError
+from knafka_jobs.replay.replay_plan import select
 from knafka_jobs.report.assemble import change, known_of
-from knafka_jobs.report.document import MAX_SUMMARIES, OTHERS, ChangeKind, Report, json_schema
-from knafka_jobs.report.plan import (
+from knafka_jobs.report.report_document import (
+    MAX_SUMMARIES,
+    OTHER_SUMMARIES,
+    ChangeKind,
+    Report,
+    json_schema,
+)
+from knafka_jobs.report.report_plan import (
     buckets,
     examples,
     failed_again,
@@ -29,9 +35,9 @@ from knafka_jobs.report.plan import (
     tops,
     with_few_summaries,
 )
-from knafka_jobs.report.run import report
+from knafka_jobs.report.report_run import report
 from knafka_jobs.schema import FAILURES, REPORTS, SENT, ddl
-from knafka_jobs.topics import BrokerName
+from knafka_jobs.topic_offsets import BrokerName
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # py4j leaves sockets open
 
@@ -66,22 +72,25 @@ def ids(frame: DataFrame) -> set[str]:
 @pytest.mark.parametrize(
     ("selection", "wanted"),
     [
-        (Selection(), {"f0", "f1", "f2"}),
-        (Selection(broker=BrokerName("shop", "main")), {"f0", "f2"}),
-        (Selection(trigger="bill"), {"f2"}),
-        (Selection(destination="http://mail/", reason=Reason.STATUS, code=503), {"f0", "f1"}),
-        (Selection(type="order", source="/s"), {"f1"}),
-        (Selection(id="7"), {"f0"}),
-        (Selection(since=ago(10), until=ago(5)), {"f0", "f1"}),
-        (Selection(where="code IS NULL OR type LIKE 'ord%'"), {"f1", "f2"}),
-        (Selection(trigger="mail", where="true) OR (true"), None),
-        (Selection(where="frobnicate(id)"), None),
-        (Selection(where="id = '1'; DROP TABLE x"), None),
+        (FailureSelection(), {"f0", "f1", "f2"}),
+        (FailureSelection(broker=BrokerName("shop", "main")), {"f0", "f2"}),
+        (FailureSelection(trigger="bill"), {"f2"}),
+        (
+            FailureSelection(destination="http://mail/", reason=Reason.STATUS, code=503),
+            {"f0", "f1"},
+        ),
+        (FailureSelection(type="order", source="/s"), {"f1"}),
+        (FailureSelection(id="7"), {"f0"}),
+        (FailureSelection(since=ago(10), until=ago(5)), {"f0", "f1"}),
+        (FailureSelection(where="code IS NULL OR type LIKE 'ord%'"), {"f1", "f2"}),
+        (FailureSelection(trigger="mail", where="true) OR (true"), None),
+        (FailureSelection(where="frobnicate(id)"), None),
+        (FailureSelection(where="id = '1'; DROP TABLE x"), None),
     ],
     ids=lambda value: " ".join(sorted(value)) if isinstance(value, set) else str(value),
 )
 def test_a_selection_is_what_fits_all_of_it(
-    spark: SparkSession, selection: Selection, wanted: set[str] | None
+    spark: SparkSession, selection: FailureSelection, wanted: set[str] | None
 ) -> None:
     """A predicate that is none, or that would end the expression around it, is refused."""
     rows = failures(
@@ -105,7 +114,7 @@ def test_a_group_is_what_failed_alike_with_its_sums_and_times(spark: SparkSessio
         {"resolved": ago(20), "last_failed": ago(40)},
         {"code": None, "reason": "timeout"},
     )
-    told = groups(sums(rows, before=ago(2))).where("code = 503")
+    told = groups(sums(rows, previous_made=ago(2))).where("code = 503")
     columns = (
         "events bigint, failures bigint, unresolved bigint, resolved bigint, "
         "retries bigint, first_seen timestamp, last_seen timestamp, oldest_unresolved timestamp"
@@ -130,7 +139,7 @@ def test_failures_whose_errors_say_different_things_are_two_rows(
     assert [(each.summary, each.events) for each in mail] == [("NullPointer", 2), ("db down", 1)]
     assert len({each.id for each in mail}) == 2
     assert mail[0].replay_command.endswith("--code 503 --summary NullPointer")
-    found = select(tables.read("failures"), Selection(trigger="mail", summary="db down"))
+    found = select(tables.read("failures"), FailureSelection(trigger="mail", summary="db down"))
     assert ids(found) == {"f0"}
 
 
@@ -143,7 +152,7 @@ def test_a_kind_that_fails_in_very_many_ways_has_few_rows(spark: SparkSession) -
     told = rows.transform(with_few_summaries, summaries(rows))
     counted = {row["summary"]: row["count"] for row in told.groupBy("summary").count().collect()}
     assert counted.pop("") == 1
-    assert counted.pop(OTHERS) == 3
+    assert counted.pop(OTHER_SUMMARIES) == 3
     assert counted.pop("s52") == 2
     assert set(counted) == {f"s{n:02}" for n in range(MAX_SUMMARIES - 1)}
 
@@ -164,7 +173,7 @@ def test_failures_are_counted_by_stretches_of_time(spark: SparkSession) -> None:
 
 def test_the_most_frequent_values_come_first_and_are_few(spark: SparkSession) -> None:
     given = [{"type": name} for name in "aabbbcdefg"] + [{"type": None}]
-    told = tops(sums(failures(spark, *given), before=None), "type")
+    told = tops(sums(failures(spark, *given), previous_made=None), "type")
     rows = [(row["value"], row["events"]) for row in told.collect()]
     assert rows == [("b", 3), ("a", 2), ("c", 1), ("d", 1), ("e", 1)]
 

@@ -19,15 +19,15 @@ from support.tabled import NOW, tabled
 
 from knafka.core.delivery import Reason
 from knafka_cli.dead_letters.dead_letter_tables import overviews
-from knafka_jobs.errors import JobError, NeedsSpark
+from knafka_jobs.command_options import FailureSelection
+from knafka_jobs.failure_selection import FailureCondition, conditions
 from knafka_jobs.io.delta import Tables
-from knafka_jobs.lookup import plan
-from knafka_jobs.lookup.run import TableFiles, latest, on_their_way, preview, tabled_until
-from knafka_jobs.options import Selection
-from knafka_jobs.replay.run import preview as preview_by_spark
+from knafka_jobs.job_errors import JobError, NeedsSpark
+from knafka_jobs.lookup import lookup_plan
+from knafka_jobs.lookup.lookup_run import TableFiles, latest, on_their_way, preview, tabled_until
+from knafka_jobs.replay.replay_run import preview as preview_by_spark
 from knafka_jobs.schema import LAYOUT, LAYOUT_PROPERTY, SENT
-from knafka_jobs.selecting import Condition, conditions
-from knafka_jobs.topics import BrokerName
+from knafka_jobs.topic_offsets import BrokerName
 
 pytestmark = [
     pytest.mark.slice,
@@ -77,21 +77,25 @@ def tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Tab
 @pytest.mark.parametrize(
     ("selection", "sends", "leaves_out"),
     [
-        (Selection(), 8, 5),
-        (Selection(BrokerName("shop", "main"), since=NOW, until=NOW + timedelta(days=2)), 7, 4),
-        (Selection(trigger="bill", type="order", source="/s"), 1, 0),
-        (Selection(trigger="bill"), 1, 1),
-        (Selection(destination="http://else/", code=503, summary="no money"), 1, 0),
-        (Selection(reason=Reason.TIMEOUT), 1, 0),
-        (Selection(id="it's"), 1, 0),
-        (Selection(id="no' OR true --"), 0, 0),
-        (Selection(since=NOW + timedelta(microseconds=1)), 2, 0),
-        (Selection(until=NOW), 0, 0),
+        (FailureSelection(), 8, 5),
+        (
+            FailureSelection(BrokerName("shop", "main"), since=NOW, until=NOW + timedelta(days=2)),
+            7,
+            4,
+        ),
+        (FailureSelection(trigger="bill", type="order", source="/s"), 1, 0),
+        (FailureSelection(trigger="bill"), 1, 1),
+        (FailureSelection(destination="http://else/", code=503, summary="no money"), 1, 0),
+        (FailureSelection(reason=Reason.TIMEOUT), 1, 0),
+        (FailureSelection(id="it's"), 1, 0),
+        (FailureSelection(id="no' OR true --"), 0, 0),
+        (FailureSelection(since=NOW + timedelta(microseconds=1)), 2, 0),
+        (FailureSelection(until=NOW), 0, 0),
     ],
     ids=str,
 )
 def test_a_dry_run_without_spark_says_what_one_with_spark_says(
-    tables: Tables, selection: Selection, sends: int, leaves_out: int
+    tables: Tables, selection: FailureSelection, sends: int, leaves_out: int
 ) -> None:
     told = preview(TableFiles(tables.root), conditions(selection))
     assert told.document() == preview_by_spark(tables, selection).document()
@@ -99,13 +103,13 @@ def test_a_dry_run_without_spark_says_what_one_with_spark_says(
 
 
 def test_any_of_several_ids_are_meant_without_spark_too(tables: Tables) -> None:
-    told = preview(TableFiles(tables.root), [Condition("id", "in", ("one", "it's", "stub"))])
+    told = preview(TableFiles(tables.root), [FailureCondition("id", "in", ("one", "it's", "stub"))])
     assert [each["id"] for each in told.events] == ["it's", "one"]
     assert told.left_out == 1
 
 
 def test_the_latest_dead_letters_come_as_they_lay_in_their_topics(tables: Tables) -> None:
-    found = latest(TableFiles(tables.root), [Condition("trigger", "=", "mail")], 2)
+    found = latest(TableFiles(tables.root), [FailureCondition("trigger", "=", "mail")], 2)
     assert {record.value() for record, _ in found} == {b"one", b"late"}
     record = next(record for record, _ in found if record.value() == b"late")
     assert (record.topic(), record.partition(), record.offset()) == ("dead-letters", 1, 13)
@@ -120,9 +124,9 @@ def test_what_was_sent_again_or_resolved_is_told_by_when(tables: Tables) -> None
     assert [told[each] for each in (b"failed again", b"one")] == [None, None]
     assert on_their_way(files, []) == {("shop", "main", "bill"): 1}
     # What is on its way is not in the times and reasons of what isn't.
-    one = overviews(files, [Condition("trigger", "=", "bill")])["shop", "main", "bill"]
+    one = overviews(files, [FailureCondition("trigger", "=", "bill")])["shop", "main", "bill"]
     assert (one.count, one.replayed, one.reasons) == (1, 1, {"status 503": 1})
-    one = overviews(files, [Condition("id", "=", "sent")])["shop", "main", "bill"]
+    one = overviews(files, [FailureCondition("id", "=", "sent")])["shop", "main", "bill"]
     assert one.row == ("shop/bill", "0", "1", "", "", "")
 
 
@@ -154,7 +158,7 @@ def test_no_text_ends_the_string_that_it_is_in(text: str) -> None:
         return  # no column has it
     (row,) = (
         QueryBuilder()
-        .execute(f"SELECT {plan.literal(text)} AS said")
+        .execute(f"SELECT {lookup_plan.literal(text)} AS said")
         .read_all()
         .to_struct_array()
         .to_pylist()

@@ -13,14 +13,14 @@ from pyspark.sql import SparkSession
 from support.gate import only_chaos
 from support.tabled import NOW, records, tabled, words_in_store
 
-from knafka_jobs.compact.run import fold_all, vacuum
-from knafka_jobs.errors import JobError
+from knafka_jobs.command_options import FailureSelection
+from knafka_jobs.compact.compact_run import fold_all, vacuum
 from knafka_jobs.io import delta
 from knafka_jobs.io.delta import Tables
-from knafka_jobs.options import Selection
-from knafka_jobs.positions import MAX_BOUNDS, Bounds, bounds, within
-from knafka_jobs.replay.run import purge, purgeable
-from knafka_jobs.report.run import report
+from knafka_jobs.job_errors import JobError
+from knafka_jobs.positions import MAX_BOUNDS, OffsetBounds, bounds, within
+from knafka_jobs.replay.replay_run import purge, purgeable
+from knafka_jobs.report.report_run import report
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # py4j leaves sockets open
 
@@ -43,7 +43,7 @@ def test_no_file_of_the_store_has_what_was_purged(spark: SparkSession, tmp_path:
     shutil.copy(orphan, orphan.with_name("part-of-a-run-that-was-killed.parquet"))
     assert words_in_store(spark, root, tmp_path / "scratch") == {"secret", "kept"}
 
-    secret = Selection(id="secret")
+    secret = FailureSelection(id="secret")
     assert purgeable(tables, secret, True).count() == 1
     assert words_in_store(spark, root, tmp_path / "scratch") == {"secret", "kept"}
     assert purge(tables, secret, True, partial(fold_all, tables)) == 1
@@ -61,7 +61,7 @@ def test_a_purge_erases_nothing_that_is_still_to_be_folded(
     tables = tabled(spark, tmp_path / "tables", [{"offset": 0, "word": "secret"}])
     given = [{"offset": 1, "word": "secret"}, {"offset": 2, "word": "kept"}]
     tables.append(records(spark, *given).coalesce(1), "records")
-    assert purge(tables, Selection(id="secret"), True, partial(fold_all, tables)) == 1
+    assert purge(tables, FailureSelection(id="secret"), True, partial(fold_all, tables)) == 1
     fold_all(tables)
     rows = tables.read("failures").select("id", "failures").collect()
     assert [tuple(row) for row in rows] == [("kept", 1)]
@@ -74,7 +74,7 @@ def test_a_purge_waits_for_nobody_and_is_refused_while_a_compaction_runs(
     """Whose files it would erase before they are committed."""
     tables = Tables(spark, str(tmp_path))
     with tables.locked(), pytest.raises(JobError, match="another compaction runs"):
-        purge(tables, Selection(), True, partial(fold_all, tables))
+        purge(tables, FailureSelection(), True, partial(fold_all, tables))
 
 
 @only_chaos
@@ -133,12 +133,12 @@ def test_rows_are_read_by_position_from_the_files_that_may_have_them(
         tables.append(records(spark, *rows).coalesce(1), "records")
     wanted = tables.read("records").where("offset IN (104, 105, 107)")
     found = sorted(bounds(wanted))
-    assert found == [Bounds("id-1", 0, 104, 104), Bounds("id-1", 1, 105, 107)]
+    assert found == [OffsetBounds("id-1", 0, 104, 104), OffsetBounds("id-1", 1, 105, 107)]
     every = tables.read("records")
     chosen = every.where(within(found))
     assert (len(every.inputFiles()), len(chosen.inputFiles())) == (3, 1)
     assert sorted(row["offset"] for row in chosen.collect()) == [104, 105, 107]
-    others = [Bounds(f"id-{n}", 0, 100, 109) for n in range(1, MAX_BOUNDS + 2)]
+    others = [OffsetBounds(f"id-{n}", 0, 100, 109) for n in range(1, MAX_BOUNDS + 2)]
     chosen = every.where(within(others))
     assert (len(chosen.inputFiles()), chosen.count()) == (1, 10), "coarser, and never too little"
     assert every.where(within([])).count() == 0

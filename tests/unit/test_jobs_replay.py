@@ -11,8 +11,8 @@ from pyspark.testing import assertDataFrameEqual
 
 from knafka_jobs.compact.judging import STARTS
 from knafka_jobs.compact.outcomes import last_pending, lost, outcomes, resolved
-from knafka_jobs.replay.plan import dead_letters, in_lanes, replayable, sent_rows
-from knafka_jobs.report.plan import runs
+from knafka_jobs.replay.replay_plan import dead_letters, in_lanes, replayable, sent_rows
+from knafka_jobs.report.report_plan import runs
 from knafka_jobs.schema import FAILURES, RECORDS, REPLAYS, SENT, ddl
 
 pytestmark = [

@@ -10,19 +10,19 @@ import pytest
 
 from knafka.core import names
 from knafka.core.errors import InvalidDocument
-from knafka_jobs.errors import JobError
-from knafka_jobs.io.kafka import MAX_MESSAGE_BYTES, Connection
-from knafka_jobs.io.names import possible_groups
-from knafka_jobs.replay.run import replay_topic
+from knafka_jobs.io.kafka import MAX_MESSAGE_BYTES, KafkaConnection
+from knafka_jobs.io.kafka_names import possible_groups
+from knafka_jobs.job_errors import JobError
+from knafka_jobs.replay.replay_run import ensure_replay_topic
 from knafka_jobs.replay.send import FailedEvent, batches, rate_and_rest
-from knafka_jobs.topics import BrokerName, Span, Topic, is_dead_letter_topic
+from knafka_jobs.topic_offsets import BrokerName, OffsetSpan, TopicState, is_dead_letter_topic
 
 
 def test_both_clients_are_told_the_same(tmp_path: Path) -> None:
     values = {"protocol": "SASL_PLAINTEXT", "user": "me", "password": "p\n"}
     for key, value in values.items():
         (tmp_path / key).write_text(value)
-    connection = Connection.from_folder("a:1,b:2", tmp_path)
+    connection = KafkaConnection.from_folder("a:1,b:2", tmp_path)
     assert connection.for_librdkafka() == {
         "bootstrap.servers": "a:1,b:2",
         "log_level": 0,
@@ -38,7 +38,7 @@ def test_both_clients_are_told_the_same(tmp_path: Path) -> None:
 
 
 def test_without_a_secret_nothing_is_said_of_security() -> None:
-    connection = Connection.from_folder("a:1", None)
+    connection = KafkaConnection.from_folder("a:1", None)
     assert connection.for_librdkafka() == {"bootstrap.servers": "a:1", "log_level": 0}
     committed = {"kafka.isolation.level": "read_committed"}
     assert connection.for_spark() == {"kafka.bootstrap.servers": "a:1", **committed}
@@ -46,7 +46,7 @@ def test_without_a_secret_nothing_is_said_of_security() -> None:
 
 def test_a_secret_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(InvalidDocument, match="can't be read"):
-        Connection.from_folder("a:1", tmp_path / "none")
+        KafkaConnection.from_folder("a:1", tmp_path / "none")
 
 
 def test_dashes_do_not_make_a_topic_another_brokers() -> None:
@@ -63,18 +63,18 @@ def test_dashes_do_not_make_a_topic_another_brokers() -> None:
 class FakeKafka:
     """`KafkaClient` with topics in a dict, and what each takes in one batch."""
 
-    def __init__(self, *topics: Topic) -> None:
+    def __init__(self, *topics: TopicState) -> None:
         self.by_name = {topic.name: topic for topic in topics}
         self.limits: dict[str, int] = {}
 
-    def topics(self, wanted: Sequence[str]) -> dict[str, Topic]:
+    def topics(self, wanted: Sequence[str]) -> dict[str, TopicState]:
         return {name: self.by_name[name] for name in wanted if name in self.by_name}
 
     def create(
         self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
-    ) -> Topic:
-        spans = {number: Span(0, 0) for number in range(partitions)}
-        self.by_name[topic] = Topic(topic, "new", spans, replication)
+    ) -> TopicState:
+        spans = {number: OffsetSpan(0, 0) for number in range(partitions)}
+        self.by_name[topic] = TopicState(topic, "new", spans, replication)
         if MAX_MESSAGE_BYTES in config:
             self.limits[topic] = int(config[MAX_MESSAGE_BYTES])
         return self.by_name[topic]
@@ -95,10 +95,10 @@ def test_a_replay_topic_has_the_brokers_partitions_where_they_are_known(
     brokers_partitions: int | None,
 ) -> None:
     """Dead-letter topics have one; replays would all go through one dispatcher."""
-    kafka: Any = FakeKafka(Topic(DEAD, "dead", {0: Span(0, 1)}, 3))
+    kafka: Any = FakeKafka(TopicState(DEAD, "dead", {0: OffsetSpan(0, 1)}, 3))
     if brokers_partitions:
         kafka.create(names.broker_topic("n", "b"), brokers_partitions, 2, {})
-    made = replay_topic(kafka, "n", "b", "t")
+    made = ensure_replay_topic(kafka, "n", "b", "t")
     assert (made.name, made.replication) == (REPLAYS, 3)
     assert len(made.spans) == (brokers_partitions or 1)
 
@@ -107,9 +107,9 @@ def test_a_replay_topic_has_the_partitions_of_a_topic_that_a_template_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(names.NAME_TEMPLATES, "all-{{ .UID }}\nevents-{{ .Namespace }}-{{ .Name }}")
-    kafka: Any = FakeKafka(Topic(DEAD, "dead", {0: Span(0, 1)}, 3))
+    kafka: Any = FakeKafka(TopicState(DEAD, "dead", {0: OffsetSpan(0, 1)}, 3))
     kafka.create("events-n-b", 7, 2, {})
-    assert len(replay_topic(kafka, "n", "b", "t").spans) == 7
+    assert len(ensure_replay_topic(kafka, "n", "b", "t").spans) == 7
     assert possible_groups("n", "t")[-1] == "events-n-t"
     assert possible_groups("n", "t")[0] == names.trigger_group("n", "t")
 
@@ -127,19 +127,21 @@ def test_a_replay_topic_has_the_partitions_of_a_topic_that_a_template_named(
 def test_a_replay_topic_takes_what_the_dead_letter_topic_takes(
     takes: int | None, before: int | None, after: int | None
 ) -> None:
-    kafka: Any = FakeKafka(Topic(DEAD, "dead", {0: Span(0, 1)}))
+    kafka: Any = FakeKafka(TopicState(DEAD, "dead", {0: OffsetSpan(0, 1)}))
     if takes is not None:
         kafka.limits[DEAD] = takes
     if before is not None:
         kafka.create(REPLAYS, 1, 1, {MAX_MESSAGE_BYTES: str(before)})
-    replay_topic(kafka, "n", "b", "t")
+    ensure_replay_topic(kafka, "n", "b", "t")
     assert kafka.record_limit(REPLAYS) == after
 
 
 def test_a_replay_to_a_trigger_without_dead_letters_is_refused() -> None:
-    kafka: Any = FakeKafka(Topic(names.broker_topic("n", "b"), "events", {0: Span(0, 1)}))
+    kafka: Any = FakeKafka(
+        TopicState(names.broker_topic("n", "b"), "events", {0: OffsetSpan(0, 1)})
+    )
     with pytest.raises(JobError, match="no dead-letter topic"):
-        replay_topic(kafka, "n", "b", "t")
+        ensure_replay_topic(kafka, "n", "b", "t")
 
 
 def test_a_transaction_is_bounded_by_events_and_by_bytes() -> None:

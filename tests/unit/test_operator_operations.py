@@ -518,7 +518,7 @@ def test_the_pods_message_always_fits_and_can_be_read() -> None:
     events = [{"id": "x" * 300, "source": "y" * 300} for _ in range(20)]
     triggers = {f"shop/default/trigger-{number}": number for number in range(500)}
     found = {"would_send": 5, "triggers": triggers, "events": events}
-    told = json.loads(pod.message_of(found))
+    told = json.loads(pod.termination_message(found))
     assert told["would_send"] == 5
-    assert len(pod.message_of(found)) <= pod.MAX_MESSAGE
+    assert len(pod.termination_message(found)) <= pod.MAX_MESSAGE_CHARACTERS
     assert told["triggers"]

@@ -23,10 +23,10 @@ from support.reports import (
 )
 
 from knafka.core.delivery import Reason
-from knafka_jobs.report import document, page
-from knafka_jobs.report.document import (
+from knafka_jobs.report import report_document, report_page
+from knafka_jobs.report.report_document import (
     ERROR_CHARACTERS,
-    OTHERS,
+    OTHER_SUMMARIES,
     PREVIEW_CHARACTERS,
     ChangeKind,
     Report,
@@ -38,7 +38,7 @@ from knafka_jobs.report.document import (
 )
 
 ROOT = Path(__file__).parents[2]
-FILES = Path(page.__file__).parent / "page_files"
+FILES = Path(report_page.__file__).parent / "page_files"
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'{{ 7 * 7 }}"
 
 
@@ -50,12 +50,12 @@ def packed(text: str) -> dict[str, object]:
 
 
 def test_the_documented_schema_is_the_models() -> None:
-    """After a change: python -m knafka_jobs.report.document > docs/report-schema.json."""
-    assert (ROOT / "docs/report-schema.json").read_text() == document.schema_text()
+    """After a change: python -m knafka_jobs.report.report_document > docs/report-schema.json."""
+    assert (ROOT / "docs/report-schema.json").read_text() == report_document.schema_text()
 
 
 def test_every_field_of_the_schema_is_documented_or_plainly_named() -> None:
-    schema = document.json_schema()
+    schema = report_document.json_schema()
     for name in ("Change", "Example", "Group", "Totals", "ReplayRun"):
         assert schema["$defs"][name]["description"]
     assert "since the Unix epoch" in json.dumps(schema["$defs"]["Bucket"])
@@ -121,7 +121,7 @@ def test_a_replay_command_is_quoted_for_the_shell(broker: str, trigger: str) -> 
         "--broker", f"ns/{broker}", "--trigger", trigger, "--reason", "status", "--code", "503",
         "--summary", broker,
     ]  # fmt: skip
-    assert "--summary" not in replay_command("ns", broker, trigger, "status", 503, OTHERS)
+    assert "--summary" not in replay_command("ns", broker, trigger, "status", 503, OTHER_SUMMARIES)
 
 
 def test_what_holds_no_event_is_no_triggers_and_has_no_command_that_replays_it() -> None:
@@ -152,21 +152,21 @@ def test_the_chart_library_is_the_one_that_was_looked_at() -> None:
 
 
 def test_the_page_says_that_nothing_failed_without_a_script() -> None:
-    text = page.render(sample_report())
+    text = report_page.render(sample_report())
     assert "Nothing has failed" in text
     assert "<script" not in text
     assert len(text) < 20_000
 
 
 def test_the_page_loads_nothing() -> None:
-    text = page.render(sample_report(*sample_groups(30), replays=(sample_replay(),)))
+    text = report_page.render(sample_report(*sample_groups(30), replays=(sample_replay(),)))
     assert re.findall(r"<link|<iframe|<img|\bsrc=|@import|url\(", text) == []
     assert "fetch(" not in text
     assert "default-src &#39;none&#39;" in text
 
 
 def test_no_other_script_or_style_than_its_own_may_run() -> None:
-    text = page.render(sample_report(sample_group()))
+    text = report_page.render(sample_report(sample_group()))
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
     assert policy is not None
     assert "unsafe" not in policy[1]
@@ -180,7 +180,7 @@ def test_no_other_script_or_style_than_its_own_may_run() -> None:
 def test_what_events_carry_cannot_leave_the_data() -> None:
     example = sample_example(id=HOSTILE, error=HOSTILE, data_preview=HOSTILE, source=HOSTILE)
     group = sample_group(trigger=HOSTILE, subscriber=HOSTILE, examples=(example,))
-    text = page.render(sample_report(group))
+    text = report_page.render(sample_report(group))
     assert "alert(1)" not in text
     held = Report.model_validate(packed(text)["report"])
     assert held.groups[0].examples[0].id == HOSTILE
@@ -189,19 +189,19 @@ def test_what_events_carry_cannot_leave_the_data() -> None:
 def test_what_people_typed_is_escaped() -> None:
     replay = sample_replay().model_copy(update={"by": HOSTILE, "selection": HOSTILE, "id": HOSTILE})
     made = sample_report(sample_group(), replays=(replay,))
-    text = page.render(made.model_copy(update={"namespace": HOSTILE, "broker": HOSTILE}))
+    text = report_page.render(made.model_copy(update={"namespace": HOSTILE, "broker": HOSTILE}))
     assert "<script>alert" not in text
     assert "<img" not in text
 
 
 def test_the_same_report_makes_the_same_page() -> None:
     made = sample_report(*sample_groups(5))
-    assert page.render(made) == page.render(made)
+    assert report_page.render(made) == report_page.render(made)
 
 
 @pytest.mark.slow
 def test_a_page_of_5000_failures_stays_small_enough_to_send() -> None:
-    assert len(page.render(sample_report(*sample_groups(5000)))) < 2_000_000
+    assert len(report_page.render(sample_report(*sample_groups(5000)))) < 2_000_000
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_a_page_of_5000_failures_stays_small_enough_to_send() -> None:
     [(0, "0 seconds"), (119, "119 seconds"), (7200, "2 hours"), (2e5, "2 days")],
 )
 def test_ages_are_told_in_one_unit(seconds: float, told: str) -> None:
-    assert page._age(MADE - timedelta(seconds=seconds), MADE) == told
+    assert report_page._age(MADE - timedelta(seconds=seconds), MADE) == told
 
 
 def test_the_styles_know_every_reason_and_change() -> None:

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from support.reports import MADE, sample_group, sample_groups, sample_report
 
 from knafka.core import json_format
-from knafka_jobs.errors import JobError
-from knafka_jobs.report import announce, served
-from knafka_jobs.report.document import Group, Report
-from knafka_jobs.report.publish import MAX_PROBLEM, publish
+from knafka_jobs.job_errors import JobError
+from knafka_jobs.report import announce, served_report
+from knafka_jobs.report.publish import MAX_PROBLEM_CHARACTERS, publish
+from knafka_jobs.report.report_document import Group, Report
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "chat"
 NAMED = {"namespace": "shop", "broker": "main"}
@@ -34,13 +34,13 @@ def report_of(groups: list[Group]) -> Report:
 
 def test_what_fits_is_served_whole() -> None:
     made = report_of(sample_groups(20))
-    assert Report.model_validate_json(served.fitted(made, 1_000_000)) == made
+    assert Report.model_validate_json(served_report.fitted(made, 1_000_000)) == made
 
 
 @given(st.integers(min_value=0, max_value=60_000))
 def test_a_report_is_cut_to_the_limit_and_says_what_it_leaves_out(limit: int) -> None:
     made = report_of(sample_groups(60))
-    value = served.fitted(made, limit)
+    value = served_report.fitted(made, limit)
     found = Report.model_validate_json(value)
     assert found.totals == made.totals, "the sums are of all"
     assert found.groups == () or len(gzip.compress(value, 6)) <= limit
@@ -57,8 +57,8 @@ def test_a_report_is_cut_to_the_limit_and_says_what_it_leaves_out(limit: int) ->
 
 
 def test_the_json_is_bounded_however_well_it_compresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served, "MAX_JSON", 100_000)
-    value = served.fitted(report_of(sample_groups(200)), 10_000_000)
+    monkeypatch.setattr(served_report, "MAX_JSON_BYTES", 100_000)
+    value = served_report.fitted(report_of(sample_groups(200)), 10_000_000)
     assert 20_000 < len(value) <= 100_000
 
 
@@ -83,7 +83,7 @@ class Kafka:
 
 def write(kafka: Kafka, made: Report) -> None:
     client: Any = kafka
-    served.write(client, made, "kept", 3)
+    served_report.write(client, made, "kept", 3)
 
 
 def test_an_archives_report_is_one_record_of_a_compacted_topic_of_its_broker() -> None:
@@ -99,7 +99,7 @@ def test_an_archives_report_is_one_record_of_a_compacted_topic_of_its_broker() -
 
 
 def test_a_topic_that_takes_less_gets_less() -> None:
-    kafka = Kafka(limit=served.OVERHEAD + 8_000)
+    kafka = Kafka(limit=served_report.BATCH_OVERHEAD_BYTES + 8_000)
     write(kafka, report_of(sample_groups(100)))
     assert len(gzip.compress(kafka.written[0][2], 6)) <= 8_000
 
@@ -153,7 +153,7 @@ class Receiver:
 
 @pytest.fixture
 def broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
-    monkeypatch.setattr(announce, "PAUSE", 0.01)
+    monkeypatch.setattr(announce, "FIRST_PAUSE", 0.01)
     found = Receiver()
     thread = Thread(target=found.server.serve_forever, args=(0.01,))
     thread.start()
@@ -181,7 +181,7 @@ def test_an_event_that_is_refused_is_sent_once(broker: Receiver) -> None:
 
 
 def test_a_broker_that_is_away_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(announce, "PAUSE", 0.01)
+    monkeypatch.setattr(announce, "FIRST_PAUSE", 0.01)
     with pytest.raises(JobError, match="did not take the event"):
         announce.send("http://127.0.0.1:1/shop/main", EVENT)
 
@@ -212,7 +212,7 @@ def test_what_keeps_a_report_from_people_is_noted_and_fails_nothing(
     monkeypatch.setattr(kafka, "write", Mock(side_effect=JobError("Kafka: no ACL " + "x" * 2000)))
     found = published(kafka, made, broker.url)
     assert found.keys() == {"notServed"}
-    assert len(found["notServed"]) <= MAX_PROBLEM
+    assert len(found["notServed"]) <= MAX_PROBLEM_CHARACTERS
     assert "url" not in json.loads(broker.bodies[0])["data"], "there is nothing to see"
     broker.answers = [401]
     assert published(Kafka(), made, broker.url).keys() == {"notAnnounced"}

@@ -15,7 +15,7 @@ from knafka.core.contract import Ingress, Kafka
 from knafka_cli.command_line import app
 from knafka_cli.shared import dead_letter_jobs
 from knafka_client.state.installation import Installation, RunningState
-from knafka_jobs.options import moment_or_ago, parser
+from knafka_jobs.command_options import moment_or_ago, parser
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sensor"
 FOUND: Mapping[str, Any] = {

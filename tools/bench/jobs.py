@@ -37,14 +37,14 @@ from pyspark.sql import SparkSession
 from bench.synthetic_tables import BROKER, DAYS, TOPIC, TRIGGER, fill, moment_of, produce, today
 from knafka.core import names
 from knafka_cli.shared import dead_letter_jobs
-from knafka_jobs.compact.run import compact
+from knafka_jobs.command_options import CompactOptions, FailureSelection
+from knafka_jobs.compact.compact_run import compact
 from knafka_jobs.io import session
 from knafka_jobs.io.delta import Tables
-from knafka_jobs.io.kafka import Connection, KafkaClient
-from knafka_jobs.options import CompactOptions, Selection
-from knafka_jobs.replay.run import replay
-from knafka_jobs.report.run import report
-from knafka_jobs.topics import BrokerName
+from knafka_jobs.io.kafka import KafkaClient, KafkaConnection
+from knafka_jobs.replay.replay_run import replay
+from knafka_jobs.report.report_run import report
+from knafka_jobs.topic_offsets import BrokerName
 from knafka_local.kafka.kafka_distribution import obtain
 from knafka_local.kafka.kafka_server import KafkaServer
 
@@ -110,7 +110,7 @@ class Bench:
         self._folder = folder
         self._servers = servers
         self._repeated = repeated
-        self._client = KafkaClient(Connection(servers))
+        self._client = KafkaClient(KafkaConnection(servers))
         self._admin = AdminClient({"bootstrap.servers": servers})
 
     def on_empty_tables(self, new: int, size: int, *, told: bool = True) -> None:
@@ -169,7 +169,7 @@ class Bench:
             if some[0] in words:
                 found = int(said.stdout.rpartition(" would be sent")[0].rpartition("\n")[2])
                 assert AT_LEAST <= found <= REPLAYED, said.stdout[-500:]
-        selection = Selection(since=since, until=until)
+        selection = FailureSelection(since=since, until=until)
 
         def send() -> None:
             sent = replay(

@@ -31,8 +31,8 @@ from knafka.core import names
 from knafka_cli.shared import dead_letter_jobs
 from knafka_jobs.io import session
 from knafka_jobs.io.delta import Tables
-from knafka_jobs.io.kafka import Connection, KafkaClient
-from knafka_jobs.topics import Span
+from knafka_jobs.io.kafka import KafkaClient, KafkaConnection
+from knafka_jobs.topic_offsets import OffsetSpan
 
 PARTITIONS: Final = 12
 """Of the replay topic, as a Broker's topic might have."""
@@ -55,7 +55,7 @@ def main() -> None:
         spark = session.start("bench")
         fill(Tables(spark, root), given.events, given.bytes, today())
         spark.stop()
-        client = KafkaClient(Connection(servers))
+        client = KafkaClient(KafkaConnection(servers))
         replays = names.replay_topic(*BROKER, TRIGGER)
         client.create(TOPIC, 1, 1, {})
         client.create(replays, PARTITIONS, 1, {})
@@ -129,7 +129,7 @@ def read_all(client: KafkaClient, topic: str) -> Counter[bytes]:
     records = KafkaRecords(client, {found.id: topic})
     there = Counter[bytes]()
     for partition, span in found.spans.items():
-        for message in records.messages((found.id, partition), Span(span.start, span.end)):
+        for message in records.messages((found.id, partition), OffsetSpan(span.start, span.end)):
             there[message.headers()[-1][1].rpartition(b"/")[2]] += 1
     return there
 

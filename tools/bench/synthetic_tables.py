@@ -19,13 +19,13 @@ from pyspark.sql import functions as F
 from knafka.core import names
 from knafka.core.dead_letter import Failure, Origin, dead_letter_of
 from knafka.core.delivery import Reason
-from knafka_jobs.compact import plan
+from knafka_jobs.compact import compact_plan
 from knafka_jobs.compact.checkpoints import _WRITER, Checkpoints
-from knafka_jobs.days import known_days
+from knafka_jobs.failure_days import load_known_days
 from knafka_jobs.fingerprint import fingerprint
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.schema import FAILURES, RECORDS
-from knafka_jobs.topics import Reached
+from knafka_jobs.topic_offsets import Reached
 
 DAYS: Final = 30
 BROKER: Final = ("shop", "main")
@@ -49,8 +49,8 @@ def fill(tables: Tables, stored: int, size: int, now: datetime) -> None:
     # As if they had been read from a topic that is no more.
     tables.append(records, "records", txnAppId=_WRITER, txnVersion="1")
     checkpoints.save_offsets(1, {("id", 0): Reached(stored)})
-    tables.append(_failures(tables.read("records").select(*plan.FOLDED)), "failures")
-    known_days(tables, tables.read("failures").limit(1))
+    tables.append(_failures(tables.read("records").select(*compact_plan.FOLDED)), "failures")
+    load_known_days(tables, tables.read("failures").limit(1))
     query = (
         spark.readStream.format("delta")
         .load(tables.path("records"))
@@ -116,7 +116,7 @@ def _records(rows: DataFrame, appended: Column, size: int) -> DataFrame:
     made: dict[str, Any] = {name: F.lit(value) for name, value in text.items()}
     parts = [made[name] for name in ("namespace", "broker", "trigger", "source")]
     made |= {"id": number, "offset": F.col("id"), "value": F.col("data")}
-    made |= {"failure_id": plan._digest(*parts, number, F.hex(F.xxhash64("data")))}
+    made |= {"failure_id": compact_plan._digest(*parts, number, F.hex(F.xxhash64("data")))}
     made |= {"partition": F.lit(0), "code": F.lit(503), "attempts": F.lit(3)}
     made |= dict.fromkeys(("appended", "first_attempt", "last_attempt"), appended)
     made |= {"data_bytes": F.lit(size), "day": F.to_date(appended)}

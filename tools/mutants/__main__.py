@@ -34,8 +34,8 @@ MODULES: Final = (
     "functions/knafka/clients/http_",
     "functions/knafka/dispatcher",
     "operator/knafka_operator/decide",
-    "spark_jobs/knafka_jobs/compact/batches.py",
-    "spark_jobs/knafka_jobs/compact/plan.py",
+    "spark_jobs/knafka_jobs/compact/ingest_batches.py",
+    "spark_jobs/knafka_jobs/compact/compact_plan.py",
 )
 """What is mutated: files by the beginning of their path."""
 FIRST_SECONDS: Final = 10.0

@@ -23,7 +23,7 @@ import pytest
 
 PURE: Final = ("tests/unit", "tests/property", "tests/behaviour", "tests/conformance")
 SPARK: Final = ("tests/unit/test_jobs_compaction.py",)
-"""Slow tests, which `compact/plan.py` has no others than."""
+"""Slow tests, which `compact/compact_plan.py` has no others than."""
 NOT_REAL: Final = "not kafka and not cluster"
 PACKAGES: Final = (
     "knafka.clients",

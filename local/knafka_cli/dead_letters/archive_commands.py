@@ -37,7 +37,7 @@ from knafka_cli.shared.source_options import (
 from knafka_client.declared.declared_source import SYSTEM_NAMESPACE, DeclaredView
 from knafka_client.state.installation import DEFAULT_DATA
 from knafka_client.topics import dead_letters
-from knafka_jobs.options import SELECTION
+from knafka_jobs.command_options import SELECTION
 
 if TYPE_CHECKING:
     from knafka_cli.dead_letters.archive_operations import ArchiveOperations

@@ -49,12 +49,12 @@ from knafka_client.state.installation import (
 )
 from knafka_client.topics import dead_letters, replaying
 from knafka_client.topics.replaying import WRITER_CLOSE_TIMEOUT
-from knafka_jobs.options import SELECTION, Selection, parser
+from knafka_jobs.command_options import SELECTION, FailureSelection, parser
+from knafka_jobs.failure_selection import FailureCondition, TriggerName, conditions
 from knafka_jobs.schema import TRIGGER
-from knafka_jobs.selecting import Condition, TriggerName, conditions
 
 if TYPE_CHECKING:
-    from knafka_jobs.lookup.run import TableFiles
+    from knafka_jobs.lookup.lookup_run import TableFiles
 
 TABLES_FOLDER: Final = "dead-letters"
 """The tables' folder within an installation's data."""
@@ -190,7 +190,7 @@ def _egress(running: RunningState, trigger: str | None, broker: str | None) -> E
 
 def _of(
     running: RunningState | None, trigger: str | None, broker: str | None = None
-) -> Sequence[Condition]:
+) -> Sequence[FailureCondition]:
     if trigger is None and broker is None:
         return ()
     if running is not None:
@@ -206,13 +206,13 @@ def _of(
             names.of_channel(identity.name) if broker.startswith(CHANNEL_PREFIX) else identity.name
         )
         named = {"namespace": identity.namespace, "broker": bus, "trigger": ""}
-    return [Condition(name, "=", value) for name, value in named.items()]
+    return [FailureCondition(name, "=", value) for name, value in named.items()]
 
 
 def _tabled(files: TableFiles | None) -> dead_letters.Tabled:
     if files is None:
         return {}
-    from knafka_jobs.lookup.run import tabled_until
+    from knafka_jobs.lookup.lookup_run import tabled_until
 
     return tabled_until(files)
 
@@ -329,15 +329,15 @@ def _previewed(place: str, asked: Asked, ids: Sequence[str]) -> dict[str, Any] |
     files = dead_letter_tables.open_tables(place, _tell)
     if files is None:
         return None
-    from knafka_jobs.lookup.run import preview
+    from knafka_jobs.lookup.lookup_run import preview
 
     said = {name: asked[name] for name in SELECTION if name in asked}
     given = parser().parse_args(
         ["purge", f"--tables={place}", *arguments_of(said)]  # which takes what selects
     )
-    selected = conditions(Selection.given(given))
+    selected = conditions(FailureSelection.from_arguments(given))
     if ids:
-        selected.append(Condition("id", "in", tuple(ids)))
+        selected.append(FailureCondition("id", "in", tuple(ids)))
     return preview(files, selected).document()
 
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Final
 
 from knafka.core.dead_letter import timestamp
 from knafka_client.topics.dead_letters import Overview, StoredDeadLetter, letter, owner
-from knafka_jobs.errors import NeedsSpark
-from knafka_jobs.selecting import Condition, TriggerName
+from knafka_jobs.failure_selection import FailureCondition, TriggerName
+from knafka_jobs.job_errors import NeedsSpark
 
 if TYPE_CHECKING:
-    from knafka_jobs.lookup.run import TableFiles
+    from knafka_jobs.lookup.lookup_run import TableFiles
 
 INSTALL_TABLES: Final = (
     "make jobs, or pip install 'knafka[tables]' (55 MB) where Knafka came from pip"
@@ -30,7 +30,7 @@ def open_tables(place: str, tell: Callable[[str], None]) -> TableFiles | None:
     if "://" not in place and not Path(place, "failures").exists():
         return None
     try:
-        from knafka_jobs.lookup.run import TableFiles
+        from knafka_jobs.lookup.lookup_run import TableFiles
     except ImportError:
         tell(f"what was compacted is not looked at: {INSTALL_TABLES}")
         return None
@@ -42,9 +42,11 @@ def open_tables(place: str, tell: Callable[[str], None]) -> TableFiles | None:
         return None
 
 
-def overviews(files: TableFiles, conditions: Sequence[Condition]) -> dict[TriggerName, Overview]:
+def overviews(
+    files: TableFiles, conditions: Sequence[FailureCondition]
+) -> dict[TriggerName, Overview]:
     """The unresolved dead letters of each Trigger, counted from the tables. Raises `JobError`."""
-    from knafka_jobs.lookup import run as lookup
+    from knafka_jobs.lookup import lookup_run as lookup
 
     sent = lookup.on_their_way(files, conditions)
     by_trigger: dict[TriggerName, Overview] = {}
@@ -62,10 +64,10 @@ def overviews(files: TableFiles, conditions: Sequence[Condition]) -> dict[Trigge
 
 
 def latest(
-    files: TableFiles, conditions: Sequence[Condition], limit: int
+    files: TableFiles, conditions: Sequence[FailureCondition], limit: int
 ) -> Sequence[StoredDeadLetter]:
     """The last `limit` that the tables have, the oldest first. Raises `JobError`."""
-    from knafka_jobs.lookup import run as lookup
+    from knafka_jobs.lookup import lookup_run as lookup
 
     rows = lookup.latest(files, conditions, limit)
     return [

@@ -1,6 +1,6 @@
-"""The jobs on our command line: options as `knafka_jobs.options` declares them, and how one is run.
+"""The jobs on our command line: their options, and how a job is run.
 
-What they are, what they are checked by and what their help says stands there, once.
+`knafka_jobs.command_options` declares each option once, with its check and its help.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rich.console import Console
 
 from knafka_cli.shared import dead_letter_jobs
 from knafka_cli.shared.options import arguments_of
-from knafka_jobs.options import OPTIONS
+from knafka_jobs.command_options import OPTIONS
 
 Asked: TypeAlias = dict[str, Any]
 """What was given, as text, by the option's name without dashes before it; None: nothing. Of a flag

@@ -161,8 +161,8 @@ class ClusterReports:
 
     def _render(self, archive: ArchiveName, text: bytes) -> ReportPage:
         # Only now: nobody needs it who doesn't open a report.
-        from knafka_jobs.report.document import Report
-        from knafka_jobs.report.page import render_served
+        from knafka_jobs.report.report_document import Report
+        from knafka_jobs.report.report_page import render_served
 
         with _RENDERING:
             try:

@@ -1,1 +1,1 @@
-"""What a Sensor would have fired for the events of a topic or an archive."""
+"""Backtests: what a Sensor would have fired for the events of a topic or an archive."""

@@ -1,1 +1,1 @@
-"""Compaction: dead letters from their topics into the tables, each once."""
+"""Compaction: copies dead letters from their topics into the tables, each once."""

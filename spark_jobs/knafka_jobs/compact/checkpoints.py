@@ -1,10 +1,10 @@
-"""How far the compaction has come, kept with the rows so that a killed run is made good.
+"""Stores how far the compaction has come beside the rows, so that a killed run can be continued.
 
-    ROOT/checkpoints/batches-*/NUMBER.json    offsets that are read once a batch is appended
-    ROOT/checkpoints/failures-*/              how far `records` was folded (Spark's own)
-    ROOT/checkpoints/knafka-*                 when a table was vacuumed, or what is old forgotten
+    ROOT/checkpoints/batches-*/NUMBER.json    how far topics are read once a batch is appended
+    ROOT/checkpoints/failures-*/              how far `records` was folded (written by Spark)
+    ROOT/checkpoints/knafka-*                 times of the last VACUUM and of the last retention
 
-A batch's number is in the same commit as its rows; see `batches` for what that is good for.
+A batch's number is in the same commit as its rows; `ingest_batches` explains why.
 """
 
 from __future__ import annotations
@@ -19,55 +19,55 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Observation, Row
 from pyspark.sql import functions as F
 
-from knafka_jobs.compact.plan import next_offsets
-from knafka_jobs.errors import JobError
+from knafka_jobs.compact.compact_plan import next_offsets
 from knafka_jobs.io.delta import Tables, first_line, in_days
-from knafka_jobs.io.kafka_records import mark
-from knafka_jobs.positions import Bounds, within
+from knafka_jobs.io.kafka_records import mark_of_parts
+from knafka_jobs.job_errors import JobError
+from knafka_jobs.positions import OffsetBounds, within
 from knafka_jobs.schema import KEY, RECORDS
-from knafka_jobs.topics import (
+from knafka_jobs.topic_offsets import (
     Mark,
     Offsets,
+    OffsetSpan,
     Partition,
     Reached,
-    Span,
     log_id,
     offsets_of,
     parts_of_log_id,
 )
 
 _WRITER: Final = "knafka-compaction"
-"""Under which Delta keeps the number of the last batch in the table, for good."""
+"""The writer's name (`txnAppId`) under which Delta keeps the last batch's number in the table."""
 
 _TXN: Final = "spark.databricks.delta.write"
 
-MARKED: Final = (*KEY, "key", "value", "unix_millis(appended) AS at")
-"""What the mark of a row of `records` is made of."""
+MARK_COLUMNS: Final = (*KEY, "key", "value", "unix_millis(appended) AS at")
+"""Columns of `records` that a row's mark is made from."""
 
 
 class Folded(NamedTuple):
-    """A batch of `records`, folded."""
+    """A batch of `records`, folded into rows of `failures`."""
 
     rows: DataFrame
     """Rows to MERGE into `failures`."""
     days: Sequence[date]
-    """The days of `failures` that may have some of them already."""
+    """The days of `failures` that may have some of these failures already."""
     records: int
-    """How many records the batch had."""
+    """Number of records in the batch."""
 
 
 class Checkpoints:
-    """`BatchStore` and the fold of `records` into `failures`, on the tables."""
+    """Implements `BatchStore` on the tables, and folds `records` into `failures`."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
 
     def last_batch(self) -> int | None:
-        """The number of the batch that was appended to `records` last."""
+        """The number of the batch that was appended to `records` last; None before the first."""
         return self._tables.last_version("records", _WRITER)
 
     def offsets_after(self, batch: int) -> Offsets | None:
-        """The offsets that were saved for a batch; None if their file is gone or broken."""
+        """The offsets that were saved for a batch; None if their file is missing or broken."""
         path, system = self._file(batch)
         if not system.exists(path):
             return None
@@ -89,7 +89,7 @@ class Checkpoints:
         }
 
     def offsets_of_rows(self) -> Offsets:
-        """Where reading goes on by the rows of `records`: reads the positions of all of them."""
+        """The offsets told from the rows of `records`; reads the positions of all rows."""
         if self._tables.is_empty("records"):
             return {}
         rows = self._tables.read("records").transform(next_offsets).collect()
@@ -97,36 +97,36 @@ class Checkpoints:
             (row["topic_id"], row["partition"], row["first"], row["next"]) for row in rows
         )
 
-    def rows_read_last(self, wanted: Mapping[Partition, Reached]) -> Mapping[Partition, Mark]:
-        """The rows of the last offset below `next`, of those partitions that have one there."""
+    def rows_read_last(self, partitions: Mapping[Partition, Reached]) -> Mapping[Partition, Mark]:
+        """The marks of rows at the offset before `next`, for partitions with a row there."""
         places = [
             (log_id(topic_id, reached.logs()[-1][1]), number, reached.next - 1)
-            for (topic_id, number), reached in wanted.items()
+            for (topic_id, number), reached in partitions.items()
         ]
-        at = [Bounds(*place, place[-1]) for place in places]
+        bounds = [OffsetBounds(*place, place[-1]) for place in places]
         there = F.broadcast(self._tables.rows(places, {name: RECORDS[name] for name in KEY}))
-        rows = self._tables.read("records").where(within(at)).join(there, [*KEY], "left_semi")
+        rows = self._tables.read("records").where(within(bounds)).join(there, [*KEY], "left_semi")
         return {
-            (parts_of_log_id(row["topic_id"])[0], row["partition"]): _mark(row)
-            for row in rows.selectExpr(*MARKED).collect()
+            (parts_of_log_id(row["topic_id"])[0], row["partition"]): _mark_of_row(row)
+            for row in rows.selectExpr(*MARK_COLUMNS).collect()
         }
 
-    def last_row(self, where: Partition, reached: Reached) -> Mark | None:
-        """The last row below `next` of a partition, wherever it is."""
+    def last_row(self, partition: Partition, reached: Reached) -> Mark | None:
+        """The mark of a partition's last row below `next`; None without rows."""
         rows = self._tables.read("records")
-        topic_id, number = where
-        for log, piece in reversed(reached.pieces(Span(0, reached.next))):
-            its = Bounds(log_id(topic_id, log), number, piece.start, piece.end - 1)
-            # First which one: the content of all of them would be read to sort them.
+        topic_id, number = partition
+        for log, piece in reversed(reached.pieces(OffsetSpan(0, reached.next))):
+            its = OffsetBounds(log_id(topic_id, log), number, piece.start, piece.end - 1)
+            # First find the offset: sorting whole rows would read the content of all of them.
             last = rows.where(within([its])).agg(F.max("offset")).first()
             if last is not None and last[0] is not None:
-                at = within([its._replace(first=last[0], last=last[0])])
-                (row,) = rows.where(at).limit(1).selectExpr(*MARKED).collect()
-                return _mark(row)
+                is_last = within([its._replace(first=last[0], last=last[0])])
+                (row,) = rows.where(is_last).limit(1).selectExpr(*MARK_COLUMNS).collect()
+                return _mark_of_row(row)
         return None
 
     def save_offsets(self, batch: int, after: Offsets) -> None:
-        """Save the offsets that are read once the batch is appended."""
+        """Save how far partitions are read once the batch is appended."""
         topics: dict[str, dict[int, Reached | int]] = {}
         for (topic_id, partition), reached in after.items():
             said = reached if reached.mark or reached.cuts else reached.next
@@ -139,14 +139,14 @@ class Checkpoints:
     def append_batch(self, rows: DataFrame, batch: int, last: int | None) -> int:
         """Append a batch to `records` in one commit with its number; returns the number of rows.
 
-        Raises `JobError` if `last` is not the last batch: then another compaction runs, on an
-        object store, where no lock says so.
+        Raises `JobError` if `last` is not the number of the last batch: another compaction runs on
+        an object store, which has no locks.
         """
         tables = self._tables
         if self.last_batch() != last:
-            raise tables.in_use()
+            raise tables.in_use_error()
         counted = Observation()
-        # A file for each task, not for each of many Kafka partitions: fewer to merge later.
+        # One file per task instead of one per Kafka partition: fewer files to merge later.
         tasks = 2 * tables.spark.sparkContext.defaultParallelism
         rows = rows.coalesce(tasks).observe(counted, F.count("*").alias("rows"))
         try:
@@ -154,25 +154,25 @@ class Checkpoints:
         except (PySparkException, Py4JJavaError) as error:
             if "DELTA_CONCURRENT" not in first_line(error):
                 raise
-            raise tables.in_use() from None
+            raise tables.in_use_error() from None
         if self.last_batch() != batch:
-            raise tables.in_use()
+            raise tables.in_use_error()
         self._delete_before(batch)
         return int(counted.get["rows"])
 
     def check(self) -> None:
-        """Raise `JobError` unless `failures` was folded from the `records` that are there."""
+        """Raise `JobError` unless `failures` was folded from the current table `records`."""
         tables = self._tables
         if tables.is_empty("failures") or self._fold_has_begun():
             return
         if tables.is_empty("records"):
             raise JobError(
-                f"{tables.path('records')} is not the table that was there: restore it, or remove "
-                f"all of {tables.root} to start anew with what Kafka still has"
+                f"{tables.path('records')} is not the table that earlier runs wrote: restore that "
+                f"table, or remove all of {tables.root} to start anew with what Kafka still has"
             )
         raise JobError(
             f"the checkpoint {tables.path(self._fold_checkpoint())} is gone: restore it, or remove "
-            f"{tables.path('failures')}, which is then folded anew from records"
+            f"{tables.path('failures')}, which the next run then rebuilds from `records`"
         )
 
     def fold(
@@ -182,11 +182,12 @@ class Checkpoints:
         on: str,
         update: Mapping[str, str],
     ) -> int:
-        """MERGE what is new in `records`, folded, into `failures`; returns how many records.
+        """Fold new rows of `records` and MERGE them into `failures`; returns the number of records.
 
-        `columns` are those that `fold` needs: a batch is read before Spark could see that. `on` and
-        `update` are as `Tables.upsert` has them. Delta keeps the batch's number with the commit, so
-        that one that is repeated after a crash adds nothing to the sums.
+        `fold` turns a batch into rows of `failures`; `columns` are the columns of `records` that it
+        needs, as a stream reads all columns otherwise. `on` and `update` are SQL as in
+        `Tables.upsert`. Delta keeps the number of each streamed batch with its commit, so that a
+        batch that is repeated after a crash adds nothing to the sums.
         """
         tables, checkpoint = self._tables, self._fold_checkpoint()
         count = 0
@@ -195,10 +196,10 @@ class Checkpoints:
             nonlocal count
             spark = batch.sparkSession
             batch_tables = Tables(spark, tables.root)
-            # Spark's own count of a batch's rows has them once for every time they are read.
+            # Spark's own count of a batch's rows counts them once for each time they are read.
             rows, days, records = fold(batch_tables, batch)
             count += records
-            # Not before: Delta would take any other write for a repetition of this one.
+            # Set only now: with these, Delta takes any other write for a repetition of this one.
             spark.conf.set(f"{_TXN}.txnAppId", checkpoint.rpartition("/")[2])
             spark.conf.set(f"{_TXN}.txnVersion", str(number))
             try:
@@ -213,7 +214,7 @@ class Checkpoints:
 
         query = (
             tables.spark.readStream.format("delta")
-            .option("skipChangeCommits", "true")  # a purge takes back what was folded long ago
+            .option("skipChangeCommits", "true")  # ignore deletions by a purge
             .load(tables.path("records"))
             .select(*columns)
             .writeStream.foreachBatch(merge)
@@ -228,12 +229,12 @@ class Checkpoints:
         return f"checkpoints/failures-{self._tables.id('failures')}-{self._tables.id('records')}"
 
     def _fold_has_begun(self) -> bool:
-        """Whether the stream has ever planned a batch on its checkpoint."""
+        """Whether the stream has planned a batch on its checkpoint."""
         path, system = self._tables.file(f"{self._fold_checkpoint()}/offsets")
         if not system.exists(path):
             return False
-        # The first are deleted in time, and one that is being written is hidden by a dot.
-        return any(not each.getPath().getName().startswith(".") for each in system.listStatus(path))
+        # Spark deletes old files in time, and hides a file with a dot until it is written.
+        return any(not file.getPath().getName().startswith(".") for file in system.listStatus(path))
 
     def _file(self, batch: int | None = None) -> tuple[Any, Any]:
         """The file of a batch's offsets, or the folder of them all, and its file system."""
@@ -241,24 +242,25 @@ class Checkpoints:
         return self._tables.file(folder if batch is None else f"{folder}/{batch}.json")
 
     def _delete_before(self, last: int) -> None:
-        """Delete the offsets of earlier batches, and those of runs that were killed."""
+        """Delete the saved offsets of earlier batches, also of runs that were killed."""
         folder, system = self._file()
-        for each in system.listStatus(folder):
-            number = each.getPath().getName().partition(".")[0]
+        for file in system.listStatus(folder):
+            number = file.getPath().getName().partition(".")[0]
             if number.isdecimal() and int(number) < last:
-                system.delete(each.getPath(), False)
+                system.delete(file.getPath(), False)
 
 
 def _reached(noted: int | list[Any]) -> Reached:
-    """As `save_offsets` has written it; earlier versions wrote a number."""
+    """Read a partition's offsets as `save_offsets` wrote them; earlier versions wrote a number."""
     if isinstance(noted, int):
         return Reached(noted)
     next_, marked, cuts = noted
     return Reached(next_, None if marked is None else Mark(*marked), tuple(cuts))
 
 
-def _mark(row: Row) -> Mark:
-    return mark(row["offset"], _bytes(row["key"]), _bytes(row["value"]), row["at"], None)
+def _mark_of_row(row: Row) -> Mark:
+    """The mark of a row with `MARK_COLUMNS`; rows have no epoch."""
+    return mark_of_parts(row["offset"], _bytes(row["key"]), _bytes(row["value"]), row["at"], None)
 
 
 def _bytes(value: bytearray | None) -> bytes | None:

@@ -1,4 +1,4 @@
-"""Judging replayed events, on tables and topics: what became of them; `outcomes` says how."""
+"""Sets the outcomes of replayed events in the tables; `outcomes` has the rules."""
 
 from __future__ import annotations
 
@@ -8,29 +8,30 @@ from typing import Final
 from pyspark.sql import functions as F
 
 from knafka.core.dead_letter import REPLAY
-from knafka_jobs.compact import plan
+from knafka_jobs.compact import compact_plan
 from knafka_jobs.compact.outcomes import last_pending, lost, outcomes, resolved
 from knafka_jobs.compact.reading import headers_of
-from knafka_jobs.days import days_in, known_days
+from knafka_jobs.failure_days import days_in, load_known_days
 from knafka_jobs.io.delta import Tables, in_days
 from knafka_jobs.io.kafka import KafkaClient, read_spans
 from knafka_jobs.io.kafka_records import KafkaRecords
-from knafka_jobs.marks import with_marks
+from knafka_jobs.replay_marks import with_marks
 from knafka_jobs.schema import Columns
-from knafka_jobs.topics import Position, Span
+from knafka_jobs.topic_offsets import OffsetSpan, Position
 
 Progress = Callable[[str], object]
 
 STARTS: Final[Columns] = {
     **{"topic": "string", "topic_id": "string", "partition": "int", "start": "bigint"},
 }
-"""Where partitions begin."""
+"""The first offset of each partition."""
 
 
 def settled_until(tables: Tables, kafka: KafkaClient) -> list[tuple[str, int, int]]:
-    """Up to where each replay topic with pending events is settled: topic id, partition, offset.
+    """The settled offsets of replay topics with pending events: topic id, partition, offset.
 
-    Asked before the dead letters are read: what is settled by now and failed again is among them.
+    To be called before dead letters are read, so that these include every settled event that failed
+    again.
     """
     if tables.is_empty("sent"):
         return []
@@ -45,37 +46,43 @@ def settled_until(tables: Tables, kafka: KafkaClient) -> list[tuple[str, int, in
 
 
 def mark_lost(tables: Tables, kafka: KafkaClient, progress: Progress) -> None:
-    """Mark replayed events that a replay topic has lost, before the commits of others, that have
-    their offsets by now, count for them."""
+    """Mark pending replayed events that their replay topic has lost because its log was cut.
+
+    Other records may have their offsets by now, so this runs before commits of these offsets are
+    taken for theirs.
+    """
     if tables.is_empty("sent"):
         return
     sent = tables.read("sent")
     last = sent.transform(last_pending).collect()
     topics = kafka.topics(sorted({row["topic"] for row in last}))
     log = KafkaRecords(kafka, {topic.id: name for name, topic in topics.items()})
-    ranges: dict[Position, Span] = {}
+    ranges: dict[Position, OffsetSpan] = {}
     for row in last:
         topic = topics.get(row["topic"])
         span = None if topic is None else topic.spans.get(row["partition"])
         if topic is None or span is None or topic.id != row["topic_id"]:
             continue
-        where, offset = (topic.id, row["partition"]), row["offset"]
-        at = Span(offset, min(offset + 1, span.end))
+        position, offset = (topic.id, row["partition"]), row["offset"]
+        one_record = OffsetSpan(offset, min(offset + 1, span.end))
         mark = f"{row['replay_id']}/{row['failure_id']}".encode()
-        messages = () if offset >= span.end else log.messages(where, at)
+        messages = () if offset >= span.end else log.messages(position, one_record)
         if offset >= span.start and not any((REPLAY, mark) in headers_of(m) for m in messages):
             ranges[row["topic"], row["partition"]] = span
     if not ranges:
         return
     there = read_spans(tables.spark, kafka.connection, ranges).transform(with_marks)
-    rows = [(name, topics[name].id, each, span.start) for (name, each), span in ranges.items()]
-    found = sent.transform(lost, there, tables.rows(rows, STARTS)).localCheckpoint()
+    rows = [
+        (name, topics[name].id, partition, span.start) for (name, partition), span in ranges.items()
+    ]
+    lost_events = sent.transform(lost, there, tables.rows(rows, STARTS)).localCheckpoint()
     for name, partition in ranges:
         progress(
-            f"the log of {name}/{partition} was cut: events that it lost can be replayed once more"
+            f"the log of {name}/{partition} was cut: replayed events that it lost can be "
+            "replayed once more"
         )
     tables.update(
-        found,
+        lost_events,
         "sent",
         "sent.replay_id = more.replay_id AND sent.failure_id = more.failure_id",
         {"outcome": "more.outcome", "judged": "more.judged"},
@@ -83,23 +90,26 @@ def mark_lost(tables: Tables, kafka: KafkaClient, progress: Progress) -> None:
 
 
 def mark_outcomes(tables: Tables, committed: list[tuple[str, int, int]]) -> None:
-    """Mark failures that a replay resolved, then the replayed events: if this is cut short, they
-    are still pending, and the next run does both again."""
+    """Mark failures that a replay resolved, then the outcomes of the replayed events.
+
+    `committed` is from `settled_until`. If the run is killed in between, the events are still
+    pending, and the next run does both again.
+    """
     if not committed:
         return
     columns = {"topic_id": "string", "partition": "int", "until": "bigint"}
     sent = tables.read("sent")
-    # What failed again was appended after it was sent: files that end before aren't read.
+    # An event's new dead letter is appended after the event was sent: skip older files.
     first = sent.where("outcome IS NULL").agg(F.unix_micros(F.min("sent"))).first()
     since = F.timestamp_micros(F.lit(0 if first is None else first[0] or 0))
     records = tables.read("records").where(F.col("appended") >= since)
     judged = sent.transform(outcomes, records, tables.rows(committed, columns)).localCheckpoint()
     marked = judged.transform(resolved)
-    days = in_days("failures.day", days_in(known_days(tables, marked)))
+    days = in_days("failures.day", days_in(load_known_days(tables, marked)))
     tables.update(
         marked,
         "failures",
-        f"{days} AND {plan.MERGE_ON} AND failures.last_failed <= more.sent",
+        f"{days} AND {compact_plan.MERGE_ON} AND failures.last_failed <= more.sent",
         {"resolved": "more.judged"},
     )
     tables.update(

@@ -1,4 +1,4 @@
-"""What became of replayed events: resolved, failed again, or not settled yet.
+"""The outcomes of replayed events: resolved, failed again, lost, or not settled yet.
 
     sent, records, commits --outcomes--> sent with `outcome` --resolved--> failures to be marked
 
@@ -14,11 +14,12 @@ from knafka_jobs.schema import FAILED_AGAIN, LOST, RESOLVED, SENT
 
 
 def outcomes(sent: DataFrame, records: DataFrame, committed: DataFrame) -> DataFrame:
-    """Rows of `sent` that have an `outcome` now.
+    """The rows of `sent` whose events are settled now, with their `outcome`.
 
-    An event that was dead-lettered again lies in `records` with its place in the replay topic as
-    its origin; one that is settled (`committed`: `topic_id`, `partition`, `until`) without that is
-    resolved. The commits must be read before the records: a dead letter comes before its commit.
+    An event has failed again if `records` has a dead letter whose origin is the event's position in
+    its replay topic. A settled event (below the offset in `committed`: `topic_id`, `partition`,
+    `until`) without such a dead letter is resolved. The commits must be read before the records,
+    because a dead letter is written before its commit.
     """
     place = ["topic", "partition", "offset"]
     dead_lettered = records.where(F.col("origin_topic").isNotNull()).select(
@@ -45,8 +46,10 @@ def outcomes(sent: DataFrame, records: DataFrame, committed: DataFrame) -> DataF
 
 
 def last_pending(sent: DataFrame) -> DataFrame:
-    """The last event of each partition that isn't settled: `topic`, `topic_id`, `partition`,
-    `offset`, `replay_id`, `failure_id`."""
+    """The last pending event of each partition.
+
+    Columns: `topic`, `topic_id`, `partition`, `offset`, `replay_id`, `failure_id`.
+    """
     last = F.max_by(F.struct("offset", "replay_id", "failure_id"), "offset")
     return (
         sent.where("outcome IS NULL")
@@ -57,11 +60,11 @@ def last_pending(sent: DataFrame) -> DataFrame:
 
 
 def lost(sent: DataFrame, there: DataFrame, ranges: DataFrame) -> DataFrame:
-    """Rows of `sent` that aren't settled and don't lie where they lay, with their `outcome`: their
-    log was cut.
+    """The pending rows of `sent` whose event is no longer at its offset, with outcome `lost`.
 
-    `there` is what lies in `ranges` (`topic`, `topic_id`, `partition`, `start`) by its marks. What
-    lay before is deleted by now, and tells nothing.
+    `there` has the marked records that are at these offsets now. `ranges` (`topic`, `topic_id`,
+    `partition`, `start`) has the first offset of each partition: events below it were deleted, not
+    lost, and are left out.
     """
     place = ["topic", "partition", "offset", "replay_id", "failure_id"]
     return (
@@ -76,7 +79,7 @@ def lost(sent: DataFrame, there: DataFrame, ranges: DataFrame) -> DataFrame:
 
 
 def resolved(outcomes: DataFrame) -> DataFrame:
-    """Failures to be marked: `failure_id`, when it was `sent` last and when that was `judged`."""
+    """The failures to mark as resolved: `failure_id`, and their last times `sent` and `judged`."""
     return (
         outcomes.where(F.col("outcome") == RESOLVED)
         .groupBy("failure_id")

@@ -1,9 +1,9 @@
-"""Reading a batch: by Spark, and record by record where Spark can't.
+"""Reads the dead letters of a batch: by Spark, or record by record where Spark can't.
 
-Spark's Kafka source has no room for every time that a record may have (64 bits of milliseconds),
-and one such record ends the job that reads it. Topics that we make take the log's own time; in
-others such records are looked for once a read has failed, and read one by one: the rest of their
-topics, and all other topics, go on.
+A record's timestamp may be any 64 bits of milliseconds. Spark's Kafka source fails on values far
+outside of calendars, and one such record ends the job that reads it. Topics that Knafka creates use
+the broker's own time. In other topics such records are searched for after a read has failed, and
+are read one by one, so that all other records are still read by Spark.
 """
 
 from __future__ import annotations
@@ -16,40 +16,40 @@ from typing import Any, Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from knafka_jobs.compact import plan
-from knafka_jobs.compact.batches import Batch, Ingested
-from knafka_jobs.errors import JobError
+from knafka_jobs.compact import compact_plan
+from knafka_jobs.compact.ingest_batches import IngestBatch, Ingested
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.io.kafka import KafkaClient, read_spans
 from knafka_jobs.io.kafka_records import KafkaRecords
+from knafka_jobs.job_errors import JobError
 from knafka_jobs.schema import RECORDS, Columns
-from knafka_jobs.topics import Offsets, Partition, Span, log_id
+from knafka_jobs.topic_offsets import Offsets, OffsetSpan, Partition, log_id
 
 LOGS: Final[Columns] = {"topic": "string", "partition": "int", "topic_id": "string"}
-"""Which log each partition is now, as `topics.log_id` names it."""
+"""The current log of each partition: `topic_id` is a `topic_offsets.log_id`."""
 
-OVERFLOW: Final = "long overflow"
-"""What Spark says of a time that it has no room for."""
+OVERFLOW_ERROR: Final = "long overflow"
+"""Words of Spark's error for a timestamp outside its range."""
 
-ROUNDS: Final = 20
-"""Stretches of unreadable records of one partition that a run passes; a later one goes on."""
+MAX_UNREADABLE_SPANS: Final = 20
+"""Spans of unreadable records of one partition that one run reads; the next run goes on."""
 
-ONE_BY_ONE: Final = 20
-"""Records of a stretch, at most: their content is held in memory."""
+MAX_SPAN_RECORDS: Final = 20
+"""Records in a span of unreadable records, at most: their content is held in memory."""
 
 _MIN_TIME: Final = -62_135_596_800_000
 _MAX_TIME: Final = 253_402_300_799_000
-"""From the year 1 to 9999, in milliseconds: these Spark certainly reads."""
+"""The years 1 to 9999, in milliseconds since the Unix epoch: times that Spark can read."""
 
 _RAW: Final[Columns] = {
     **{"key": "string", "value": "string", "topic": "string", "partition": "int"},
     **{"offset": "bigint", "headers": "array<struct<key: string, value: string>>"},
 }
-"""A record with its bytes in base64."""
+"""Columns of a record with its bytes in base64."""
 
 
 class BatchReader:
-    """Reads the ranges of batches; `names` is how each topic id's topic is called."""
+    """Reads the dead letters of batches; `names` has the topic's name of each topic id."""
 
     def __init__(self, tables: Tables, kafka: KafkaClient, names: Mapping[str, str]) -> None:
         self.log = KafkaRecords(kafka, names)
@@ -57,34 +57,46 @@ class BatchReader:
         self._kafka = kafka
         self._names = names
         self.one_by_one: set[Partition] = set()
-        """Partitions that Spark doesn't read for the time being."""
-        self.last_ranges: Mapping[Partition, Span] = {}
-        """Of the batch that was read last."""
+        """Partitions that are read record by record for the time being."""
+        self.last_ranges: Mapping[Partition, OffsetSpan] = {}
+        """The ranges of the batch that was read last."""
 
-    def rows(self, batch: Batch) -> DataFrame:
-        """The rows of a batch, which reads them when they are written."""
+    def rows(self, batch: IngestBatch) -> DataFrame:
+        """The rows of a batch, for `records`; they are read when they are written."""
         self.last_ranges = batch.ranges
-        by_spark = {w: span for w, span in batch.ranges.items() if w not in self.one_by_one}
-        by_us = {w: span for w, span in batch.ranges.items() if w in self.one_by_one}
+        by_spark = {
+            partition: span
+            for partition, span in batch.ranges.items()
+            if partition not in self.one_by_one
+        }
+        by_record = {
+            partition: span
+            for partition, span in batch.ranges.items()
+            if partition in self.one_by_one
+        }
         # A batch may only save that records were deleted before they were read.
         rows = self._tables.rows([], RECORDS)
         if by_spark:
             rows = read_ranges(self._tables, self._kafka, by_spark, batch.after, self._names)
-        if by_us:
-            rows = rows.unionByName(self._raw(by_us).transform(plan.records_of, self._logs(batch)))
+        if by_record:
+            rows = rows.unionByName(
+                self._raw(by_record).transform(compact_plan.records_of, self._logs(batch))
+            )
         return rows
 
-    def unreadable(self, ranges: Mapping[Partition, Span]) -> dict[Partition, list[Span]]:
-        """Stretches of records that Spark can't read. Reads all that is there."""
-        found: dict[Partition, list[Span]] = {}
-        for where, span in ranges.items():
-            for message in self.log.messages(where, span):
+    def unreadable(
+        self, ranges: Mapping[Partition, OffsetSpan]
+    ) -> dict[Partition, list[OffsetSpan]]:
+        """The spans of records in these ranges that Spark can't read. Reads every record."""
+        stretches: dict[Partition, list[OffsetSpan]] = {}
+        for partition, span in ranges.items():
+            for message in self.log.messages(partition, span):
                 if not _MIN_TIME <= message.timestamp()[1] <= _MAX_TIME:
-                    _extend(found.setdefault(where, []), message.offset())
-        return found
+                    _extend(stretches.setdefault(partition, []), message.offset())
+        return stretches
 
-    def _raw(self, ranges: Mapping[Partition, Span]) -> DataFrame:
-        """Records as Spark's Kafka source would give them, without a time."""
+    def _raw(self, ranges: Mapping[Partition, OffsetSpan]) -> DataFrame:
+        """Records with the columns of Spark's Kafka source, but a null timestamp."""
         values = [
             (
                 _base64(message.key()),
@@ -94,8 +106,8 @@ class BatchReader:
                 message.offset(),
                 [{"key": name, "value": _base64(raw)} for name, raw in headers_of(message)],
             )
-            for where, span in ranges.items()
-            for message in self.log.messages(where, span)
+            for partition, span in ranges.items()
+            for message in self.log.messages(partition, span)
         ]
         return self._tables.rows(values, _RAW).select(
             F.unbase64("key").alias("key"),
@@ -107,68 +119,76 @@ class BatchReader:
             ).alias("headers"),
         )
 
-    def _logs(self, batch: Batch) -> DataFrame:
+    def _logs(self, batch: IngestBatch) -> DataFrame:
         return _logs(self._tables, batch.ranges, batch.after, self._names)
 
 
 def ingest_around(
-    ingest: Callable[[Mapping[Partition, Span]], Ingested],
+    ingest: Callable[[Mapping[Partition, OffsetSpan]], Ingested],
     reader: BatchReader,
-    spans: Mapping[Partition, Span],
+    spans: Mapping[Partition, OffsetSpan],
     names: Mapping[str, str],
     progress: Callable[[str], object],
 ) -> Ingested:
-    """Ingest all of these spans, with those records one by one that Spark can't read.
+    """Ingest all of these spans; records that Spark can't read are read one by one.
 
-    Raises `JobError`.
+    `ingest` ingests spans with `reader`. Raises `JobError`.
     """
     done = Ingested(0, 0)
     spans = dict(spans)
-    for _ in range(ROUNDS):
+    for _ in range(MAX_UNREADABLE_SPANS):
         try:
-            return _sum(done, ingest(spans))
+            return _sum_ingested(done, ingest(spans))
         except JobError as error:
-            if not is_overflow(error) or not (found := reader.unreadable(reader.last_ranges)):
+            if not is_overflow(error) or not (unreadable := reader.unreadable(reader.last_ranges)):
                 raise
-        for where, stretches in found.items():
-            count = sum(each.end - each.start for each in stretches)
-            place = f"{names[where[0]]}/{where[1]}"
-            progress(f"{count} records of {place} have a time that can't be: they get today's")
-            for stretch in stretches[:ROUNDS]:
+        for partition, stretches in unreadable.items():
+            count = sum(stretch.end - stretch.start for stretch in stretches)
+            place = f"{names[partition[0]]}/{partition[1]}"
+            progress(
+                f"{count} records of {place} have an impossible timestamp: the time of this run is "
+                "stored instead"
+            )
+            for stretch in stretches[:MAX_UNREADABLE_SPANS]:
                 for end, is_alone in ((stretch.start, False), (stretch.end, True)):
-                    reader.one_by_one = {where} if is_alone else set()
-                    done = _sum(done, ingest({where: Span(spans[where].start, end)}))
+                    reader.one_by_one = {partition} if is_alone else set()
+                    done = _sum_ingested(
+                        done, ingest({partition: OffsetSpan(spans[partition].start, end)})
+                    )
             reader.one_by_one = set()
-            if len(stretches) > ROUNDS:
-                progress(f"the rest of {place} is left to the next run")
-                del spans[where]
-    raise JobError("many records have times that can't be: run this again to go on")
+            if len(stretches) > MAX_UNREADABLE_SPANS:
+                progress(
+                    f"the remaining records of {place} are left for the next run: they have too "
+                    "many impossible timestamps for one"
+                )
+                del spans[partition]
+    raise JobError("many records have impossible timestamps: run the job again to go on")
 
 
 def is_overflow(error: JobError) -> bool:
-    """Whether Spark had no room for a time."""
-    return OVERFLOW in f"{error}{error.__cause__}"
+    """Whether Spark failed on a timestamp outside its range."""
+    return OVERFLOW_ERROR in f"{error}{error.__cause__}"
 
 
 def read_ranges(
     tables: Tables,
     kafka: KafkaClient,
-    ranges: Mapping[Partition, Span],
+    ranges: Mapping[Partition, OffsetSpan],
     read: Offsets,
     names: Mapping[str, str],
 ) -> DataFrame:
-    """The dead letters in these ranges, and no others, as rows of `records`; `read` says of which
-    log each is, and `names` how each topic id's topic is called.
+    """The dead letters in these ranges, as rows of `records`.
 
-    Reading fails with Spark's error if Kafka does not have all of a range any more.
+    `read` has the log of each partition, `names` the topic's name of each topic id. Reading fails
+    with Spark's error if Kafka has deleted a part of a range.
     """
     named = {(names[topic_id], number): span for (topic_id, number), span in ranges.items()}
     rows = read_spans(tables.spark, kafka.connection, named)
-    return rows.transform(plan.records_of, _logs(tables, ranges, read, names))
+    return rows.transform(compact_plan.records_of, _logs(tables, ranges, read, names))
 
 
 def headers_of(message: Any) -> list[tuple[str, bytes | None]]:
-    """A record's headers; none if one has a name that isn't UTF-8, of which it is asked once."""
+    """A record's headers; empty if a header's name isn't UTF-8. Call it once per message."""
     try:
         return list(message.headers() or ())
     except SystemError:
@@ -176,7 +196,7 @@ def headers_of(message: Any) -> list[tuple[str, bytes | None]]:
 
 
 def _logs(
-    tables: Tables, ranges: Mapping[Partition, Span], read: Offsets, names: Mapping[str, str]
+    tables: Tables, ranges: Mapping[Partition, OffsetSpan], read: Offsets, names: Mapping[str, str]
 ) -> DataFrame:
     rows = [
         (names[topic_id], partition, log_id(topic_id, read[topic_id, partition].logs()[-1][1]))
@@ -185,16 +205,16 @@ def _logs(
     return tables.rows(rows, LOGS)
 
 
-def _extend(stretches: list[Span], offset: int) -> None:
-    """Add an offset, behind all others, to the last stretch if it follows and there is room."""
+def _extend(stretches: list[OffsetSpan], offset: int) -> None:
+    """Add an offset, higher than all others, to the last span if it is adjacent and not full."""
     last = stretches[-1] if stretches else None
-    if last is not None and last.end == offset and offset - last.start < ONE_BY_ONE:
-        stretches[-1] = Span(last.start, offset + 1)
+    if last is not None and last.end == offset and offset - last.start < MAX_SPAN_RECORDS:
+        stretches[-1] = OffsetSpan(last.start, offset + 1)
     else:
-        stretches.append(Span(offset, offset + 1))
+        stretches.append(OffsetSpan(offset, offset + 1))
 
 
-def _sum(one: Ingested, other: Ingested) -> Ingested:
+def _sum_ingested(one: Ingested, other: Ingested) -> Ingested:
     return replace(
         one,
         records=one.records + other.records,

@@ -1,1 +1,1 @@
-"""What the jobs read and write: the tables (Delta, through Spark) and Kafka."""
+"""The jobs' input and output: Spark's session, the tables (Delta, by Spark) and Kafka."""

@@ -3,7 +3,7 @@
     ROOT/{records,failures,failure_days,replays,sent,reports,purged}    tables, see `schema`
     ROOT/checkpoints/                                                   see `compact.checkpoints`
 
-Every write is one atomic commit. What the rows mean is the features' to know.
+Every write is one atomic commit. Only the features know what the rows mean.
 """
 
 from __future__ import annotations
@@ -24,25 +24,30 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from knafka_jobs.errors import JobError
+from knafka_jobs.job_errors import JobError
 from knafka_jobs.schema import BOUNDED, BY_DAY, LAYOUT, LAYOUT_PROPERTY, TABLES, Columns, ddl
 
 CLOCK_INTERVAL: Final = timedelta(days=1)
-"""Between two times of what is done daily."""
+"""Time between two runs of a daily task, such as VACUUM."""
 
 ORPHAN_AGE: Final = timedelta(days=1)
-"""Longer than any run of the compaction takes from its first file to its commit."""
+"""Age from which a file that no commit names is unused: no compaction takes so long from its first
+file to its commit."""
 
 _STATISTICS: Final = "delta.dataSkippingStatsColumns"
 _HALF_MADE: Final = ("TABLE_OR_VIEW_ALREADY_EXISTS", "CREATE_TABLE_WITH_NON_EMPTY_LOCATION")
-"""Delta's words of a folder with something in it that is no table (yet)."""
+"""Delta's errors for a folder that has files but is no table, or not yet."""
 CREATION_TIMEOUT: Final = 30.0
-"""Seconds for another job's first commit of a table that it has begun to make."""
+"""Seconds to wait for the first commit of a table that another job has begun to create."""
 CREATION_CHECK_INTERVAL: Final = 0.1
+"""Seconds between two looks for that commit."""
 
 
 class Tables:
-    """The tables below `root`, made when they are first asked for. Raises `JobError`."""
+    """The tables below `root`; a table that is missing is created when it is first used.
+
+    Methods raise `JobError`. `name` is a table's name in `schema.TABLES`.
+    """
 
     def __init__(self, spark: SparkSession, root: str) -> None:
         self.spark = spark
@@ -51,79 +56,86 @@ class Tables:
         self._there: set[str] = set()
 
     def path(self, name: str) -> str:
-        """Of a table or file."""
+        """The path or URI of a table or file below the root."""
         return f"{self.root}/{name}"
 
     def read(self, name: str) -> DataFrame:
-        """A table with its columns in their order."""
+        """The rows of a table, with its columns in the order of `schema`."""
         with explained(f"the table {self.path(name)} can't be read"):
             return self._table(name).toDF().select(*TABLES[name])
 
     def id(self, name: str) -> str:
-        """Delta's id of the table: another one is another table, whatever it holds."""
+        """Delta's id of the table: a table that is created anew has another id."""
         if name not in self._ids:
             self._ids[name] = str(self._snapshot(name).metadata().id())
         return self._ids[name]
 
     def exists(self, name: str) -> bool:
+        """Whether the table has been created."""
         if name not in self._there and DeltaTable.isDeltaTable(self.spark, self.path(name)):
             self._there.add(name)
         return name in self._there
 
     def is_empty(self, name: str) -> bool:
-        """Whether a table has no rows, told by its log: asking Spark costs a query.
+        """Whether a table has no rows or doesn't exist; reads Delta's log, without a query.
 
-        One that was never written is not made for the answer.
+        A missing table is not created.
         """
         return not self.exists(name) or self.size(name)[0] == 0
 
     def size(self, name: str) -> tuple[int, int]:
-        """How many files a table has, and their bytes in all."""
+        """The number of a table's files and their total bytes."""
         snapshot = self._snapshot(name)
         return int(snapshot.numOfFiles()), int(snapshot.sizeInBytes())
 
     def last_version(self, name: str, writer: str) -> int | None:
-        """The number of `writer`'s last commit (`txnVersion`), which Delta keeps in the table."""
+        """The number (`txnVersion`) of `writer`'s last commit to a table; None without one."""
         if not self.exists(name):
             return None
         number = self._snapshot(name).transactions().get(writer)
         return int(number.get()) if number.isDefined() else None
 
     def rows(self, values: Iterable[tuple[Any, ...]], columns: Columns) -> DataFrame:
-        """Values as a DataFrame, by way of JSON: createDataFrame would start Python workers."""
-        text = json.dumps([dict(zip(columns, each, strict=True)) for each in values], default=str)
+        """Values as a DataFrame; made by way of JSON, as createDataFrame starts Python workers."""
+        text = json.dumps([dict(zip(columns, row, strict=True)) for row in values], default=str)
         rows = F.from_json(F.lit(text), f"array<struct<{ddl(columns)}>>")
         return self.spark.range(1, numPartitions=1).select(F.inline(rows))
 
     def append(self, rows: DataFrame, name: str, **options: str) -> None:
+        """Append rows to a table in one commit; `options` are those of Delta's writer."""
         self._write(rows, name, "append", options)
 
     def replace(self, rows: DataFrame, name: str, where: str) -> None:
-        """Put `rows` in the place of those rows of a table that the predicate means."""
+        """Replace the rows of a table for which the SQL predicate `where` holds by `rows`."""
         self._write(rows, name, "overwrite", {"replaceWhere": where})
 
     def upsert(
         self, rows: DataFrame, name: str, on: str, update: Mapping[str, str] | None = None
     ) -> None:
-        """MERGE `rows` (called `more`) into a table (called by its name) where `on` holds."""
+        """MERGE rows into a table: insert new rows, and update those for which `on` holds.
+
+        `on` and `update` are SQL, in which `more` is `rows` and the table has its name; without
+        `update` rows that are there stay as they are.
+        """
         merge = self._merge(rows, name, on)
         if update is not None:
             merge = merge.whenMatchedUpdate(set=dict(update))
         merge.whenNotMatchedInsertAll().execute()
 
     def update(self, rows: DataFrame, name: str, on: str, values: Mapping[str, str]) -> None:
-        """UPDATE a table (called by its name) where `on` holds with one of `rows` (`more`)."""
+        """UPDATE the rows of a table that match `rows` by `on`; SQL as in `upsert`."""
         self._merge(rows, name, on).whenMatchedUpdate(set=dict(values)).execute()
 
     def correct(self, name: str, where: Column, values: Mapping[str, Column]) -> None:
-        """UPDATE those rows of a table for which `where` holds, in one commit."""
+        """UPDATE the rows of a table for which `where` holds, in one commit."""
         self._table(name).update(where, dict(values))
 
     def remove(self, rows: DataFrame, name: str, on: str) -> None:
+        """DELETE the rows of a table that match `rows` by `on`; SQL as in `upsert`."""
         self._merge(rows, name, on).whenMatchedDelete().execute()
 
     def days_of_small_files(self, name: str, full: int, most: int) -> list[date | None]:
-        """The days of a table that have more than `most` files below `full` bytes, by its log."""
+        """The days of a table with more than `most` files below `full` bytes; reads Delta's log."""
         if self.size(name)[0] <= most:
             return []
         files = DataFrame(self._snapshot(name).allFiles().toDF(), self.spark)
@@ -135,15 +147,15 @@ class Tables:
         return [row["day"] for row in rows.where(F.col("count") > most).collect()]
 
     def merge_small_files(self, name: str, where: str) -> None:
-        """OPTIMIZE the days of a table that the predicate means."""
+        """OPTIMIZE the days of a table for which the SQL predicate `where` holds."""
         self._table(name).optimize().where(where).executeCompaction()
 
     def vacuum(self, name: str) -> None:
-        """VACUUM a table; keeps a week (Delta's default)."""
+        """VACUUM a table: delete files that it has not used for a week (Delta's default)."""
         self._table(name).vacuum()
 
     def is_due(self, name: str, clock: str, now: datetime) -> bool:
-        """Whether `set_clock` was a day ago; if it never was, whether the table is a day old."""
+        """Whether the daily task `clock` is due: its last run (else the table) is a day old."""
         path, system = self._clock(name, clock)
         if system.exists(path):
             stream = system.open(path)
@@ -156,7 +168,7 @@ class Tables:
         return now.timestamp() - last > CLOCK_INTERVAL.total_seconds()
 
     def set_clock(self, name: str, clock: str, now: datetime) -> None:
-        """Note when something was done to a table, in a file beside it."""
+        """Note that the daily task `clock` was done for a table, in a file beside the table."""
         path, system = self._clock(name, clock)
         stream = system.create(path, True)
         stream.write(bytearray(b"%d" % now.timestamp()))
@@ -166,11 +178,11 @@ class Tables:
         return self.file(f"checkpoints/{clock}-{self.id(name)}")
 
     def erase_unused_files(self, name: str) -> None:
-        """Delete every data file that the table, as it is now, does not consist of.
+        """Delete every data file that the current version of the table does not use.
 
-        Older versions of the table, and who is reading one, lose them at once. To be called within
-        `locked`. Where no lock can be, files that no commit has named are left for a day: a
-        compaction that runs may be about to.
+        Older versions of the table become unreadable at once. To be called within `locked`. On an
+        object store, which has no locks, files that no commit names stay for a day
+        (`ORPHAN_AGE`): a running compaction may be about to commit them.
         """
         if not self.exists(name):
             return
@@ -180,7 +192,10 @@ class Tables:
             self._file_names(snapshot.tombstones()),
         )
         if len(used) != snapshot.numOfFiles():
-            raise JobError(f"the files of {self.path(name)} can't be told apart: nothing is erased")
+            raise JobError(
+                f"two data files of {self.path(name)} have one name, so no unused file is erased: "
+                "please report this"
+            )
         unclaimed_before = time.time() - (ORPHAN_AGE.total_seconds() if "://" in self.root else 0)
         folder, system = self.file(name)
         files = system.listFiles(folder, True)
@@ -194,17 +209,18 @@ class Tables:
                 system.delete(path, False)
 
     def _file_names(self, actions: Any) -> set[str]:
-        """Names of data files, which are unique, of Delta's actions on them."""
+        """The names of the data files that these actions of Delta's log add or remove."""
         rows = DataFrame(actions.toDF(), self.spark).select("path").collect()
         return {unquote(row["path"]).rpartition("/")[2] for row in rows}
 
     def check_layouts(self) -> None:
-        """Raises `JobError` if a newer Knafka has made the tables: see `schema.LAYOUT`."""
+        """Raise `JobError` if a newer Knafka has made the tables: see `schema.LAYOUT`."""
         for name, known in LAYOUT.items():
             layout = self._layout(name) if self.exists(name) else known
             if layout > known:
                 raise JobError(
-                    f"{self.path(name)} has layout {layout}, which a newer Knafka made: use that"
+                    f"{self.path(name)} has layout {layout}, which a newer Knafka made: use that "
+                    f"version or a later one (this one reads layout {known})"
                 )
 
     def _layout(self, name: str) -> int:
@@ -213,10 +229,10 @@ class Tables:
 
     @contextlib.contextmanager
     def locked(self, what: str = "compaction") -> Iterator[None]:
-        """Be the one compaction, or replay, of these tables, where a lock can say so; raises
-        `JobError`.
+        """Hold the lock of a job (`what`) on these tables; raises `JobError` if another holds it.
 
-        On an object store there is no lock: see `Checkpoints.append_batch` and `replay.run`.
+        On an object store, which has no locks, nothing is held: see `Checkpoints.append_batch` and
+        the module that runs replays for what keeps two jobs apart there.
         """
         if not self.has_locks:
             yield
@@ -226,19 +242,22 @@ class Tables:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise self.in_use(what) from None
+                raise self.in_use_error(what) from None
             yield
 
     @property
     def has_locks(self) -> bool:
-        """Whether a lock says that these tables are in use: not on an object store."""
+        """Whether `locked` holds a lock: on a file system, but not on an object store."""
         return "://" not in self.root
 
-    def in_use(self, what: str = "compaction") -> JobError:
-        return JobError(f"another {what} runs on {self.root}: wait until it is done")
+    def in_use_error(self, what: str = "compaction") -> JobError:
+        """The error that another compaction, or replay, runs on these tables."""
+        return JobError(
+            f"another {what} runs on {self.root}: wait until it has ended, then run this again"
+        )
 
     def file(self, path: str) -> tuple[Any, Any]:
-        """Hadoop's path below `root`, and the file system that has it."""
+        """A path below the root as a Hadoop `Path`, and its Hadoop `FileSystem`."""
         hadoop = self.spark._jvm.org.apache.hadoop  # type: ignore[union-attr]
         file = hadoop.fs.Path(self.path(path))
         return file, file.getFileSystem(self.spark._jsc.hadoopConfiguration())
@@ -269,31 +288,31 @@ class Tables:
                 try:
                     self.spark.sql(made)
                 except (PySparkException, Py4JError) as error:
-                    # A report may begin with the first compaction: then the other has made it, or
-                    # has begun to: its folder is there before its first commit.
+                    # A report that starts beside the first compaction finds tables half made: the
+                    # folder of a table is there before its first commit.
                     begun = any(words in first_line(error) for words in _HALF_MADE)
                     deadline = time.monotonic() + (CREATION_TIMEOUT if begun else 0.0)
                     while not self.exists(name):
                         if time.monotonic() >= deadline:
                             raise
                         time.sleep(CREATION_CHECK_INTERVAL)
-                        # What was no table is remembered as that.
+                        # Delta caches that the folder is no table.
                         self._delta.DeltaLog.clearCache()
                 self._there.add(name)
             return DeltaTable.forPath(self.spark, path)
 
     @property
     def _delta(self) -> Any:
-        """Delta's own package in the JVM."""
+        """Delta's Scala package in the JVM."""
         return self.spark._jvm.org.apache.spark.sql.delta  # type: ignore[union-attr]
 
     def _created(self, name: str) -> float:
-        """When a table was made, in Unix time."""
+        """When a table was created, in Unix time."""
         made = self._snapshot(name).metadata().createdTime()
         return float(made.get()) / 1000 if made.isDefined() else 0.0
 
     def _snapshot(self, name: str) -> Any:
-        """Delta's own view of the table as it is now; `DeltaTable.detail` is a query around it."""
+        """Delta's snapshot of the current table; `DeltaTable.detail` would run a query for it."""
         self._table(name)
         with explained(f"the table {self.path(name)} can't be read"):
             delta = self._delta
@@ -302,18 +321,23 @@ class Tables:
 
 
 def in_days(column: str, days: Iterable[date | None]) -> str:
-    """A predicate in SQL by which Delta opens these partitions alone; false for none at all."""
-    found = set(days)
-    listed = ", ".join(f"DATE '{each}'" for each in sorted(day for day in found if day is not None))
+    """A SQL predicate by which Delta opens only these days of a table; `false` without days.
+
+    None among the days means rows without a day.
+    """
+    distinct_days = set(days)
+    listed = ", ".join(
+        f"DATE '{day}'" for day in sorted(day for day in distinct_days if day is not None)
+    )
     said = ([f"{column} IN ({listed})"] if listed else []) + (
-        [f"{column} IS NULL"] if None in found else []
+        [f"{column} IS NULL"] if None in distinct_days else []
     )
     return f"({' OR '.join(said)})" if said else "false"
 
 
 @contextlib.contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Spark's errors as a `JobError` that begins with `what`."""
+    """Turn Spark's errors into a `JobError` whose text begins with `what`."""
     try:
         yield
     except (PySparkException, Py4JError) as error:
@@ -321,12 +345,12 @@ def explained(what: str) -> Iterator[None]:
 
 
 def first_line(error: PySparkException | Py4JError) -> str:
-    """What Spark says, without its stack."""
+    """The first line of Spark's error, or what to do about missing jars for S3."""
     said = error.java_exception.toString() if isinstance(error, Py4JJavaError) else str(error)
     if "org.apache.hadoop.fs.s3a.S3AFileSystem not found" in said:
         return (
-            "Spark has no jars for s3a://. `knafka dead-letters` fetches them and the image "
-            "knafka-jobs has them; elsewhere name them in PYSPARK_SUBMIT_ARGS "
+            "Spark has no jars for s3a://. `knafka dead-letters` downloads them, and the image "
+            "knafka-jobs has them; elsewhere list them in PYSPARK_SUBMIT_ARGS "
             "(docs/how-to/archive-dead-letters.md)"
         )
     return str(said).strip().partition("\n")[0]

@@ -1,5 +1,7 @@
-"""Kafka as the jobs need it beside Spark, which reads the dead letters: topics, offsets, commits,
-deletion. Sending is `replay.send`'s; what may be deleted is `compact.plan`'s to say."""
+"""Kafka's admin API for the jobs: topics, offsets, commits, single writes and deletion of records.
+
+Spark itself reads the dead letters (`read_spans`), and `replay.send` sends replayed events.
+"""
 
 from __future__ import annotations
 
@@ -30,18 +32,24 @@ from knafka.core.connection_errors import ConnectionErrors
 from knafka.core.errors import InvalidDocument
 from knafka.core.kafka_secret import for_java, for_librdkafka
 from knafka.tokens import with_tokens
-from knafka_jobs.errors import JobError
-from knafka_jobs.topics import BrokerName, Position, Span, Topic, is_dead_letter_topic
+from knafka_jobs.job_errors import JobError
+from knafka_jobs.topic_offsets import (
+    BrokerName,
+    OffsetSpan,
+    Position,
+    TopicState,
+    is_dead_letter_topic,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 REQUEST_TIMEOUT: Final = 30.0
-"""Seconds for one request to Kafka, with its repetitions."""
+"""Seconds for one request to Kafka, including repetitions."""
 CONNECT_CHECK_INTERVAL: Final = 2.0
-"""Seconds between two looks at what is wrong while Kafka does not answer."""
+"""Seconds between two tries while Kafka does not answer."""
 RETRY_INTERVAL: Final = 0.2
-"""Seconds before a request is repeated whose coordinator or leader is moving."""
+"""Seconds before a request is repeated because a coordinator or leader is moving."""
 TRANSIENT: Final = frozenset(
     {
         KafkaError.COORDINATOR_NOT_AVAILABLE,
@@ -52,41 +60,41 @@ TRANSIENT: Final = frozenset(
     }
 )
 MAX_MESSAGE_BYTES: Final = "max.message.bytes"
-"""A topic's limit for one batch of records, hence for one record."""
+"""Kafka's name of a topic's limit for the bytes of one batch of records, hence of one record."""
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
-    """How to reach Kafka, for both clients that the jobs use."""
+class KafkaConnection:
+    """Addresses and credentials of Kafka, for librdkafka and for Spark's Kafka source."""
 
     bootstrap_servers: str
     secret: Mapping[str, str] | None = None
-    """The Secret's values by key; None: plaintext, no authentication."""
+    """The Secret's values by key; None: plaintext without authentication."""
 
     @classmethod
-    def from_folder(cls, bootstrap_servers: str, secret: Path | None) -> Connection:
-        """With the Secret that is mounted at `secret`. Raises `InvalidDocument`."""
+    def from_folder(cls, bootstrap_servers: str, secret: Path | None) -> KafkaConnection:
+        """Read the Secret that is mounted at the folder `secret`. Raises `InvalidDocument`."""
         if secret is None:
             return cls(bootstrap_servers)
         try:
-            files = [each for each in secret.iterdir() if each.is_file()]
-            values = {each.name: each.read_text(errors="replace").strip() for each in files}
+            files = [file for file in secret.iterdir() if file.is_file()]
+            values = {file.name: file.read_text(errors="replace").strip() for file in files}
         except OSError as error:
             raise InvalidDocument("secret", f"the Secret can't be read: {error}") from error
         return cls(bootstrap_servers, values)
 
     def for_librdkafka(self) -> dict[str, Any]:
-        """Raises `InvalidDocument`."""
+        """The configuration of a client of librdkafka. Raises `InvalidDocument`."""
         security = {} if self.secret is None else for_librdkafka(self.secret)
         return with_tokens(
             {"bootstrap.servers": self.bootstrap_servers, "log_level": 0, **security}
         )
 
     def for_spark(self) -> dict[str, str]:
-        """The options of Spark's Kafka source."""
+        """The options of Spark's Kafka source, which reads only committed records."""
         security = {} if self.secret is None else for_java(self.secret)
         configuration = {
             "bootstrap.servers": self.bootstrap_servers,
@@ -99,11 +107,11 @@ class Connection:
 class KafkaClient:
     """Kafka's admin API and consumers for the jobs. Every method raises `JobError`."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: KafkaConnection) -> None:
         self.connection = connection
         self._errors = ConnectionErrors()
         self._refusal: str | None = None
-        """The first that waiting won't mend: others follow it, and hide it."""
+        """The first error that waiting won't mend; later errors would hide it."""
         configuration = {**connection.for_librdkafka(), "error_cb": self._record}
         try:
             self._admin = AdminClient(configuration)
@@ -111,7 +119,7 @@ class KafkaClient:
             raise _job_error(error) from error
 
     def connect(self) -> None:
-        """Wait until Kafka answers. Raises `JobError` with the reason if it doesn't."""
+        """Wait until Kafka answers; after `REQUEST_TIMEOUT` raise `JobError` with the reason."""
         deadline = time.monotonic() + REQUEST_TIMEOUT
         while True:
             try:
@@ -128,40 +136,46 @@ class KafkaClient:
         self._errors.record(error)
         self._refusal = self._refusal or self._errors.refusal
 
-    def dead_letter_topics(self, broker: BrokerName | None = None) -> dict[str, Topic]:
-        """All dead-letter topics, or those of one Broker, by name."""
+    def dead_letter_topics(self, broker: BrokerName | None = None) -> dict[str, TopicState]:
+        """The dead-letter topics of one Broker, or all of them for None, by name."""
         return self.topics([e for e in self.topic_names() if is_dead_letter_topic(e, broker)])
 
     def topic_names(self) -> list[str]:
-        """How all topics are called."""
+        """The names of all topics."""
         return list(_retried(lambda: self._admin.list_topics(timeout=REQUEST_TIMEOUT)).topics)
 
-    def topics(self, names: Collection[str], *, committed: bool = True) -> dict[str, Topic]:
-        """Those of the topics that exist, by name; they end where what is `committed` does, or else
-        where what is written does."""
+    def topics(self, names: Collection[str], *, committed: bool = True) -> dict[str, TopicState]:
+        """The existing topics among `names`, by name, with the offsets of their partitions.
+
+        Offsets end at the last committed record, or with `committed=False` at the last one written.
+        """
         if not names:
             return {}
-        wanted = TopicCollection(list(names))
-        found = _results(
-            lambda: self._admin.describe_topics(wanted, request_timeout=REQUEST_TIMEOUT),
+        collection = TopicCollection(list(names))
+        topics = _results(
+            lambda: self._admin.describe_topics(collection, request_timeout=REQUEST_TIMEOUT),
             leaving_out=KafkaError.UNKNOWN_TOPIC_OR_PART,
         )
-        partitions = [(name, each.id) for name, topic in found.items() for each in topic.partitions]
+        partitions = [
+            (name, partition.id) for name, topic in topics.items() for partition in topic.partitions
+        ]
         starts = self._offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
-        # What is committed ends where the first open transaction begins.
+        # Committed records end where the first open transaction begins.
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
         level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
         ends = self._offsets(partitions, latest, isolation_level=level)
-        spans: dict[str, dict[int, Span]] = {name: {} for name in found}
+        spans: dict[str, dict[int, OffsetSpan]] = {name: {} for name in topics}
         for name, partition in partitions:
-            spans[name][partition] = Span(starts[name, partition], ends[name, partition])
+            spans[name][partition] = OffsetSpan(starts[name, partition], ends[name, partition])
         return {
-            name: Topic(name, str(each.topic_id), spans[name], len(each.partitions[0].replicas))
-            for name, each in found.items()
+            name: TopicState(
+                name, str(topic.topic_id), spans[name], len(topic.partitions[0].replicas)
+            )
+            for name, topic in topics.items()
         }
 
-    def topics_at_rest(self, names: Collection[str]) -> dict[str, Topic]:
-        """As `topics`, once all is committed or aborted that was written until now.
+    def topics_at_rest(self, names: Collection[str]) -> dict[str, TopicState]:
+        """As `topics`, once all transactions that are open now have ended.
 
         Kafka acknowledges a commit a moment before it ends the transaction in its partitions.
         """
@@ -172,37 +186,40 @@ class KafkaClient:
         }
         deadline = time.monotonic() + REQUEST_TIMEOUT
         while True:
-            found = self.topics(names)
+            topics = self.topics(names)
             is_open = [
-                where
-                for where, end in written.items()
-                if where[0] in found and found[where[0]].spans[where[1]].end < end
+                partition
+                for partition, end in written.items()
+                if partition[0] in topics and topics[partition[0]].spans[partition[1]].end < end
             ]
             if not is_open:
-                return found
+                return topics
             if time.monotonic() > deadline:
-                raise JobError(f"Kafka: a transaction on {is_open[0][0]} does not end")
+                raise JobError(
+                    f"Kafka: a transaction on {is_open[0][0]} did not end within "
+                    f"{REQUEST_TIMEOUT:.0f} s: run the job again"
+                )
             time.sleep(RETRY_INTERVAL)
 
-    def offsets_at(self, wanted: Iterable[Position], moment: float) -> dict[Position, int]:
-        """The first offset of each partition whose record is not older than `moment` (Unix time).
+    def offsets_at(self, partitions: Iterable[Position], moment: float) -> dict[Position, int]:
+        """The offset of each partition's first record at or after `moment` (Unix time).
 
-        -1 where all are older.
+        -1 where all records are older.
         """
-        return self._offsets(wanted, OffsetSpec.for_timestamp(int(moment * 1000)))
+        return self._offsets(partitions, OffsetSpec.for_timestamp(int(moment * 1000)))
 
-    def committed(self, group: str, topic: Topic) -> dict[int, int]:
-        """A group's committed offsets in a topic by partition; without those it never committed."""
-        partitions = [TopicPartition(topic.name, each) for each in topic.spans]
+    def committed(self, group: str, topic: TopicState) -> dict[int, int]:
+        """A consumer group's committed offsets in a topic, by partition that it has committed."""
+        partitions = [TopicPartition(topic.name, partition) for partition in topic.spans]
         consumer = self.consumer(**{"group.id": group})
         try:
             answers = _retried(lambda: consumer.committed(partitions, REQUEST_TIMEOUT))
         finally:
             consumer.close()
-        return {each.partition: each.offset for each in answers if each.offset >= 0}
+        return {answer.partition: answer.offset for answer in answers if answer.offset >= 0}
 
-    def commit(self, group: str, topics: Mapping[str, Topic]) -> None:
-        """Have a group without members be at the ends that these topics have here."""
+    def commit(self, group: str, topics: Mapping[str, TopicState]) -> None:
+        """Commit the ends of these topics, as given, for a consumer group without members."""
         offsets = [
             TopicPartition(name, partition, span.end)
             for name, topic in topics.items()
@@ -218,8 +235,8 @@ class KafkaClient:
 
     def create(
         self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
-    ) -> Topic:
-        """Create a topic unless it exists; returns it once all of Kafka knows it."""
+    ) -> TopicState:
+        """Create a topic unless it exists; returns it once every broker of Kafka knows it."""
         new = NewTopic(topic, partitions, replication, config=dict(config))
         _results(
             lambda: self._admin.create_topics([new], request_timeout=REQUEST_TIMEOUT),
@@ -227,15 +244,15 @@ class KafkaClient:
         )
         deadline = time.monotonic() + REQUEST_TIMEOUT
         while time.monotonic() < deadline:
-            if found := self.topics([topic]):
-                return found[topic]
+            if topics := self.topics([topic]):
+                return topics[topic]
             time.sleep(RETRY_INTERVAL)
         raise JobError(f"Kafka: {topic} was made and does not appear")
 
     def write(
         self, topic: str, key: bytes, value: bytes, headers: Mapping[str, bytes], timeout: float
     ) -> None:
-        """Write one record, compressed, and wait until it is stored on all replicas."""
+        """Write one compressed record and wait, `timeout` seconds, until all replicas have it."""
         errors = {"error_cb": self._errors.record}
         configuration = {
             "acks": "all",
@@ -258,19 +275,19 @@ class KafkaClient:
             raise _job_error(error) from error
         if problems or left:
             why = problems[0].str() if problems else str(self._errors) or "no answer"
-            raise JobError(f"Kafka: {topic} did not take it: {why}")
+            raise JobError(f"Kafka: the topic {topic} did not take the record: {why}")
 
     def record_limit(self, topic: str) -> int | None:
-        """What a topic takes in one batch, in bytes; None if Kafka won't tell (no such ACL)."""
+        """The bytes that a topic takes in one batch; None without the ACL to read that."""
         resource = ConfigResource(ResourceType.TOPIC, topic)
-        found = _results(
+        descriptions = _results(
             lambda: self._admin.describe_configs([resource], request_timeout=REQUEST_TIMEOUT),
             leaving_out=KafkaError.TOPIC_AUTHORIZATION_FAILED,
         )
-        return int(found[resource][MAX_MESSAGE_BYTES].value) if found else None
+        return int(descriptions[resource][MAX_MESSAGE_BYTES].value) if descriptions else None
 
     def raise_record_limit(self, topic: str, limit: int) -> None:
-        """Have a topic take batches of so many bytes; without the ACL for it, it stays as it is."""
+        """Let a topic take batches of `limit` bytes; does nothing without the ACL for it."""
         entry = ConfigEntry(
             MAX_MESSAGE_BYTES, str(limit), incremental_operation=AlterConfigOpType.SET
         )
@@ -283,10 +300,10 @@ class KafkaClient:
         )
 
     def delete_before(self, until: Mapping[Position, int]) -> None:
-        """Delete the records below each offset."""
+        """Delete each partition's records below an offset."""
         if not until:
             return
-        cuts = [TopicPartition(*where, offset) for where, offset in until.items()]
+        cuts = [TopicPartition(*partition, offset) for partition, offset in until.items()]
         _results(
             lambda: self._admin.delete_records(cuts, request_timeout=REQUEST_TIMEOUT),
             # A topic that was deleted meanwhile has nothing left to delete.
@@ -294,7 +311,7 @@ class KafkaClient:
         )
 
     def consumer(self, **configuration: Any) -> Consumer:
-        """A consumer of no group, unless `configuration` has one. The caller closes it."""
+        """Create a consumer, of a group only if `configuration` says so; the caller closes it."""
         usual = {"group.id": "knafka-unused", "enable.auto.commit": False}
         errors = {"error_cb": self._errors.record}
         return Consumer({**self.connection.for_librdkafka(), **errors, **usual, **configuration})
@@ -302,19 +319,22 @@ class KafkaClient:
     def _offsets(
         self, partitions: Iterable[Position], spec: OffsetSpec, **options: Any
     ) -> dict[Position, int]:
-        if not (wanted := {TopicPartition(*each): spec for each in partitions}):
+        if not (specs := {TopicPartition(*partition): spec for partition in partitions}):
             return {}
         options["request_timeout"] = REQUEST_TIMEOUT
-        listed = _results(lambda: self._admin.list_offsets(wanted, **options))
-        return {(each.topic, each.partition): result.offset for each, result in listed.items()}
+        listed = _results(lambda: self._admin.list_offsets(specs, **options))
+        return {
+            (partition.topic, partition.partition): result.offset
+            for partition, result in listed.items()
+        }
 
 
 def read_spans(
-    spark: SparkSession, connection: Connection, spans: Mapping[Position, Span]
+    spark: SparkSession, connection: KafkaConnection, spans: Mapping[Position, OffsetSpan]
 ) -> DataFrame:
-    """What is committed in these stretches, and nothing else, by Spark's Kafka source with headers.
+    """The committed records of these spans, as Spark's Kafka source gives them, with headers.
 
-    Reading fails with Spark's error if Kafka does not have all of a stretch any more.
+    Reading fails with Spark's error if Kafka has deleted a part of a span.
     """
     assigned: dict[str, list[int]] = {}
     starts: dict[str, dict[str, int]] = {}
@@ -338,23 +358,23 @@ def read_spans(
 def _results(
     ask: Callable[[], Mapping[K, Future[T]]], leaving_out: int | None = None
 ) -> dict[K, T]:
-    """All answers of a request, without those that fail with the code `leaving_out`."""
+    """Send a request and return its answers, except those that fail with code `leaving_out`."""
 
     def answers() -> dict[K, T]:
-        found = {}
+        results = {}
         for key, answer in ask().items():
             try:
-                found[key] = answer.result()
+                results[key] = answer.result()
             except KafkaException as error:
                 if error.args[0].code() != leaving_out:
                     raise
-        return found
+        return results
 
     return _retried(answers)
 
 
 def _retried(ask: Callable[[], T]) -> T:
-    """The answer, asked for again while a coordinator or leader is moving."""
+    """Return the answer of a request, repeated while a coordinator or leader is moving."""
     deadline = time.monotonic() + REQUEST_TIMEOUT
     while True:
         try:
@@ -366,4 +386,5 @@ def _retried(ask: Callable[[], T]) -> T:
 
 
 def _job_error(error: KafkaException) -> JobError:
+    """An error of librdkafka as an error of a job, with Kafka's own text."""
     return JobError(f"Kafka: {error.args[0].str()}")

@@ -1,6 +1,6 @@
-"""Single records read from Kafka beside Spark: what lies at an offset, or in a short stretch.
+"""Reads single committed records from Kafka without Spark: at an offset, or in a short span.
 
-Only committed ones, and with an offset that isn't there nothing is read from elsewhere.
+At an offset that Kafka does not have, nothing is read: a consumer is never moved elsewhere.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
-from knafka_jobs.errors import JobError
 from knafka_jobs.io.kafka import KafkaClient
-from knafka_jobs.topics import Mark, Partition, Position, Span
+from knafka_jobs.job_errors import JobError
+from knafka_jobs.topic_offsets import Mark, OffsetSpan, Partition, Position
 
-TIMEOUT: Final = 30.0
-"""Seconds without any record or end of a partition."""
-AT_ONCE: Final = 1000
-STEPS: Final = (10, 1000, sys.maxsize)
-"""Offsets before an end in which its last record is looked for: what ends a transaction, or was
-aborted, is no record."""
+READ_TIMEOUT: Final = 30.0
+"""Seconds to wait for the next record or end of a partition."""
+RECORDS_AT_ONCE: Final = 1000
+"""Records that one call of the consumer returns, at most."""
+LOOKBACK_OFFSETS: Final = (10, 1000, sys.maxsize)
+"""Offsets before the end of a span in which its last record is looked for, step by step: offsets of
+transaction markers and of aborted records have no committed record."""
 
 _AT_END: Final = (
     KafkaError._PARTITION_EOF,
@@ -37,54 +38,58 @@ _SETTINGS: Final[Mapping[str, Any]] = {
 }
 _FEW: Final[Mapping[str, Any]] = {
     **_SETTINGS,
-    # A batch of records at a time: one of them is wanted.
+    # Fetch as little as possible: only one record of it is used.
     "fetch.message.max.bytes": 16 * 1024,
     "queued.min.messages": 1,
 }
 
 
 class KafkaRecords:
-    """`LogView` on a Kafka, of partitions by topic id; `names` has each id's topic."""
+    """Implements `compact.cuts.LogView` on Kafka; `names` has the topic of each topic id."""
 
     def __init__(self, kafka: KafkaClient, names: Mapping[str, str]) -> None:
         self._kafka = kafka
         self._names = names
         self._ids = {name: topic_id for topic_id, name in names.items()}
 
-    def first_at(self, wanted: Mapping[Partition, int]) -> Mapping[Partition, Mark]:
-        """The first record at or after each offset. Raises `JobError`."""
-        found: dict[Partition, Mark] = {}
+    def first_at(self, offsets: Mapping[Partition, int]) -> Mapping[Partition, Mark]:
+        """The mark of the first record at or after each offset. Raises `JobError`."""
+        marks: dict[Partition, Mark] = {}
         consumer = self._kafka.consumer(**_FEW)
         try:
-            waiting = {self._position(where): offset for where, offset in wanted.items()}
-            for where, message in _messages(consumer, waiting):
-                if message is not None and (key := self._partition(where)) not in found:
-                    found[key] = mark_of_message(message)
-                # Not left at once: what is fetched of it already comes all the same.
-                waiting.pop(where, None)
+            waiting = {self._position(partition): offset for partition, offset in offsets.items()}
+            for partition, message in _messages(consumer, waiting):
+                if message is not None and (key := self._partition(partition)) not in marks:
+                    marks[key] = mark_of_message(message)
+                # Stay assigned: records of it that are already fetched come all the same.
+                waiting.pop(partition, None)
                 if not waiting:
                     break
         finally:
             consumer.close()
-        return found
+        return marks
 
-    def last_in(self, spans: Mapping[Partition, Span]) -> Mapping[Partition, Mark]:
-        """The last record of each stretch. Raises `JobError`."""
-        at_ends = self.first_at({where: span.end - 1 for where, span in spans.items()})
-        found = {where: at for where, at in at_ends.items() if at.offset < spans[where].end}
-        for where, span in spans.items():
-            for step in STEPS:
-                if where not in found:
-                    stretch = Span(max(span.start, span.end - step), span.end)
-                    for message in self.messages(where, stretch):
-                        found[where] = mark_of_message(message)
-        return found
+    def last_in(self, spans: Mapping[Partition, OffsetSpan]) -> Mapping[Partition, Mark]:
+        """The mark of the last record of each span. Raises `JobError`."""
+        at_ends = self.first_at({partition: span.end - 1 for partition, span in spans.items()})
+        marks = {
+            partition: mark
+            for partition, mark in at_ends.items()
+            if mark.offset < spans[partition].end
+        }
+        for partition, span in spans.items():
+            for step in LOOKBACK_OFFSETS:
+                if partition not in marks:
+                    stretch = OffsetSpan(max(span.start, span.end - step), span.end)
+                    for message in self.messages(partition, stretch):
+                        marks[partition] = mark_of_message(message)
+        return marks
 
-    def messages(self, where: Partition, span: Span) -> Iterator[Any]:
-        """The records of a stretch, in order. Raises `JobError`."""
+    def messages(self, partition: Partition, span: OffsetSpan) -> Iterator[Any]:
+        """The records of a span, in order. Raises `JobError`."""
         consumer = self._kafka.consumer(**_SETTINGS)
         try:
-            for _, message in _messages(consumer, {self._position(where): span.start}):
+            for _, message in _messages(consumer, {self._position(partition): span.start}):
                 offset = None if message is None else message.offset()
                 if offset is None or offset >= span.end:
                     return
@@ -94,25 +99,28 @@ class KafkaRecords:
         finally:
             consumer.close()
 
-    def _position(self, where: Partition) -> Position:
-        return self._names[where[0]], where[1]
+    def _position(self, partition: Partition) -> Position:
+        return self._names[partition[0]], partition[1]
 
-    def _partition(self, where: Position) -> Partition:
-        return self._ids[where[0]], where[1]
+    def _partition(self, partition: Position) -> Partition:
+        return self._ids[partition[0]], partition[1]
 
 
-def mark(offset: int, key: bytes | None, value: bytes | None, at: int, epoch: int | None) -> Mark:
-    """The mark of a record, whoever has read it; `at` in milliseconds."""
+def mark_of_parts(
+    offset: int, key: bytes | None, value: bytes | None, time: int, epoch: int | None
+) -> Mark:
+    """The mark of a record from its parts; `time` is in milliseconds since the Unix epoch."""
     digest = hashlib.blake2b(digest_size=8)
     for part in (key, value):
         digest.update(b"-" if part is None else b"%d:" % len(part))
         digest.update(part or b"")
-    return Mark(offset, digest.hexdigest(), at, epoch)
+    return Mark(offset, digest.hexdigest(), time, epoch)
 
 
 def mark_of_message(message: Any) -> Mark:
+    """The mark of a message of a consumer."""
     epoch = message.leader_epoch()
-    return mark(
+    return mark_of_parts(
         message.offset(),
         message.key(),
         message.value(),
@@ -124,21 +132,23 @@ def mark_of_message(message: Any) -> Mark:
 def _messages(
     consumer: Consumer, starts: Mapping[Position, int]
 ) -> Iterator[tuple[Position, Message | None]]:
-    """Records from these offsets on, and None at each partition's end, or where the offset isn't
-    there. Goes on until nobody asks."""
+    """Yield records from these offsets on, endlessly.
+
+    None stands for a partition's end, and for an offset that Kafka does not have.
+    """
     if not starts:
         return
-    consumer.assign([TopicPartition(*where, offset) for where, offset in starts.items()])
-    deadline = time.monotonic() + TIMEOUT
+    consumer.assign([TopicPartition(*partition, offset) for partition, offset in starts.items()])
+    deadline = time.monotonic() + READ_TIMEOUT
     while True:
-        for message in consumer.consume(AT_ONCE, 0.1):
-            deadline = time.monotonic() + TIMEOUT
-            where, error = (message.topic(), message.partition()), message.error()
+        for message in consumer.consume(RECORDS_AT_ONCE, 0.1):
+            deadline = time.monotonic() + READ_TIMEOUT
+            partition, error = (message.topic(), message.partition()), message.error()
             if error is None:
-                yield where, message  # type: ignore[misc]
+                yield partition, message  # type: ignore[misc]
             elif error.code() in _AT_END:
-                yield where, None  # type: ignore[misc]
+                yield partition, None  # type: ignore[misc]
             elif not error.retriable():
                 raise JobError(f"Kafka: {error.str()}")
         if time.monotonic() > deadline:
-            raise JobError(f"Kafka sends no records for {TIMEOUT:.0f} s")
+            raise JobError(f"Kafka has sent no records for {READ_TIMEOUT:.0f} s: run the job again")

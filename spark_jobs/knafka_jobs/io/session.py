@@ -1,7 +1,7 @@
-"""The Spark session: what every job needs set, however it is started.
+"""Starts the Spark session with the settings that every job needs.
 
-Where it runs, its memory and its jars are the starter's: `spark-submit`'s arguments, or
-`PYSPARK_SUBMIT_ARGS` for a plain `python -m knafka_jobs`.
+Whoever starts the job decides where it runs, its memory and its jars: by arguments of
+`spark-submit`, or by `PYSPARK_SUBMIT_ARGS` for a plain `python -m knafka_jobs`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
-from knafka_jobs.errors import JobError
+from knafka_jobs.job_errors import JobError
 
 STATIC: Final[Mapping[str, str]] = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -24,7 +24,7 @@ UNREPEATED: Final = (
     *("failure_id", "offset", "value", "id", "origin_offset"),
     "headers.list.element.value",  # of twenty in a dead letter a few repeat: Snappy finds them
 )
-"""Columns whose values hardly occur twice in a file."""
+"""Columns whose values hardly repeat in a file."""
 
 SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.session.timeZone": "UTC",
@@ -33,14 +33,14 @@ SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.streaming.stopTimeout": "30s",
     # The newer Kafka source also for batches: the older one turns every record into a Row and back.
     "spark.sql.sources.useV1SourceList": "avro,csv,json,orc,parquet,text",
-    # Only what is smaller is merged with others, so that a record is not rewritten with every run.
+    # Merge only files below the minimum, so that a record is not rewritten with every run.
     "spark.databricks.delta.optimize.minFileSize": str(32 * 1024 * 1024),
     "spark.databricks.delta.optimize.maxFileSize": str(128 * 1024 * 1024),
-    # Hardly two dead letters are of one failure: a hash table of so many groups only spills.
+    # Almost every dead letter is a failure of its own: a hash table of so many groups only spills.
     "spark.sql.execution.useObjectHashAggregateExec": "false",
-    # Of INT96, Spark's default: a third smaller, and other readers know what it is.
+    # A third smaller than INT96, Spark's default, and other readers understand it.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    # A dictionary of what never repeats is built for nothing, and thrown away at 1 MiB.
+    # A dictionary of values that never repeat is useless, and dropped at 1 MiB.
     **{f"parquet.enable.dictionary#{name}": "false" for name in UNREPEATED},
 }
 
@@ -52,7 +52,7 @@ ON_ONE_MACHINE: Final[Mapping[str, str]] = {
 
 
 def start(name: str) -> SparkSession:
-    """The session of a job. Raises `JobError` if Spark or its jars can't be started."""
+    """Start the Spark session of a job. Raises `JobError` if Spark or its jars don't start."""
     builder = SparkSession.builder.appName(f"knafka {name}")
     for key, value in STATIC.items():
         builder = builder.config(key, value)
@@ -72,6 +72,6 @@ def start(name: str) -> SparkSession:
 
 
 def with_executors(cores: int) -> dict[str, str]:
-    """Settings for executors with so many cores in all."""
+    """Settings for executors that have `cores` cores together."""
     # Of 200: each is a task, and of what is written without another shuffle a file.
     return {"spark.sql.shuffle.partitions": str(max(2, 2 * cores))}

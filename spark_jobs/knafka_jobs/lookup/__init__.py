@@ -1,1 +1,1 @@
-"""Lookup: what the tables have, told in a moment by Delta's files, without Spark or Java."""
+"""Lookups: quick answers from the tables' Delta files, without Spark or Java."""

@@ -1,7 +1,7 @@
-"""Runs of replays: which one is to go on, which others have ended, and what they have sent.
+"""The table of replays: begins, continues and ends replays, and notes the events they sent.
 
-One replay runs at a time. What is not finished is then one that was cut short: it is continued, or
-ended; either way nobody sends for it any more, and what it has sent is noted.
+One replay runs at a time, so an unfinished one was interrupted. It is continued or ended: in both
+cases earlier senders are fenced off, and the events that they sent are noted.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from pyspark.sql import Row
 from pyspark.sql import functions as F
 
 from knafka.core import names
-from knafka_jobs.errors import JobError
+from knafka_jobs.command_options import FailureSelection
+from knafka_jobs.failure_selection import TriggerName
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.io.kafka import KafkaClient, read_spans
-from knafka_jobs.options import Selection
-from knafka_jobs.replay.plan import sent_rows
+from knafka_jobs.job_errors import JobError
+from knafka_jobs.replay.replay_plan import sent_rows
 from knafka_jobs.replay.send import fence
 from knafka_jobs.schema import REPLAYS, TRIGGER
-from knafka_jobs.selecting import TriggerName
-from knafka_jobs.topics import Position, Span, Topic, spans_of
+from knafka_jobs.topic_offsets import OffsetSpan, Position, TopicState, spans_of
 
-CONTINUED_FOR: Final = timedelta(days=1)
-"""How long a replay that was cut short is continued by the same selection: what it sent and failed
-again is not sent once more by it. A later one begins anew, after what was sent is noted."""
+CONTINUABLE_AGE: Final = timedelta(days=1)
+"""Age up to which an interrupted replay is continued by the same selection, so that events which it
+sent and which failed again are not sent once more. Later, a new replay begins."""
 
-CLOCKS: Final = timedelta(hours=1)
-"""By which the clocks of two machines may differ."""
+MAX_CLOCK_DIFFERENCE: Final = timedelta(hours=1)
+"""Time by which the clocks of two machines may differ."""
 
 Progress: TypeAlias = Callable[[str], None]
 
 
-def finished(tables: Tables, replay_id: str) -> int | None:
-    """How many events a replay has sent that is finished; None: it isn't."""
+def finished_event_count(tables: Tables, replay_id: str) -> int | None:
+    """The number of events that a finished replay sent; None if it is not finished."""
     run = _run_of(tables, replay_id)
     return None if run is None or run["finished"] is None else int(run["events"])
 
@@ -45,21 +45,24 @@ def _run_of(tables: Tables, replay_id: str) -> Row | None:
     return tables.read("replays").where(F.col("replay_id") == replay_id).first()
 
 
-def begin(
+def begin_replay(
     tables: Tables,
     kafka: KafkaClient,
-    selection: Selection,
+    selection: FailureSelection,
     replay_id: str | None,
     by: str,
     progress: Progress,
     *,
     is_alone: bool,
 ) -> Row:
-    """The replay that is to run, noted, with nobody else sending for it; raises `JobError` for one
-    that can't go on so."""
+    """Begin a replay, or continue an interrupted one, and return its row of `replays`.
+
+    No other process sends for it any more, and all other unfinished replays are ended. Raises
+    `JobError` if the replay is finished or has another selection, or if another replay may run.
+    """
     unfinished = tables.read("replays").where("finished IS NULL").orderBy("started").collect()
     if replay_id is None:
-        since = datetime.now(UTC) - CONTINUED_FOR
+        since = datetime.now(UTC) - CONTINUABLE_AGE
         same = [
             run["replay_id"]
             for run in unfinished
@@ -75,60 +78,71 @@ def begin(
         )
     if run is not None and run["selection"] != str(selection):
         raise JobError(
-            f"the replay {replay_id} was started with another selection: {run['selection']}"
+            f"the replay {replay_id} was started with another selection: give the same options "
+            f"({run['selection']}), or leave --replay-id out to start another"
         )
     for other in unfinished:
         if other["replay_id"] != replay_id:
-            _end(tables, kafka, other, by, progress, is_alone=is_alone)
+            _end_interrupted(tables, kafka, other, by, progress, is_alone=is_alone)
     if run is None:
         started = (replay_id, by, str(selection), datetime.now(UTC), None, None)
         tables.append(tables.rows([started], REPLAYS), "replays")
     else:
-        progress(f"the replay {replay_id} was cut short: it is continued")
+        progress(f"the replay {replay_id} was interrupted and is now continued")
         _take_over(tables, kafka, run)
     run = _run_of(tables, replay_id)
     assert run is not None
     return run
 
 
-def _end(
+def _end_interrupted(
     tables: Tables, kafka: KafkaClient, run: Row, by: str, progress: Progress, *, is_alone: bool
 ) -> None:
-    """End another replay that was cut short; what it has sent is on its way, and is not sent by
-    this one. Raises `JobError` if it may be running."""
+    """End another replay that was interrupted, and note the events that it sent.
+
+    These are pending then, so the new replay does not send them. Raises `JobError` if the other
+    replay may be running.
+    """
     replay_id = run["replay_id"]
     if not is_alone:
         raise JobError(
             f"the replay {replay_id} ({run['selection']}), begun by {run['by']}, is not finished: "
-            "if it runs, wait until it is done; if it was cut short, --replay-id "
+            "if it runs, wait until it has ended; if it was interrupted, --replay-id "
             f"{replay_id} with the same selection continues it"
         )
     _take_over(tables, kafka, run)
-    sent = finish(tables, replay_id, by)
-    progress(f"the replay {replay_id} ({run['selection']}) was cut short: it ends with {sent} sent")
+    sent = finish_replay(tables, replay_id, by)
+    progress(
+        f"the replay {replay_id} ({run['selection']}) was interrupted: it is ended, "
+        f"with {sent} sent"
+    )
 
 
 def _take_over(tables: Tables, kafka: KafkaClient, run: Row) -> None:
-    """Have nobody else send for a replay that was begun earlier, and note what it has sent."""
+    """Fence off earlier senders of a replay, and note the events that they sent."""
     fence(kafka.connection, run["replay_id"])
     rows = tables.read("failures").select(*TRIGGER).distinct().collect()
     triggers = {names.replay_topic(*row): tuple(row) for row in rows}
     there = kafka.topics_at_rest([name for name in kafka.topic_names() if name in triggers])
-    began = run["started"].astimezone(UTC) - CLOCKS
+    began = run["started"].astimezone(UTC) - MAX_CLOCK_DIFFERENCE
     spans = spans_of(there)
     firsts = kafka.offsets_at(spans, began.timestamp())
     ranges = {
-        w: Span(max(firsts[w], span.start), span.end) for w, span in spans.items() if firsts[w] >= 0
+        w: OffsetSpan(max(firsts[w], span.start), span.end)
+        for w, span in spans.items()
+        if firsts[w] >= 0
     }
-    note(tables, kafka, run["replay_id"], ranges, {triggers[name]: t for name, t in there.items()})
+    note_sent_events(
+        tables, kafka, run["replay_id"], ranges, {triggers[name]: t for name, t in there.items()}
+    )
 
 
-def finish(tables: Tables, replay_id: str, by: str) -> int:
-    """Note that a replay is done; returns how many events it sent in all."""
+def finish_replay(tables: Tables, replay_id: str, by: str) -> int:
+    """Mark a replay as finished; returns how many events it sent in all its runs."""
     total = tables.read("sent").where(F.col("replay_id") == replay_id).count()
-    finished = tables.rows([(replay_id, by, "", None, datetime.now(UTC), total)], REPLAYS)
+    finished_row = tables.rows([(replay_id, by, "", None, datetime.now(UTC), total)], REPLAYS)
     tables.update(
-        finished,
+        finished_row,
         "replays",
         "replays.replay_id = more.replay_id",
         {"finished": "more.finished", "events": "more.events"},
@@ -137,27 +151,28 @@ def finish(tables: Tables, replay_id: str, by: str) -> int:
 
 
 def _new_id() -> str:
+    """A replay id that sorts by time, such as `20260131-120000-3fa4c1`."""
     return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
 
-def note(
+def note_sent_events(
     tables: Tables,
     kafka: KafkaClient,
     replay_id: str,
-    ranges: Mapping[Position, Span],
-    topics: Mapping[TriggerName, Topic],
+    ranges: Mapping[Position, OffsetSpan],
+    topics: Mapping[TriggerName, TopicState],
 ) -> None:
-    """Note in `sent` what a replay has committed in these ranges, each event once."""
-    ranges = {where: span for where, span in ranges.items() if span.start < span.end}
+    """Add the events that a replay committed in these ranges to `sent`, each event once."""
+    ranges = {partition: span for partition, span in ranges.items() if span.start < span.end}
     if not ranges:
         return
     rows = [(topic.name, topic.id, *trigger) for trigger, topic in topics.items()]
     columns = {name: "string" for name in ("topic", "topic_id", *TRIGGER)}
     noted = tables.read("sent").where(F.col("replay_id") == replay_id).select("failure_id")
-    found = (
+    new_rows = (
         read_spans(tables.spark, kafka.connection, ranges)
         .transform(sent_rows, replay_id, tables.rows(rows, columns))
         .join(noted, "failure_id", "left_anti")
         .dropDuplicates(["failure_id"])
     )
-    tables.append(found, "sent")
+    tables.append(new_rows, "sent")

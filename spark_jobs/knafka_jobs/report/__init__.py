@@ -1,1 +1,1 @@
-"""The report: what failed, where and since when, as a document for machines and a page."""
+"""Reports: what failed, where and since when, as a JSON document and as an HTML page."""

@@ -1,9 +1,9 @@
-"""Telling a Broker of a report, so that a Trigger can tell people.
+"""Announces a report to its Broker by an event, so that a Trigger can notify people.
 
     dev.knafka.deadletters.reported    from .../deadletterarchives/ARCHIVE, about the Broker
 
-The event's id is the report's: announced again, it is the same event. What it carries are totals
-and the names of Triggers; what failed events hold is in the report, which needs a right.
+The event's id is the report's: if it is announced again, it is the same event. The event has totals
+and names of Triggers only. Data of failed events are in the report, which needs a right to read.
 """
 
 from __future__ import annotations
@@ -17,26 +17,29 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from knafka.core.json_format import MEDIA_TYPE
-from knafka_jobs.errors import JobError
-from knafka_jobs.report.document import Report
+from knafka_jobs.job_errors import JobError
+from knafka_jobs.report.report_document import Report
 
-TYPE: Final = "dev.knafka.deadletters.reported"
-MOST_TRIGGERS: Final = 10
-"""Those that are named, the ones with the most unresolved events."""
-ATTEMPTS: Final = 4
-TIMEOUT: Final = 15.0
+REPORTED_EVENT_TYPE: Final = "dev.knafka.deadletters.reported"
+MAX_NAMED_TRIGGERS: Final = 10
+"""Triggers that the event names, at most: those with the most unresolved events."""
+ANNOUNCE_ATTEMPTS: Final = 4
+"""Attempts to send the event, at most."""
+ANSWER_TIMEOUT: Final = 15.0
 """Seconds for the answer to one attempt: a Broker's receiver may have to start."""
-PAUSE: Final = 2.0
+FIRST_PAUSE: Final = 2.0
 """Seconds before the second attempt; before each further one twice as many."""
 
 
 def event_of(report: Report, archive: str, console: str) -> dict[str, Any]:
-    """The structured CloudEvent that tells of an archive's report; `console` is the URL of the one
-    that serves it, empty: nobody is known to."""
+    """The structured CloudEvent that announces an archive's report, as JSON.
+
+    `console` is the URL of the console that serves the report; empty: unknown.
+    """
     unresolved: Counter[str] = Counter()
-    for each in report.groups:
-        if each.trigger:  # a record that holds no event is its Broker's
-            unresolved[each.trigger] += each.unresolved
+    for group in report.groups:
+        if group.trigger:  # empty: an undecodable record, which has no Trigger
+            unresolved[group.trigger] += group.unresolved
     data: dict[str, Any] = {
         "namespace": report.namespace,
         "archive": archive,
@@ -47,7 +50,7 @@ def event_of(report: Report, archive: str, console: str) -> dict[str, Any]:
         "changes": report.changes.model_dump(mode="json", by_alias=True),
         "triggers": [
             {"trigger": name, "unresolved": count}
-            for name, count in unresolved.most_common(MOST_TRIGGERS)
+            for name, count in unresolved.most_common(MAX_NAMED_TRIGGERS)
             if count
         ],
     }
@@ -56,7 +59,7 @@ def event_of(report: Report, archive: str, console: str) -> dict[str, Any]:
     return {
         "specversion": "1.0",
         "id": report.id,
-        "type": TYPE,
+        "type": REPORTED_EVENT_TYPE,
         "source": f"/apis/v1/namespaces/{report.namespace}/deadletterarchives/{archive}",
         "subject": report.broker,
         "time": report.made.isoformat(),
@@ -66,24 +69,24 @@ def event_of(report: Report, archive: str, console: str) -> dict[str, Any]:
 
 
 def page_of(console: str, namespace: str, archive: str) -> str:
-    """Where a console serves an archive's report."""
+    """The URL under which a console serves an archive's report."""
     return f"{console.rstrip('/')}/report?of={quote(f'{namespace}/{archive}')}"
 
 
 def send(broker: str, event: dict[str, Any]) -> None:
-    """Send it to a Broker's address; some attempts, as a receiver may be starting.
+    """Send the event to a Broker's URL, in several attempts, as the receiver may be starting.
 
     Raises `JobError`.
     """
     body, problem = json.dumps(event).encode(), ""
-    for attempt in range(ATTEMPTS):
+    for attempt in range(ANNOUNCE_ATTEMPTS):
         if attempt:
-            time.sleep(PAUSE * 2 ** (attempt - 1))
+            time.sleep(FIRST_PAUSE * 2 ** (attempt - 1))
         request = urllib.request.Request(
             broker, body, {"content-type": f"{MEDIA_TYPE}; charset=utf-8"}, method="POST"
         )
         try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT):
+            with urllib.request.urlopen(request, timeout=ANSWER_TIMEOUT):
                 return
         except urllib.error.HTTPError as error:
             with error:

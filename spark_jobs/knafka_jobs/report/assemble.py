@@ -1,4 +1,4 @@
-"""The document put together from the rows that `plan` counted. Pure."""
+"""Builds the report's document from the rows that the plan module counts. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from pyspark.sql import Row
 
-from knafka_jobs.report.document import (
+from knafka_jobs.report.report_document import (
     MAX_BUCKETS,
     Bucket,
     Change,
@@ -28,23 +28,24 @@ from knafka_jobs.report.document import (
     preview,
     replay_command,
 )
-from knafka_jobs.report.plan import GroupKey, key_of
+from knafka_jobs.report.report_plan import GroupKey, group_key_of
 
 SettledSpan: TypeAlias = tuple[str, str, str, str, int, int, int]
-"""A row of `plan.SPANS`."""
+"""A row with the columns `SPANS` of the plan module."""
 
 
 @dataclass(frozen=True, slots=True)
 class Previous:
-    """The last report about the same, and each group's failures and unresolved events in it."""
+    """The previous report about the same Broker, with figures of its groups."""
 
     report: PreviousReport
     groups: Mapping[str, tuple[int, int]]
+    """Failures and unresolved events by the group's id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """The rows that were collected, by group."""
+    """The counted rows: one row per group, and further rows by group."""
 
     groups: Sequence[Row]
     failed_again: Mapping[GroupKey, list[Row]]
@@ -56,25 +57,25 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What earlier reports said of a group."""
+    """A group's history in earlier reports."""
 
     first: datetime
-    """When one had it first."""
+    """When the first report that has the group was made."""
     history: tuple[Past, ...]
 
 
 def known_of(rows: Sequence[Row]) -> dict[str, Known]:
-    """Rows of `plan.past` by the group's id."""
+    """Read rows of `past` (plan module) as `Known`, by the group's id."""
     return {
         row["group_id"]: Known(
             in_utc(row["first"]),
             tuple(
                 Past(
-                    made=in_utc(each["made"]),
-                    failures=each["failures"],
-                    unresolved=each["unresolved"],
+                    made=in_utc(past["made"]),
+                    failures=past["failures"],
+                    unresolved=past["unresolved"],
                 )
-                for each in row["history"]
+                for past in row["history"]
             ),
         )
         for row in rows
@@ -87,16 +88,16 @@ def groups(
     shares: Mapping[GroupKey, float],
     known: Mapping[str, Known],
 ) -> tuple[Group, ...]:
-    """The groups, the most unresolved events first."""
+    """Build the groups of a report, those with the most unresolved events first."""
     made = (_group(row, counted, previous, shares, known) for row in counted.groups)
-    return tuple(sorted(made, key=lambda each: (-each.unresolved, -each.failures, each.id)))
+    return tuple(sorted(made, key=lambda group: (-group.unresolved, -group.failures, group.id)))
 
 
 def shares(failed: Mapping[GroupKey, int], spans: Sequence[SettledSpan]) -> dict[GroupKey, float]:
-    """Failed by delivered and failed events, for the groups where that is known.
+    """Each group's share of its Trigger's deliveries (0 to 1), where that is known.
 
-    An offset that is settled and didn't fail was delivered or filtered out: which of them, Kafka
-    doesn't tell. So nothing is known of a Trigger that has settled anything but failures.
+    A settled offset that did not fail was either delivered or filtered out: Kafka doesn't tell
+    which. So the share is known only for Triggers of which every settled event failed.
     """
     settled: dict[tuple[str, ...], int] = defaultdict(int)
     for namespace, broker, trigger, _, _, start, end in spans:
@@ -118,10 +119,10 @@ def _group(
     shares: Mapping[GroupKey, float],
     known: Mapping[str, Known],
 ) -> Group:
-    key = key_of(row.asDict())
+    key = group_key_of(row.asDict())
     namespace, broker, trigger, subscriber, reason, status, summary = key
     name = group_id(*key)
-    before = known.get(name)
+    earlier = known.get(name)
     return Group(
         id=name,
         subscriber=subscriber,
@@ -132,8 +133,8 @@ def _group(
         **_columns(row, "events", "failures", "unresolved", "retries"),
         **_columns(row, "first_seen", "last_seen", "oldest_unresolved"),
         buckets=tuple(
-            Bucket(start=datetime.fromtimestamp(each["start"], UTC), failures=each["failures"])
-            for each in counted.buckets.get(key, [])[-MAX_BUCKETS:]
+            Bucket(start=datetime.fromtimestamp(bucket["start"], UTC), failures=bucket["failures"])
+            for bucket in counted.buckets.get(key, [])[-MAX_BUCKETS:]
         ),
         top_types=_tops(counted.types.get(key, [])),
         top_sources=_tops(counted.sources.get(key, [])),
@@ -142,11 +143,11 @@ def _group(
             row["failures"],
             row["unresolved"],
             row["resolved"],
-            sum(each["events"] for each in counted.failed_again.get(key, [])),
+            sum(group_row["events"] for group_row in counted.failed_again.get(key, [])),
             previous.groups.get(name) if previous else None,
         ),
-        first_reported=before.first if before else None,
-        history=before.history if before else (),
+        first_reported=earlier.first if earlier else None,
+        history=earlier.history if earlier else (),
         replay_command=replay_command(namespace, broker, trigger, reason, status, summary),
     )
 
@@ -158,7 +159,10 @@ def change(
     failed_again: int,
     previous: tuple[int, int] | None,
 ) -> Change:
-    """A group beside its failures and unresolved events in the last report."""
+    """Compare a group with the previous report.
+
+    `previous` has the group's failures and unresolved events then; None: it had no such group.
+    """
     if failed_again:
         kind = ChangeKind.FAILED_AGAIN
     elif previous is None:
@@ -174,25 +178,28 @@ def change(
 
 
 def totals(groups: Sequence[Group]) -> Totals:
-    waiting = [each.oldest_unresolved for each in groups if each.oldest_unresolved]
+    """Sum up all groups."""
+    waiting = [group.oldest_unresolved for group in groups if group.oldest_unresolved]
     return Totals(
         groups=len(groups),
-        events=sum(each.events for each in groups),
-        failures=sum(each.failures for each in groups),
-        unresolved=sum(each.unresolved for each in groups),
-        retries=sum(each.retries for each in groups),
+        events=sum(group.events for group in groups),
+        failures=sum(group.failures for group in groups),
+        unresolved=sum(group.unresolved for group in groups),
+        retries=sum(group.retries for group in groups),
         oldest_unresolved=min(waiting, default=None),
     )
 
 
 def changes(groups: Sequence[Group]) -> Changes:
+    """Count the groups by kind of change."""
     counts: dict[str, int] = defaultdict(int)
-    for each in groups:
-        counts[each.change.kind.name.lower()] += 1
+    for group in groups:
+        counts[group.change.kind.name.lower()] += 1
     return Changes(**counts)
 
 
 def replay_run(row: Row) -> ReplayRun:
+    """Read a row of `runs` (plan module) as part of the report."""
     return ReplayRun(
         id=row["replay_id"],
         **_columns(row, "by", "selection", "started", "finished"),
@@ -218,18 +225,18 @@ def _example(row: Row) -> Example:
 
 
 def _tops(rows: Sequence[Row]) -> tuple[Top, ...]:
-    return tuple(Top(value=each["value"], events=each["events"]) for each in rows)
+    return tuple(Top(value=row["value"], events=row["events"]) for row in rows)
 
 
 def _columns(row: Row, *names: str) -> dict[str, Any]:
-    """Columns by their names, which the document shares; times in UTC."""
-    found = {name: row[name] for name in names}
+    """Columns whose names are fields of the document, with times in UTC."""
+    values = {name: row[name] for name in names}
     return {
         name: in_utc(value) if isinstance(value, datetime) else value
-        for name, value in found.items()
+        for name, value in values.items()
     }
 
 
 def in_utc(moment: Any) -> Any:
-    """Spark's naive local time as a moment, None as None."""
+    """Spark's naive local time as a time in UTC; None stays None."""
     return None if moment is None else moment.astimezone(UTC)

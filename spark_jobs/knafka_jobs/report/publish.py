@@ -1,6 +1,7 @@
-"""A report on its way to people: served from Kafka, its Broker told. Neither fails the report.
+"""Publishes a report: serves it from Kafka and announces it to its Broker.
 
-It is in the tables' folder by then, and another run would make another one, and no better one.
+A failure of either does not fail the job: the report is already stored beside the tables, and
+another run would only make the same report again.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from typing import Final
 
 from knafka.core.errors import KnafkaError
 from knafka_jobs.io.kafka import KafkaClient
-from knafka_jobs.report import announce, served
-from knafka_jobs.report.document import Report
+from knafka_jobs.report import announce, served_report
+from knafka_jobs.report.report_document import Report
 
-MAX_PROBLEM: Final = 400
-"""Characters of what is wrong: it goes into a status."""
+MAX_PROBLEM_CHARACTERS: Final = 400
+"""Characters of a problem, which goes into an object's status."""
 
 
 def publish(
@@ -27,10 +28,11 @@ def publish(
     console: str,
     progress: Callable[[str], None],
 ) -> dict[str, str]:
-    """What failed, by `notServed` and `notAnnounced`.
+    """Serve and announce a report; returns the problems, by `notServed` and `notAnnounced`.
 
-    `replication` is for a topic that is missing, `broker` the address of who is told (empty:
-    nobody), `console` that of the console that serves it (empty: that isn't known).
+    `replication` is the number of replicas if the topic has to be created, `broker` the URL of the
+    Broker to announce it to (empty: don't), `console` the URL of the console that serves it (empty:
+    unknown).
     """
     problems: dict[str, str] = {}
 
@@ -40,12 +42,12 @@ def publish(
             yield
         except KnafkaError as error:
             progress(f"{name}: {error}")
-            problems[name] = str(error)[:MAX_PROBLEM]
+            problems[name] = str(error)[:MAX_PROBLEM_CHARACTERS]
 
     with noted("notServed"):
-        served.write(kafka, report, archive, replication)
+        served_report.write(kafka, report, archive, replication)
     if broker:
         with noted("notAnnounced"):
-            at = "" if problems else console
-            announce.send(broker, announce.event_of(report, archive, at))
+            console_of_report = "" if problems else console
+            announce.send(broker, announce.event_of(report, archive, console_of_report))
     return problems

@@ -13,14 +13,14 @@ function details(group) {
 }
 
 function replay(group) {
-  if (!group.replayCommand) return make("p", { class: "resolved-note" }, "No events, so there is nothing to replay: whoever writes such records is to stop, and a purge forgets them.");
+  if (!group.replayCommand) return make("p", { class: "resolved-note" }, "These records hold no events, so they can't be replayed: stop the producer that writes them, and delete them by a purge.");
   if (group.unresolved === 0) return make("p", { class: "resolved-note" }, "All of its events are resolved; there is nothing to replay.");
   const code = make("code", {}, visible(group.replayCommand));
   const button = make("button", { type: "button", class: "copy", onclick: () => copy(group.replayCommand, code, button) }, "Copy");
   return make("div", {},
     make("h3", {}, `Replay ${counted(group.unresolved, "event")} once the cause is mended`),
     make("div", { class: "command" }, code, button),
-    make("p", { class: "muted" }, "With ", make("code", {}, "--dry-run"), " it only shows what it would send."));
+    make("p", { class: "muted" }, "With ", make("code", {}, "--dry-run"), " the command only shows the events that it would send."));
 }
 
 async function copy(text, shownIn, button) {
@@ -45,8 +45,8 @@ function figures(group) {
   ].filter(Boolean);
   const rows = [
     ["Broker", `${group.namespace}/${group.broker}`],
-    ["Subscriber", group.subscriber || "none was tried"],
-    group.summary ? ["Error, without what varies", group.summary] : null,
+    ["Subscriber", group.subscriber || "no URL was tried"],
+    group.summary ? ["Error, without varying parts", group.summary] : null,
     ["Failed events", `${number(group.events)}, ${number(group.unresolved)} of them unresolved`],
     ["Failures", `${number(group.failures)}, with ${counted(group.retries, "retry", "retries")}`],
     ["Share of deliveries", group.share == null ? "unknown" : percent(group.share)],

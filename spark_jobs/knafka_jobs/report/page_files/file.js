@@ -1,4 +1,4 @@
-// In a file there is nobody to ask, so nothing is sent from here; see served.js.
+// A page that is a file has no console to ask, so it can't send events again; see served.js.
 
 const replaysOf = () => null;
 const sendOne = () => null;

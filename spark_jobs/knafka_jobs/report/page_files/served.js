@@ -1,5 +1,5 @@
-// Where a console serves the page: what is unresolved can be sent again from here, by a
-// DeadLetterReplay that the viewer creates. In a file file.js is in this one's place.
+// A page that a console serves can send unresolved events again, by a DeadLetterReplay that the
+// viewer creates. A page that is a file has file.js in place of this script.
 
 const LOOK = 3000; // milliseconds between two looks while a replay is under way
 const UNDER_WAY = ["", "Pending", "Queued", "Running"];
@@ -67,10 +67,10 @@ const newRequest = () =>
 
 function sendAgain(group, each = null) {
   const request = newRequest();
-  const what = each == null ? `Send what is unresolved of this failure again?` : `Send ${each.id} again?`;
+  const what = each == null ? `Send the unresolved events of this failure again?` : `Send ${each.id} again?`;
   confirmed(what, [
-    each == null ? `${counted(group.unresolved, "event")} when the report was made; what has failed since in the same way goes too.` : "It is sent only if nobody has resolved it since.",
-    `To ${triggerOf(group)} and nobody else; its subscriber may get what it has got already.`,
+    each == null ? `${counted(group.unresolved, "event")} when the report was made; events that have failed in the same way since then are sent, too.` : "The event is sent only if it is still unresolved.",
+    `Events go only to ${triggerOf(group)}; its subscriber may get them a second time.`,
   ], async () => {
     try {
       const body = JSON.stringify({ request, group: group.id, select: selectionOf(group, each) });

@@ -1,9 +1,9 @@
-"""The report as one HTML page for people: a pure function, Report -> text.
+"""Renders a report as one HTML page. Pure.
 
-The page is whole in itself: style, scripts, the chart library (docs/decisions/0008) and the data
-are inside, and its Content-Security-Policy lets it load nothing else. What came with events is
-untrusted: the data travel compressed in base64, which no markup can break out of; the scripts put
-them on the page as text only; and the policy names the scripts by digest, so no other one runs.
+The page is self-contained: it includes its style, scripts, chart library (docs/decisions/0008) and
+data, and its Content-Security-Policy lets it load nothing else. Text of events is untrusted: the
+data are compressed in base64, which no markup can break out of; the scripts put them on the page as
+text only; and the policy names the scripts by digest, so that no other script runs.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from knafka.core.delivery import Reason
-from knafka_jobs.report.document import OTHERS, Report
+from knafka_jobs.report.report_document import OTHER_SUMMARIES, Report
 
-STYLES: Final = ("uplot/uPlot.min.css", "page.css")
+STYLE_FILES: Final = ("uplot/uPlot.min.css", "page.css")
 
-LIBRARY: Final = "uplot/uPlot.iife.min.js"
+LIBRARY_FILE: Final = "uplot/uPlot.iife.min.js"
 
-LICENCE: Final = "uplot/LICENSE"
-"""Goes wherever the library goes, as it asks."""
+LICENCE_FILE: Final = "uplot/LICENSE"
+"""The library's licence, which must be distributed with it."""
 
-FILE: Final = "file.js"
-SERVED: Final = "served.js"
-"""Where the page is: the second is in the place of the first where a console serves it."""
+FILE_SCRIPT: Final = "file.js"
+SERVED_SCRIPT: Final = "served.js"
+"""The script for a page that is a file; a console serves `SERVED_SCRIPT` in its place."""
 
-SCRIPTS: Final = (
+SCRIPT_FILES: Final = (
     "elements.js",
     "timeline.js",
     "heatmap.js",
     "history.js",
-    FILE,
+    FILE_SCRIPT,
     "details.js",
     "table.js",
     "main.js",
 )
-"""Parts of one module, in this order: what is at the top of one is known to those after it."""
+"""Parts of one JavaScript module, in this order: each part uses names of earlier parts."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedPage:
-    """The page as a console serves it."""
+    """A page and the policy with which a console must serve it."""
 
     html: str
     policy: str
@@ -58,22 +58,28 @@ class ServedPage:
 
 
 def render(report: Report, traces: str = "") -> str:
-    """The page as a file; its size is about 95 kB and what the groups compress to.
+    """Render the page as a file: about 95 kB and the compressed groups.
 
-    `traces` is the address of a trace, with `{trace}` in the place of its id; empty: no links.
+    `traces` is the URL of a trace, with `{trace}` in place of its id; empty: no links.
     """
     return _rendered(report, traces, None).html
 
 
 def render_served(report: Report, traces: str, path: str) -> ServedPage:
-    """The same for a console, which it may ask; `path` is that of the report's JSON there."""
+    """Render the page for a console, to which it may send requests.
+
+    `traces` is as in `render`; `path` is the path of the report's JSON in the console.
+    """
     return _rendered(report, traces, path)
 
 
 def _rendered(report: Report, traces: str, path: str | None) -> ServedPage:
-    style = "\n".join(map(_own_file, STYLES))
-    library = _own_file(LIBRARY)
-    scripts = [SERVED if each == FILE and path is not None else each for each in SCRIPTS]
+    style = "\n".join(map(_own_file, STYLE_FILES))
+    library = _own_file(LIBRARY_FILE)
+    scripts = [
+        SERVED_SCRIPT if script_file == FILE_SCRIPT and path is not None else script_file
+        for script_file in SCRIPT_FILES
+    ]
     script = "\n".join(map(_own_file, scripts))
     policy = (
         "default-src 'none'; base-uri 'none'; form-action 'none'; "
@@ -90,7 +96,7 @@ def _rendered(report: Report, traces: str, path: str | None) -> ServedPage:
             policy=policy,
             style=Markup(style),
             library=Markup(library),
-            licence=_own_file(LICENCE),
+            licence=_own_file(LICENCE_FILE),
             script=Markup(script),
             data=_packed(report, traces, path),
         )
@@ -99,15 +105,14 @@ def _rendered(report: Report, traces: str, path: str | None) -> ServedPage:
 
 
 def _packed(report: Report, traces: str, path: str | None) -> str:
-    """What the scripts read: the report, the closed list of reasons, which gives each a colour, and
-    where the page is.
+    """The data for the scripts: the report, all reasons (each has a colour), and the page's path.
 
     Compressed without a time stamp, so that the same report always makes the same page.
     """
     document = report.model_dump_json(by_alias=True, exclude_none=True)
     about = {
         "reasons": [reason.value for reason in Reason],
-        "others": OTHERS,
+        "others": OTHER_SUMMARIES,
         "served": path,
         "traces": traces,
     }
@@ -122,7 +127,7 @@ def _digest(text: str) -> str:
 
 @cache
 def _own_file(name: str) -> str:
-    """A file of the page, without the line break at its end: its digest is of exactly this."""
+    """A file of the page without the line break at its end: digests are of exactly this text."""
     return (files(__package__) / "page_files" / name).read_text(encoding="utf-8").strip()
 
 
@@ -144,7 +149,7 @@ def _moment(value: datetime) -> str:
 
 
 def _age(value: datetime, now: datetime) -> str:
-    """How long before `now`, in the largest unit that leaves at least 2, else minutes."""
+    """The time from `value` to `now`, in the largest unit of which there are at least 2."""
     seconds = max(0, int((now - value).total_seconds()))
     for unit, length in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * length:

@@ -1,12 +1,12 @@
-"""What a backtest computes: the records of a topic or an archive, and what they fire.
+"""The pure part of a backtest: from the records of a topic or an archive to firings.
 
-    RECORDS --routed--> ROUTED, one row for each trigger that an event concerns
-            --fired---> FIRINGS, and rows that only count (`counts`)
+    EVENT_RECORDS --routed--> ROUTED, one row for each trigger that an event matches
+            --fired---> FIRINGS, and rows with counts only (`counts`)
 
-Events are read, filtered and correlated by the code that the Sensor's own function has
-(`core.kafka_binding`, `core.sensor.routing`), in Spark's Python workers; Spark sorts, and `model`
-says what fires. A partition is a stream to each of them, so that memory doesn't grow with the
-events of a key. Pure: DataFrames and values in and out.
+Spark's Python workers read, filter and correlate events by the same code as the Sensor's own
+function (`core.kafka_binding`, `core.sensor.routing`). Spark sorts them, and `firing_model`
+computes the firings. Every step streams its partition, so that memory does not grow with the events
+of a key. Pure: DataFrames and values in and out.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from knafka.core.sensor.contract import Conditions
 from knafka.core.sensor.duplicates import Seen
 from knafka.core.sensor.records import correlation_of, identity_of, trigger_of
 from knafka.core.sensor.routing import Router
-from knafka_jobs.backtest.model import Came, Model
+from knafka_jobs.backtest.firing_model import Came, FiringModel
 from knafka_jobs.schema import Columns, ddl
 
-RECORDS: Final[Columns] = {
+EVENT_RECORDS: Final[Columns] = {
     "place": "string",  # the topic, or the file
     "partition": "bigint",
     "offset": "bigint",
@@ -42,7 +42,7 @@ RECORDS: Final[Columns] = {
     "values": "array<binary>",
     "value": "binary",
 }
-"""Records as Kafka has them; place, partition and offset are their order at one time."""
+"""Columns of a record; place, partition and offset order records of one time."""
 
 ROUTED: Final[Columns] = {
     "key": "string",  # the trigger, and its correlation key if it has any
@@ -56,9 +56,10 @@ ROUTED: Final[Columns] = {
     "fires": "boolean",  # by itself
     "counts": "string",
 }
-"""A row with `counts` has nothing else: what a task has counted, as JSON."""
+"""Columns of an event that matches a trigger. A row with `counts` has the counts of one task as
+JSON, and all its other columns are null."""
 
-EVENT: Final[Columns] = {
+FIRING_EVENT: Final[Columns] = {
     "dependency": "string",
     "source": "string",
     "id": "string",
@@ -72,9 +73,9 @@ FIRINGS: Final[Columns] = {
     "trigger": "string",
     "correlation": "string",
     "at": "timestamp",
-    "events": f"array<struct<{ddl(EVENT)}>>",
+    "events": f"array<struct<{ddl(FIRING_EVENT)}>>",
 }
-"""What would have fired: with the events that made it true, in the order of time."""
+"""Columns of a firing; its events are those that completed the condition, in the order of time."""
 
 _FIRED: Final[Columns] = {
     "trigger": "string",
@@ -88,25 +89,27 @@ _FIRED: Final[Columns] = {
 READ: Final = "read"
 UNDECODABLE: Final = "undecodable"
 UNDATED: Final = "undated"
-"""Events of an archive that have no time, or one that can't be: they can't be put in order."""
+"""Events of an archive without a possible time: they can't be put in order."""
 MATCHED: Final = "matched"
-"""Events, as often as a trigger has one."""
+"""Events that match a trigger, counted once for each trigger."""
 ERROR: Final = "error "
-"""Precedes the kind of an error of filters and correlations."""
+"""Prefix of counts of errors in filters and correlations; the kind of error follows."""
 WAITING: Final = "waiting "
-"""Precedes the name of a trigger: correlation keys of it that hold events in the end."""
+"""Prefix of counts of correlation keys that hold events in the end; the trigger's name follows."""
 
 Counts: TypeAlias = "Counter[str]"
 
 
 def records_of(headers: Column, value: Column) -> list[Column]:
-    """The last columns of RECORDS, from headers as Spark's Kafka source gives them. A value is left
-    out, unless it holds the attributes: in most archives it is most of the bytes."""
+    """The columns `names`, `values` and `value` of EVENT_RECORDS, from Spark's Kafka source.
+
+    A value that does not hold the event's attributes is left out: it would be most of the bytes.
+    """
     is_structured = F.exists(
         headers,
-        lambda each: (
-            (F.lower(each["key"]) == CONTENT_TYPE)
-            & F.lower(each["value"].cast("string")).startswith("application/cloudevents")
+        lambda header: (
+            (F.lower(header["key"]) == CONTENT_TYPE)
+            & F.lower(header["value"].cast("string")).startswith("application/cloudevents")
         ),
     )
     return [
@@ -116,27 +119,27 @@ def records_of(headers: Column, value: Column) -> list[Column]:
     ]
 
 
-def taken_at(at: Column, now: int) -> Column:
-    """When a topic took a record (ms), as its Sensor has it that reads it now: `times.taken_at`."""
-    return F.when(at.between(0, now), at).otherwise(F.lit(now))
+def taken_at(record_time: Column, now: int) -> Column:
+    """The time (ms) at which a topic took a record, read at `now` (ms): see `times.taken_at`."""
+    return F.when(record_time.between(0, now), record_time).otherwise(F.lit(now))
 
 
-def possible(at: Column) -> Column:
-    """A time (ms) of an archive, which says of none when it was read; null: it can't be."""
-    return F.when(at.between(times.EARLIEST * 1000, times.LATEST * 1000), at)
+def possible_time(record_time: Column) -> Column:
+    """A record's time (ms) in an archive, or null if it is impossible."""
+    return F.when(record_time.between(times.EARLIEST * 1000, times.LATEST * 1000), record_time)
 
 
 def routed(records: DataFrame, sensor: Conditions) -> DataFrame:
-    """ROUTED, of RECORDS."""
-    rows = records.select(*RECORDS).rdd.mapPartitions(partial(_route, dump(sensor)))
+    """Match EVENT_RECORDS with the triggers of a Sensor: rows of ROUTED."""
+    rows = records.select(*EVENT_RECORDS).rdd.mapPartitions(partial(_route, dump(sensor)))
     return records.sparkSession.createDataFrame(rows, ddl(ROUTED), verifySchema=False)
 
 
 def fired(routes: DataFrame, sensor: Conditions, until: int, partitions: int) -> DataFrame:
-    """What fires by this time (ms), in so many tasks: firings, and rows of `counts`."""
+    """Compute the firings up to `until` (ms), in `partitions` tasks; adds rows with `counts`."""
     alone = F.concat_ws("/", "place", "partition", "offset")
     rows = (
-        # What fires by itself needs no neighbours: a trigger of all events would be one task.
+        # An event that fires alone needs no others: else a trigger without conditions is one task.
         routes.repartition(partitions, F.when(F.col("fires"), alone).otherwise(F.col("key")))
         .sortWithinPartitions("key", "at", "place", "partition", "offset", "number")
         .select(*ROUTED)
@@ -145,44 +148,46 @@ def fired(routes: DataFrame, sensor: Conditions, until: int, partitions: int) ->
     return routes.sparkSession.createDataFrame(rows, ddl(_FIRED), verifySchema=False)
 
 
-def firings(found: DataFrame) -> DataFrame:
-    """FIRINGS, of what `fired` gives."""
+def firings(outcome_rows: DataFrame) -> DataFrame:
+    """The rows of FIRINGS, from the rows of `fired`."""
 
-    def event(each: Column) -> Column:
+    def event_struct(event: Column) -> Column:
         # A source has no spaces.
-        identity = F.split(each["identity"], " ", 2)
+        identity = F.split(event["identity"], " ", 2)
         return F.struct(
-            each["dependency"].alias("dependency"),
+            event["dependency"].alias("dependency"),
             identity[0].alias("source"),
             identity[1].alias("id"),
-            F.timestamp_millis(each["at"]).alias("at"),
-            each["place"].alias("topic"),
-            each["partition"].alias("partition"),
-            each["offset"].alias("offset"),
+            F.timestamp_millis(event["at"]).alias("at"),
+            event["place"].alias("topic"),
+            event["partition"].alias("partition"),
+            event["offset"].alias("offset"),
         )
 
-    return found.where("counts IS NULL").select(
+    return outcome_rows.where("counts IS NULL").select(
         "trigger",
         "correlation",
         F.timestamp_millis("at").alias("at"),
-        F.transform("events", event).alias("events"),
+        F.transform("events", event_struct).alias("events"),
     )
 
 
-def counts(found: DataFrame) -> Counts:
-    """What all tasks have counted, of what `fired` gives."""
-    rows = found.where("counts IS NOT NULL").select("counts").collect()
-    return _sum(row["counts"] for row in rows)
+def counts(outcome_rows: DataFrame) -> Counts:
+    """The sums of all tasks' counts, from the rows of `fired`."""
+    rows = outcome_rows.where("counts IS NOT NULL").select("counts").collect()
+    return _sum_counts(row["counts"] for row in rows)
 
 
 def conditions_of(document: Any) -> Conditions:
-    """What a Sensor decides by: of its own document, or as `kubectl get -o json` gives the object.
-    Raises `InvalidDocument`."""
+    """The conditions of a Sensor, from its spec or from the object that `kubectl -o json` gives.
+
+    Raises `InvalidDocument`.
+    """
     spec = document
     if isinstance(document, dict) and isinstance(document.get("spec"), dict):
-        spec = {name: each for name, each in document["spec"].items() if name not in _BUS}
+        spec = {name: value for name, value in document["spec"].items() if name not in _BUS}
         if isinstance(triggers := spec.get("triggers"), list):
-            spec["triggers"] = [_condition(each) for each in triggers]
+            spec["triggers"] = [_condition_fields(trigger) for trigger in triggers]
     return parse(Conditions, spec)
 
 
@@ -190,13 +195,13 @@ _BUS: Final = ("broker", "channel", "grace")
 _DELIVERY: Final = frozenset(
     {"subscriber", "reply", "delivery", "payload", "retryStrategy", "rateLimit", "dlqTrigger"}
 )
-"""What a Sensor says of when it fires is neither of these."""
+"""Fields of a Sensor's triggers that do not decide when it fires."""
 
 
-def _condition(trigger: Any) -> Any:
+def _condition_fields(trigger: Any) -> Any:
     if not isinstance(trigger, dict):
         return trigger
-    return {name: each for name, each in trigger.items() if name not in _DELIVERY}
+    return {name: value for name, value in trigger.items() if name not in _DELIVERY}
 
 
 # In Spark's Python workers
@@ -205,9 +210,9 @@ def _condition(trigger: Any) -> Any:
 def _route(document: Any, rows: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
     counted: Counts = Counter()
     router = Router(parse(Conditions, document), lambda kind: counted.update([f"{ERROR}{kind}"]))
-    for place, number, offset, at, names, values, value in rows:
+    for place, number, offset, record_time, names, values, value in rows:
         counted[READ] += 1
-        if at is None:
+        if record_time is None:
             counted[UNDATED] += 1
             continue
         try:
@@ -219,7 +224,7 @@ def _route(document: Any, rows: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
         if routes := router.route(attributes):
             counted[MATCHED] += len(routes)
             identity = identity_of(attributes)
-            where = (at, place, number, offset)
+            where = (record_time, place, number, offset)
             for order, (dependency, key, fires) in enumerate(routes):
                 yield key, *where, order, dependency, identity, fires, None
     yield *[None] * (len(ROUTED) - 1), json.dumps(counted)
@@ -228,29 +233,29 @@ def _route(document: Any, rows: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
 def _fire(document: Any, until: int, rows: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
     counted: Counts = Counter()
     conditions = parse(Conditions, document)
-    rules = {each.name: each for each in conditions.rules()}
+    rules = {rule.name: rule for rule in conditions.rules()}
     for key, its in groupby(rows, itemgetter(0)):
         if key is None:
-            counted += _sum(row[-1] for row in its)
+            counted += _sum_counts(row[-1] for row in its)
             continue
         trigger, correlation = trigger_of(key), correlation_of(key)
-        model, seen = Model(rules[trigger]), Seen(conditions.dedupe_millis)
-        for _, at, place, number, offset, _, dependency, identity, fires, _ in its:
-            came = Came(dependency, identity, at, place, number, offset)
+        model, seen = FiringModel(rules[trigger]), Seen(conditions.dedupe_millis)
+        for _, time, place, number, offset, _, dependency, identity, fires, _ in its:
+            came = Came(dependency, identity, time, place, number, offset)
             if fires:
-                yield trigger, correlation, at, [came], None
+                yield trigger, correlation, time, [came], None
                 continue
-            if not seen.is_new(key, dependency, identity, at):
+            if not seen.is_new(key, dependency, identity, time):
                 continue
-            for each in model.add(came):
-                yield trigger, correlation, each.at, list(each.events), None
-        for each in model.end(until):
-            yield trigger, correlation, each.at, list(each.events), None
+            for firing in model.add(came):
+                yield trigger, correlation, firing.at, list(firing.events), None
+        for firing in model.end(until):
+            yield trigger, correlation, firing.at, list(firing.events), None
         counted[f"{WAITING}{trigger}"] += model.waits(until)
     yield None, None, None, None, json.dumps(counted)
 
 
-def _sum(texts: Iterable[str]) -> Counts:
+def _sum_counts(texts: Iterable[str]) -> Counts:
     total: Counts = Counter()
     for text in texts:
         total.update(json.loads(text))

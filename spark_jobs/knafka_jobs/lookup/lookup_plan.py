@@ -1,6 +1,6 @@
-"""What is asked of the tables' files, as SQL of DataFusion; what it means stands in `selecting`.
+"""Builds the queries of lookups, in SQL of DataFusion, by the rules of `failure_selection`.
 
-Pure. Names of columns are quoted, as `offset` is a word of SQL's.
+Pure. Column names are quoted, as `offset` is a keyword of SQL.
 """
 
 from __future__ import annotations
@@ -9,33 +9,34 @@ from collections.abc import Iterable
 from datetime import UTC, date, datetime
 from typing import Final
 
-from knafka_jobs.schema import KEY, TRIGGER
-from knafka_jobs.selecting import (
+from knafka_jobs.failure_selection import (
     LIKELY_STUB,
     PENDING,
     REPLAYABLE,
-    SHOWN,
     SHOWN_COLUMNS,
+    SHOWN_EVENTS,
     SHOWN_ORDER,
     STUB_HEADER,
-    Condition,
+    FailureCondition,
 )
+from knafka_jobs.schema import KEY, TRIGGER
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def columns(names: Iterable[str], of: str = "") -> str:
-    return ", ".join(f'{of}"{name}"' for name in names)
+def columns(names: Iterable[str], prefix: str = "") -> str:
+    """A list of quoted columns, each after `prefix`."""
+    return ", ".join(f'{prefix}"{name}"' for name in names)
 
 
-def predicate(conditions: Iterable[Condition]) -> str:
-    """Whether a row of `failures` fits all of them."""
-    each = (f'"{column}" {how} {literal(value)}' for column, how, value in conditions)
-    return " AND ".join(each) or "true"
+def predicate(conditions: Iterable[FailureCondition]) -> str:
+    """A predicate that is true for rows of `failures` that pass all comparisons."""
+    comparisons = (f'"{column}" {how} {literal(value)}' for column, how, value in conditions)
+    return " AND ".join(comparisons) or "true"
 
 
 def literal(value: str | int | datetime | tuple[str, ...]) -> str:
-    """A value as SQL; in a string a quote is doubled, and nothing else means anything."""
+    """A value as a SQL literal; a quote in a string is doubled, no other character is special."""
     if isinstance(value, tuple):
         return f"({', '.join(map(literal, value))})"
     if isinstance(value, datetime):
@@ -48,7 +49,7 @@ ANY_PENDING: Final = f"SELECT 1 FROM sent WHERE {PENDING} LIMIT 1"
 
 
 def likely_stubs(fits: str) -> str:
-    """How many failures may be stubs, and between which days their records are."""
+    """Query: the number of failures that may lack their data, and the days of their records."""
     return (
         "SELECT count(*) AS number, min(first_day) AS first, max(last_day) AS last FROM failures "
         f"WHERE {fits} AND {REPLAYABLE} AND {LIKELY_STUB}"
@@ -56,8 +57,11 @@ def likely_stubs(fits: str) -> str:
 
 
 def sendable(fits: str, stubs_in: tuple[object, object] | None, *, pending: bool) -> str:
-    """The failures that a replay would send. `stubs_in`: between which days stubs may be, if there
-    may be any; `pending`: whether any event is on its way."""
+    """Query: the failures that a replay would send.
+
+    `stubs_in` has the first and last day of records that may lack their data, None without such
+    records; `pending` says whether any replayed event is unsettled.
+    """
     joined = ""
     if pending:
         on_their_way = f"SELECT DISTINCT failure_id FROM sent WHERE {PENDING}"
@@ -75,6 +79,7 @@ def sendable(fits: str, stubs_in: tuple[object, object] | None, *, pending: bool
 
 
 def by_trigger(rows: str) -> str:
+    """Query: the number of rows of a query, by Trigger."""
     return (
         f"SELECT {columns(TRIGGER)}, count(*) AS number FROM ({rows}) "
         f"GROUP BY {columns(TRIGGER)} ORDER BY {columns(TRIGGER)}"
@@ -82,20 +87,24 @@ def by_trigger(rows: str) -> str:
 
 
 def first_shown(rows: str) -> str:
-    """What a dry run names: `SHOWN_COLUMNS`."""
+    """Query: the events that a dry run lists, with `SHOWN_COLUMNS`."""
     return (
         f"SELECT {columns(SHOWN_COLUMNS)} FROM ({rows}) "
-        f"ORDER BY {columns(SHOWN_ORDER)} LIMIT {SHOWN}"
+        f"ORDER BY {columns(SHOWN_ORDER)} LIMIT {SHOWN_EVENTS}"
     )
 
 
 def count(fits: str) -> str:
+    """Query: the number of failures for which `fits` is true."""
     return f"SELECT count(*) AS number FROM failures WHERE {fits}"
 
 
 def unresolved(fits: str, *, pending: bool) -> str:
-    """Unresolved failures by Trigger, reason and code, without those on their way: how many and
-    from when to when. `pending`: whether any event is on its way."""
+    """Query: the number, oldest and newest of unresolved failures by Trigger, reason and code.
+
+    Failures that a replay has sent and that are not settled are left out; `pending` says whether
+    there are any.
+    """
     group = columns((*TRIGGER, "reason", "code"))
     on_their_way = f"SELECT DISTINCT failure_id FROM sent WHERE {PENDING}"
     without = (
@@ -109,7 +118,7 @@ def unresolved(fits: str, *, pending: bool) -> str:
 
 
 def on_their_way(fits: str) -> str:
-    """Those of them that a replay has sent and that aren't settled: how many of each Trigger."""
+    """Query: the number of unresolved failures by Trigger that a replay has sent, unsettled."""
     sent = f"SELECT DISTINCT failure_id FROM sent WHERE {PENDING}"
     return (
         f"SELECT {columns(TRIGGER)}, count(*) AS number FROM failures AS f "
@@ -119,16 +128,15 @@ def on_their_way(fits: str) -> str:
 
 
 def next_offsets(tables: Iterable[str]) -> str:
-    """What these tables with positions have of each log: `topic_id`, `partition`, `first`,
-    `next`."""
-    positions = " UNION ALL ".join(f"SELECT {columns(KEY)} FROM {each}" for each in tables)
+    """Query: the offsets of each log in these tables: `topic_id`, `partition`, `first`, `next`."""
+    positions = " UNION ALL ".join(f"SELECT {columns(KEY)} FROM {table}" for table in tables)
     partition = columns(KEY[:2])
     ends = 'min("offset") AS first, max("offset") + 1 AS next'
     return f"SELECT {partition}, {ends} FROM ({positions}) GROUP BY {partition}"
 
 
 def latest(fits: str, limit: int) -> str:
-    """The latest failures, with the places of their last dead letters."""
+    """Query: the latest failures, with the positions of their last dead letters."""
     return (
         f"SELECT failure_id, {columns(KEY)}, first_day, last_day, resolved FROM failures "
         f"WHERE {fits} ORDER BY last_failed DESC LIMIT {limit}"
@@ -136,8 +144,8 @@ def latest(fits: str, limit: int) -> str:
 
 
 def records_at(first: date, last: date, topic_ids: Iterable[str], offsets: Iterable[int]) -> str:
-    """Rows of `records`, some too many, from these days that have these topics and offsets."""
-    topics, numbers = (", ".join(map(literal, each)) for each in (topic_ids, offsets))
+    """Query: rows of `records` of these days with any of these topics and of these offsets."""
+    topics, numbers = (", ".join(map(literal, values)) for values in (topic_ids, offsets))
     return (
         f'SELECT failure_id, topic, {columns(KEY)}, "key", "value", headers, appended FROM records '
         f"WHERE {_within(first, last)} AND topic_id IN ({topics}) AND "
@@ -146,7 +154,7 @@ def records_at(first: date, last: date, topic_ids: Iterable[str], offsets: Itera
 
 
 def sent_at(failure_ids: Iterable[str]) -> str:
-    """When those of them were sent that are on their way."""
+    """Query: when replays sent these failures that are not settled yet."""
     listed = ", ".join(map(literal, failure_ids))
     return (
         f"SELECT failure_id, max(sent) AS at FROM sent WHERE {PENDING} "
@@ -155,5 +163,5 @@ def sent_at(failure_ids: Iterable[str]) -> str:
 
 
 def _within(first: object, last: object) -> str:
-    """Days by which Delta leaves files out."""
+    """A predicate on `day`, by which Delta skips files."""
     return f"day BETWEEN DATE '{first}' AND DATE '{last}'"

@@ -1,7 +1,7 @@
-"""What a report counts: failures by group, over time, with examples, and the replays.
+"""Counts what a report shows: failures by group and over time, examples, and replays.
 
-DataFrames in and out, of which `assemble` makes the document; `with_few_summaries` and `examples`
-run a job each, to know what to read whole.
+DataFrames in and out; `assemble` builds the document from their rows. `with_few_summaries` and
+`examples` each run a Spark job, to find which rows to read whole.
 """
 
 from __future__ import annotations
@@ -13,9 +13,14 @@ from typing import Final, TypeAlias
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
-from knafka_jobs.report.document import MAX_EXAMPLES, MAX_SUMMARIES, MAX_TOPS, OTHERS
+from knafka_jobs.report.report_document import (
+    MAX_EXAMPLES,
+    MAX_SUMMARIES,
+    MAX_TOPS,
+    OTHER_SUMMARIES,
+)
 from knafka_jobs.schema import FAILED_AGAIN, FAILURES, GROUP, KIND, RESOLVED, TRIGGER, Columns
-from knafka_jobs.topics import BrokerName
+from knafka_jobs.topic_offsets import BrokerName
 
 SPANS: Final[Columns] = {
     **TRIGGER,
@@ -24,27 +29,32 @@ SPANS: Final[Columns] = {
     "start": "bigint",
     "end": "bigint",
 }
-"""What a Trigger has settled of its events' topic: from `start`, inclusive, to `end`, exclusive."""
+"""Columns of the offsets that a Trigger has settled in its topic: from `start`, inclusive, to
+`end`, exclusive."""
 
 GroupKey: TypeAlias = tuple[str, str, str, str, str, int | None, str]
+"""The values of the columns `GROUP`."""
 
 
-def of_broker(rows: DataFrame, broker: BrokerName | None) -> DataFrame:
-    """The rows of a Broker; all of them for None."""
+def rows_of_broker(rows: DataFrame, broker: BrokerName | None) -> DataFrame:
+    """The rows of one Broker; all rows for None."""
     if broker is None:
         return rows
     return rows.where((F.col("namespace") == broker.namespace) & (F.col("broker") == broker.name))
 
 
 def reported(failures: DataFrame, since: datetime) -> DataFrame:
-    """What a report is about: all that is unresolved, and what failed or was resolved `since`."""
+    """The failures in a report: all unresolved ones, and those failed or resolved since then."""
     is_recent = (F.col("last_failed") >= F.lit(since)) | (F.col("resolved") >= F.lit(since))
     return failures.where(F.col("resolved").isNull() | is_recent)
 
 
 def summaries(failures: DataFrame) -> DataFrame:
-    """What is said of each kind: `KIND`, `said`, `events`, `first_failed`, and its `rank`, 1 for
-    the most frequent one. A report has groups of its own for those up to `MAX_SUMMARIES`."""
+    """The error summaries of each kind of failure, ranked by frequency.
+
+    Columns: `KIND`, `said` (the summary), `events`, `first_failed`, and `rank`, 1 for the most
+    frequent summary. A report has a group for each summary up to rank `MAX_SUMMARIES`.
+    """
     by_count = Window.partitionBy(*KIND).orderBy(F.desc("events"), "said")
     return (
         failures.groupBy(*KIND, F.coalesce("summary", F.lit("")).alias("said"))
@@ -54,7 +64,7 @@ def summaries(failures: DataFrame) -> DataFrame:
 
 
 def with_few_summaries(failures: DataFrame, summaries: DataFrame) -> DataFrame:
-    """`failures` of which all that are in no frequent group of their kind say `OTHERS`."""
+    """Set the summary of failures to `OTHER_SUMMARIES` if theirs ranks below `MAX_SUMMARIES`."""
     said = F.coalesce("summary", F.lit(""))
     if summaries.where(F.col("rank") > MAX_SUMMARIES).isEmpty():
         return failures.withColumn("summary", said)
@@ -64,16 +74,18 @@ def with_few_summaries(failures: DataFrame, summaries: DataFrame) -> DataFrame:
     same = F.struct(*KIND, said.alias("said")).eqNullSafe(F.col("known"))
     return (
         failures.join(F.broadcast(frequent), same, "left")
-        .withColumn("summary", F.when(F.col("known").isNull(), OTHERS).otherwise(said))
+        .withColumn("summary", F.when(F.col("known").isNull(), OTHER_SUMMARIES).otherwise(said))
         .drop("known")
     )
 
 
-def sums(failures: DataFrame, before: datetime | None) -> DataFrame:
-    """One row for each type and source of a group, `GROUP` with both: its sums, and how many were
-    resolved since the report of `before`."""
+def sums(failures: DataFrame, previous_made: datetime | None) -> DataFrame:
+    """The sums of failures by group, event type and source: one row for each combination.
+
+    `resolved` counts events resolved since the previous report, made at `previous_made`.
+    """
     is_open = F.col("resolved").isNull()
-    was_resolved = ~is_open if before is None else F.col("resolved") > F.lit(before)
+    was_resolved = ~is_open if previous_made is None else F.col("resolved") > F.lit(previous_made)
     return failures.groupBy(*GROUP, "type", "source").agg(
         F.count("*").alias("events"),
         F.sum("failures").alias("failures"),
@@ -87,10 +99,10 @@ def sums(failures: DataFrame, before: datetime | None) -> DataFrame:
 
 
 def groups(sums: DataFrame) -> DataFrame:
-    """One row a group, of `sums`."""
+    """The sums of each group, from rows of `sums`."""
     added = ("events", "failures", "unresolved", "resolved", "retries")
     return sums.groupBy(*GROUP).agg(
-        *(F.sum(each).alias(each) for each in added),
+        *(F.sum(column).alias(column) for column in added),
         F.min("first_seen").alias("first_seen"),
         F.max("last_seen").alias("last_seen"),
         F.min("oldest_unresolved").alias("oldest_unresolved"),
@@ -98,7 +110,7 @@ def groups(sums: DataFrame) -> DataFrame:
 
 
 def buckets(failures: DataFrame, since: datetime, until: datetime, seconds: int) -> DataFrame:
-    """Failures by group and stretch of time: `GROUP`, `start` (Unix seconds), `failures`."""
+    """Failures by group and period of `seconds`: `GROUP`, `start` (Unix seconds), `failures`."""
     start = (F.floor(F.unix_timestamp("at") / seconds) * seconds).cast("bigint")
     return (
         failures.select(*GROUP, F.explode("history.at").alias("at"))
@@ -110,7 +122,10 @@ def buckets(failures: DataFrame, since: datetime, until: datetime, seconds: int)
 
 
 def tops(sums: DataFrame, column: str) -> DataFrame:
-    """The most frequent types or sources by group, of `sums`: `GROUP`, `value`, `events`."""
+    """The most frequent types or sources of each group, from rows of `sums`.
+
+    Columns: `GROUP`, `value`, `events`.
+    """
     by_count = Window.partitionBy(*GROUP).orderBy(F.desc("events"), "value")
     return (
         sums.where(F.col(column).isNotNull())
@@ -124,10 +139,10 @@ def tops(sums: DataFrame, column: str) -> DataFrame:
 
 
 def examples(failures: DataFrame) -> DataFrame:
-    """A few failures of each group: unresolved ones first, then those whose data can be shown, then
-    the latest."""
+    """A few failures of each group, ranked: unresolved before resolved, with data that can be shown
+    before others, late before early."""
     has_data = F.col("head").isNotNull() | F.col("data_bytes").isNull()
-    # All failures are sorted for this, so by little: whole, they would go to disk and back.
+    # This sorts all failures, so with few columns: whole rows would spill to disk.
     little = failures.select(
         F.xxhash64(*GROUP).alias("group"),
         F.col("resolved").isNotNull().alias("is_resolved"),
@@ -140,9 +155,9 @@ def examples(failures: DataFrame) -> DataFrame:
     in_group = Window.partitionBy("group").orderBy(*order)
     ranked = little.withColumn("rank", F.row_number().over(in_group))
     chosen = ranked.where(F.col("rank") <= MAX_EXAMPLES).localCheckpoint()
-    # The few of them lie in some days, and only these are read whole.
+    # Read whole rows only from the days of the chosen failures.
     days = [row["day"] for row in chosen.select("day").distinct().collect()]
-    there = F.col("day").isin([each for each in days if each is not None])
+    there = F.col("day").isin([day for day in days if day is not None])
     return (
         failures.where(there | F.col("day").isNull() if None in days else there)
         .join(F.broadcast(chosen.select("failure_id", "rank")), "failure_id")
@@ -152,9 +167,9 @@ def examples(failures: DataFrame) -> DataFrame:
 
 
 def failed_within(failures: DataFrame, spans: DataFrame, since: datetime) -> DataFrame:
-    """Events by group that failed `since` in these spans of their topics: `GROUP`, `events`.
+    """Number of events by group that failed since then in these spans: `GROUP`, `events`.
 
-    `spans` are rows of `SPANS`.
+    `spans` has rows of `SPANS`.
     """
     spans = spans.withColumnsRenamed({"topic": "origin_topic", "partition": "origin_partition"})
     return (
@@ -167,9 +182,12 @@ def failed_within(failures: DataFrame, spans: DataFrame, since: datetime) -> Dat
     )
 
 
-def failed_again(failures: DataFrame, sent: DataFrame, before: datetime | None) -> DataFrame:
-    """Events by group that were replayed and failed again since the report of `before`."""
-    judged = F.lit(True) if before is None else F.col("judged") > F.lit(before)
+def failed_again(failures: DataFrame, sent: DataFrame, previous_made: datetime | None) -> DataFrame:
+    """Number of replayed events by group that failed again since the previous report.
+
+    That was made at `previous_made`; None: there was none.
+    """
+    judged = F.lit(True) if previous_made is None else F.col("judged") > F.lit(previous_made)
     again = sent.where((F.col("outcome") == FAILED_AGAIN) & judged)
     return (
         failures.join(again.select("failure_id").distinct(), "failure_id", "left_semi")
@@ -179,8 +197,11 @@ def failed_again(failures: DataFrame, sent: DataFrame, before: datetime | None) 
 
 
 def past(reports: DataFrame, groups: Collection[str], since: datetime) -> DataFrame:
-    """What reports said of these groups: `group_id`, `first` (when one had it first), and `history`
-    of those made `since`, in time order."""
+    """The history of groups in earlier reports, by `group_id`.
+
+    `first` is when the first report with the group was made; `history` has the figures in reports
+    made since then, in time order.
+    """
     said = F.struct("made", "failures", "unresolved")
     return (
         reports.where(F.col("group_id").isin(*groups))
@@ -208,6 +229,6 @@ def runs(replays: DataFrame, sent: DataFrame) -> DataFrame:
     )
 
 
-def key_of(row: Mapping[str, object]) -> GroupKey:
-    """Which group a row of any of these belongs to."""
+def group_key_of(row: Mapping[str, object]) -> GroupKey:
+    """The group of a row that has the columns `GROUP`."""
     return tuple(row[name] for name in GROUP)  # type: ignore[return-value]

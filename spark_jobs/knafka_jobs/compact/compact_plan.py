@@ -1,10 +1,10 @@
-"""What compaction computes: dead letters as they lie in their topics, folded to one row per event.
+"""The pure part of a compaction: folds dead letters of topics to one row per failed event.
 
     Kafka's columns --records_of--> records --failures_of--> rows to MERGE into failures (MERGE_ON)
 
-Pure: DataFrames and values in and out. A failed event is the same one if Trigger, source, id and
-data are the same; a record without an id is one by its position. Nothing is left out: a record
-that is no dead letter at all becomes an `undecodable-record`.
+Pure: DataFrames and values in and out. Two dead letters are of one failed event if Trigger, source,
+id and data are equal; a record without an id is identified by its position. No record is left out:
+one that is no dead letter becomes an `undecodable-record`.
 """
 
 from __future__ import annotations
@@ -33,31 +33,35 @@ from knafka_jobs.schema import (
     TRIGGER,
     Columns,
 )
-from knafka_jobs.topics import Offsets, Position, Span, Topic, log_id, spans_of
+from knafka_jobs.topic_offsets import Offsets, OffsetSpan, Position, TopicState, log_id, spans_of
 
 HISTORY_LENGTH: Final = 50
-"""Failures of one event that are kept one by one, the latest; all of them are counted."""
+"""Latest failures of one event that its `history` lists; all failures are counted."""
 
 SMALL_FILES: Final = 8
-"""Small files that a table may have before they are merged: merging two at a time never ends."""
+"""Small files that a day of a table may have before they are merged: merging two at a time would
+never end."""
 
-FULL_FILE: Final = 32 * 1024 * 1024
-"""Bytes from which on a file is left as it is; see `io.session`."""
+FULL_FILE_BYTES: Final = 32 * 1024 * 1024
+"""Bytes from which a file is not merged with others; see `io.session`."""
 
 
 ROWS_IN_FILE: Final = 100_000
-"""Failures in a file, at least, unless there are fewer: some tens of megabytes."""
+"""Failures in a file of a batch, at least: some tens of megabytes."""
 
 
 def records_of(kafka: DataFrame, topics: DataFrame) -> DataFrame:
-    """The rows of `records`, from Spark's Kafka source with headers and the log of each partition
-    (`topic`, `partition`, `topic_id`: see `topics.log_id`)."""
-    known = F.col("reason").isin([each.value for each in Reason])
+    """Read records of Kafka as rows of the table `records`.
+
+    `kafka` has the columns of Spark's Kafka source, with headers; `topics` has the log of each
+    partition (`topic`, `partition`, `topic_id`: see `topic_offsets.log_id`).
+    """
+    known = F.col("reason").isin([reason.value for reason in Reason])
     where = F.concat_ws("/", "topic_id", "partition", "offset")
     origin = F.concat_ws("/", "origin_topic", "origin_partition", "origin_offset")
     identity = F.when(F.col("id") != "", F.col("id")).when(origin != "", origin).otherwise(where)
     parts = [_or_empty(name) for name in (*TRIGGER, "source")]
-    # Only tells data apart that somebody sent under one source and id: 64 bits are plenty, and
+    # The digest only distinguishes data sent under one source and id, so 64 bits suffice;
     # SHA-256 of every payload was a fifth of the work.
     digest = F.when(F.col("value").isNull(), "").otherwise(F.hex(F.xxhash64("value")))
     return (
@@ -73,28 +77,31 @@ def records_of(kafka: DataFrame, topics: DataFrame) -> DataFrame:
             "key",
             "value",
             "headers",
-            _or_empty(_ours("namespace")).alias("namespace"),
-            _or_empty(_ours("broker")).alias("broker"),
-            # A Broker's own are no Trigger's; what says nothing at all is known by its topic.
+            _or_empty(_knafka_attribute("namespace")).alias("namespace"),
+            _or_empty(_knafka_attribute("broker")).alias("broker"),
+            # A Broker's own dead letters have no Trigger; a record without any of these headers
+            # is known by its topic.
             F.coalesce(
-                _ours("trigger"),
-                F.when(_ours("broker").isNotNull(), F.lit("")),
+                _knafka_attribute("trigger"),
+                F.when(_knafka_attribute("broker").isNotNull(), F.lit("")),
                 F.col("topic"),
             ).alias("trigger"),
             *(_attribute(name).alias(name) for name in ("id", "source", "type", "subject", "time")),
             _text("content-type").alias("content_type"),
             F.octet_length("value").alias("data_bytes"),
-            _ours("topic").alias("origin_topic"),
-            _ours("partition").try_cast("int").alias("origin_partition"),
-            _ours("offset").try_cast("bigint").alias("origin_offset"),
+            _knafka_attribute("topic").alias("origin_topic"),
+            _knafka_attribute("partition").try_cast("int").alias("origin_partition"),
+            _knafka_attribute("offset").try_cast("bigint").alias("origin_offset"),
             _trace_id().alias("trace"),
             _or_empty(_attribute("knativeerrordest")).alias("destination"),
-            _ours("reason").alias("reason"),
+            _knafka_attribute("reason").alias("reason"),
             _attribute("knativeerrorcode").try_cast("int").alias("code"),
             _attribute("knativeerrordata").alias("error"),
-            F.coalesce(_ours("attempts").try_cast("int"), F.lit(0)).alias("attempts"),
+            F.coalesce(_knafka_attribute("attempts").try_cast("int"), F.lit(0)).alias("attempts"),
             *(
-                _if_possible(_ours(name).try_cast("timestamp"), F.col("timestamp")).alias(column)
+                _if_possible(
+                    _knafka_attribute(name).try_cast("timestamp"), F.col("timestamp")
+                ).alias(column)
                 for name, column in (("firsttime", "first_attempt"), ("lasttime", "last_attempt"))
             ),
             F.to_date("timestamp").alias("day"),
@@ -106,40 +113,41 @@ def records_of(kafka: DataFrame, topics: DataFrame) -> DataFrame:
 
 
 FOLDED: Final = tuple(name for name in RECORDS if name not in ("key", "value", "headers", "day"))
-"""The columns of `records` that `failures_of` needs: not what the dead letter held."""
+"""The columns of `records` that `failures_of` needs: all but key, value and headers."""
 
 
 MAX_REPEATED: Final = 200_000
-"""Failures that every task may know by a hash: some megabytes."""
+"""Failures whose hashes are sent to every task, at most: some megabytes."""
 
 
 def repeated(records: DataFrame) -> DataFrame:
-    """The failures of which there is more than one record: `key`, a hash of their ids. They are
-    few, so that of a few bytes of each record it is known which must be put together."""
+    """The failures with more than one record: `key`, a 64-bit hash of the failure's id.
+
+    There are few of them, and finding them needs only a few bytes of each record.
+    """
     keys = records.select(F.xxhash64("failure_id").alias("key"))
     return keys.groupBy("key").agg(F.count("*").alias("records")).where("records > 1").select("key")
 
 
 def failures_of(records: DataFrame, repeated: DataFrame | None = None) -> DataFrame:
-    """Records folded to one row per failed event: what `MERGE` brings into `failures`; see `days`
-    for their `day`.
+    """Fold records to one row per failed event, to be merged into `failures`.
 
-    `repeated`: which failures have several records, if that is known. All others are their only
-    record, which needs no shuffle.
+    `repeated` has the keys of failures with several records; all other records need no shuffle.
+    None: unknown. The column `day` stays null: `failure_days` sets it.
     """
     if repeated is None:
-        return _of_several(records)
+        return _fold_several(records)
     keyed = records.withColumn("key", F.xxhash64("failure_id"))
-    several = keyed.join(F.broadcast(repeated), "key", "left_semi").transform(_of_several)
+    several = keyed.join(F.broadcast(repeated), "key", "left_semi").transform(_fold_several)
     return (
         keyed.join(F.broadcast(repeated), "key", "left_anti")
-        .transform(_of_one)
+        .transform(_fold_single)
         .unionByName(several)
     )
 
 
-def _of_one(records: DataFrame) -> DataFrame:
-    """Failures that have one record each."""
+def _fold_single(records: DataFrame) -> DataFrame:
+    """Fold records each of which is the only one of its failure."""
     failure = F.struct(F.col("last_attempt").alias("at"), "reason", "code", "attempts")
     made = {
         "summary": fingerprint_of(F.col("error")),
@@ -156,13 +164,14 @@ def _of_one(records: DataFrame) -> DataFrame:
     )
 
 
-def _of_several(records: DataFrame) -> DataFrame:
+def _fold_several(records: DataFrame) -> DataFrame:
+    """Fold records of failures that may have several."""
     when = F.struct("last_attempt", "appended", "topic_id", "partition", "offset")
     first = F.min_by(F.struct(*TRIGGER, *EVENT), when)
     last = F.max_by(F.struct(*LAST_ATTEMPT, *POSITION), when)
     failure = F.struct(F.col("last_attempt").alias("at"), "reason", "code", "attempts")
     return (
-        # Before, not after a first aggregation that would find nothing to put together.
+        # Shuffle first: a partial aggregation before the shuffle would hardly combine any rows.
         records.repartition("failure_id")
         .groupBy("failure_id")
         .agg(
@@ -193,9 +202,9 @@ MERGE_ON: Final = "failures.failure_id = more.failure_id"
 
 
 def merge_clauses() -> dict[str, str]:
-    """MERGE update clauses: fold new rows (`more`) into `failures`.
+    """The update clauses of the MERGE that folds new rows (`more`) into `failures`.
 
-    The sums make it additive: each batch must be merged once.
+    They add to sums, so each batch must be merged exactly once.
     """
     is_later = "more.last_failed >= failures.last_failed"
     last = {
@@ -220,13 +229,13 @@ def merge_clauses() -> dict[str, str]:
 
 
 def likely_examples(failures: DataFrame) -> DataFrame:
-    """The failures whose heads a report may want, where data is: `failure_id`, `KEY`."""
+    """The failures that a report may show as examples and that have data: `failure_id`, `KEY`."""
     order = ("is_resolved", F.desc("last_failed"), "failure_id")
     in_group = Window.partitionBy("group").orderBy(*order)
-    # However many ways there are to say it.
+    # A limit for each kind, however many error summaries it has.
     in_kind = Window.partitionBy("kind").orderBy("rank", *order)
     return (
-        # All failures are sorted for this, so by little.
+        # This sorts all failures, so with few columns.
         failures.select(
             F.xxhash64(*GROUP).alias("group"),
             F.xxhash64(*KIND).alias("kind"),
@@ -252,7 +261,7 @@ def heads(examples: DataFrame, records: DataFrame) -> DataFrame:
 
 
 def with_heads(failures: DataFrame, heads: DataFrame) -> DataFrame:
-    """`failures` with those heads that there are."""
+    """Set the column `head` of failures; null where `heads` has none."""
     return failures.drop("head").join(F.broadcast(heads), "failure_id", "left").select(*FAILURES)
 
 
@@ -263,15 +272,16 @@ RANGES: Final[Columns] = {
     "start": "bigint",
     "end": "bigint",
 }
+"""Columns of a range of offsets in one log: `start` inclusive, `end` exclusive."""
 
 
 def older_ranges(
-    topics: Mapping[str, Topic], young: Mapping[Position, int], read: Offsets
+    topics: Mapping[str, TopicState], young: Mapping[Position, int], read: Offsets
 ) -> list[tuple[Any, ...]]:
-    """What was read of the topics before the first young record of each partition: rows of
-    `RANGES`, one for each log of a partition.
+    """The read offsets of each partition before its first young record, as rows of `RANGES`.
 
-    `young` has that record's offset; -1 where there is none.
+    There is one row for each log of a partition. `young` has the offset of the first record that is
+    too young to delete; -1: there is none.
     """
     rows = []
     for (name, partition), span in spans_of(topics).items():
@@ -280,16 +290,15 @@ def older_ranges(
             continue
         first = young.get((name, partition), span.start)
         end = min(span.end if first < 0 else min(first, span.end), reached.next)
-        for number, piece in reached.pieces(Span(span.start, end)):
+        for number, piece in reached.pieces(OffsetSpan(span.start, end)):
             rows.append((name, log_id(topic_id, number), partition, piece.start, piece.end))
     return rows
 
 
 def islands(positions: DataFrame, ranges: DataFrame) -> DataFrame:
-    """What `positions` fill of `RANGES` without a gap: `topic`, `topic_id`, `partition`, `start`,
-    `end` (exclusive).
+    """The parts of these ranges that positions fill without a gap, with columns as `RANGES`.
 
-    They are those of `records` and of what was purged from it.
+    `positions` are those of `records` and `purged`; `ranges` has rows of `RANGES`.
     """
     in_order = Window.partitionBy("topic_id", "partition").orderBy("offset")
     rank = F.row_number().over(in_order)
@@ -307,7 +316,7 @@ def islands(positions: DataFrame, ranges: DataFrame) -> DataFrame:
 
 
 def next_offsets(records: DataFrame) -> DataFrame:
-    """What the table holds of each log: `topic_id`, `partition`, `first`, `next`."""
+    """The first offset of each log in the table, and the one after its last: `first`, `next`."""
     return (
         records.groupBy("topic_id", "partition")
         .agg(F.min("offset").alias("first"), (F.max("offset") + 1).alias("next"))
@@ -316,7 +325,7 @@ def next_offsets(records: DataFrame) -> DataFrame:
 
 
 def _text(header: str) -> Column:
-    """A record header as text; what isn't UTF-8 is marked, as tables hold nothing else."""
+    """A record header as text; bytes that aren't UTF-8 become U+FFFD."""
     return F.make_valid_utf8(F.col("attribute")[header].cast("string"))
 
 
@@ -325,28 +334,28 @@ def _attribute(name: str) -> Column:
 
 
 def _trace_id() -> Column:
-    """The id in the `traceparent` beside the event, else in its extension attribute; else null."""
+    """The trace id of the header `traceparent`, else of the extension attribute, else null."""
     ids = (
         F.regexp_extract(_text(header), "^[0-9a-f]{2}-([0-9a-f]{32})-", 1)
         for header in ("traceparent", "ce_traceparent")
     )
-    return F.coalesce(*(F.when(each != "", each) for each in ids))
+    return F.coalesce(*(F.when(trace_id != "", trace_id) for trace_id in ids))
 
 
-def _ours(name: str) -> Column:
+def _knafka_attribute(name: str) -> Column:
     return _attribute(f"{ATTRIBUTE_PREFIX}{name}")
 
 
-def _if_possible(at: str | Column, otherwise: Column) -> Column:
-    """A time that is in the past, or by some clock almost; what a record says may be any number."""
-    column = F.col(at) if isinstance(at, str) else at
+def _if_possible(time: str | Column, otherwise: Column) -> Column:
+    """A time, or `otherwise` if the time is impossible: a record may claim any time."""
+    column = F.col(time) if isinstance(time, str) else time
     return F.when(is_possible(column), column).otherwise(otherwise)
 
 
-def is_possible(at: Column) -> Column:
-    """Whether a time can be one at which something failed: not before 1970, nor tomorrow."""
+def is_possible(time: Column) -> Column:
+    """Whether a time may be that of a failure: from 1970 until a day from now."""
     tomorrow = F.current_timestamp() + F.expr("INTERVAL 1 DAY")
-    return (at >= F.timestamp_seconds(F.lit(0))) & (at <= tomorrow)
+    return (time >= F.timestamp_seconds(F.lit(0))) & (time <= tomorrow)
 
 
 def _or_empty(column: str | Column) -> Column:
@@ -354,5 +363,5 @@ def _or_empty(column: str | Column) -> Column:
 
 
 def _digest(*parts: str | Column) -> Column:
-    """128 bits in hexadecimal, of parts whose borders count."""
+    """A digest of 128 bits in hexadecimal; `a, bc` and `ab, c` differ."""
     return F.substring(F.sha2(F.to_json(F.array(*parts)), 256), 1, 32)

@@ -1,4 +1,4 @@
-"""Names: what a Broker's topic and a Trigger's consumer group may be called.
+"""Kafka names: what a Broker's topic and a Trigger's consumer group may be called.
 
 A job asks no API server, which would know. It is told of the templates that the operator knows, by
 a variable, and takes the name that Kafka has.

@@ -1,15 +1,15 @@
-"""The report's document: what failed, where and since when, and what became of it, as JSON.
+"""The report's JSON document: what failed, where, since when, and the outcome of replays.
 
-The schema that machines may rely on (docs/report-schema.json, printed by
-`python -m knafka_jobs.report.document`) and the contract between what counts and the page:
+It is the schema that machines may rely on (docs/report-schema.json, printed by
+`python -m knafka_jobs.report.report_document`), and the contract between counting and the page:
 
     Report ── Totals, Changes, PreviousReport, ReplayRun…
        └── Group… (Broker × Trigger × subscriber × reason × status code × error's summary)
               └── Bucket…, Top…, Example…, Change
 
-Counted are *events* (distinct per Trigger: one that fails thrice is one event) and *failures* (each
-time one was dead-lettered). All text is bounded. What came with an event is untrusted and kept as
-it is: what shows it must escape it.
+It counts *events* (distinct per Trigger: an event that fails three times is one event) and
+*failures* (each time an event was dead-lettered). All text is bounded. Text of an event is
+untrusted and kept unchanged: whoever shows it must escape it.
 """
 
 from __future__ import annotations
@@ -27,116 +27,117 @@ from pydantic import AwareDatetime, ConfigDict, Field
 
 from knafka.core.delivery import Reason
 from knafka.core.documents import Model
-from knafka_jobs.fingerprint import CHARACTERS
+from knafka_jobs.fingerprint import FINGERPRINT_CHARACTERS
 
 PREVIEW_CHARACTERS: Final = 512
-"""Of an example's data: enough to know the event by, little enough for thousands of examples."""
+"""Characters of an example's data: enough to recognise the event, few enough for thousands of
+examples."""
 
 ERROR_CHARACTERS: Final = 1024
-"""Of an example's decoded error data; its 768 bytes never decode to more."""
+"""Characters of an example's decoded error data; its 768 bytes never decode to more."""
 
 MAX_EXAMPLES: Final = 5
-"""Per group."""
+"""Examples per group."""
 
 MAX_TOPS: Final = 5
 """Event types and sources listed per group."""
 
 MAX_SUMMARIES: Final = 50
-"""Groups that differ in their summaries alone."""
+"""Groups that differ only in their summaries, at most."""
 
-OTHERS: Final = "…"
-"""The summary of all others."""
+OTHER_SUMMARIES: Final = "…"
+"""The summary of the group with all further failures."""
 
 MAX_HISTORY: Final = 30
-"""Earlier reports that a group tells of."""
+"""Earlier reports in the history of a group."""
 
 MAX_BUCKETS: Final = 1000
-"""Time buckets that a report may span: `bucket_seconds` is chosen so that they suffice."""
+"""Time buckets of a report, at most: `bucket_seconds` is chosen so that they suffice."""
 
 Count = Annotated[int, Field(ge=0)]
 
 
 class Part(Model):
-    """Part of a report: the docstrings below are the schema's descriptions."""
+    """Part of a report; docstrings of its fields are the descriptions in the JSON schema."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
 
 class ChangeKind(StrEnum):
-    """What became of a group since the last report; the first that applies, in this order."""
+    """How a group changed since the last report; the first kind that applies, in this order."""
 
     FAILED_AGAIN = "failed-again"
-    """An event of it was replayed since and was dead-lettered again."""
+    """An event of the group was replayed since then and was dead-lettered again."""
     NEW = "new"
-    """The last report did not have it (or there was none)."""
+    """The last report did not have the group, or there was no report."""
     GROWING = "growing"
-    """It had more failures."""
+    """The group has more failures."""
     RESOLVED = "resolved"
-    """Nothing of it is unresolved any more, and something was at the last report."""
+    """The group has no unresolved events any more; at the last report it had some."""
     STEADY = "steady"
-    """None of these."""
+    """None of the other kinds applies."""
 
 
 class Change(Part):
-    """A group now beside the same group in the last report."""
+    """The changes of a group since the last report."""
 
     kind: ChangeKind
     failures: Count = 0
-    """More than at the last report."""
+    """Number of failures since the last report."""
     resolved: Count = 0
-    """Events resolved since."""
+    """Number of events resolved since the last report."""
     failed_again: Count = 0
-    """Events that were replayed since and failed again."""
+    """Number of events that were replayed since the last report and failed again."""
 
 
 class Bucket(Part):
-    """Failures within one stretch of `Report.bucket_seconds`; empty buckets are left out."""
+    """Failures within a period of `Report.bucket_seconds`; empty buckets are left out."""
 
     start: AwareDatetime
-    """A multiple of `bucket_seconds` since the Unix epoch."""
+    """Start of the period: a multiple of `bucket_seconds` since the Unix epoch."""
     failures: Count
 
 
 class Past(Part):
-    """What an earlier report said of a group."""
+    """The figures of a group in an earlier report."""
 
     made: AwareDatetime
-    """When that report was made."""
+    """Time at which that report was made."""
     failures: Count
     unresolved: Count
 
 
 class Top(Part):
-    """One of the most frequent values of an attribute."""
+    """One of the most frequent values of an event attribute."""
 
     value: str
     events: Count
 
 
 class Example(Part):
-    """One failed event, fit to recognise it and to see why it failed."""
+    """One failed event, with what is needed to recognise it and to see why it failed."""
 
     id: str
-    """The CloudEvent's; of an undecodable record `topic/partition/offset`."""
+    """The CloudEvent's id; of an undecodable record `topic/partition/offset`."""
     source: str | None = None
     type: str | None = None
     failed_at: AwareDatetime
-    """When its last attempt began."""
+    """When the last attempt to deliver the event began."""
     attempts: Count
     failures: Count = 1
-    """How often it was dead-lettered: more than 1 if replays failed again."""
+    """How often the event was dead-lettered: more than 1 if replays failed again."""
     resolved: bool = False
     error: str | None = Field(default=None, max_length=ERROR_CHARACTERS)
-    """`knativeerrordata`, decoded: the beginning of the response's body, or what went wrong."""
+    """`knativeerrordata`, decoded: the beginning of the response's body, or the error."""
     data_bytes: Count | None = None
     """Size of the event's data; None if it has none, which is not the same as empty (CE-K3)."""
     data_preview: str | None = Field(default=None, max_length=PREVIEW_CHARACTERS)
     """The beginning of the data, as text if it is UTF-8, else as `hex: 0a 1b…`; see `preview`."""
     data_content_type: str | None = None
     trace: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")] | None = None
-    """The id of the event's trace, if it had one."""
+    """The id of the event's trace; None without one."""
     topic: str | None = None
-    """The record in the Broker's topic: topic, partition, offset."""
+    """The event's record in the Broker's topic: topic, partition, offset."""
     partition: int | None = None
     offset: int | None = None
 
@@ -145,69 +146,69 @@ class Group(Part):
     """All failures of one kind: same Broker, Trigger, subscriber, reason, status code, summary."""
 
     id: Annotated[str, Field(pattern=r"^[0-9a-f]{12}$")]
-    """`group_id` of these; the same in every report."""
+    """Digest of what the failures have in common; the same in every report."""
     namespace: str
     broker: str
     trigger: str
-    """Empty: no Trigger's, as the records hold no event."""
+    """Name of the Trigger; empty for records that hold no event, which have no Trigger."""
     subscriber: str
-    """`knativeerrordest`: the URL that failed; empty if the event never got as far as one."""
+    """`knativeerrordest`: the URL that failed; empty if no URL was tried."""
     reason: Reason
     status: int | None = None
-    """The HTTP status code; None where there was no response."""
-    summary: Annotated[str, Field(max_length=CHARACTERS)]
-    """The error's first line with addresses, UUIDs, ids and numbers taken out (`<n>`): what its
-    failures have in common. Empty if the error says nothing; `…` are all that remain of a kind that
-    fails in very many ways."""
+    """The HTTP status code; None without a response."""
+    summary: Annotated[str, Field(max_length=FINGERPRINT_CHARACTERS)]
+    """The error's first line with addresses, UUIDs, ids and numbers replaced (`<n>`): the text that
+    the failures have in common. Empty if the error has no text; `…` is a group of all further
+    failures, if there are very many summaries."""
     events: Count
     failures: Count
     unresolved: Count
     """Events neither resolved by a replay nor purged; `events - unresolved` are resolved."""
     share: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Events of it by all that its Trigger delivered or failed to deliver in the report's time;
-    None if that is unknown. Kafka's offsets don't tell a delivered event from one that the filter
-    left out, so it is known only where every event failed."""
+    """The group's events as a share of all events that the Trigger delivered or failed to deliver
+    in the report's time; None if unknown. Kafka's offsets don't tell a delivered event from a
+    filtered one, so the share is known only where every event failed."""
     retries: Count
-    """Attempts after the first, over all failures: what failing has cost the subscriber."""
+    """Attempts after the first, over all failures: the load that failing put on the subscriber."""
     first_seen: AwareDatetime
     last_seen: AwareDatetime
     oldest_unresolved: AwareDatetime | None = None
     """First failure of the event that has waited longest; None if all are resolved."""
     buckets: Annotated[tuple[Bucket, ...], Field(max_length=MAX_BUCKETS)] = ()
-    """In time order."""
+    """Failures over time, in time order."""
     top_types: Annotated[tuple[Top, ...], Field(max_length=MAX_TOPS)] = ()
     top_sources: Annotated[tuple[Top, ...], Field(max_length=MAX_TOPS)] = ()
     examples: Annotated[tuple[Example, ...], Field(max_length=MAX_EXAMPLES)] = ()
     """The latest first, unresolved ones before resolved ones."""
     change: Change
     first_reported: AwareDatetime | None = None
-    """When a report had it first; None: none had it before this one."""
+    """When the first report with this group was made; None if that is this report."""
     history: Annotated[tuple[Past, ...], Field(max_length=MAX_HISTORY)] = ()
-    """What the latest reports before this one said of it, in time order; those that did not have it
-    are left out."""
+    """The group's figures in the latest reports before this one, in time order; reports without the
+    group are left out."""
     replay_command: str
-    """Replays what is unresolved of it; ready for a POSIX shell (see `replay_command`). Empty: it
-    has no events that could be sent."""
+    """Command that replays the group's unresolved events, quoted for a POSIX shell; empty if the
+    group has no events that could be sent."""
 
 
 class ReplayRun(Part):
-    """Who replayed what and when, and what became of it."""
+    """A replay: who replayed which events and when, and the events' outcomes."""
 
     id: str
     by: str
     started: AwareDatetime
     finished: AwareDatetime | None = None
-    """None while it runs, or if it was killed; the same replay id continues it."""
+    """None while the replay runs, or if it was killed; the same replay id continues it."""
     selection: str
-    """What was selected, as the command line said it."""
+    """The options of the command line that selected the events."""
     sent: Count
     resolved: Count
     failed_again: Count
-    """`sent - resolved - failed_again` are still on their way."""
+    """Number of events that failed again; `sent - resolved - failed_again` are not settled yet."""
 
 
 class Totals(Part):
-    """Sums over all groups, also those that a bounded report leaves out."""
+    """Sums over all groups, including groups that a shortened copy of the report leaves out."""
 
     groups: Count
     events: Count
@@ -218,23 +219,23 @@ class Totals(Part):
 
 
 class Cut(Part):
-    """What a copy of a report leaves out, as it has to fit into a record of Kafka's."""
+    """What a copy of a report leaves out to fit into one Kafka record."""
 
     groups: Count
-    """Those with the fewest unresolved events."""
+    """Number of groups that are left out: those with the fewest unresolved events."""
     examples: Count
-    """Of the groups that are left."""
+    """Number of examples that are left out of the remaining groups."""
 
 
 class PreviousReport(Part):
-    """The report that the changes are told against."""
+    """The report with which this report is compared."""
 
     id: str
     made: AwareDatetime
 
 
 class Changes(Part):
-    """Groups per kind of change since the previous report."""
+    """Number of groups per kind of change since the previous report."""
 
     new: Count = 0
     growing: Count = 0
@@ -244,28 +245,28 @@ class Changes(Part):
 
 
 class Report(Part):
-    """Everything that one run of `report_failures` found out."""
+    """A report: everything that one run of the job `report` found out."""
 
     version: Literal[2] = 2
-    """Of this schema; it grows when a field is removed or changes its meaning."""
+    """Version of this schema; it grows when a field is removed or changes its meaning."""
     id: str
     made: AwareDatetime
     namespace: str | None = None
-    """The report is about this namespace (and Broker); None: the whole installation."""
+    """Namespace of the Broker that the report is about; None: the whole installation."""
     broker: str | None = None
     since: AwareDatetime
-    """The time that the buckets cover: from `since`, inclusive, to `until`, exclusive."""
+    """Start of the time that the buckets cover: from `since`, inclusive, to `until`, exclusive."""
     until: AwareDatetime
     bucket_seconds: Annotated[int, Field(ge=1)]
     previous: PreviousReport | None = None
     totals: Totals
     changes: Changes
     groups: tuple[Group, ...] = ()
-    """The most unresolved events first."""
+    """The groups, those with the most unresolved events first."""
     replays: tuple[ReplayRun, ...] = ()
-    """The latest first."""
+    """The latest replays, the newest first."""
     cut: Cut | None = None
-    """None: nothing is left out."""
+    """What this copy leaves out; None: nothing."""
 
 
 def group_id(
@@ -277,7 +278,7 @@ def group_id(
     status: int | None,
     summary: str,
 ) -> str:
-    """What names a group in every report: a digest, so that it can be part of a link."""
+    """The id of a group, the same in every report: a digest, so that it can be part of a URL."""
     parts = json.dumps([namespace, broker, trigger, subscriber, reason, status, summary])
     return hashlib.sha256(parts.encode()).hexdigest()[:12]
 
@@ -285,33 +286,35 @@ def group_id(
 def replay_command(
     namespace: str, broker: str, trigger: str, reason: str, status: int | None, summary: str
 ) -> str:
-    """The command that replays a group, quoted for a POSIX shell; empty for what is no Trigger's,
-    as it holds no event."""
+    """The command that replays a group, quoted for a POSIX shell.
+
+    Empty without a Trigger: such records hold no event.
+    """
     if not trigger:
         return ""
     words = ["knafka", "dead-letters", "replay"]
     words += ["--broker", f"{namespace}/{broker}", "--trigger", trigger, "--reason", reason]
     if status is not None:
         words += ["--code", str(status)]
-    if summary != OTHERS:
+    if summary != OTHER_SUMMARIES:
         words += ["--summary", summary]
     return shlex.join(words)
 
 
 def bucket_seconds(since: datetime, until: datetime, at_most: int = 60) -> int:
-    """The shortest round length that covers the time in `at_most` buckets or so."""
+    """The shortest round length (s) of buckets that cover the time in about `at_most` buckets."""
     lengths = (1, 5, 15, 60, 300, 900, 3600, 10_800, 21_600, 86_400, 604_800)
     span = (until - since).total_seconds()
-    return next((each for each in lengths if span / each <= at_most), lengths[-1])
+    return next((length for length in lengths if span / length <= at_most), lengths[-1])
 
 
 def preview(data: bytes | None) -> str | None:
-    """The beginning of an event's data for people: text if it is UTF-8, else hexadecimal."""
+    """The beginning of an event's data for people: as text if it is UTF-8, else hexadecimal."""
     if data is None:
         return None
     cut = data[: PREVIEW_CHARACTERS * 4]
     try:
-        # Incrementally, as a cut within a character is no reason to take text for binary.
+        # Decode incrementally: a cut within a character does not make text binary.
         text = codecs.getincrementaldecoder("utf-8")().decode(cut, final=cut == data)
     except UnicodeDecodeError:
         text = f"hex: {data[:PREVIEW_CHARACTERS].hex(' ')}"
@@ -319,7 +322,7 @@ def preview(data: bytes | None) -> str | None:
 
 
 def error_text(error_data: str | None) -> str | None:
-    """`knativeerrordata` decoded; what is no base64 is shown as it stands."""
+    """`knativeerrordata`, decoded from base64; other text is returned unchanged."""
     if not error_data:
         return None
     try:
@@ -330,6 +333,7 @@ def error_text(error_data: str | None) -> str | None:
 
 
 def _bounded(text: str, characters: int) -> str:
+    """Cut a text to a number of characters; a cut text ends with `…`."""
     return text if len(text) <= characters else text[: characters - 1] + "…"
 
 
@@ -339,7 +343,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def schema_text() -> str:
-    """docs/report-schema.json, as a test demands it to be."""
+    """The content of docs/report-schema.json; a test compares the file with it."""
     return json.dumps(json_schema(), indent=1, ensure_ascii=False) + "\n"
 
 

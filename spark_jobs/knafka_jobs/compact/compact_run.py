@@ -1,8 +1,9 @@
-"""The compaction, step by step: every step may be killed and is made good by the next run.
+"""Runs a compaction, step by step. A run may be killed in any step: the next run completes it.
 
-    ask Kafka -> append to `records` (see `batches`) -> fold into `failures` -> outcomes of replays
-              -> forget what is old -> merge small files, VACUUM
-              -> delete from the topics what the table holds
+    ask Kafka -> append to `records` (`ingest_batches`) -> fold into `failures`
+              -> set outcomes of replays -> delete failures whose retention has ended
+              -> merge small files, VACUUM
+              -> delete dead letters from topics that the tables have
 
 A dead letter that `records` lacks is never deleted from its topic.
 """
@@ -20,25 +21,25 @@ from typing import Any, Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from knafka_jobs.compact import plan
-from knafka_jobs.compact.batches import Batch, Ingested, ingest
+from knafka_jobs.command_options import CompactOptions
+from knafka_jobs.compact import compact_plan
 from knafka_jobs.compact.checkpoints import Checkpoints, Folded
 from knafka_jobs.compact.cuts import deletable_until, find_cuts
+from knafka_jobs.compact.ingest_batches import IngestBatch, Ingested, ingest
 from knafka_jobs.compact.judging import mark_lost, mark_outcomes, settled_until
 from knafka_jobs.compact.reading import BatchReader, ingest_around
-from knafka_jobs.days import days_in, known_days, placed
+from knafka_jobs.failure_days import assign_days, days_in, load_known_days
 from knafka_jobs.forget import expired, forget
 from knafka_jobs.io.delta import Tables, explained, in_days
 from knafka_jobs.io.kafka import KafkaClient
 from knafka_jobs.io.kafka_records import KafkaRecords
-from knafka_jobs.options import CompactOptions
-from knafka_jobs.positions import Bounds, bounds, within
+from knafka_jobs.positions import OffsetBounds, bounds, within
 from knafka_jobs.schema import BY_DAY, KEY, PURGED
-from knafka_jobs.topics import (
+from knafka_jobs.topic_offsets import (
+    OffsetSpan,
     Partition,
     Position,
-    Span,
-    Topic,
+    TopicState,
     spans_of,
 )
 
@@ -50,26 +51,26 @@ _RETENTION: Final = "knafka-retention"
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """What one run did."""
+    """The result of one run."""
 
     topics: int
     records: int
-    """Dead letters that were new."""
+    """Number of new dead letters."""
     folded: int
     forgotten: int
-    """Failures that were older than they are kept."""
+    """Number of failures deleted because their retention has ended."""
     merged: tuple[str, ...]
     """Tables whose small files were merged."""
     deleted: int
-    """Records deleted from the topics."""
+    """Number of records deleted from the topics."""
     missed: int
-    """Records that somebody else had deleted before they were read."""
+    """Number of records that were deleted from their topics before a run read them."""
 
 
 def compact(
     tables: Tables, kafka: KafkaClient, options: CompactOptions, progress: Progress
 ) -> Compacted:
-    """Bring the tables up to date. Raises `JobError`; another run then goes on where this ended."""
+    """Bring the tables up to date. Raises `JobError`; the next run then completes this one."""
     checkpoints = Checkpoints(tables)
     now = datetime.now(UTC)
     with tables.locked(), explained(f"the tables in {tables.root} can't be brought up to date"):
@@ -80,15 +81,15 @@ def compact(
         progress(f"{len(topics)} dead-letter topics")
         ingested = _ingest(tables, kafka, checkpoints, topics, options.batch_records, progress)
         folded = fold(checkpoints)
-        progress(f"{folded} folded into failures")
+        progress(f"{folded} dead letters folded into failures")
         mark_outcomes(tables, settled)
-        forgotten = forget_expired(tables, options, _by_id(topics), now)
+        forgotten = forget_expired(tables, options, _spans_by_topic_id(topics), now)
         if forgotten:
-            progress(f"{forgotten} failures forgotten: they are older than they are kept")
+            progress(f"{forgotten} failures deleted: their retention has ended")
         merged = _merge_small_files(tables) if folded else ()
         vacuum(tables, now)
         deleted = _delete_tabled(tables, kafka, checkpoints, topics, options.keep_hours)
-        progress(f"{deleted} deleted from their topics")
+        progress(f"{deleted} dead letters deleted from their topics")
     return Compacted(
         len(topics), ingested.records, folded, forgotten, merged, deleted, ingested.missed
     )
@@ -98,19 +99,19 @@ def _ingest(
     tables: Tables,
     kafka: KafkaClient,
     checkpoints: Checkpoints,
-    topics: Mapping[str, Topic],
+    topics: Mapping[str, TopicState],
     batch_records: int,
     progress: Progress,
 ) -> Ingested:
-    """Append what is new to `records`."""
+    """Append the new dead letters of these topics to `records`."""
     names = {topic.id: name for name, topic in topics.items()}
     reader = BatchReader(tables, kafka, names)
     appended = 0
 
-    def append(batch: Batch, number: int, last: int | None) -> int:
+    def append(batch: IngestBatch, number: int, last: int | None) -> int:
         with explained(
-            "the dead letters can't be read (if topics or their first records were deleted "
-            "meanwhile, run this again)"
+            "the dead letters can't be read (if a topic or its oldest records were deleted "
+            "meanwhile, run the job again)"
         ):
             count = checkpoints.append_batch(reader.rows(batch), number, last)
         nonlocal appended
@@ -118,67 +119,75 @@ def _ingest(
         progress(f"{count} new dead letters")
         return count
 
-    def ingest_spans(spans: Mapping[Partition, Span]) -> Ingested:
+    def ingest_spans(spans: Mapping[Partition, OffsetSpan]) -> Ingested:
         return ingest(checkpoints, spans, reader.log, batch_records, append, time.time_ns)
 
-    done = ingest_around(ingest_spans, reader, _by_id(topics), names, progress)
+    done = ingest_around(ingest_spans, reader, _spans_by_topic_id(topics), names, progress)
     for (topic_id, partition), lost in done.cuts.items():
         progress(
-            f"the log of {names[topic_id]}/{partition} was cut at {lost.start}, as by an unclean "
-            f"election: {lost.end - lost.start} dead letters are in the table alone, and reading "
-            "goes on from there"
+            f"the log of {names[topic_id]}/{partition} was cut at offset {lost.start}, as by an "
+            f"unclean election: {lost.end - lost.start} dead letters are now only in the tables; "
+            f"reading goes on at offset {lost.start}"
         )
     if done.missed:
-        progress(f"{done.missed} records were deleted before they were read")
-    # Also those of a call that came upon a record that can't be read.
+        progress(f"{done.missed} dead letters were deleted from their topics before they were read")
+    # Also records of calls that failed later, on a record that Spark can't read.
     return replace(done, records=appended)
 
 
-def _by_id(topics: Mapping[str, Topic]) -> dict[Partition, Span]:
+def _spans_by_topic_id(topics: Mapping[str, TopicState]) -> dict[Partition, OffsetSpan]:
     return {(topics[name].id, number): span for (name, number), span in spans_of(topics).items()}
 
 
 def fold(checkpoints: Checkpoints) -> int:
-    """Bring what is new in `records` into `failures`; returns how many records."""
-    return checkpoints.fold(_folded, plan.FOLDED, plan.MERGE_ON, plan.merge_clauses())
+    """Fold new rows of `records` into `failures`; returns the number of records."""
+    return checkpoints.fold(
+        _folded, compact_plan.FOLDED, compact_plan.MERGE_ON, compact_plan.merge_clauses()
+    )
 
 
 def fold_all(tables: Tables) -> None:
-    """Fold what a run that was killed has left; to be called within `locked`. Raises `JobError`."""
+    """Fold records that a killed run left; to be called within `locked`. Raises `JobError`."""
     checkpoints = Checkpoints(tables)
     checkpoints.check()
     fold(checkpoints)
 
 
 def _folded(tables: Tables, records: DataFrame) -> Folded:
-    """A batch's rows have the heads of the likely examples: of all other payloads none is read."""
-    known = records.transform(plan.repeated).limit(plan.MAX_REPEATED + 1).localCheckpoint()
-    few = known if known.count() <= plan.MAX_REPEATED else None
-    rows = records.transform(plan.failures_of, few).localCheckpoint()
-    # As many files as there is something for, not as many as there were tasks.
+    """Fold a batch, with heads for likely examples only: no other payload is read."""
+    known = (
+        records.transform(compact_plan.repeated)
+        .limit(compact_plan.MAX_REPEATED + 1)
+        .localCheckpoint()
+    )
+    few = known if known.count() <= compact_plan.MAX_REPEATED else None
+    rows = records.transform(compact_plan.failures_of, few).localCheckpoint()
+    # Write as few files as the rows need, not one per task.
     counts = rows.agg(F.count("*"), F.coalesce(F.sum("failures"), F.lit(0)))
     ((count, in_all),) = counts.collect()
-    rows = rows.coalesce(1 + count // plan.ROWS_IN_FILE)
-    examples = rows.transform(plan.likely_examples).localCheckpoint()
+    rows = rows.coalesce(1 + count // compact_plan.ROWS_IN_FILE)
+    examples = rows.transform(compact_plan.likely_examples).localCheckpoint()
     theirs = tables.read("records").where(within(bounds(examples)))
-    days = known_days(tables, rows)
-    rows = placed(tables, rows, days, datetime.now(UTC).date())
-    with_heads = rows.transform(plan.with_heads, plan.heads(examples, theirs))
+    days = load_known_days(tables, rows)
+    rows = assign_days(tables, rows, days, datetime.now(UTC).date())
+    with_heads = rows.transform(compact_plan.with_heads, compact_plan.heads(examples, theirs))
     return Folded(with_heads, days_in(days), in_all)
 
 
 def _merge_small_files(tables: Tables) -> tuple[str, ...]:
-    """Returns which tables had too many in a day."""
+    """Merge small files where a day has too many; returns the names of these tables."""
     merged = []
     for name in BY_DAY:
-        if days := tables.days_of_small_files(name, plan.FULL_FILE, plan.SMALL_FILES):
+        if days := tables.days_of_small_files(
+            name, compact_plan.FULL_FILE_BYTES, compact_plan.SMALL_FILES
+        ):
             tables.merge_small_files(name, in_days("day", days))
             merged.append(name)
     return tuple(merged)
 
 
 def vacuum(tables: Tables, now: datetime) -> None:
-    """VACUUM what replaces its files, once a day, whether or not anything was merged."""
+    """VACUUM the large tables, once a day."""
     for name in BY_DAY:
         if tables.exists(name) and tables.is_due(name, _VACUUM, now):
             tables.vacuum(name)
@@ -186,18 +195,18 @@ def vacuum(tables: Tables, now: datetime) -> None:
 
 
 def forget_expired(
-    tables: Tables, options: CompactOptions, spans: Mapping[Partition, Span], now: datetime
+    tables: Tables, options: CompactOptions, spans: Mapping[Partition, OffsetSpan], now: datetime
 ) -> int:
-    """Forget failures that are older than they are kept, once a day; returns how many.
+    """Delete failures whose retention has ended, once a day; returns how many.
 
-    `spans` is what Kafka has of the partitions that this run reads.
+    `spans` are the offsets that Kafka has of the partitions that this run reads.
     """
     resolved, unresolved = options.forget_resolved_days, options.forget_unresolved_days
     if (resolved is None and unresolved is None) or tables.is_empty("failures"):
         return 0
     if not tables.is_due("failures", _RETENTION, now):
         return 0
-    before = [
+    days_before = [
         None if days is None else (now - timedelta(days=days)).date()
         for days in (resolved, unresolved)
     ]
@@ -205,7 +214,7 @@ def forget_expired(
     in_topics = tables.rows(starts, {"topic_id": "string", "partition": "int", "start": "bigint"})
 
     def choose(failures: DataFrame) -> DataFrame:
-        return expired(failures, *before)
+        return expired(failures, *days_before)
 
     count = forget(tables, choose, partial(fold, Checkpoints(tables)), in_topics)
     tables.set_clock("failures", _RETENTION, now)
@@ -216,37 +225,39 @@ def _delete_tabled(
     tables: Tables,
     kafka: KafkaClient,
     checkpoints: Checkpoints,
-    topics: Mapping[str, Topic],
+    topics: Mapping[str, TopicState],
     keep_hours: float,
 ) -> int:
-    """Delete from the topics what is old enough and in the table; returns how many records."""
+    """Delete dead letters from topics that are tabled and old enough; returns how many."""
     spans = spans_of(topics)
     filled = [where for where, span in spans.items() if span.start < span.end]
     young = kafka.offsets_at(filled, time.time() - keep_hours * 3600) if filled else {}
     last = checkpoints.last_batch()
     read = (None if last is None else checkpoints.offsets_after(last)) or {}
-    ranges = plan.older_ranges(topics, young, read)
+    ranges = compact_plan.older_ranges(topics, young, read)
     if not ranges:
         return 0
-    old = tables.rows(ranges, plan.RANGES)
-    # Both are read by position: the files that hold these, of all that the table has.
-    wanted = [Bounds(id_, partition, start, end - 1) for _, id_, partition, start, end in ranges]
-    held = tables.read("records").select(*KEY).where(within(wanted))
+    old = tables.rows(ranges, compact_plan.RANGES)
+    # Read both tables by position: only files that may have these.
+    old_bounds = [
+        OffsetBounds(id_, partition, start, end - 1) for _, id_, partition, start, end in ranges
+    ]
+    held = tables.read("records").select(*KEY).where(within(old_bounds))
     purged = not tables.is_empty("purged")
     if purged:
-        held = held.unionByName(tables.read("purged").where(within(wanted)))
-    tabled: dict[Position, list[Span]] = defaultdict(list)
-    for row in held.transform(plan.islands, old).collect():
-        tabled[row["topic"], row["partition"]].append(Span(row["start"], row["end"]))
+        held = held.unionByName(tables.read("purged").where(within(old_bounds)))
+    tabled: dict[Position, list[OffsetSpan]] = defaultdict(list)
+    for row in held.transform(compact_plan.islands, old).collect():
+        tabled[row["topic"], row["partition"]].append(OffsetSpan(row["start"], row["end"]))
     now = kafka.topics(sorted({name for name, *_ in ranges}))
     log = KafkaRecords(kafka, {topic.id: name for name, topic in topics.items()})
     until: dict[Position, int] = {}
-    for where, span in _whole(ranges).items():
+    for where, span in _spans_over_logs(ranges).items():
         if where[0] in now and now[where[0]].id == topics[where[0]].id:
             partition = (topics[where[0]].id, where[1])
             until[where] = deletable_until(span, tabled[where], partial(log.messages, partition))
-    # Last of all: what lies there must be what was read.
-    cuts, _ = find_cuts(read, _by_id(now), log, checkpoints)
+    # At last, check that Kafka still has the records that were read.
+    cuts, _ = find_cuts(read, _spans_by_topic_id(now), log, checkpoints)
     until = {
         (name, partition): offset
         for (name, partition), offset in until.items()
@@ -268,10 +279,10 @@ def _delete_tabled(
     return sum(offset - spans[where].start for where, offset in until.items())
 
 
-def _whole(ranges: Iterable[tuple[Any, ...]]) -> dict[Position, Span]:
-    """Rows of `RANGES` by partition: from the first log's first offset to the last one's end."""
-    found: dict[Position, Span] = {}
+def _spans_over_logs(ranges: Iterable[tuple[Any, ...]]) -> dict[Position, OffsetSpan]:
+    """The span of each partition over all its logs, from rows of `RANGES`."""
+    partitions: dict[Position, OffsetSpan] = {}
     for name, _, partition, start, end in ranges:
-        before = found.get((name, partition), Span(start, end))
-        found[name, partition] = Span(min(start, before.start), max(end, before.end))
-    return found
+        span = partitions.get((name, partition), OffsetSpan(start, end))
+        partitions[name, partition] = OffsetSpan(min(start, span.start), max(end, span.end))
+    return partitions

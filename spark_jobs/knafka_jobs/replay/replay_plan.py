@@ -1,6 +1,6 @@
-"""What a replay sends: which failures, and their dead letters in order.
+"""Selects what a replay sends: the failures, and their dead letters in order.
 
-Pure: DataFrames in and out. What became of it: `compact.outcomes`.
+Pure: DataFrames in and out. `compact.outcomes` has what becomes of the events.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from knafka_jobs.errors import JobError
-from knafka_jobs.marks import with_marks
-from knafka_jobs.options import Selection
+from knafka_jobs.command_options import FailureSelection
+from knafka_jobs.failure_selection import LIKELY_STUB, PENDING, REPLAYABLE, STUB_HEADER, conditions
+from knafka_jobs.job_errors import JobError
+from knafka_jobs.replay_marks import with_marks
 from knafka_jobs.schema import FAILURES, KEY, TRIGGER
-from knafka_jobs.selecting import LIKELY_STUB, PENDING, REPLAYABLE, STUB_HEADER, conditions
 
 BROADCAST_ROWS: Final = 200_000
-"""Failures whose positions every task may hold, some tens of megabytes: with more, all payloads in
-the files that may have theirs are shuffled."""
+"""Failures whose positions are sent to every task, at most (some tens of megabytes). With more,
+Spark shuffles the payloads of all files that may have their records."""
 
 _COMPARED: Final[Mapping[str, Callable[[Column, Any], Column]]] = {
     "=": Column.__eq__,
@@ -30,8 +30,8 @@ _COMPARED: Final[Mapping[str, Callable[[Column, Any], Column]]] = {
 }
 
 
-def select(failures: DataFrame, selection: Selection) -> DataFrame:
-    """The failures that are meant. Raises `JobError` for a predicate that is no SQL."""
+def select(failures: DataFrame, selection: FailureSelection) -> DataFrame:
+    """The failures that fit a selection. Raises `JobError` for a predicate that is no SQL."""
     rows = failures.select(*FAILURES)
     for column, how, value in conditions(selection):
         rows = rows.where(_COMPARED[how](F.col(column), value))
@@ -45,13 +45,15 @@ def select(failures: DataFrame, selection: Selection) -> DataFrame:
 
 
 def likely_stubs(failures: DataFrame) -> DataFrame:
-    """Failures that may be stubs, by what the table says of them; only their headers say it."""
+    """Failures that may lack their data; only the headers of their records tell."""
     return failures.where(LIKELY_STUB)
 
 
 def replayable(failures: DataFrame, sent: DataFrame, records: DataFrame) -> DataFrame:
-    """Failures that can be sent: events with their data, unresolved, of a known Trigger, and not
-    pending from another replay. Of `records` those of `likely_stubs` suffice."""
+    """The failures that can be sent again (`REPLAYABLE`), with their data and not pending.
+
+    Of `records`, those of `likely_stubs` suffice.
+    """
     stubs = records.where(F.exists("headers", lambda header: header["key"] == STUB_HEADER))
     pending = sent.where(PENDING).select("failure_id").distinct()
     return (
@@ -69,36 +71,39 @@ SENDABLE: Final = (
     "origin_partition",
     "origin_offset",
 )
-"""The columns of failures that say what is sent, and in which order."""
+"""Columns of failures that find their dead letters and order them."""
 
 ORDER: Final = (*TRIGGER, "origin_partition", "origin_offset", "first_failed", "failure_id")
-"""In which the events were events."""
+"""The order in which the events came to their Trigger's topic."""
 
 
 def dead_letters(failures: DataFrame, records: DataFrame, *, few: bool = True) -> DataFrame:
-    """The last dead letter of each failure: what `Sender.send` takes, and `ORDER`.
+    """The last dead letter of each failure: the columns of `ReplaySender.send`, then of `ORDER`.
 
-    `few`: not more than `BROADCAST_ROWS`.
+    `few`: there are not more failures than `BROADCAST_ROWS`.
     """
-    wanted = failures.select(*SENDABLE)
+    positions = failures.select(*SENDABLE)
     return (
         records.select("failure_id", *KEY, "key", "value", "headers")
-        # By the failure, too: of a log that lost its end, a position may be there twice.
-        .join(F.broadcast(wanted) if few else wanted, ["failure_id", *KEY])
+        # Also by failure: after a cut of its log, two records may share a position.
+        .join(F.broadcast(positions) if few else positions, ["failure_id", *KEY])
         .select("failure_id", *TRIGGER, "key", "value", "headers", *ORDER[len(TRIGGER) : -1])
     )
 
 
 def in_lanes(letters: DataFrame, lanes: int) -> DataFrame:
-    """Dead letters, those of one key in one of so many partitions, each in `ORDER`."""
+    """Distribute dead letters over `lanes` partitions by key, each partition in `ORDER`."""
     # Without a key there is no order to keep.
     key = F.coalesce("key", F.col("failure_id").cast("binary"))
     return letters.repartition(lanes, *TRIGGER, key).sortWithinPartitions(*ORDER)
 
 
 def sent_rows(kafka: DataFrame, replay_id: str, topics: DataFrame) -> DataFrame:
-    """What a replay has sent: rows of `SENT`, from Spark's Kafka source with headers and the replay
-    topics (`topic`, `topic_id`, `TRIGGER`)."""
+    """The events that a replay has sent, as rows of `SENT`.
+
+    `kafka` has records of Spark's Kafka source with headers; `topics` has the replay topics
+    (`topic`, `topic_id`, `TRIGGER`).
+    """
     return (
         kafka.transform(with_marks)
         .where(F.col("replay_id") == replay_id)

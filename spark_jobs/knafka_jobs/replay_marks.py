@@ -1,4 +1,4 @@
-"""Marks of replays: the header by which a record in a replay topic tells whose event it is.
+"""Marks of replays: the header that names the replay and the failure of a replayed event.
 
     knafka-replay: REPLAY-ID/FAILURE-ID
 
@@ -14,8 +14,10 @@ from knafka.core.dead_letter import REPLAY
 
 
 def with_marks(kafka: DataFrame) -> DataFrame:
-    """Records of Spark's Kafka source with headers that have a mark, with `replay_id` and
-    `failure_id`."""
+    """Add `replay_id` and `failure_id` to the records that have a mark, and drop all others.
+
+    `kafka` has the columns of Spark's Kafka source, with headers.
+    """
     marks = F.filter("headers", lambda header: header["key"] == REPLAY)
     text = F.element_at(marks, 1)["value"].cast("string")
     return (

@@ -1,0 +1,261 @@
+"""Runs a backtest: reads events of a topic or an archive, and reports what a Sensor would fire.
+
+Of a topic, committed records between the offsets of two times are read, up to the end that the
+topic has when the backtest begins. An archive is a folder or URI with one of
+
+    Delta, Parquet   records with the columns `headers`, `value`, and `timestamp` or `appended`, as
+                     in Spark's Kafka source and in the dead letters' tables
+    NDJSON           structured events, one per line, ordered by their attribute `time`
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from delta.tables import DeltaTable
+from pyspark import StorageLevel
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from knafka.core import json_format
+from knafka.core.kafka_binding import CONTENT_TYPE
+from knafka.core.sensor.contract import Conditions
+from knafka_jobs.backtest import backtest_plan
+from knafka_jobs.io.delta import explained
+from knafka_jobs.io.kafka import KafkaClient
+from knafka_jobs.job_errors import JobError
+
+Progress: TypeAlias = Callable[[str], None]
+
+MIN_TASKS: Final = 16
+"""Tasks that sort and fire, at least: with only two, each would hold half of all events and
+firings, and a local job has 1 GiB of memory."""
+ROW_GROUP_BYTES: Final = 16 * 1024 * 1024
+"""Bytes of firings that a task holds before it writes them; Parquet's default is 128 MiB."""
+TIME_COLUMNS: Final = ("timestamp", "appended")
+"""Columns of an archive that may have a record's time: Kafka's, and that of our tables."""
+
+NDJSON_SUFFIXES: Final = (".ndjson", ".jsonl", ".json", ".ndjson.gz", ".jsonl.gz", ".json.gz")
+
+
+@dataclass(frozen=True, slots=True)
+class Backtested:
+    """The result of a backtest."""
+
+    events: int
+    """Events that were read."""
+    matched: int
+    """Events that match a trigger, counted once for each trigger."""
+    undecodable: int
+    undated: int
+    errors: Mapping[str, int]
+    """Evaluations of a filter or a correlation that failed, by kind of error."""
+    firings: Mapping[str, int]
+    """Number of firings by trigger, with zeros."""
+    waiting: Mapping[str, int]
+    """Number of correlation keys that still hold wanted events in the end, by trigger."""
+    shown: Sequence[Mapping[str, Any]]
+    """The first firings in the order of time, as documents."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimeSpan:
+    """A span of events' times in ms since the Unix epoch: `since` inclusive, `until` exclusive.
+
+    None: open on this side.
+    """
+
+    since: int | None = None
+    until: int | None = None
+
+    def holds(self, event_time: Column) -> Column:
+        """Whether an event's time is inside; an unknown time (null) counts as inside."""
+        is_inside = F.lit(True)
+        if self.since is not None:
+            is_inside &= event_time >= self.since
+        if self.until is not None:
+            is_inside &= event_time < self.until
+        return event_time.isNull() | is_inside
+
+
+def records_of_topic(
+    spark: SparkSession, kafka: KafkaClient, name: str, span: TimeSpan, now: datetime
+) -> tuple[DataFrame, int]:
+    """EVENT_RECORDS of a topic, and the time (ms) until which they are complete.
+
+    Raises `JobError`.
+    """
+    topic = kafka.topics([name]).get(name)
+    if topic is None:
+        raise JobError(f"there is no topic {name}: give the topic of the Sensor's Broker")
+    read_at = round(now.timestamp() * 1000)
+    positions = [(name, number) for number in topic.spans]
+    first = {} if span.since is None else kafka.offsets_at(positions, span.since / 1000)
+    ends = {number: offsets.end for number, offsets in topic.spans.items()}
+    starts = {
+        number: ends[number] if first.get((name, number)) == -1
+        else max(offsets.start, first.get((name, number), offsets.start))
+        for number, offsets in topic.spans.items()
+    }  # fmt: skip
+    read = (
+        spark.read.format("kafka")
+        .options(**kafka.connection.for_spark())
+        .option("kafka.isolation.level", "read_committed")
+        .option("assign", json.dumps({name: list(topic.spans)}))
+        .option("startingOffsets", json.dumps({name: {str(k): v for k, v in starts.items()}}))
+        .option("endingOffsets", json.dumps({name: {str(k): v for k, v in ends.items()}}))
+        .option("includeHeaders", "true")
+        .load()
+    )
+    records = read.select(
+        F.col("topic").alias("place"),
+        "partition",
+        "offset",
+        backtest_plan.taken_at(F.unix_millis("timestamp"), read_at).alias("at"),
+        *backtest_plan.records_of(F.col("headers"), F.col("value")),
+    )
+    until = read_at if span.until is None else span.until
+    return records.where(span.holds(F.col("at"))), until
+
+
+def records_of_archive(spark: SparkSession, path: str, span: TimeSpan) -> tuple[DataFrame, int]:
+    """EVENT_RECORDS of an archive, and the end of the span (ms), else the time of the last event.
+
+    Raises `JobError`.
+    """
+    with explained(f"the archive {path} can't be read"):
+        if DeltaTable.isDeltaTable(spark, path):
+            records = _records_of_table(spark.read.format("delta").load(path), path)
+        elif _is_parquet(path):
+            records = _records_of_table(spark.read.parquet(path), path)
+        else:
+            records = _records_of_lines(spark.read.text(path))
+        records_inside = records.where(span.holds(F.col("at")))
+        if span.until is not None:
+            return records_inside, span.until
+        last = records_inside.agg(F.max("at")).first()
+    return records_inside, 0 if last is None or last[0] is None else last[0]
+
+
+def backtest(
+    records: DataFrame, sensor: Conditions, until: int, limit: int, output: str | None
+) -> Backtested:
+    """Compute what EVENT_RECORDS would have fired up to `until` (ms).
+
+    The result shows `limit` firings. `output` is a folder or URI for a new Delta table of all
+    firings; it must not exist yet. Raises `JobError`.
+    """
+    spark = records.sparkSession
+    partitions = max(MIN_TASKS, int(spark.conf.get("spark.sql.shuffle.partitions") or 1))
+    spark.conf.set("parquet.block.size", str(ROW_GROUP_BYTES))
+    outcome_rows = records.transform(backtest_plan.routed, sensor).transform(
+        backtest_plan.fired, sensor, until, partitions
+    )
+    outcome_rows.persist(StorageLevel.DISK_ONLY)
+    try:
+        firings = outcome_rows.transform(backtest_plan.firings)
+        counted = backtest_plan.counts(outcome_rows)
+        by_trigger = {
+            row["trigger"]: row["count"] for row in firings.groupBy("trigger").count().collect()
+        }
+        if output is not None:
+            with explained(f"the firings can't be written to {output}"):
+                firings.write.format("delta").mode("errorifexists").save(output)
+        shown = firings.orderBy("at", "trigger", "correlation").limit(limit).collect()
+    finally:
+        outcome_rows.unpersist()
+    return Backtested(
+        events=counted[backtest_plan.READ],
+        matched=counted[backtest_plan.MATCHED],
+        undecodable=counted[backtest_plan.UNDECODABLE],
+        undated=counted[backtest_plan.UNDATED],
+        errors=_counts_with_prefix(counted, backtest_plan.ERROR),
+        firings={trigger.name: by_trigger.get(trigger.name, 0) for trigger in sensor.triggers},
+        waiting=_counts_with_prefix(counted, backtest_plan.WAITING),
+        shown=[_firing_document(row.asDict(recursive=True)) for row in shown],
+    )
+
+
+def read_sensor(file: Path) -> Conditions:
+    """Read the conditions of the Sensor in a JSON file. Raises `KnafkaError`."""
+    try:
+        document = json.loads(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise JobError(f"{file} can't be read: {error}") from None
+    return backtest_plan.conditions_of(document)
+
+
+def _is_parquet(path: str) -> bool:
+    """Whether an archive is Parquet; a URI is not opened: unless its name says NDJSON, it is."""
+    if "://" in path:
+        return not path.endswith(NDJSON_SUFFIXES)
+    folder = Path(path)
+    return path.endswith(".parquet") or (
+        folder.is_dir() and next(folder.rglob("*.parquet"), None) is not None
+    )
+
+
+def _records_of_table(rows: DataFrame, path: str) -> DataFrame:
+    there = set(rows.columns)
+    time = next((column for column in TIME_COLUMNS if column in there), None)
+    missing = [column for column in ("headers", "value") if column not in there]
+    if time is None:
+        missing.append(" or ".join(TIME_COLUMNS))
+    if missing or time is None:
+        raise JobError(
+            f"{path} is no archive of records: it lacks the columns {', '.join(missing)}"
+        )
+
+    def own(name: str, otherwise: Column) -> Column:
+        return (F.col(name) if name in there else otherwise).alias(name)
+
+    return rows.select(
+        (F.col("topic") if "topic" in there else F.lit("")).alias("place"),
+        own("partition", F.lit(0)),
+        own("offset", F.monotonically_increasing_id()),
+        backtest_plan.possible_time(F.unix_millis(time)).alias("at"),
+        *backtest_plan.records_of(F.col("headers"), F.col("value")),
+    )
+
+
+def _records_of_lines(lines: DataFrame) -> DataFrame:
+    # RFC 3339 allows lower-case letters and leap seconds (:60, read as the next second), which
+    # Spark does not read.
+    text = F.upper(F.get_json_object("value", "$.time"))
+    moment = F.replace(text, F.lit(":60"), F.lit(":59")).try_cast("timestamp")
+    leap = F.when(text.contains(":60"), 1000).otherwise(0)
+    event_time = F.bround(F.unix_micros(moment) / 1000).cast("bigint") + leap
+    return lines.where("trim(value) <> ''").select(
+        F.col("_metadata.file_path").alias("place"),
+        F.col("_metadata.file_block_start").alias("partition"),
+        F.monotonically_increasing_id().alias("offset"),
+        backtest_plan.possible_time(event_time).alias("at"),
+        F.array(F.lit(CONTENT_TYPE)).alias("names"),
+        F.array(F.lit(json_format.MEDIA_TYPE).cast("binary")).alias("values"),
+        F.col("value").cast("binary").alias("value"),
+    )
+
+
+def _counts_with_prefix(counted: backtest_plan.Counts, prefix: str) -> dict[str, int]:
+    return {
+        name.removeprefix(prefix): count
+        for name, count in sorted(counted.items())
+        if name.startswith(prefix) and count
+    }
+
+
+def _firing_document(row: dict[str, Any]) -> dict[str, Any]:
+    """A firing as a document, with times as text."""
+    events = [{**event, "at": _time_text(event["at"])} for event in row["events"]]
+    return {**row, "at": _time_text(row["at"]), "events": events}
+
+
+def _time_text(moment: datetime) -> str:
+    # Spark gives local times without a zone.
+    utc = moment.astimezone(UTC).isoformat(timespec="milliseconds")
+    return utc.replace("+00:00", "Z")

@@ -1,0 +1,167 @@
+"""Computes the firings of one trigger for one correlation key from events in the order of time.
+
+This is a second implementation of a Sensor's meaning. It shares the conditions with `core.sensor`,
+but nothing of its reducer (`rules`, `absence`), so that tests can compare the two. The reducer
+takes events in any order and decides anew from all events that it holds. Here events come in order:
+each is looked at once, and there is at most one wait for an unwanted event (`!`) at a time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple, TypeAlias
+
+from knafka.core.sensor.rules import Rule
+
+
+class Came(NamedTuple):
+    """An event of one of the trigger's dependencies, and where it lies."""
+
+    dependency: str
+    identity: str
+    """The event's source and id, see `records.identity_of`."""
+    at: int
+    """Milliseconds since the Unix epoch."""
+    place: str
+    """A topic or a file."""
+    partition: int
+    offset: int
+
+
+class Expected(NamedTuple):
+    """A firing that the model expects."""
+
+    at: int
+    """Time of the firing, in milliseconds: that of its last event, or the end of a wait."""
+    events: tuple[Came, ...]
+
+
+_Which: TypeAlias = tuple[str, str]
+"""Dependency and identity."""
+
+
+class FiringModel:
+    """The state of one trigger and correlation key: `add` each event in order, then `end`.
+
+    The order is by time, and within one millisecond by position.
+    """
+
+    def __init__(self, rule: Rule) -> None:
+        self._rule = rule
+        self._counting: dict[_Which, Came] = {}
+        """Events that count towards the next firing, in the order of time."""
+        self._until: int | None = None
+        """End (ms) of a complete set's wait: an unwanted event until then cancels the set."""
+        self._ignored: dict[_Which, Came] = {}
+        """Wanted events that came during the wait."""
+        self._unwanted_at: int | None = None
+        """Time (ms) of the last unwanted event: it also cancels a set completed at that time."""
+
+    def add(self, event: Came) -> Iterator[Expected]:
+        """Take the next event; yields the firings since the previous event, and with this one."""
+        yield from self._waited(event.at)
+        which = (event.dependency, event.identity)
+        reset = self._last_reset(event.at)
+        self._ignored.pop(which, None)
+        if which in self._counting or self._begins_before(reset):
+            self._take_back(which, reset)
+        if reset is not None and event.at <= reset:
+            return
+        if event.dependency in self._rule.condition.unwanted:
+            self._unwanted_at = event.at
+            if self._until is not None:
+                self._clear()
+        elif self._until is not None:
+            self._ignored[which] = event
+        elif self._completes(event):
+            if not self._rule.condition.unwanted:
+                yield self._fire(event.at)
+            elif self._unwanted_at == event.at:
+                self._clear()
+            else:
+                assert self._rule.within is not None
+                self._until = event.at + self._rule.within
+
+    def end(self, time: int) -> Iterator[Expected]:
+        """End at `time` (ms), after every earlier event was added; yields the last firings."""
+        yield from self._waited(time)
+
+    def waits(self, time: int) -> bool:
+        """Whether wanted events are held at this time (ms).
+
+        A wait for an unwanted event also holds events that were reset, until the wait is over.
+        """
+        within = self._rule.within
+        reset = None if self._rule.condition.unwanted else self._last_reset(time)
+        return any(
+            (within is None or event.at + within >= time) and (reset is None or event.at > reset)
+            for event in self._counting.values()
+        )
+
+    def _waited(self, time: int) -> Iterator[Expected]:
+        if self._until is None or self._until >= time:
+            return
+        if self._begins_before(self._last_reset(self._until)):
+            self._clear()  # the reset came during the wait (BUS-S5)
+        else:
+            yield self._fire(self._until)
+
+    def _fire(self, time: int) -> Expected:
+        events = tuple(self._counting.values())
+        self._clear()
+        return Expected(time, events)
+
+    def _clear(self) -> None:
+        """Forget the events that count, and end the wait."""
+        self._counting, self._until, self._ignored = {}, None, {}
+
+    def _completes(self, event: Came) -> bool:
+        counting, condition, within = self._counting, self._rule.condition, self._rule.within
+        if within is not None:
+            for which in [
+                key for key, counted in counting.items() if counted.at + within < event.at
+            ]:
+                del counting[which]
+        same = [which for which in counting if which[0] == event.dependency]
+        if len(same) >= condition.wanted[event.dependency]:
+            del counting[same[0]]
+        counting[event.dependency, event.identity] = event
+        return self._is_complete()
+
+    def _is_complete(self) -> bool:
+        return self._rule.condition.holds(Counter(which[0] for which in self._counting))
+
+    def _take_back(self, repeated: _Which, reset: int | None) -> None:
+        """Remove a repeated event, and all events before a reset, from the events that count.
+
+        A repeated event counts from now on only (BUS-S3), an event before a reset not at all
+        (BUS-S5). A wait goes on only if the remaining events are complete, alone or with the events
+        that came during the wait.
+        """
+        self._counting = {
+            which: event
+            for which, event in self._counting.items()
+            if which != repeated and (reset is None or event.at > reset)
+        }
+        if self._until is None or self._is_complete():
+            return
+        assert self._rule.within is not None
+        self._until = None
+        for which, event in list(self._ignored.items()):
+            if self._until is None and (reset is None or event.at > reset):
+                del self._ignored[which]
+                if self._completes(event):
+                    self._until = event.at + self._rule.within
+
+    def _begins_before(self, reset: int | None) -> bool:
+        if reset is None or not self._counting:
+            return False
+        return next(iter(self._counting.values())).at <= reset
+
+    def _last_reset(self, time: int) -> int | None:
+        """The time (ms) of the last reset up to `time`; None without one (BUS-S5)."""
+        reset_times = (reset.last(time) for reset in self._rule.resets)
+        return max(
+            (reset_time for reset_time in reset_times if reset_time is not None), default=None
+        )

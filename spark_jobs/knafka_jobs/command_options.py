@@ -1,0 +1,294 @@
+"""The options of all jobs, each declared once. Imports no Spark, so that `--help` is quick."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from knafka.core.delivery import Reason
+from knafka.core.trace_url import WANTED, is_trace_url
+from knafka_jobs.topic_offsets import BrokerName
+
+KEEP_HOURS: Final = 24.0
+"""Hours for which a dead letter stays in its topic after it is tabled: time to notice that a table
+was lost, and to look at recent dead letters without Spark."""
+
+BATCH_RECORDS: Final = 1_000_000
+"""Dead letters in one batch: few large batches cost far less than many small ones."""
+
+TIMELINE_DAYS: Final = 30.0
+"""Days that the timeline of a report covers."""
+
+SHOWN_FIRINGS: Final = 20
+"""Firings that a backtest prints."""
+
+N = TypeVar("N", int, float)
+
+
+@dataclass(frozen=True, slots=True)
+class CompactOptions:
+    """The options of a compaction."""
+
+    broker: BrokerName | None = None
+    """None: all Brokers of the installation."""
+    keep_hours: float = KEEP_HOURS
+    batch_records: int = BATCH_RECORDS
+    forget_resolved_days: int | None = None
+    """Days after which a resolved failure is deleted; None: never."""
+    forget_unresolved_days: int | None = None
+    """Days after its last attempt after which an unresolved failure is deleted; None: never."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailureSelection:
+    """A choice of failures: those that fit every field which is set."""
+
+    broker: BrokerName | None = None
+    trigger: str | None = None
+    destination: str | None = None
+    reason: Reason | None = None
+    code: int | None = None
+    summary: str | None = None
+    type: str | None = None
+    source: str | None = None
+    id: str | None = None
+    ids: tuple[str, ...] | None = None
+    """Ids of events, any of which fits; DeadLetterReplays and -Purges set it, no option does."""
+    since: datetime | None = None
+    until: datetime | None = None
+    where: str | None = None
+
+    @classmethod
+    def from_arguments(cls, arguments: argparse.Namespace) -> FailureSelection:
+        """The selection that parsed arguments have; missing arguments select nothing."""
+        return cls(**{field.name: getattr(arguments, field.name, None) for field in fields(cls)})
+
+    def __str__(self) -> str:
+        """The selection as options of the command line; `everything` if no field is set."""
+        said = [
+            f"--{field.name} {value}"
+            for field in fields(self)
+            if (value := getattr(self, field.name)) is not None and field.name != "ids"
+        ]
+        said += [f"--id {event_id}" for event_id in self.ids or ()]
+        return " ".join(said) or "everything"
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of `python -m knafka_jobs`."""
+    made = argparse.ArgumentParser(
+        prog="knafka_jobs",
+        description="Jobs on Spark. For dead letters: compact, report, replay and purge. For "
+        "Sensors: backtest.",
+    )
+    commands = made.add_subparsers(dest="command", required=True)
+    for name, (text, options) in COMMANDS.items():
+        added = commands.add_parser(name, help=text, description=text)
+        for option in options.split():
+            bare = option.rstrip("!")
+            argument = {**OPTIONS[bare], **({"required": True} if option != bare else {})}
+            added.add_argument(f"--{bare}", **argument)
+    return made
+
+
+def _broker(text: str) -> BrokerName:
+    if re.fullmatch("[^/]+/[^/]+", text) is None:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not NAMESPACE/NAME: give for example shop/orders"
+        )
+    return BrokerName(*text.split("/"))
+
+
+def _replay_id(text: str) -> str:
+    if re.fullmatch("[A-Za-z0-9._-]{1,64}", text) is None:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no replay id: use 1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-'"
+        )
+    return text
+
+
+def _trace_url(text: str) -> str:
+    if not is_trace_url(text):
+        raise argparse.ArgumentTypeError(f"{text!r}: {WANTED}")
+    return text
+
+
+def _positive(kind: Callable[[str], N]) -> Callable[[str], N]:
+    def number(text: str) -> N:
+        if not (value := kind(text)) > 0:
+            raise argparse.ArgumentTypeError(f"{text!r} is too small: give a number above 0")
+        return value
+
+    return number
+
+
+def _not_negative(text: str) -> float:
+    if not (value := float(text)) >= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is too small: give 0 or more")
+    return value
+
+
+def _moment(text: str) -> datetime:
+    moment = datetime.fromisoformat(text)
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+_ago = re.compile(r"(\d+(?:\.\d+)?)([smhdw])").fullmatch
+
+
+def moment_or_ago(text: str) -> datetime:
+    """Read a time (ISO 8601, UTC without an offset) or an age (`30d`, `12h`) as a moment.
+
+    Raises `ArgumentTypeError`.
+    """
+    try:
+        if (ago := _ago(text)) is None:
+            return _moment(text)
+        return datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: float(ago[1])})
+    except (ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no time: want how long ago, such as 30d, 12h or 90m, or a time such as "
+            "2026-01-31T12:00"
+        ) from None
+
+
+OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "tables": {"help": "folder or object store URI that holds the tables"},
+    "bootstrap-servers": {"help": "Kafka's addresses: HOST:PORT,..."},
+    "secret": {
+        "help": "folder where the Secret for Kafka is mounted (default: connect in plaintext)",
+        "type": Path,
+    },
+    "keep-hours": {
+        "help": "hours for which a dead letter stays in its topic after the tables have it "
+        "(default: %(default)s)",
+        "type": _not_negative,
+        "default": KEEP_HOURS,
+    },
+    "batch-records": {
+        "help": "dead letters that are read and stored at a time (default: %(default)s)",
+        "type": _positive(int),
+        "default": BATCH_RECORDS,
+    },
+    "forget-resolved-days": {
+        "help": "delete failures and their records this many days after they were resolved "
+        "(default: never)",
+        "type": _positive(int),
+    },
+    "forget-unresolved-days": {
+        "help": "delete unresolved failures and their records this many days after they last "
+        "failed: they can no longer be replayed (default: never)",
+        "type": _positive(int),
+    },
+    "days": {
+        "help": "days that the report's timeline covers (default: %(default)s)",
+        "type": _positive(float),
+        "default": TIMELINE_DAYS,
+    },
+    "json": {"help": "file to write the report to, as JSON", "type": Path},
+    "html": {"help": "file to write the report to, as an HTML page", "type": Path},
+    "trace-url": {
+        "help": "address that links to a trace; {trace} stands for the trace's id",
+        "type": _trace_url,
+        "default": "",
+    },
+    "compact": {
+        "help": "bring the tables up to date first (needs --bootstrap-servers)",
+        "action": "store_true",
+    },
+    "dry-run": {"help": "only print what would be done", "action": "store_true"},
+    "replay-id": {
+        "help": "continue the interrupted replay that has this id",
+        "type": _replay_id,
+    },
+    "rate": {
+        "help": "send at most this many events a second (default: no limit)",
+        "type": _positive(float),
+    },
+    "by": {"help": "name to record as the person who replays (default: your user name)"},
+    "unresolved": {
+        "help": "also delete unresolved failures: they can no longer be replayed",
+        "action": "store_true",
+    },
+    # Options of a backtest only.
+    "sensor": {
+        "help": "file with the Sensor as JSON, as `kubectl get -o json` prints it",
+        "type": Path,
+    },
+    "topic": {"help": "topic that holds the events: the Broker's"},
+    "archive": {
+        "help": "folder or URI of archived events: Kafka records as Delta or Parquet, or "
+        "structured CloudEvents as NDJSON"
+    },
+    "events-since": {
+        "help": "use only events of this time or later: an age (30d, 12h) or an ISO 8601 time "
+        "(UTC without an offset)",
+        "type": moment_or_ago,
+    },
+    "events-until": {"help": "use only events before this time", "type": moment_or_ago},
+    "limit": {
+        "help": "number of firings to print (default: %(default)s)",
+        "type": _positive(int),
+        "default": SHOWN_FIRINGS,
+    },
+    "output": {"help": "folder or URI where a new Delta table of all firings is written"},
+    # Options that select failures: a failure is selected if it fits all of them.
+    "broker": {"help": "only dead letters of this Broker: NAMESPACE/NAME", "type": _broker},
+    "trigger": {"help": "only failures of the Trigger with this name"},
+    "destination": {"help": "only failures at this URL of a subscriber"},
+    "reason": {
+        "help": f"only failures for this reason: {', '.join(Reason)}",
+        "type": Reason,
+        "metavar": "REASON",
+    },
+    "code": {"help": "only failures with this HTTP status code", "type": int},
+    "summary": {"help": "only failures with this error summary, as a report shows it"},
+    "type": {"help": "only failures of events of this type"},
+    "source": {"help": "only failures of events of this source"},
+    "id": {"help": "only failures of the event with this id"},
+    "since": {
+        "help": "only failures whose last attempt was at this time or later: ISO 8601 (UTC "
+        "without an offset)",
+        "type": _moment,
+    },
+    "until": {"help": "only failures whose last attempt was before this time", "type": _moment},
+    "where": {
+        "help": "only failures for which this SQL predicate over the table `failures` is true"
+    },
+}
+"""Every option of any command by its name: the keyword arguments of `add_argument`."""
+
+SELECTION: Final = tuple(field.name for field in fields(FailureSelection) if field.name != "ids")
+"""The options that select failures."""
+
+COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
+    "compact": (
+        "Copy new dead letters from their topics into the tables.",
+        "tables! bootstrap-servers! secret broker keep-hours batch-records "
+        "forget-resolved-days forget-unresolved-days",
+    ),
+    "report": (
+        "Report what failed, and what has changed since the last report.",
+        "tables! broker days json html trace-url compact bootstrap-servers secret keep-hours "
+        "forget-resolved-days forget-unresolved-days",
+    ),
+    "replay": (
+        "Send failed events again to the Trigger that failed them.",
+        f"tables! bootstrap-servers! secret dry-run replay-id rate by {' '.join(SELECTION)}",
+    ),
+    "purge": (
+        "Delete resolved failures and their records from the tables.",
+        f"tables! unresolved dry-run {' '.join(SELECTION)}",
+    ),
+    "backtest": (
+        "Show what a Sensor would have fired for the events of a topic or an archive.",
+        "sensor! topic archive bootstrap-servers secret events-since events-until limit output",
+    ),
+}
+"""Each command's description and its options; `!` marks options that it requires."""

@@ -1,0 +1,157 @@
+"""Decides which dead letters are appended to `records` next, so that each position is read once.
+
+    offsets already read, Kafka's offsets --next_batch--> spans to read now, offsets read after them
+
+A batch is two writes: first the offsets at which reading goes on after it, then its rows, in one
+commit with the batch's number. Only the offsets of the last number in `records` count. Offsets of a
+run that was killed before its rows were appended are never used. So the offsets can't disagree with
+the table, and reading never begins at a default.
+
+Before anything is read, the logs are compared with what was read of them (`cuts`): reading of a
+partition whose log was cut goes on at the cut, as another log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol, TypeAlias
+
+from knafka_jobs.compact.cuts import LogView, RowView, find_cuts
+from knafka_jobs.topic_offsets import NOTHING, Offsets, OffsetSpan, Partition, Reached
+
+
+@dataclass(frozen=True, slots=True)
+class IngestBatch:
+    """The dead letters that one batch reads and appends."""
+
+    ranges: Mapping[Partition, OffsetSpan]
+    """The offsets to read of each partition; none of the spans is empty."""
+    after: Offsets
+    """How far all partitions are read once the batch is appended, also those it does not read."""
+    missed: int
+    """Number of records that were deleted from their topics before a compaction read them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ingested:
+    """The result of all batches of a run."""
+
+    records: int
+    missed: int
+    cuts: Mapping[Partition, OffsetSpan] = field(default_factory=dict)
+    """The offsets of each partition that were read and that a cut then took from its log."""
+
+
+class BatchStore(RowView, Protocol):
+    """Stores the number of a batch with its rows, and saves offsets by batch number."""
+
+    def last_batch(self) -> int | None:
+        """The number of the batch appended last; None before the first batch."""
+
+    def offsets_after(self, batch: int) -> Offsets | None:
+        """The offsets saved for a batch; None if they are missing."""
+
+    def offsets_of_rows(self) -> Offsets:
+        """The offsets told from the rows themselves, for tables without saved offsets."""
+
+    def save_offsets(self, batch: int, after: Offsets) -> None:
+        """Save the offsets of a batch, durably, before any of its rows is appended."""
+
+
+Append: TypeAlias = Callable[[IngestBatch, int, int | None], int]
+"""Appends the rows of a batch and returns how many: `(batch, number, last number)`. It is one
+commit with the batch's number. Raises `JobError`, also if the last batch has another number."""
+
+
+def next_batch(
+    spans: Mapping[Partition, OffsetSpan], read: Offsets, limit: int
+) -> IngestBatch | None:
+    """The next batch of about `limit` records; None if there is nothing to read or to save.
+
+    `spans` are the offsets that Kafka has of the partitions to read; `read` is how far partitions
+    were read. A partition goes on where it was read to, or at its first record if that is later or
+    the partition was never read.
+    """
+    waiting: dict[Partition, OffsetSpan] = {}
+    after = dict(read)
+    missed = 0
+    for partition, span in spans.items():
+        reached = read.get(partition, Reached(span.start))
+        start = max(reached.next, span.start)
+        missed += max(0, span.start - reached.next)
+        if partition in read and start > reached.next:
+            after[partition] = reached._replace(next=start)
+        if start < span.end:
+            waiting[partition] = OffsetSpan(start, span.end)
+    total = sum(span.end - span.start for span in waiting.values())
+    ranges = {
+        partition: OffsetSpan(span.start, span.start + _share(span.end - span.start, limit, total))
+        for partition, span in waiting.items()
+    }
+    for partition, span in ranges.items():
+        after[partition] = after.get(partition, Reached(span.start, NOTHING))._replace(
+            next=span.end
+        )
+    return IngestBatch(ranges, after, missed) if after != read else None
+
+
+def ingest(
+    store: BatchStore,
+    spans: Mapping[Partition, OffsetSpan],
+    log: LogView,
+    limit: int,
+    append: Append,
+    clock: Callable[[], int],
+) -> Ingested:
+    """Append the records of these spans that the store lacks, in batches of about `limit` records.
+
+    `clock` returns nanoseconds; batch numbers are made from it. Raises `JobError`.
+    """
+    last = store.last_batch()
+    saved = None if last is None else store.offsets_after(last)
+    read = dict(store.offsets_of_rows() if saved is None else saved)
+    cuts, marks = find_cuts(read, spans, log, store)
+    lost = {
+        partition: OffsetSpan(offset, read[partition].next) for partition, offset in cuts.items()
+    }
+    read |= {partition: read[partition]._replace(mark=mark) for partition, mark in marks.items()}
+    read |= {partition: read[partition].cut_at(offset) for partition, offset in cuts.items()}
+    batch: IngestBatch | None
+    if cuts or (read and read != saved):
+        # Save this before any row: a purge may later delete the rows that tell the offsets.
+        up_to_cuts = {
+            partition: OffsetSpan(spans[partition].start, offset)
+            for partition, offset in cuts.items()
+        }
+        batch = IngestBatch({}, with_marks_of_ranges(read, up_to_cuts, log), 0)
+    else:
+        batch = next_batch(spans, read, limit)
+    records = missed = 0
+    while batch is not None:
+        # Numbers of two runs differ, so that no run takes another's offsets for its own.
+        number = max(clock(), (last or 0) + 1)
+        batch = replace(batch, after=with_marks_of_ranges(batch.after, batch.ranges, log))
+        store.save_offsets(number, batch.after)
+        records += append(batch, number, last)
+        missed += batch.missed
+        last, batch = number, next_batch(spans, batch.after, limit)
+    return Ingested(records, missed, lost)
+
+
+def with_marks_of_ranges(
+    read: Offsets, ranges: Mapping[Partition, OffsetSpan], log: LogView
+) -> Offsets:
+    """`read` with the mark of each range's last record; a range without records changes nothing."""
+    marks = log.last_in(
+        {partition: span for partition, span in ranges.items() if span.start < span.end}
+    )
+    return {
+        **read,
+        **{partition: read[partition]._replace(mark=mark) for partition, mark in marks.items()},
+    }
+
+
+def _share(size: int, limit: int, total: int) -> int:
+    """The records of `size` that a batch takes: the same share of each partition, at least 1."""
+    return size if total <= limit else -(-size * limit // total)

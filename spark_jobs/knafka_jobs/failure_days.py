@@ -1,0 +1,69 @@
+"""The day under which each failure is kept, so that folding opens only these days of `failures`.
+
+    rows to MERGE --load_known_days--> key, day --assign_days--> rows with their `day`
+                                          └── days to search: no others can have these failures
+
+A failure's id is a hash, so the bounds of a file's ids don't tell whether the file has it. The
+table `failure_days` tells the day: it has 64 bits of the id (the key) and the day, a few bytes for
+each failure, and is read whole. Of `failures` only the days that it names are opened.
+
+`failure_days` is written before `failures`, so it never lacks a failure of that table. A run that
+is killed in between leaves a key too many: the next run then opens a day without that failure. Two
+failures with the same key lead to both of their days.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import date
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from knafka_jobs.io.delta import Tables, in_days
+
+
+def load_known_days(tables: Tables, failures: DataFrame) -> DataFrame:
+    """The days under which the table may have these failures: distinct rows of `key`, `day`.
+
+    If `failure_days` was removed, it is written anew first, from the table `failures`.
+    """
+    if tables.is_empty("failure_days") and not tables.is_empty("failures"):
+        rows = tables.read("failures").select(_key().alias("key"), "day")
+        tables.append(rows.coalesce(1), "failure_days")
+    if tables.is_empty("failure_days"):
+        return tables.rows([], {"key": "bigint", "day": "date"})
+    keys = failures.select(_key().alias("key")).distinct()
+    key_days = tables.read("failure_days").join(F.broadcast(keys), "key", "left_semi")
+    return key_days.distinct().localCheckpoint()
+
+
+def days_in(known: DataFrame) -> list[date]:
+    """The distinct days of rows of `load_known_days`: those to open in `failures`."""
+    return [row["day"] for row in known.select("day").distinct().collect()]
+
+
+def assign_days(tables: Tables, failures: DataFrame, known: DataFrame, today: date) -> DataFrame:
+    """Set the `day` of each failure: the known one, else `today`, also added to `failure_days`."""
+    keyed = failures.drop("day").withColumn("key", _key())
+    fresh = keyed.select("key").distinct().join(F.broadcast(known), "key", "left_anti")
+    if not fresh.isEmpty():
+        tables.append(fresh.withColumn("day", F.lit(today)).coalesce(1), "failure_days")
+    one_day = known.groupBy("key").agg(F.max("day").alias("day"))
+    return (
+        keyed.join(F.broadcast(one_day), "key", "left")
+        .withColumn("day", F.coalesce("day", F.lit(today)))
+        .select(*failures.columns)
+    )
+
+
+def rewrite_days(tables: Tables, days: Iterable[date]) -> None:
+    """Rewrite these days of `failure_days` after failures of them were deleted."""
+    if (listed := list(days)) and tables.exists("failure_days"):
+        where = in_days("day", listed)
+        rows = tables.read("failures").where(where).select(_key().alias("key"), "day")
+        tables.replace(rows.coalesce(1), "failure_days", where)
+
+
+def _key() -> Column:
+    return F.xxhash64("failure_id")

@@ -1,0 +1,44 @@
+"""Errors that the jobs raise on purpose, and how any error is shown to users."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from knafka.core.errors import KnafkaError
+
+MAX_ERROR_CHARACTERS: Final = 2_000
+"""Characters that are shown of an unexpected error: Spark's may fill pages."""
+
+
+class JobError(KnafkaError):
+    """A job can't go on. Nothing is lost, and the text says what to do about it."""
+
+
+class NeedsSpark(JobError):
+    """A lookup can't answer from Delta's files alone; the same question to a job on Spark can."""
+
+
+_IN_WORKER: Final = re.compile(r"knafka_jobs\.errors\.JobError: ([^\n]*)")
+
+
+def worker_error_text(error: Exception) -> str:
+    """The reason why a task in a Python worker of Spark failed, in one line.
+
+    It is the text of the `JobError` that was raised there, else the last line of the stack trace.
+    """
+    text = str(error)
+    if job_errors := _IN_WORKER.findall(text):
+        return str(job_errors[-1])
+    return next(
+        (line for line in reversed(text.splitlines()) if line.strip()), type(error).__name__
+    )
+
+
+def error_in_one_line(error: Exception) -> str:
+    """The reason why a job failed, in one line; an unexpected error asks for a report."""
+    text = " ".join(str(error).split())
+    if isinstance(error, KnafkaError):
+        return text
+    said = f"{type(error).__name__}: {text[:MAX_ERROR_CHARACTERS]}"
+    return f"{said}; this is a fault of Knafka: please report it"

@@ -1,0 +1,316 @@
+"""Runs replays and purges, on tables and topics.
+
+    begin one replay -> select the events -> send them in lanes to the replay topics -> note them
+
+Both can be repeated: a replay sends each event once per replay id, and a purge deletes the failures
+that are left. An event goes only to the Trigger that failed it, never to the whole Broker. Sent
+events are read back from the replay topics, so a kill between sending and noting loses nothing.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, TypeAlias
+
+from pyspark import InheritableThread
+from pyspark.sql import DataFrame, Row
+from pyspark.sql import functions as F
+
+from knafka.core import names
+from knafka.core.contract import MAX_RECORD_BYTES
+from knafka.core.dead_letter import REPLAY_TOPIC
+from knafka_jobs.command_options import FailureSelection
+from knafka_jobs.failure_selection import (
+    SHOWN_COLUMNS,
+    SHOWN_EVENTS,
+    SHOWN_ORDER,
+    Preview,
+    TriggerName,
+)
+from knafka_jobs.forget import forget
+from knafka_jobs.io.delta import Tables
+from knafka_jobs.io.kafka import MAX_MESSAGE_BYTES, KafkaClient
+from knafka_jobs.io.kafka_names import possible_topics
+from knafka_jobs.job_errors import JobError, worker_error_text
+from knafka_jobs.positions import bounds, within
+from knafka_jobs.replay.replay_plan import (
+    BROADCAST_ROWS,
+    ORDER,
+    SENDABLE,
+    dead_letters,
+    in_lanes,
+    likely_stubs,
+    replayable,
+    select,
+)
+from knafka_jobs.replay.runs import begin_replay, finish_replay, note_sent_events
+from knafka_jobs.replay.send import MAX_LANES, ReplaySender, rate_and_rest
+from knafka_jobs.schema import TRIGGER
+from knafka_jobs.topic_offsets import OffsetSpan, Position, TopicState, spans_of
+
+REPLAY_LOCK: Final = "replay"
+"""Name of the lock that one replay holds, see `Tables.locked`."""
+
+DRIVER_EVENTS: Final = 5_000
+DRIVER_BYTES: Final = 16 * 1024 * 1024
+"""Events, and bytes of their data, that this process sends itself, at most: starting Python workers
+would take longer."""
+
+PROGRESS_CHECK_INTERVAL: Final = 1.0
+"""Seconds between two checks of a replay's progress."""
+PROGRESS_LINE_INTERVAL: Final = 5.0
+"""Seconds between two lines of progress."""
+
+ORDER_COLUMNS: Final = ORDER[len(TRIGGER) : -1]
+"""Columns that only order the events; they are not sent."""
+
+Progress: TypeAlias = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """The result of a replay, over all its runs."""
+
+    replay_id: str
+    sent: int
+    left_out: int = 0
+    """Number of events that this run could not send, as their Trigger has no replay topic."""
+    problems: tuple[str, ...] = ()
+    """For each such Trigger, the number of events and the reason."""
+
+
+def preview(tables: Tables, selection: FailureSelection) -> Preview:
+    """Preview the events that a replay would send."""
+    selected = tables.read("failures").transform(select, selection)
+    sendable = _sendable_failures(tables, selected).localCheckpoint()
+    triggers = _count_by_trigger(sendable)
+    shown = sendable.orderBy(*SHOWN_ORDER).limit(SHOWN_EVENTS)
+    events = [row.asDict() for row in shown.select(*SHOWN_COLUMNS).collect()]
+    return Preview(triggers, selected.count() - sum(triggers.values()), events)
+
+
+def replay(
+    tables: Tables,
+    kafka: KafkaClient,
+    selection: FailureSelection,
+    replay_id: str | None,
+    by: str,
+    rate: float | None,
+    progress: Progress,
+    *,
+    is_alone: bool = False,
+) -> Replayed:
+    """Send the selected events again, at most `rate` events a second.
+
+    Without a replay id, an interrupted replay of the same selection is continued, else a new one
+    begins. `is_alone`: the caller makes sure that no other replay runs on these tables; for tables
+    on a local path a lock does. Raises `JobError`; the same call then goes on where this one ended.
+    """
+    with tables.locked(REPLAY_LOCK):
+        is_alone = is_alone or tables.has_locks
+        run = begin_replay(tables, kafka, selection, replay_id, by, progress, is_alone=is_alone)
+        replay_id = run["replay_id"]
+        progress(f"replay {replay_id} (if it is interrupted, the same command continues it)")
+        sendable = _sendable_failures(tables, tables.read("failures").transform(select, selection))
+        # Send each event once, also if its outcome is known by now.
+        own = tables.read("sent").where(F.col("replay_id") == replay_id).select("failure_id")
+        sendable = sendable.select(*SENDABLE).join(own, "failure_id", "left_anti").localCheckpoint()
+        counts = _count_by_trigger(sendable)
+        topics, problems = _ensure_replay_topics(kafka, counts)
+        for problem in problems:
+            progress(f"not sent: {problem}")
+        if topics:
+            _send(tables, kafka, sendable, topics, replay_id, rate, progress)
+        sent = finish_replay(tables, replay_id, by)
+        if problems and not sent:
+            raise JobError(problems[0])
+        left_out = sum(count for trigger, count in counts.items() if trigger not in topics)
+        return Replayed(replay_id, sent, left_out, tuple(problems))
+
+
+def _ensure_replay_topics(
+    kafka: KafkaClient, counts: Mapping[TriggerName, int]
+) -> tuple[dict[TriggerName, TopicState], list[str]]:
+    """The replay topic of each Trigger, and the problems of Triggers that can't have one.
+
+    A dead letter may name any Trigger, also one that never existed.
+    """
+    topics: dict[TriggerName, TopicState] = {}
+    problems = []
+    for trigger, count in counts.items():
+        try:
+            topics[trigger] = ensure_replay_topic(kafka, *trigger)
+        except JobError as error:
+            events = "1 event" if count == 1 else f"{count} events"
+            problems.append(f"{events} of {'/'.join(trigger):.100}: {error!s:.200}")
+    return topics, problems
+
+
+def _send(
+    tables: Tables,
+    kafka: KafkaClient,
+    sendable: DataFrame,
+    topics: Mapping[TriggerName, TopicState],
+    replay_id: str,
+    rate: float | None,
+    progress: Progress,
+) -> None:
+    """Send the events that go to these topics, and note them in the table `sent`."""
+    triggers = tables.rows(list(topics), {name: "string" for name in TRIGGER})
+    sendable = sendable.join(F.broadcast(triggers), list(TRIGGER), "left_semi")
+    total = sendable.count()
+    by_name = {topic.name: topic for topic in topics.values()}
+    starts = {partition: span.end for partition, span in spans_of(by_name).items()}
+    sender = ReplaySender(
+        kafka.connection, replay_id, {name: t.name for name, t in topics.items()}, starts, rate
+    )
+    # Read only files that may have these records.
+    records = tables.read("records").where(within(bounds(sendable)))
+    letters = dead_letters(sendable, records, few=total <= BROADCAST_ROWS)
+    size = letters.agg(F.sum(F.octet_length("value"))) if total <= DRIVER_EVENTS else None
+    row = None if size is None else size.first()
+    if row is not None and (row[0] or 0) <= DRIVER_BYTES:
+        lane = in_lanes(letters, 1).drop(*ORDER_COLUMNS).toLocalIterator()
+        progress(rate_and_rest(sender.send(0, map(tuple, lane)), total, 0))
+    else:
+        # As many lanes as Spark runs tasks at once.
+        slots = max(1, tables.spark.sparkContext.defaultParallelism)
+        lanes = min(MAX_LANES, slots) if rate is None else 1
+        rows = in_lanes(letters, lanes).drop(*ORDER_COLUMNS)
+        _send_in_lanes(rows, sender, _sent_since(kafka, starts), total, progress)
+    ends = spans_of(kafka.topics_at_rest(sorted(by_name)))
+    ranges = {
+        partition: OffsetSpan(starts.get(partition, span.start), span.end)
+        for partition, span in ends.items()
+    }
+    note_sent_events(tables, kafka, replay_id, ranges, topics)
+
+
+def _send_in_lanes(
+    rows: DataFrame,
+    sender: ReplaySender,
+    sent_so_far: Callable[[], int],
+    total: int,
+    progress: Progress,
+) -> None:
+    """Send each partition as a lane, in Spark's Python workers, and report progress."""
+    context = rows.sparkSession.sparkContext
+    group = f"knafka-replay-{secrets.token_hex(4)}"
+    errors: list[Exception] = []
+
+    def run() -> None:
+        context.setJobGroup(group, "replay", interruptOnCancel=True)
+        try:
+            rows.rdd.mapPartitionsWithIndex(partial(_send_lane, sender)).count()
+        except Exception as error:
+            errors.append(error)
+
+    thread = InheritableThread(target=run)
+    begun = told = time.monotonic()
+    first: tuple[float, int] | None = None  # None while Spark still sorts
+    thread.start()
+    try:
+        while thread.is_alive():
+            thread.join(PROGRESS_CHECK_INTERVAL)
+            if time.monotonic() - told >= PROGRESS_LINE_INTERVAL:
+                told, sent = time.monotonic(), min(sent_so_far(), total)
+                first = first or ((told, sent) if sent else None)
+                rate = (sent - first[1]) / (told - first[0]) if first and told > first[0] else 0.0
+                progress(rate_and_rest(sent, total, rate))
+    finally:
+        if thread.is_alive():
+            context.cancelJobGroup(group)
+            thread.join()
+    if errors:
+        raise JobError(worker_error_text(errors[0])) from errors[0]
+    progress(rate_and_rest(total, total, total / (time.monotonic() - begun)))
+
+
+def _send_lane(sender: ReplaySender, lane: int, rows: Iterator[Row]) -> Iterator[int]:
+    """Send one lane; runs in a Python worker of Spark."""
+    yield sender.send(lane, map(tuple, rows))
+
+
+def _sent_since(kafka: KafkaClient, starts: Mapping[Position, int]) -> Callable[[], int]:
+    """Return a function that counts events sent since `starts`; markers count, too."""
+    topics = sorted({name for name, _ in starts})
+
+    def count() -> int:
+        ends = spans_of(kafka.topics(topics))
+        return sum(max(0, span.end - starts.get(partition, 0)) for partition, span in ends.items())
+
+    return count
+
+
+def purge(
+    tables: Tables, selection: FailureSelection, unresolved: bool, fold: Callable[[], None]
+) -> int:
+    """Delete the selected failures and their records for good; returns how many.
+
+    Without `unresolved` only resolved failures are deleted. Afterwards no file below the tables'
+    root has them, nor any other rows that were deleted earlier. `fold` brings all of `records` into
+    `failures`, as records that are not folded yet would be lost. Raises `JobError`.
+    """
+
+    def choose(failures: DataFrame) -> DataFrame:
+        return _purgeable(failures, selection, unresolved)
+
+    with tables.locked():
+        return forget(tables, choose, fold)
+
+
+def purgeable(tables: Tables, selection: FailureSelection, unresolved: bool) -> DataFrame:
+    """The failures that a purge would delete: `failure_id`."""
+    return _purgeable(tables.read("failures"), selection, unresolved).select("failure_id")
+
+
+def ensure_replay_topic(
+    kafka: KafkaClient, namespace: str, broker: str, trigger: str
+) -> TopicState:
+    """Ensure that a Trigger's replay topic exists and takes all of its dead letters; return it.
+
+    A new topic gets as many partitions as the Broker's topic: dead-letter topics have few, and
+    each partition has one dispatcher at most. It takes records as large as the dead-letter topic
+    does. Raises `JobError`.
+    """
+    name = names.replay_topic(namespace, broker, trigger)
+    dead_letter_topic = names.dead_letter_topic(namespace, broker, trigger)
+    topics = kafka.topics([name, dead_letter_topic, *possible_topics(namespace, broker)])
+    limit = kafka.record_limit(dead_letter_topic) if dead_letter_topic in topics else None
+    if name in topics:
+        own = kafka.record_limit(name)
+        if limit is not None and own is not None and own < limit:
+            kafka.raise_record_limit(name, limit)
+        return topics[name]
+    if dead_letter_topic not in topics:
+        raise JobError(
+            f"the Trigger {namespace}/{trigger} has no dead-letter topic any more: "
+            "check whether the Trigger was deleted"
+        )
+    partitions = max(len(topic.spans) for topic in topics.values())
+    # Never below the size of librdkafka's batches, which it fills whatever the topic's limit is.
+    size = {} if limit is None else {MAX_MESSAGE_BYTES: str(max(limit, MAX_RECORD_BYTES))}
+    return kafka.create(
+        name, partitions, topics[dead_letter_topic].replication, REPLAY_TOPIC | size
+    )
+
+
+def _purgeable(failures: DataFrame, selection: FailureSelection, unresolved: bool) -> DataFrame:
+    selected = failures.transform(select, selection)
+    return selected if unresolved else selected.where("resolved IS NOT NULL")
+
+
+def _sendable_failures(tables: Tables, selected: DataFrame) -> DataFrame:
+    """The selected failures that can be sent now."""
+    stubs = tables.read("records").where(within(bounds(likely_stubs(selected))))
+    return selected.transform(replayable, tables.read("sent"), stubs)
+
+
+def _count_by_trigger(sendable: DataFrame) -> dict[TriggerName, int]:
+    """Number of events by Trigger."""
+    rows = sendable.groupBy(*TRIGGER).count().orderBy(*TRIGGER).collect()
+    return {(row["namespace"], row["broker"], row["trigger"]): row["count"] for row in rows}

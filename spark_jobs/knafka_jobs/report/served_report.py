@@ -1,0 +1,93 @@
+"""Serves a report: writes it to a Kafka record, where a console finds it.
+
+    topic    names.reports_topic(namespace, broker): compacted, one partition
+    key      NAMESPACE/ARCHIVE
+    value    the report as JSON, whose groups have their history: a reader needs only this record
+
+The size of a record is limited (`fitted`): parts that don't fit are left out, and the report says
+how many. The last record of a key counts: if a Job is killed and runs again, the second report
+replaces the first.
+"""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+from typing import Final
+
+from knafka.core import names
+from knafka_jobs.io.kafka import MAX_MESSAGE_BYTES, KafkaClient
+from knafka_jobs.report.report_document import Cut, Group, Report
+
+MAX_BATCH_BYTES: Final = 1_048_588
+"""Bytes of a compressed batch that Kafka takes by default, on any cluster."""
+BATCH_OVERHEAD_BYTES: Final = 64 * 1024
+"""Bytes of a batch that are kept free for key and headers, and because libraries compress slightly
+differently."""
+MAX_JSON_BYTES: Final = 8 * 1024 * 1024
+"""Bytes of the JSON, which its reader holds in memory as a whole."""
+REPORTS_TOPIC_CONFIG: Final = {
+    "cleanup.policy": "compact",
+    MAX_MESSAGE_BYTES: str(MAX_BATCH_BYTES),
+    # Kafka compacts only closed segments, so close them after a day.
+    "segment.ms": "86400000",
+    "segment.bytes": str(16 * 1024 * 1024),
+}
+SEND_TIMEOUT: Final = 60.0
+"""Seconds to wait until Kafka has stored the record."""
+
+
+def write(kafka: KafkaClient, report: Report, archive: str, replication: int) -> None:
+    """Write an archive's report to the topic from which it is served. Raises `JobError`.
+
+    A missing topic is created, with `replication` replicas.
+    """
+    assert report.namespace is not None
+    assert report.broker is not None
+    topic = names.reports_topic(report.namespace, report.broker)
+    if not kafka.topics([topic]):
+        kafka.create(topic, 1, replication, REPORTS_TOPIC_CONFIG)
+    limit = kafka.record_limit(topic) or MAX_BATCH_BYTES
+    value = fitted(report, min(limit, MAX_BATCH_BYTES) - BATCH_OVERHEAD_BYTES)
+    key = names.report_key(report.namespace, archive)
+    kafka.write(topic, key, value, {"content-type": b"application/json"}, SEND_TIMEOUT)
+
+
+def fitted(report: Report, limit: int) -> bytes:
+    """The report as JSON, shortened until it compresses to `limit` bytes.
+
+    First all examples but one of each group are left out, then the groups with the fewest
+    unresolved events.
+    """
+    if (document := _json_within(report, limit)) is not None:
+        return document
+    kept = tuple(
+        group.model_copy(update={"examples": group.examples[:1]}) for group in report.groups
+    )
+    sizes = itertools.accumulate(len(group.model_dump_json(by_alias=True)) for group in kept)
+    count = sum(size <= MAX_JSON_BYTES for size in sizes)
+    while True:
+        part = _shortened(report, kept[:count])
+        if (document := _json_within(part, limit)) is not None or not count:
+            return document or _json(part)
+        count = count * 3 // 4
+
+
+def _shortened(report: Report, groups: tuple[Group, ...]) -> Report:
+    examples = sum(len(group.examples) for group in report.groups[: len(groups)])
+    cut = Cut(
+        groups=len(report.groups) - len(groups),
+        examples=examples - sum(len(group.examples) for group in groups),
+    )
+    return report.model_copy(update={"groups": groups, "cut": cut})
+
+
+def _json_within(report: Report, limit: int) -> bytes | None:
+    made = _json(report)
+    if len(made) > MAX_JSON_BYTES or len(gzip.compress(made, 6)) > limit:
+        return None
+    return made
+
+
+def _json(report: Report) -> bytes:
+    return report.model_dump_json(by_alias=True, exclude_none=True).encode()

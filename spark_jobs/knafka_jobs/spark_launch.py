@@ -1,0 +1,141 @@
+"""How Spark is launched in a pod: the arguments of the driver, and the command of an executor.
+
+    submit_arguments(environment)    of this process: alone in its pod, or with executors
+    executor_command(environment)    of a pod that Spark's Kubernetes scheduler starts
+
+Pure: environment variables in, words of a command line out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+JARS: Final = "/app/jars/*"
+"""Class path of the jars for Kafka, Delta and S3 in the image."""
+SERVICE_ACCOUNT_FOLDER: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
+WRITABLE_FOLDER: Final = "/tmp"
+EXECUTOR_TEMPLATE_FILE: Final = Path(WRITABLE_FOLDER, "executor.json")
+HEAP_SHARE: Final = 0.6
+"""Share of a container's memory for the heap: the rest is for threads, code, buffers outside the
+heap and Python."""
+MIN_HEAP_MIB: Final = 512
+"""MiB."""
+LOOPBACK: Final = "127.0.0.1"
+"""Address on which Spark listens when it runs without executors."""
+DRIVER_PORT: Final = 7078
+BLOCKS_PORT: Final = 7079
+
+POD_SPARK_SETTINGS: Final[Mapping[str, str]] = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+    "spark.local.dir": "/tmp/spark",
+    "spark.sql.warehouse.dir": "/tmp/spark-warehouse",
+    "spark.dynamicAllocation.enabled": "false",
+}
+
+EXECUTOR_CLASS: Final = "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend"
+_JAVA_OPTION = re.compile(r"SPARK_JAVA_OPT_(\d+)").fullmatch
+
+
+def submit_arguments(environment: Mapping[str, str]) -> list[str]:
+    """The arguments of PySpark's launcher, from these environment variables:
+
+    KNAFKA_MEMORY                 MiB of this container: its heap is a share of it
+    KNAFKA_SPARK                  more of Spark's settings, a JSON object
+    KNAFKA_EXECUTORS              0: `local[*]`
+    KNAFKA_EXECUTOR_{IMAGE,CPU}   of each executor; memory is this container's
+    KNAFKA_POD_{NAME,NAMESPACE,IP}
+    """
+    memory = int(environment.get("KNAFKA_MEMORY", "2048"))
+    heap = max(MIN_HEAP_MIB, int(memory * HEAP_SHARE))
+    executors = int(environment.get("KNAFKA_EXECUTORS", "0"))
+    settings = {**POD_SPARK_SETTINGS, **json.loads(environment.get("KNAFKA_SPARK", "{}"))}
+    master = "local[*]"
+    if not executors:
+        settings |= {"spark.driver.host": LOOPBACK, "spark.driver.bindAddress": LOOPBACK}
+    else:
+        host, port = (
+            environment[f"KUBERNETES_SERVICE_{variable}"] for variable in ("HOST", "PORT")
+        )
+        master = f"k8s://https://{f'[{host}]' if ':' in host else host}:{port}"
+        settings |= _executor_settings(environment, executors, heap, max(384, memory - heap))
+    words = ["--master", master, "--driver-memory", f"{heap}m", "--driver-class-path", JARS]
+    for key, value in settings.items():
+        words += ["--conf", f"{key}={value}"]
+    return [*words, "pyspark-shell"]
+
+
+def _executor_settings(
+    environment: Mapping[str, str], number: int, heap: int, overhead: int
+) -> dict[str, str]:
+    cpu, name = environment["KNAFKA_EXECUTOR_CPU"], environment["KNAFKA_POD_NAME"]
+    return {
+        "spark.executor.instances": str(number),
+        "spark.executor.cores": str(max(1, _whole_cores(cpu))),
+        "spark.executor.memory": f"{heap}m",
+        "spark.executor.memoryOverhead": f"{overhead}m",
+        "spark.kubernetes.executor.request.cores": cpu,
+        "spark.kubernetes.container.image": environment["KNAFKA_EXECUTOR_IMAGE"],
+        "spark.kubernetes.executor.podTemplateFile": str(EXECUTOR_TEMPLATE_FILE),
+        "spark.kubernetes.executor.podNamePrefix": name[-40:].lstrip("-"),
+        # Its content is already on the class path, and creating a ConfigMap needs a permission.
+        "spark.kubernetes.executor.disableConfigMap": "true",
+        "spark.kubernetes.namespace": environment["KNAFKA_POD_NAMESPACE"],
+        # Kubernetes deletes executors with this pod, also if it is killed.
+        "spark.kubernetes.driver.pod.name": name,
+        "spark.kubernetes.driver.service.deleteOnTermination": "false",
+        "spark.kubernetes.driver.ownPersistentVolumeClaim": "false",
+        "spark.kubernetes.driver.reusePersistentVolumeClaim": "false",
+        "spark.kubernetes.authenticate.oauthTokenFile": f"{SERVICE_ACCOUNT_FOLDER}/token",
+        "spark.kubernetes.authenticate.caCertFile": f"{SERVICE_ACCOUNT_FOLDER}/ca.crt",
+        # Without authentication, whoever reaches the ports can run tasks and read Kafka's
+        # credentials. Spark makes a secret for each run and hands it to executors in an environment
+        # variable, never in arguments.
+        "spark.authenticate": "true",
+        "spark.network.crypto.enabled": "true",
+        "spark.network.crypto.saslFallback": "false",
+        "spark.driver.host": environment["KNAFKA_POD_IP"],
+        "spark.driver.bindAddress": "0.0.0.0",
+        "spark.driver.port": str(DRIVER_PORT),
+        "spark.blockManager.port": str(BLOCKS_PORT),
+    }
+
+
+def _whole_cores(cpu: str) -> int:
+    return int(cpu[:-1]) // 1000 if cpu.endswith("m") else int(float(cpu))
+
+
+def executor_command(environment: Mapping[str, str]) -> list[str]:
+    """The command line of an executor, as in Spark's own image.
+
+    Spark has it in kubernetes/dockerfiles/spark/entrypoint.sh.
+    """
+    options = sorted(
+        (int(match[1]), value) for key, value in environment.items() if (match := _JAVA_OPTION(key))
+    )
+    memory = environment["SPARK_EXECUTOR_MEMORY"]
+    spark = f"{environment['SPARK_HOME']}/jars/*"
+    named = {
+        "driver-url": "SPARK_DRIVER_URL",
+        "executor-id": "SPARK_EXECUTOR_ID",
+        "cores": "SPARK_EXECUTOR_CORES",
+        "app-id": "SPARK_APPLICATION_ID",
+        "hostname": "SPARK_EXECUTOR_POD_IP",
+        "resourceProfileId": "SPARK_RESOURCE_PROFILE_ID",
+        "podName": "SPARK_EXECUTOR_POD_NAME",
+    }
+    return [
+        f"{environment['JAVA_HOME']}/bin/java",
+        *(value for _, value in options),
+        f"-Xms{memory}",
+        f"-Xmx{memory}",
+        "-cp",
+        f"{spark}:{JARS}",
+        EXECUTOR_CLASS,
+        *(word for key, name in named.items() for word in (f"--{key}", environment[name])),
+    ]

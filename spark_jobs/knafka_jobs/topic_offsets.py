@@ -1,0 +1,159 @@
+"""Topics, partitions and offsets as values; `io.kafka` asks Kafka for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeAlias
+
+from knafka.core import names
+
+LOG_SEPARATOR: Final = "~"
+"""Separates a topic's id, which never contains it, from the number of a later log (`log_id`)."""
+
+
+class BrokerName(NamedTuple):
+    """The namespace and name of a Broker; written as `NAMESPACE/NAME`."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+Position: TypeAlias = tuple[str, int]
+"""Topic and partition."""
+
+Partition: TypeAlias = tuple[str, int]
+"""Topic id and partition: a topic that is deleted and made again has another id."""
+
+
+class Mark(NamedTuple):
+    """The identity of the record at an offset, should another record get the same offset later."""
+
+    offset: int
+    digest: str
+    """Digest of the record's key and value."""
+    time: int
+    """The record's timestamp, in milliseconds since the Unix epoch."""
+    epoch: int | None = None
+    """The leader epoch under which the record was appended; None if unknown."""
+
+
+NOTHING: Final = Mark(-1, "", 0)
+"""The mark of a log of which no record was read yet: any record below `Reached.next` is new."""
+
+
+class Reached(NamedTuple):
+    """How far a partition was read, and in which of its logs.
+
+    An unclean election cuts a log: its last records are lost, and other records get their offsets.
+    From the cut on, the partition is another log, whose rows have the topic id with the log's
+    number (`log_id`). Number 0 is the first log; `cuts` has the first offset of each later log.
+    """
+
+    next: int
+    """The first offset that was not read."""
+    mark: Mark | None = None
+    """The last record that was read; None if unknown."""
+    cuts: tuple[int, ...] = ()
+
+    def cut_at(self, offset: int) -> Reached:
+        """The state after the log was cut at `offset`: reading goes on there, in a new log."""
+        return Reached(offset, NOTHING, (*self.cuts, offset))
+
+    def logs(self) -> list[tuple[int, int]]:
+        """The logs that make up the partition now: first offset and number of each, in order."""
+        logs = [(0, 0)]
+        for number, first in enumerate(self.cuts, start=1):
+            while logs and logs[-1][0] >= first:
+                logs.pop()
+            logs.append((first, number))
+        return logs
+
+    def pieces(self, span: OffsetSpan) -> list[tuple[int, OffsetSpan]]:
+        """Split a span of the partition by logs: each log's number and its part of the span."""
+        logs = self.logs()
+        ends = [*(first for first, _ in logs[1:]), span.end]
+        return [
+            (number, OffsetSpan(max(first, span.start), min(end, span.end)))
+            for (first, number), end in zip(logs, ends, strict=True)
+            if max(first, span.start) < min(end, span.end)
+        ]
+
+
+Offsets: TypeAlias = Mapping[Partition, Reached]
+"""How far each partition that was ever read was read."""
+
+
+def log_id(topic_id: str, number: int) -> str:
+    """The `topic_id` of rows that lie in the log of this number: `ID` for 0, else `ID~NUMBER`."""
+    return f"{topic_id}{LOG_SEPARATOR}{number}" if number else topic_id
+
+
+def parts_of_log_id(text: str) -> tuple[str, int]:
+    """Split a `log_id` into topic id and number of the log."""
+    topic_id, _, number = text.partition(LOG_SEPARATOR)
+    return topic_id, int(number) if number.isdecimal() else 0
+
+
+def offsets_of(spans: Iterable[tuple[str, int, int, int]]) -> dict[Partition, Reached]:
+    """How far partitions were read, told from the rows of each log.
+
+    `spans` has log id, partition, first offset and the offset after the last row.
+    """
+    logs: dict[Partition, dict[int, tuple[int, int]]] = {}
+    for text, partition, first, next_ in spans:
+        topic_id, number = parts_of_log_id(text)
+        logs.setdefault((topic_id, partition), {})[number] = first, next_
+    read = {}
+    for where, ends_by_log in logs.items():
+        last = max(ends_by_log)
+        # Of a log without rows it is only known that it began no later than the next one.
+        cuts = [ends_by_log[last][0]] * last
+        for number in range(last - 1, 0, -1):
+            cuts[number - 1] = ends_by_log[number][0] if number in ends_by_log else cuts[number]
+        read[where] = Reached(ends_by_log[last][1], None, tuple(cuts))
+    return read
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetSpan:
+    """A range of offsets in one partition: from `start`, inclusive, to `end`, exclusive."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicState:
+    """A topic as Kafka describes it now; a topic that is created again gets another id."""
+
+    name: str
+    id: str
+    spans: Mapping[int, OffsetSpan]
+    """The offsets that each partition has, by the partition's number."""
+    replication: int = 1
+
+
+def spans_of(topics: Mapping[str, TopicState]) -> dict[Position, OffsetSpan]:
+    """The offsets that all partitions of these topics have."""
+    return {
+        (name, partition): span
+        for name, topic in topics.items()
+        for partition, span in topic.spans.items()
+    }
+
+
+def is_dead_letter_topic(topic: str, broker: BrokerName | None) -> bool:
+    """Whether a topic holds dead letters of this Broker; of any Broker for None.
+
+    The digest in the topic's name decides, because dashes alone don't tell where a Broker's name
+    ends. A topic whose name was shortened belongs to no Broker.
+    """
+    if broker is None:
+        return topic.startswith(names.DEAD_LETTERS)
+    prefix = f"{names.DEAD_LETTERS}{'-'.join(broker)}-"
+    trigger = topic.removeprefix(prefix).rpartition("-")[0]
+    return topic.startswith(prefix) and names.dead_letter_topic(*broker, trigger) == topic
