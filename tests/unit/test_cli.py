@@ -249,7 +249,7 @@ def test_send_refuses_what_contradicts_itself(options: list[str]) -> None:
     [
         (["purge", "--reason", "boredom"], "--reason"),
         (["purge", "--broker", "main"], "NAMESPACE/NAME"),
-        (["replay", "--rate", "0"], "more than 0"),
+        (["replay", "--rate", "0"], "a number above 0"),
         (["replay", "--since", "soon"], "--since"),
         (["compact", "--keep-hours", "-1"], "0 or more"),
     ],
