@@ -119,6 +119,8 @@ chaos: $(VENV)/.dev ## Disturb bursts; take Kafka and the operator away under lo
 		tests/integration/test_cut_dead_letter_log.py \
 		tests/unit/test_jobs_purge.py \
 		-s $(ARGS)
+	KNAFKA_TEST_DIRECT=1 $(BIN)/python -m pytest tests/cluster/test_conformance_*.py \
+		tests/cluster/test_channels.py tests/behaviour -m "cluster and not alone" $(ARGS)
 
 .PHONY: mutants
 mutants: $(VENV)/.dev ## Change pure code bit by bit, and see which changes no test notices (75 minutes)

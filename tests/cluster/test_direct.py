@@ -13,12 +13,15 @@ import asyncio
 import json
 import os
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
+import httpx
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 from support.channels import Channels
@@ -31,6 +34,9 @@ from support.steady_load import RATE, Load, longest_pause
 from bench.usage import cpu_seconds
 from bench.world import build_kbench
 from knafka.core import names
+from knafka.core.contract import Ingress
+from knafka.core.documents import dump
+from knafka.settings import INGRESSES
 from knafka_operator.decide.direct import DIRECT
 from testcluster import settings
 
@@ -395,11 +401,13 @@ async def test_what_an_event_costs_by_each_way(
     }  # fmt: skip
     topic = names.broker_topic(namespace, "default")
     declared = ingress(installed.kafka.bootstrap("PLAINTEXT"), topic)
-    async with receiver([declared], tmp_path / "log") as alone:
+    async with receiver([declared], tmp_path / "log") as alone, in_pod(pod, declared) as beside:
         await alone.ready()
         pid = alone.process.pid
+        by_loopback = f"{alone.url}{declared.path}", "", lambda: cpu_seconds([pid])
         ways = {
-            "the function alone": (f"{alone.url}{declared.path}", "", lambda: cpu_seconds([pid])),
+            "the function alone": by_loopback,
+            "the function alone, in the pod's network": beside,
             **ways,
         }
         for name, way in [*ways.items(), *ways.items()]:
@@ -409,6 +417,31 @@ async def test_what_an_event_costs_by_each_way(
                 cost = f"{used * 1e6 / found['events']:.1f} us an event"
                 rate = f"{found['per_s']:.0f} a second"
                 print(f"{name}, {load}: {cost}, {rate}, {found['latency_ms']}")
+
+
+@asynccontextmanager
+async def in_pod(pod: dict[str, Any], declared: Ingress) -> AsyncIterator[Way]:
+    """A receiver of this machine in a pod's network, where only the network is the pod's."""
+    (process, *_) = _processes(pod)
+    environment = {**os.environ, "PORT": "8081", INGRESSES: json.dumps([dump(declared)])}
+    function = await asyncio.create_subprocess_exec(
+        *("nsenter", "-t", process, "-n", sys.executable, "-m", "knafka.receiver"),
+        env=environment,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    url = f"http://{pod['status']['podIP']}:8081"
+    async with httpx.AsyncClient(trust_env=False) as client, asyncio.timeout(30):
+        while True:
+            try:
+                if (await client.get(f"{url}/health/readiness")).status_code == 200:
+                    break
+            except httpx.TransportError:
+                await asyncio.sleep(0.1)
+    try:
+        yield f"{url}{declared.path}", "", lambda: cpu_seconds([function.pid])
+    finally:
+        function.terminate()
+        await function.wait()
 
 
 def _load(kbench: Path, way: Way, more: Sequence[str]) -> tuple[dict[str, Any], float]:
@@ -422,11 +455,20 @@ def _load(kbench: Path, way: Way, more: Sequence[str]) -> tuple[dict[str, Any], 
     return json.loads(done.stdout.splitlines()[-1]), used
 
 
+def _cgroup(pod: dict[str, Any]) -> Path:
+    name = f"pod{pod['metadata']['uid']}"
+    (found,) = Path(f"/sys/fs/cgroup/cpuacct{settings.CGROUP}").rglob(name)
+    return found
+
+
 def _pod_cpu(pod: dict[str, Any]) -> Callable[[], float]:
     """Seconds of CPU that the pod's containers have used."""
-    uid = str(pod["metadata"]["uid"])
-    hierarchy = Path(f"/sys/fs/cgroup/cpuacct{settings.CGROUP}")
-    (usage,) = [
-        path / "cpuacct.usage" for path in hierarchy.rglob("pod*") if path.name == f"pod{uid}"
-    ]
+    usage = _cgroup(pod) / "cpuacct.usage"
     return lambda: int(usage.read_text()) / 1e9
+
+
+def _processes(pod: dict[str, Any]) -> list[str]:
+    """Ids of the pod's processes, all of which are in its network."""
+    return [
+        each for path in _cgroup(pod).rglob("cgroup.procs") for each in path.read_text().split()
+    ]
