@@ -84,6 +84,13 @@ def test_backoff_is_bounded_however_many_retries(policy: BackoffPolicy) -> None:
     assert backoff(10**9, delivery) == MAX_BACKOFF
 
 
+def test_a_policy_without_a_formula_is_an_error() -> None:
+    """A third one would else wait as an exponential one does, without a word."""
+    delivery = Delivery.model_construct(backoff_policy="constant", backoff_delay=1.0)
+    with pytest.raises(AssertionError, match="constant"):
+        backoff(1, delivery)
+
+
 def test_a_declared_delay_above_the_bound_is_kept() -> None:
     assert backoff(3, Delivery(backoff_delay=2 * MAX_BACKOFF)) == 2 * MAX_BACKOFF
 

@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from functools import lru_cache
-from typing import Annotated, Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias, TypeGuard, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
@@ -109,7 +109,13 @@ class CESQL(Model):
     cesql: CesqlText
 
 
-DIALECTS: Final = ("exact", "prefix", "suffix", "all", "any", "not", "cesql")
+Dialect: TypeAlias = Literal["exact", "prefix", "suffix", "all", "any", "not", "cesql"]
+DIALECTS: Final[tuple[Dialect, ...]] = get_args(Dialect)
+
+
+def is_dialect(name: object) -> TypeGuard[Dialect]:
+    """Whether a filter can have this key."""
+    return name in DIALECTS
 
 
 def _one_dialect(document: object) -> object:
@@ -117,7 +123,7 @@ def _one_dialect(document: object) -> object:
     if not isinstance(document, dict):
         return document
     present = {name: value for name, value in document.items() if value is not None}
-    unknown = [name for name in present if name not in DIALECTS]
+    unknown = [name for name in present if not is_dialect(name)]
     if unknown:
         raise problem(
             f"unknown filter dialect {', '.join(map(repr, unknown))}: want one of "

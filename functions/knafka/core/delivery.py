@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
-from typing import Final
+from typing import Final, assert_never
 
 from knafka.core.contract import BackoffPolicy, Delivery
 
@@ -130,9 +130,13 @@ def backoff(retry: int, delivery: Delivery) -> float:
     """
     delay = delivery.backoff_delay
     ceiling = max(MAX_BACKOFF, delay)
-    if delivery.backoff_policy is BackoffPolicy.LINEAR:
-        return min(delay * retry, ceiling)
-    return min(delay * 2.0 ** min(retry - 1, 64), ceiling)
+    match delivery.backoff_policy:
+        case BackoffPolicy.LINEAR:
+            return min(delay * retry, ceiling)
+        case BackoffPolicy.EXPONENTIAL:
+            return min(delay * 2.0 ** min(retry - 1, 64), ceiling)
+        case _:
+            assert_never(delivery.backoff_policy)
 
 
 def retry_after_seconds(value: bytes, now: float) -> float | None:

@@ -15,9 +15,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Generic, NamedTuple, TypeAlias, TypeVar, assert_never
 
-from knafka.core.contract import CESQL, All, Any_, AttributesFilter, Exact, Filter, Not, Prefix
+from knafka.core.contract import (
+    CESQL,
+    All,
+    Any_,
+    AttributesFilter,
+    Exact,
+    Filter,
+    Not,
+    Prefix,
+    Suffix,
+)
 from knafka.core.event import Attributes
 from knafka.core.filters import CountError, Predicate, compile_trigger
 
@@ -88,8 +98,10 @@ def _keys_of(spec: Filter) -> tuple[_Keys | None, bool]:
             if len(keys) < len(parts):
                 return None, False
             return _EachOf(keys), all(decides for _, decides in parts)
-        case _:
+        case Suffix() | Not() | CESQL():
             return None, False
+        case _:
+            assert_never(spec)
 
 
 def _all(parts: Sequence[Filter]) -> tuple[_Keys | None, bool]:
@@ -113,8 +125,10 @@ def _evaluates(spec: Filter) -> bool:
             return any(map(_evaluates, inner))
         case Not(not_=negated):
             return _evaluates(negated)
-        case _:
+        case Exact() | Prefix() | Suffix():
             return False
+        case _:
+            assert_never(spec)
 
 
 @dataclass(slots=True, eq=False)

@@ -12,11 +12,11 @@ Not here: what an expression may cost when it is evaluated (`cesql`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, Final, TypeAlias, assert_never
 
 from pydantic import BeforeValidator
 
-from knafka.core.contract import AttributesFilter, Filter
+from knafka.core.contract import AttributesFilter, Dialect, Filter, is_dialect
 from knafka.core.documents import problem
 
 MAX_FILTERS: Final = 1_000
@@ -74,17 +74,28 @@ def _parts(filters: object) -> Iterator[tuple[int, object, bool]]:
             continue
         for dialect, value in declared.items():
             yield depth, dialect, False
-            match dialect, value:
-                case (("all" | "any"), _):
-                    rest += [(depth + 1, each) for each in _list(value)]
-                case "not", _:
-                    rest.append((depth + 1, value))
-                case _, Mapping():
-                    for name, wanted in value.items():
-                        yield depth, name, False
-                        yield depth, wanted, False
-                case _:
-                    yield depth, value, False
+            inner = _filters_within(dialect, value) if is_dialect(dialect) else None
+            if inner is not None:
+                rest += [(depth + 1, each) for each in inner]
+            elif isinstance(value, Mapping):
+                for name, wanted in value.items():
+                    yield depth, name, False
+                    yield depth, wanted, False
+            else:
+                yield depth, value, False
+
+
+def _filters_within(dialect: Dialect, value: object) -> Sequence[object] | None:
+    """What stands there in the place of filters; None: this dialect has none within it."""
+    match dialect:
+        case "all" | "any":
+            return _list(value)
+        case "not":
+            return (value,)
+        case "exact" | "prefix" | "suffix" | "cesql":
+            return None
+        case _:
+            assert_never(dialect)
 
 
 def _list(value: object) -> Sequence[object]:

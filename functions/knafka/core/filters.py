@@ -95,6 +95,10 @@ def _expressions(spec: Filter, path: str) -> Iterator[tuple[str, str]]:
             yield from _expressions(inner_filter, f"{path}.not")
         case CESQL(cesql=text):
             yield f"{path}.cesql", text
+        case Exact() | Prefix() | Suffix():
+            pass
+        case _:
+            assert_never(spec)
 
 
 def why_not(
