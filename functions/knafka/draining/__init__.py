@@ -1,1 +1,1 @@
-"""What every function that drains has in common: the request, the lease, and its renewal."""
+"""What every function that drains has in common. What is where: README.md."""

@@ -1,1 +1,1 @@
-"""The sensor function: conditions over several events."""
+"""The sensor function: conditions over several events. What is where: README.md."""

@@ -9,7 +9,8 @@
     refuse            has requests fail: refused, in conflict, or whatever a test wants
 
 `MemoryServing` adds as much of Knative Serving as the operator sees. Both are for tests and the
-bench, and pass the contract that the Kubernetes API passes (tests/contract/test_cluster_contract).
+bench, and the local mode's cluster stands on the first; they pass the contract that the Kubernetes
+API passes (tests/contract/test_cluster_contract).
 """
 
 from __future__ import annotations
