@@ -1,11 +1,11 @@
-"""A contract that stands in a topic (docs/decisions/0019-contract-topic.md), and who follows it.
+"""Follows a contract that is kept in a topic (docs/decisions/0019-contract-topic.md).
 
     reader opened --> read from the beginning --at the end--> the contract; ready
     a log that begins anew, or an error --> the same again; what was known counts until the end
 
-A contract is only known at the topic's end: before it stands what was declared once and isn't any
-more. A record that can't be used takes its entry away, and no other. What an entry is, `Entries`
-says: a shard's Egresses (`dispatcher.shared.entries`), a receiver's Ingresses (`receiver.entries`).
+A contract is known only at the topic's end: earlier records may have been replaced. A record that
+can't be used removes the entry of its key, and no other. `Entries` defines what an entry is: a
+shard's Egresses (`dispatcher.shared.entries`), a receiver's Ingresses (`receiver.entries`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from knafka.ports.shared_log import BEGINNING, Position, PositionedReader
 log = logging.getLogger(__name__)
 
 PARTITION: Final = 0
-"""The topic's only one, or there would be no order."""
+"""The topic's only partition: several would have no common order."""
 READ_LIMIT: Final = 500
 READ_TIMEOUT: Final = 1.0
 CLOSE_TIMEOUT: Final = 5.0
@@ -38,11 +38,13 @@ E_co = TypeVar("E_co", covariant=True)
 
 
 class Entries(Protocol[E_co]):
-    """What the records of a topic are to the process that follows it."""
+    """Turns records of the topic into entries of the process that follows it."""
 
     def entry_of(self, key: str, value: bytes) -> E_co | None:
-        """The entry that a record declares; None: it is of no concern here. Whatever it raises
-        refuses the record."""
+        """The entry that a record declares; None if it doesn't concern this process.
+
+        Any exception means that the record can't be used.
+        """
         ...
 
     def concerns(self, value: bytes) -> bool:
@@ -55,19 +57,19 @@ class Contract(Generic[E]):
     """What the topic declares, by key, as of a position in it."""
 
     position: int = 0
-    """Offset before which every record is in it."""
+    """The offset of the first record that is not taken into account yet."""
     entries: Mapping[str, E] = field(default_factory=dict)
-    """One that is declared again as it was is the same object."""
+    """The entries; one that is declared again unchanged stays the same object."""
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Why a record that concerns this process can't be used."""
+    """For each record that concerns this process and can't be used, the reason."""
 
 
 class ContractFollower(Generic[E]):
-    """`follow` runs for as long as the process does."""
+    """Reads the topic and keeps `contract` up to date; `follow` runs as long as the process."""
 
     def __init__(self, entries: Entries[E], open_reader: Callable[[], PositionedReader]) -> None:
         self.contract: Contract[E] = Contract()
-        """Another object after each change."""
+        """The contract as it is now; each change replaces the object."""
         self.is_ready = False
         """Whether the topic's end was reached once."""
         self.problem = ""

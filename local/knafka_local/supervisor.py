@@ -37,8 +37,8 @@ from knafka_local.view import View
 RECEIVER_COUNT_INTERVAL: Final = 0.5
 """Seconds between two looks at the receiver's counters."""
 REMOVAL_DELAY: Final = 1.0
-"""Seconds until something is believed to have left the files: its data goes with it, and an editor,
-or git, may be about to write the file anew."""
+"""Seconds for which an object must be missing from the files before it is deleted with its data: an
+editor, or git, may be about to write the file again."""
 
 
 class BadData(KnafkaError):
@@ -167,8 +167,8 @@ class Supervisor:
         return listen()
 
     async def _serve_issuer(self, stack: AsyncExitStack) -> Mapping[str, str] | None:
-        """What receivers need to know of the issuer; None: nobody is asked for a token. Raises
-        `BadIssuer`."""
+        """Serve an issuer of tokens; returns the environment by which receivers know it. None if
+        senders need no token. Raises `BadIssuer`."""
         if not self._options.require_auth:
             return None
         # Here, as cryptography and kopf take half a second, and most ask for no tokens.
@@ -181,7 +181,7 @@ class Supervisor:
         return environment
 
     async def _start_kafka(self, stack: AsyncExitStack) -> str:
-        """Bootstrap servers of the Kafka that we were given, or of our own."""
+        """Start Kafka, unless the options name one; returns its bootstrap servers."""
         if self._options.bootstrap_servers is not None:
             return self._options.bootstrap_servers
         say = self._view.say
@@ -191,17 +191,17 @@ class Supervisor:
         await server.start()
         self._server = server
 
-        async def running() -> KafkaServer:
+        async def ensure_running() -> KafkaServer:
             if server.pid is None:
                 await server.start()
             return server
 
-        supervised = Supervised("Kafka", running, say)
+        supervised = Supervised("Kafka", ensure_running, say)
         stack.push_async_callback(supervised.stop)
         return server.bootstrap_servers
 
     async def _names(self) -> KeptNames:
-        """Those of this Kafka; raises `NoKafka` and `BadData`."""
+        """The names that are kept for this Kafka cluster. Raises `NoKafka` and `BadData`."""
         admin = KafkaAdmin(connection(self._kafka))
         try:
             return KeptNames(self._installation.names, await admin.cluster_id())
@@ -235,7 +235,7 @@ class Supervisor:
             await asyncio.sleep(RECEIVER_COUNT_INTERVAL)
 
     def _write_state(self) -> None:
-        """Tell the other commands, if it is news."""
+        """Write the state that other commands read, if it has changed."""
         state = RunningState(
             pid=os.getpid(),
             url=self.url,
@@ -252,7 +252,7 @@ class Supervisor:
 
 
 def _listen_at(port: int, option: str) -> socket.socket:
-    """Raises `PortTaken`."""
+    """Listen at `port`; raises `PortTaken`, which names `option` as the way to choose another."""
     try:
         return listen(port)
     except OSError as error:

@@ -34,8 +34,8 @@ USER_TIMEOUT: Final = 30_000
 """Milliseconds for which what was sent may stay unacknowledged."""
 
 READ_ON: Final = 16
-"""How many times the largest body is read to its end, to keep the connection. Of a longer one the
-connection is closed; the status is known and counts."""
+"""A body up to this many times `max_response_bytes` is read to its end, so that the connection can
+be used again. For a longer one the connection is closed; the response counts by its status."""
 
 _CLOCK_STEP: Final = 0.001
 """Seconds; uvloop's clock ticks in ms, so a timer may see a time just before its own."""
@@ -136,12 +136,14 @@ class Connection(asyncio.Protocol):
         return waiter
 
     def leave(self, waiter: asyncio.Future[Response]) -> None:
-        """The sender has a response, or waits no longer: then the connection is dropped."""
+        """End the exchange of `waiter`, as `send` returned it; if it is still under way, the
+        connection is dropped."""
         if self._waiter is waiter:
             self.drop()
 
     def drop(self) -> None:
-        """Close at once, whatever is still to be written or read."""
+        """Close at once, without writing or reading the rest. The exchange under way, if any, gets
+        no result: see `fail`."""
         self._waiter = None
         self._pool.forget(self)
         self._transport.abort()
@@ -179,7 +181,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._waiter is None or self._parser is None:
-            # Nobody asked, so nothing that comes now could be told from the next response.
+            # Bytes that no request asked for could be mistaken for the next response.
             self.drop()
             return
         self._received += len(data)
@@ -223,7 +225,7 @@ class Connection(asyncio.Protocol):
         self._body_bytes += len(data)
         room = self._pool.max_response_bytes - len(self._body)
         if len(data) > room:
-            # Of what is beyond the limit nothing is kept: the status is what counts (KN-DP-08).
+            # Drop what is beyond the limit: the status decides (KN-DP-08).
             data = data[:room]
         if not self._body:
             self._body = data

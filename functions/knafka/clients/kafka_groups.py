@@ -1,4 +1,4 @@
-"""Where consumer groups stand on real Kafka, asked as seldom as can be.
+"""The committed offsets of consumer groups on real Kafka, cached so that it is rarely asked.
 
 A group's offsets are asked as a consumer of that group which never joins it, since librdkafka's
 admin client crashes the process when a coordinator is loading or has moved (2.16.1:
@@ -40,17 +40,18 @@ if TYPE_CHECKING:  # who only reads and writes never loads it
     from confluent_kafka.admin._group import ConsumerGroupDescription
 
 REMEMBERED: Final = 1.5
-"""Seconds for each group for which those at the end of their topic aren't asked again: asking costs
-a quarter of a percent of a core then, however many there are."""
+"""Seconds per known group for which a group at the end of its topic isn't asked again: with 100
+groups 150 s. So the questions take a quarter of a percent of a core, however many groups there are.
+"""
 MIN_REMEMBERED: Final = 15.0
 MAX_REMEMBERED: Final = 1800.0
-"""The same for all together, at least and at most."""
+"""Bounds, in seconds, of the time that `remembered` returns."""
 MAX_COMMITTING: Final = 24 * 3600.0
-"""Seconds of commits by one drain, after which what it tells of them is not noted."""
+"""Seconds; `note` ignores what a drain reports that has committed for longer."""
 
 
 COPY: Final = ".detaching"
-"""Behind a group's name, that of the group which has its offsets while it is made anew."""
+"""Suffix of the group that holds a group's offsets while `detach` creates the group anew."""
 _NONE: Final = frozenset({KafkaError.GROUP_ID_NOT_FOUND})
 
 
@@ -58,23 +59,24 @@ _NONE: Final = frozenset({KafkaError.GROUP_ID_NOT_FOUND})
 class _Known:
     committed: Commits
     positions: Positions
-    """The same of all partitions, 0 where nothing is committed."""
+    """The committed offset of every partition, 0 where there is none."""
     until: float
-    """Of `time.monotonic`."""
+    """When Kafka must be asked again, by `time.monotonic`."""
 
     def is_at(self, ends: Positions, now: float) -> bool:
-        """Whether it has committed these ends, as far as can be known without a question."""
+        """Whether the group is known, without asking Kafka, to have committed these ends."""
         return now < self.until and bool(ends) and ends.items() <= self.positions.items()
 
 
 def remembered(groups: int) -> float:
-    """Seconds, at most, for which one of so many groups at the end of its topic isn't asked."""
+    """Longest time (seconds) for which a group at the end of its topic isn't asked again, where
+    `groups` groups are known."""
     return min(max(REMEMBERED * groups, MIN_REMEMBERED), MAX_REMEMBERED)
 
 
 def needs_detaching(group: ConsumerGroupDescription) -> bool:
-    """Whether `KafkaGroups.detach` may have something to do: also where there is no such group, as
-    somebody may have died over it."""
+    """Whether `KafkaGroups.detach` may have something to do. True also of a group that doesn't
+    exist: a process may have died after it deleted the group and before it created it again."""
     return _had_classic_members(group) or _is_gone(group)
 
 
@@ -85,7 +87,7 @@ def _had_classic_members(group: ConsumerGroupDescription) -> bool:
 
 
 def _is_gone(group: ConsumerGroupDescription) -> bool:
-    """Of a group that it doesn't know, Kafka says that it is dead."""
+    """Whether Kafka doesn't know the group; it then describes it as dead."""
     return group.state is ConsumerGroupState.DEAD
 
 
@@ -94,20 +96,20 @@ def _topic_of(partitions: Sequence[TopicPartition]) -> str:
 
 
 class KafkaGroups:
-    """The committed offsets of groups; the topic of a call is that of its partitions."""
+    """Reads and writes the committed offsets of groups. A call's partitions are of one topic."""
 
     def __init__(self, connection: Connection, calls: AdminCalls) -> None:
         self._connection = connection
         self._calls = calls
         self._known: dict[str, dict[str, _Known]] = {}
-        """By group, and id of a topic: a Sensor's group reads two."""
+        """By group and topic id; the group of a Sensor reads two topics."""
         self._forgotten: dict[str, float] = {}
-        """When each was to be asked anew last, of `time.monotonic`."""
+        """When `forget` was last called, by group and `time.monotonic`."""
         self._forget_old = 0.0
-        """When what is too old is let go of next: of groups that are gone it is all there is."""
+        """`time.monotonic` of the next clean-up of both; only it removes groups that are gone."""
 
     async def committed(self, group: str, partitions: Sequence[TopicPartition]) -> Commits:
-        """What the group has committed, as Kafka knows it now."""
+        """The group's committed offsets by partition, asked of Kafka now. Raises `LogError`."""
         return {
             each.partition: OffsetAndMetadata(each.offset, each.metadata or "")
             for each in await self.committed_partitions(group, partitions)
@@ -116,21 +118,21 @@ class KafkaGroups:
     async def committed_partitions(
         self, group: str, partitions: Sequence[TopicPartition]
     ) -> Sequence[TopicPartition]:
-        """The same as Kafka tells it, with leader epochs."""
+        """The group's committed offsets as Kafka returns them, with leader epochs."""
         wanted = list(partitions)
         with needing(group=("Describe", group), topic=("Describe", _topic_of(wanted))):
             found = await self._as(group, lambda it, timeout: it.committed(wanted, timeout=timeout))
         return [each for each in found if each.offset >= 0]
 
     async def commit(self, group: str, offsets: Sequence[TopicPartition]) -> None:
-        """All or none of them: it is one request, and Kafka writes it as one batch."""
+        """Commit all of these offsets or none: one request, which Kafka writes as one batch."""
         wanted = list(offsets)
         with needing(group=("Read", group), topic=("Read", _topic_of(wanted))):
             await self._as(group, lambda it, _: it.commit(offsets=wanted, asynchronous=False))
         self.forget(group)
 
     async def delete(self, group: str) -> None:
-        """Nothing if there is none."""
+        """Delete the group, if it exists."""
         with needing(group=("Delete", group)):
             await self._calls.of_coordinator(
                 lambda timeout: self._calls.admin.delete_consumer_groups(
@@ -141,14 +143,15 @@ class KafkaGroups:
         self.forget(group)
 
     async def detach(self, group: str, partitions: Sequence[TopicPartition]) -> None:
-        """Have Kafka keep what this group has committed for as long as somebody commits for it,
-        though nobody joins it any more. Raises `LogError`, also while it has members.
+        """Make Kafka keep this group's offsets for as long as anybody commits for it, although
+        nobody joins it any more. `partitions` are all of the topic's. Raises `LogError`, also while
+        the group has members.
 
-        Of a group that members of the classic protocol have left, Kafka counts
-        offsets.retention.minutes from then on, whatever is committed as nobody's later (tried with
-        Kafka 4.3; decision 0019). One that never had members is kept by its commits, and so is one
-        of the consumer protocol. So it is made anew, from a copy that outlives who makes it: after
-        a death in between, the next call ends it. `partitions` are all of the topic's.
+        When the members of a classic group have left, Kafka deletes its offsets after
+        offsets.retention.minutes, even if somebody who is no member commits later (tried with
+        Kafka 4.3; decision 0019). Commits do keep a group that never had members, and a group of
+        the consumer protocol. So the group is deleted and created again, from a copy in another
+        group: if the process dies in between, the next call finishes the work.
         """
         copy = f"{group}{COPY}"
         with needing(group=("Describe", group)):
@@ -171,7 +174,7 @@ class KafkaGroups:
         elif kept is None or _is_gone(kept):
             return
         else:
-            # Somebody died over it: the copy counts if there is nothing else.
+            # An earlier call died in between: use its copy, unless the group exists again.
             offsets = await self.committed_partitions(copy, partitions)
         if (had_members or now is None or _is_gone(now)) and offsets:
             await self.commit(group, offsets)
@@ -184,7 +187,8 @@ class KafkaGroups:
         partitions: Sequence[TopicPartition],
         ends: Positions,
     ) -> Mapping[str, Commits]:
-        """What each group has committed; asked of Kafka unless it is known to be at the ends."""
+        """The committed offsets of each group. Kafka is asked about a group unless the cache knows
+        that it is at `ends`."""
         now = time.monotonic()
         if now >= self._forget_old:
             kept = {
@@ -232,10 +236,12 @@ class KafkaGroups:
     def note(
         self, groups: Collection[str], topic_id: str, positions: Positions, since: float
     ) -> None:
-        """They have committed this: Kafka has confirmed it to their dispatcher, which has committed
-        for them for so many seconds. They need no question while that is the topic's end.
+        """Cache the offsets that a dispatcher has committed for these groups, as Kafka confirmed to
+        it; it has committed for them for `since` seconds. While the topic ends there, Kafka isn't
+        asked about them.
 
-        But for those that were to be asked anew meanwhile: somebody else may have set them back.
+        A group for which `forget` was called within that time is left out: somebody else may have
+        reset its offsets.
         """
         now = time.monotonic()
         committed = {number: OffsetAndMetadata(offset) for number, offset in positions.items()}
@@ -256,7 +262,7 @@ class KafkaGroups:
         return any(not _is_gone(each) for each in described.values())
 
     async def members(self, group: str) -> Collection[str]:
-        """The client ids of those that are in it."""
+        """The client ids of the group's members."""
         with needing(group=("Describe", group)):
             described = await self._calls.of_coordinator(
                 lambda timeout: self._calls.admin.describe_consumer_groups(
@@ -268,7 +274,7 @@ class KafkaGroups:
         return [] if found is None else [each.client_id for each in found.members]
 
     def forget(self, group: str) -> None:
-        """Ask anew what this group has committed."""
+        """Drop what is cached of the group: its offsets were changed, or may have been."""
         self._known.pop(group, None)
         self._forgotten[group] = time.monotonic()
 

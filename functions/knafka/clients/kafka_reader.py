@@ -34,7 +34,7 @@ LEAVE_TIME: Final = 2.0
 """Seconds of a close that are kept for the last commit and for leaving; at most a quarter of it."""
 
 RESET: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION})
-"""The log has no such offset: it was made anew, or has lost its end."""
+"""Errors that say: the log has no such offset, as it was created anew or has lost its end."""
 
 
 class KafkaReader:
@@ -64,13 +64,13 @@ class KafkaReader:
         of = connection, group, self._numbering, assignment, protocol, reads
         self._membership = Membership(*of)
         self._failure: LogError | None = None
-        """What the next read raises."""
+        """The error that the next read raises, once."""
         self._broken: LogError | None = None
-        """What no further read mends: raised by every one."""
+        """The fatal error that every read raises from now on."""
 
     @property
     def protocol(self) -> GroupProtocol:
-        """The one by which it joins, or has joined."""
+        """The group protocol by which the consumer joins, or has joined."""
         return self._membership.protocol
 
     # Reading
@@ -93,15 +93,15 @@ class KafkaReader:
                 number = self._start_anew(message)
                 # What came before it in this batch is of a log that is gone.
                 records = [each for each in records if self.number_of(each) != number]
-            elif not self._is_end(message):
+            elif not self._note_end(message):
                 self._judge(error)
-        # Or to be refused would look like having nothing to do.
+        # Without this check a refused consumer would look like one that has nothing to read.
         membership.check(heard=bool(records or membership.reached))
         failed = self._failed
         if failed is not None and not records:
             self._failure = None
             raise failed
-        # What was read before it failed comes first: the position is beyond it already.
+        # Return records that came before the error: the position is beyond them already.
         ends, membership.reached = membership.reached, {}
         if ends:
             # Records that came while it waited at an end lie behind that end.
@@ -110,7 +110,7 @@ class KafkaReader:
         return records, ends
 
     def number_of(self, record: Record) -> int:
-        """Its partition's: of one topic's records Kafka's own."""
+        """The number of a record's partition; with a single topic, Kafka's own (`Numbering`)."""
         return self._numbering.number(record.topic(), record.partition())
 
     @property
@@ -118,7 +118,7 @@ class KafkaReader:
         return self._failure or self._broken or self._membership.refusal
 
     def _judge(self, error: KafkaError) -> None:
-        """What an error that a poll returned means for the reads to come."""
+        """Decide what the error of a poll means for later reads: fall back, fail, or go on."""
         if error.code() == KafkaError._FATAL:
             if self._membership.joined or self.protocol is GroupProtocol.CLASSIC:
                 self._broken = log_error_of(error)
@@ -142,14 +142,15 @@ class KafkaReader:
         # An end alone isn't: each partition has one after each record that comes alone.
         consumer = self._membership.consumer
         deadline = time.monotonic() + timeout
-        while (first := consumer.poll(timeout)) is not None and self._is_end(first):
+        while (first := consumer.poll(timeout)) is not None and self._note_end(first):
             timeout = max(0.0, deadline - time.monotonic())
         if first is None:
             return []
         return [first, *consumer.consume(limit - 1, 0)] if limit > 1 else [first]
 
-    def _is_end(self, message: Message) -> bool:
-        """Whether it is no record but says that a partition's end was reached; notes where."""
+    def _note_end(self, message: Message) -> bool:
+        """Note the end of a partition in `membership.reached` if the message reports one; returns
+        whether it does, and so is no record."""
         error, number, offset = message.error(), message.partition(), message.offset()
         if error is None or error.code() != KafkaError._PARTITION_EOF:
             return False
@@ -197,8 +198,11 @@ class KafkaReader:
             self._thread.end()
 
     async def _leave(self, timeout: float) -> None:
-        """Stay a member that answers while the last attempts finish: others may join or leave
-        meanwhile waits for it, and its last commit fails behind a rebalance that it missed."""
+        """Commit for the last time and leave the group, within `timeout` seconds.
+
+        Until the last attempts have finished, the consumer goes on serving its membership: a
+        rebalance would wait for it, and its last commit would fail after one that it missed.
+        """
         membership, thread = self._membership, self._thread
         deadline = time.monotonic() + timeout
         spare = min(LEAVE_TIME, timeout / 4)

@@ -1,7 +1,7 @@
-"""Bounded admin requests, retried while a coordinator or leader is moving.
+"""Admin requests with a timeout, retried while a coordinator or leader is moving.
 
-A request without an answer says what librdkafka reported last (see `core.connection_errors`), and
-ends at once if that is something that waiting won't mend.
+The error of a request without an answer has librdkafka's last report (`core.connection_errors`). A
+request ends at once if that report is an error that waiting won't mend.
 
 Not here: what is asked. See `kafka_admin` and `kafka_groups`.
 """
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
 
 ASK_AGAIN: Final = 0.1
-"""Seconds before a request is repeated whose coordinator or leader is on its way."""
+"""Seconds before a request is repeated because its coordinator or leader is moving."""
 LISTEN: Final = 0.2
-"""Seconds between two looks at what librdkafka tells while there is no answer."""
+"""Seconds between two polls for librdkafka's reports while there is no answer."""
 REFRESH: Final = 1.0
 """Seconds without an answer after which librdkafka is made to ask which brokers there are. By
 itself (2.16.1) it waits for minutes for a controller or leader that is gone."""
 NO_TIMEOUT: Final = 3600.0
 """Seconds, the most that librdkafka takes for a request."""
 THREADS: Final = 8
-"""Calls that block, at a time; threads of our own, so that a Kafka that is away stops nobody."""
+"""Number of blocking calls at a time; own threads, so that they don't use up asyncio's."""
 
 ON_ITS_WAY: Final = frozenset(
     {
@@ -75,12 +75,15 @@ class AdminCalls:
         self._refreshing: Future[None] | None = None
         self._answered_at = time.monotonic()
         self.admin = open_admin(connection, self._errors.record)
-        """Another one after a `reopen`."""
+        """The admin client; `reopen` replaces it."""
         self._opened = 1
-        """How many clients there were: what holds on to one of them keeps its requests alive."""
+        """Number of clients opened so far: it tells a request whether its client was replaced."""
 
     async def single(self, ask: Callable[[float], Future[T]]) -> T:
-        """The result of one of the admin client's futures; `ask` is given the seconds it has."""
+        """Send a request with one future and return its result, with `many`'s retries.
+
+        `ask` gets the seconds that it may take. Raises `LogError`.
+        """
         return (await self.many(lambda timeout: {None: ask(timeout)}))[None]
 
     async def many(
@@ -90,8 +93,12 @@ class AdminCalls:
         *,
         some: bool = False,
     ) -> dict[K, T]:
-        """The results of several of the admin client's futures, by key, without those that fail
-        with one of these codes; `some`: with any, as long as there is another one's result."""
+        """Send a request with a future for each key and return the results by key; raises
+        `LogError`. It is repeated while a coordinator or leader is moving.
+
+        Keys whose error has a code of `leaving_out` are left out; with `some`, keys with any error,
+        unless all fail. `ask` gets the seconds that it may take.
+        """
 
         async def answers(timeout: float) -> dict[K, T]:
             return await self._results(ask(timeout), timeout, leaving_out, some=some)
@@ -101,11 +108,11 @@ class AdminCalls:
     async def of_coordinator(
         self, ask: Callable[[float], Mapping[K, Future[T]]], leaving_out: Collection[int] = ()
     ) -> dict[K, T]:
-        """As `many`, of requests that go to the coordinator of a group.
+        """As `many`, for requests that go to the coordinator of a group.
 
-        librdkafka (2.16.1) aborts the process if its own time for such a request runs out and a
-        broker comes up afterwards (librdkafka 4605). So the request is given more time than
-        anybody has, and who waits no longer gives up the client with it: nothing is sent late.
+        librdkafka (2.16.1) aborts the process if its own timeout for such a request expires and a
+        broker comes up afterwards (librdkafka 4605). So its timeout is `NO_TIMEOUT`; if we stop
+        waiting earlier, the client is replaced, so that the request is not sent late.
         """
 
         async def answers(timeout: float) -> dict[K, T]:
@@ -131,7 +138,7 @@ class AdminCalls:
         found = {}
         first: KafkaException | None = None
         for key, each in asked.items():
-            # All are answered at once: to await each would cost more than the request.
+            # All are answered at the same time: awaiting each would cost more than the request.
             if not each.done():
                 await self._answer(each, timeout)
             try:
@@ -153,14 +160,14 @@ class AdminCalls:
         *,
         some: bool = False,
     ) -> dict[K, Any]:
-        """As `many`, where one future gets all results, a `KafkaError` for each that failed.
+        """As `many`, but with one future for all results, and a `KafkaError` for each failed key.
 
         A future for each key costs more than the request where there are thousands of keys.
         """
 
         async def answers(timeout: float) -> dict[K, Any]:
             answer: Future[dict[K, Any]] = Future()
-            # Who waits may give up; librdkafka must be able to set a result nevertheless.
+            # librdkafka must be able to set a result even after the caller was cancelled.
             answer.set_running_or_notify_cancel()
             ask(answer, timeout)
             await self._answer(answer, timeout)
@@ -177,7 +184,8 @@ class AdminCalls:
         return await self._patiently(answers)
 
     async def in_thread(self, call: Callable[[float], T]) -> T:
-        """The result of a call that blocks; it is given the seconds it may take."""
+        """Run a blocking call in a thread and return its result; `call` gets the seconds that it
+        may take. Retries and raises as `many`."""
 
         def answer(timeout: float) -> Awaitable[T]:
             loop = asyncio.get_running_loop()
@@ -189,8 +197,8 @@ class AdminCalls:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _answer(self, future: Future[Any], timeout: float) -> None:
-        """Wait until there is one; raises `LogError` if there will be none, `KafkaException` if
-        there is none within `timeout` seconds, of which a client that is given up says nothing."""
+        """Wait until `future` is done. Raises `LogError` for an error that waiting won't mend, and
+        `KafkaException` after `timeout` seconds, also if its client was replaced meanwhile."""
         answered = asyncio.wrap_future(future)
         deadline = time.monotonic() + timeout + LISTEN
         refresh_at = time.monotonic() + REFRESH
@@ -243,19 +251,19 @@ class AdminCalls:
             await asyncio.sleep(ASK_AGAIN)
 
     def reopen(self) -> None:
-        """Go on with another client. Raises `LogError` where there can be none."""
-        # What others have asked it ends in its own time.
+        """Replace the client by a new one. Raises `LogError` if none can be created."""
+        # Requests that others have sent by the former client may still end.
         asyncio.get_running_loop().call_later(self.timeout, self._end, self._replace())
 
     def _replace(self) -> AdminClient:
-        """The client until now. Raises `LogError` where there can be no other one."""
+        """Replace the client; returns the former one. Raises `LogError` if none can be created."""
         former, self.admin = self.admin, open_admin(self._connection, self._errors.record)
         self._opened += 1
         self._answered_at = time.monotonic()
         return former
 
     def _end(self, former: AdminClient) -> None:
-        """Let go of a client on a thread: its end waits for threads of its own."""
+        """Release a client in a thread: its destructor waits for librdkafka's threads."""
         with suppress(RuntimeError):  # it is being closed
             self._threads.submit(former.poll, 0)
 

@@ -36,16 +36,16 @@ SEND_TIMEOUT: Final = TRANSACTION_TIMEOUT
 END_TIMEOUT: Final = 10.0
 """Seconds in which the end of a transaction, either one, is tried again: a broker's restart."""
 FENCE_TIMEOUT: Final = 10.0
-"""Seconds to get the transactional id in spite of connections that fail."""
+"""Seconds for which `fence` may be repeated while connections fail."""
 FENCE_ONCE: Final = 1.0
-"""Seconds of one try of it, at least."""
+"""Seconds that one call of `fence` may wait for Kafka, even if its `timeout` is shorter."""
 
 ANY_PARTITION: Final = -1
 NOW: Final = 0
 """librdkafka's values."""
 
 _PURGED: Final = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
-"""What is reported of the other records of a transaction that is aborted."""
+"""Errors that are reported of a transaction's remaining records when it is aborted."""
 
 
 class _Failed(NamedTuple):
@@ -58,8 +58,8 @@ class _Failed(NamedTuple):
 
 
 class TransactionalProducer:
-    """Belongs to one thread, and every call blocks it. After a `LogError` that is no
-    `TransactionAborted` it is to be closed."""
+    """Stores transactions. Not thread-safe; every call blocks. Close it after any `LogError` that
+    is no `TransactionAborted`."""
 
     def __init__(self, connection: Connection, transactional_id: str) -> None:
         self._connection = connection
@@ -89,7 +89,7 @@ class TransactionalProducer:
                 "socket.nagle.disable": True,
                 "queue.buffering.max.messages": BUFFER_RECORDS,
                 "queue.buffering.max.kbytes": BUFFER_BYTES // 1024,
-                # What is too large is for the topic to say.
+                # Only the topic's limit decides what is too large.
                 "message.max.bytes": BUFFER_BYTES,
                 "topic.metadata.propagation.max.ms": 5000,
                 "reconnect.backoff.max.ms": 1000,
@@ -133,7 +133,7 @@ class TransactionalProducer:
 
     @property
     def trouble(self) -> str:
-        """What is wrong with its connections, in words for a person."""
+        """The problem with its connections, as a text for people."""
         return str(self._errors) or "no answer"
 
     def commit(self, outputs: Sequence[Output], offsets: list[TopicPartition], member: Any) -> None:
@@ -210,7 +210,7 @@ class TransactionalProducer:
                 return
 
     def _abort(self, reason: KafkaError) -> LogError:
-        """Abort what is under way; the error to raise."""
+        """Abort the transaction because of `reason`; returns the error to raise."""
         if reason.fatal():
             return log_error_of(reason)
         try:
@@ -221,8 +221,8 @@ class TransactionalProducer:
                 f"; it was to be because of {reason.str()}"
             )
         aborted = self._aborted(reason)
-        # Behind a record that was refused, and now and then (librdkafka 2.16.0) behind one that was
-        # not sent yet, this producer's next ones are out of sequence.
+        # After a refused record, and sometimes after an unsent one (librdkafka 2.16.0), the next
+        # records of this producer would be out of sequence.
         self._producer, self._fenced = self._open(), False
         return aborted
 
@@ -249,7 +249,7 @@ class TransactionalProducer:
         return RecordTooLarge(topic, key)
 
     def close(self) -> None:
-        """May take as long as Kafka is frozen. Nothing is under way but what could not be ended,
-        which the next producer with this id aborts."""
+        """Close the producer; blocks while Kafka hangs. The next producer with this id aborts a
+        transaction that could not be ended."""
         with suppress(KafkaException):  # one that is fenced says so once more
             self._producer.close()

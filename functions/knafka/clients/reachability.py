@@ -1,12 +1,12 @@
-"""Whether Kafka is known to be away, so that nobody need wait to hear it.
+"""Finds out whether Kafka is away, so that writers can fail at once instead of waiting.
 
-There is reason for doubt when librdkafka reports that all brokers are down, or when nothing was
-acknowledged for a while though something is in flight. Doubt alone changes nothing: Kafka is asked,
-and it is away if it doesn't answer while nothing is acknowledged either. It is asked on until it
+Kafka is doubted when librdkafka reports that all brokers are down, or when nothing was acknowledged
+for a while though records are in flight. Doubt alone changes nothing: Kafka is asked, and it counts
+as away if it doesn't answer while nothing is acknowledged either. It is asked again until it
 answers, so that nobody has to risk an event to find out that it is back.
 
-One broker of several that is down isn't that: the others answer. Neither is a partition without a
-leader. Not here: how Kafka is asked.
+Kafka is not away while some of its brokers answer, nor when a partition has no leader. Not here:
+how Kafka is asked.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ UNANSWERED: Final = 2
 the one broker of several that hangs. Where all connections are broken, one is enough."""
 
 RENEW_AFTER: Final = 12.0
-"""Seconds away, and again after so many, until Kafka is asked by a client that is new: librdkafka
-may have lost its brokers (see `kafka_liveness`). Longer than `kafka_producer.DELIVERY_TIMEOUT`, so
-that the old one holds nothing."""
+"""Seconds that Kafka has been away until `renew` replaces the client, and until it does so again:
+librdkafka may have lost its brokers (see `kafka_liveness`). Longer than
+`kafka_producer.DELIVERY_TIMEOUT`, so that the old client holds no records any more."""
 
 Ask = Callable[[float], Awaitable[None]]
 """Ask Kafka for any answer within so many seconds; raises `LogError`, which is not `retriable` if
@@ -42,7 +42,7 @@ Kafka refuses us: then it is there."""
 
 
 class Reachability:
-    """What one writer knows; everything is called on the event loop."""
+    """Whether Kafka is away, as one writer knows it. Call everything on the event loop."""
 
     def __init__(self, ask: Ask, on_away: Callable[[], None], renew: Callable[[], None]) -> None:
         self.away: LogError | None = None
@@ -59,9 +59,12 @@ class Reachability:
         """Doubt if nothing is acknowledged while something is in flight."""
         if self._timer is None:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(SILENCE, self._look, in_flight, self._acknowledged)
+            count = self._acknowledged
+            self._timer = loop.call_later(SILENCE, self._check_progress, in_flight, count)
 
-    def _look(self, in_flight: Callable[[], int], acknowledged: int) -> None:
+    def _check_progress(self, in_flight: Callable[[], int], acknowledged: int) -> None:
+        """Doubt Kafka if nothing was acknowledged since the count was `acknowledged`; watch on
+        while records are in flight."""
         self._timer = None
         if in_flight():
             if acknowledged == self._acknowledged:

@@ -1,14 +1,14 @@
-"""Filter index: which of many Triggers an event is for, without asking each of them.
+"""Filter index: finds the Triggers that match an event, without evaluating every filter.
 
-    Selection: one Trigger's filter, compiled, and the keys of which an event must have one
-    FilterIndex: an event --its type, source, ...--> Triggers that can match --tried--> those for it
+    Selection: one Trigger's compiled filter, and its keys; an event must have one of them
+    FilterIndex: event --its type, source, ...--> Triggers with such a key --filter--> the matches
 
-An exact value is found by hash and a prefix by its length; of `all` the part counts that fewest
-others have, of `any` each part. What has no such key (`suffix`, `not`, CESQL) is tried for each
-event.
+An exact value is found by hash, a prefix by its length. An `all` is indexed by the part whose key
+the fewest others have, an `any` by each of its parts. Filters without a key (`suffix`, `not`,
+CESQL) are evaluated for each event.
 
-The index agrees with each Trigger's own filter, also in which errors of CESQL are counted: of what
-stands in an `all` behind an expression nothing is a key, as the expression is evaluated first.
+The index matches as each Trigger's own filter does, and counts the same CESQL errors: parts of an
+`all` after a CESQL expression are no keys, as the expression must be evaluated first.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class _Key(NamedTuple):
-    """What an event must have, or begin with, in one attribute."""
+    """A value, or prefix of a value, that an event must have in the attribute `name`."""
 
     name: str
     value: str
@@ -43,13 +43,13 @@ class _Key(NamedTuple):
 
 
 class _OneOf(NamedTuple):
-    """Keys that each suffice to find it: the rarest is taken."""
+    """Keys of which one is enough to find a filter; the rarest is used."""
 
     keys: tuple[_Keys, ...]
 
 
 class _EachOf(NamedTuple):
-    """Keys that are needed together to find it."""
+    """Keys that are all needed to find a filter."""
 
     keys: tuple[_Keys, ...]
 
@@ -63,7 +63,7 @@ class Selection:
 
     passes: Predicate
     keys: _Keys | None
-    """None: no key finds it, so it is tried for each event."""
+    """None: the filter has no key, and is evaluated for each event."""
     is_decided_by_key: bool
     """Whether an event with one of its keys matches for certain."""
 
@@ -71,7 +71,8 @@ class Selection:
 def select(
     attributes: AttributesFilter, filters: tuple[Filter, ...], failed: CountError
 ) -> Selection | None:
-    """A Trigger's filter, as `compile_trigger` takes it; None: every event matches."""
+    """Compile a Trigger's filter for the index; None: it matches every event. The arguments are
+    those of `compile_trigger`."""
     if not filters and not attributes.attributes:
         return None
     if filters:
@@ -84,7 +85,8 @@ def select(
 
 
 def _keys_of(spec: Filter) -> tuple[_Keys | None, bool]:
-    """Its keys, and whether one of them decides."""
+    """The keys of a filter, None if it has none; and whether an event with one of them matches for
+    certain."""
     match spec:
         case Exact(exact=values):
             return _OneOf(tuple(_Key(*pair, False) for pair in values.items())), len(values) == 1
@@ -117,7 +119,7 @@ def _all(parts: Sequence[Filter]) -> tuple[_Keys | None, bool]:
 
 
 def _evaluates(spec: Filter) -> bool:
-    """Whether an expression is in it, whose errors are counted."""
+    """Whether a filter contains a CESQL expression; its errors are counted."""
     match spec:
         case CESQL():
             return True
@@ -145,7 +147,7 @@ class _Bucket(Generic[T]):
     decided: dict[_Entry[T], T] = field(default_factory=dict)
     tried: dict[_Entry[T], None] = field(default_factory=dict)
     once: dict[_Entry[T], None] = field(default_factory=dict)
-    """Those that other keys find as well, which may be given and tried only once."""
+    """Entries that other keys find, too; each must be evaluated and returned only once."""
 
     def __len__(self) -> int:
         return len(self.decided) + len(self.tried) + len(self.once)
@@ -167,14 +169,14 @@ class FilterIndex(Generic[T]):
         self._exact: _Buckets[T] = {}
         self._prefix: _Buckets[T] = {}
         self._lengths: dict[str, list[int]] = {}
-        """Of the prefixes, by attribute, in ascending order."""
+        """The lengths of the prefixes, by attribute, in ascending order."""
         self._others: dict[_Entry[T], None] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def add(self, owner: T, selection: Selection) -> None:
-        """Find it from now on; it isn't there yet."""
+        """Add an owner that isn't in the index yet."""
         entry = self._entries[owner] = _Entry(owner, selection)
         if selection.keys is None:
             self._others[entry] = None
@@ -191,7 +193,7 @@ class FilterIndex(Generic[T]):
                 bucket.of(entry)[entry] = None
 
     def remove(self, owner: T) -> None:
-        """Find it no more; a KeyError if it isn't there."""
+        """Remove an owner; raises KeyError if it isn't in the index."""
         entry = self._entries.pop(owner)
         self._others.pop(entry, None)
         for key in entry.keys:
@@ -206,7 +208,7 @@ class FilterIndex(Generic[T]):
                 self._note_lengths(key)
 
     def matches(self, attributes: Attributes) -> list[T]:
-        """Those that an event with these attributes is for, each once, in no order."""
+        """The owners whose filters match these attributes, each once, in no particular order."""
         matching: list[T] = []
         once: dict[_Entry[T], None] = {}
         for name, by_value in self._exact.items():
@@ -238,7 +240,8 @@ class FilterIndex(Generic[T]):
             self._lengths[key.name] = sorted({len(each) for each in self._prefix.get(key.name, ())})
 
     def _rarest(self, keys: _Keys) -> tuple[tuple[int, bool], list[_Key]]:
-        """How many have them already, and whether a prefix is among them; the keys."""
+        """The cheapest keys, after their cost: how many entries have them already, and whether one
+        of them is a prefix."""
         match keys:
             case _Key(name=name, value=value, is_prefix=is_prefix):
                 bucket = self._buckets(keys).get(name, {}).get(value)

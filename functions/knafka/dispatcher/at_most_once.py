@@ -1,12 +1,13 @@
-"""At most once: an event is begun when Kafka has confirmed the commit behind it (BUS-5, BUS-S7).
+"""At most once: an event is sent only after Kafka has confirmed its commit (BUS-5, BUS-S7).
 
     read --> commit, confirmed --> filter --> lane --> workers: attempts --> settled | lost
 
-Nobody else reads what is committed. So a drain finishes what it holds before its partitions go, and
-what it can't finish within the bounds of a stop or a revoke is lost, and counted as that.
+Nobody else reads committed events again. So a drain finishes the events that it holds before its
+partitions go; events that it can't finish within the time of a stop or a revoke are lost, and
+counted as lost.
 
-`ConfirmedReader` stands between a drain and its reader; what is begun, and when an event is
-settled, is as in every other drain (`drain`).
+`ConfirmedReader` stands between a drain and its reader. The rest is as in every other drain
+(`drain`).
 """
 
 from __future__ import annotations
@@ -44,16 +45,17 @@ from knafka.ports.log import (
 log = logging.getLogger(__name__)
 
 CONFIRM_TIMEOUT: Final = 10.0
-"""Seconds for the commit of what was read, all its repetitions included; then the drain fails."""
+"""Seconds for a commit with all its repetitions; then the drain fails."""
 AGAIN: Final = 0.1
-"""Seconds a read waits while a commit is to be repeated."""
+"""Longest time (seconds) that a read waits while a commit must be repeated."""
 
 
 class ConfirmedReader:
-    """`LogReader` that gives a record once a commit behind it is confirmed, and never one twice.
+    """`LogReader` that returns a record only after its commit is confirmed, and never twice.
 
-    A commit that fails while the group moves is repeated by the next reads, with more records. One
-    of which it isn't known whether Kafka has it is a `LogError`: nothing in it is ever given.
+    A commit that fails during a rebalance is repeated by the next reads, with more records. If it
+    isn't known whether Kafka has a commit, `read` raises `LogError`, and its records are never
+    returned.
     """
 
     pause_is_free: Final = False
@@ -70,12 +72,12 @@ class ConfirmedReader:
         self._policy = policy
         self._limit = limit
         self._waiting: list[Record] = []
-        """Read, and not committed yet."""
+        """Records that were read, and are not committed yet."""
         self._behind: dict[int, int] = {}
-        """By partition that is ours: the offset behind what was read of it."""
+        """The next offset to be read, by partition that is ours."""
         self._committed: dict[int, int] = {}
         self._settled: dict[int, Sequence[OffsetRange]] = {}
-        """What an at-least-once owner has settled above the position."""
+        """Offsets above the position that an earlier, at-least-once owner has settled."""
         self._give_up_at: float | None = None
         self._loop = asyncio.get_running_loop()
         reader = open_reader(self)
@@ -111,7 +113,8 @@ class ConfirmedReader:
         return records
 
     async def _commit(self) -> bool:
-        """Whether all that was read is committed. Raises `LogError`."""
+        """Commit all records that were read; returns whether Kafka has confirmed it, False if it
+        must be repeated. Raises `LogError`."""
         commits = {
             number: OffsetAndMetadata(behind, self._metadata(number, behind))
             for number, behind in self._behind.items()
@@ -147,7 +150,7 @@ class ConfirmedReader:
         self._reader.resume(partitions)
 
     def commit(self, commits: Commits) -> None:
-        """Everything that was given is committed."""
+        """Do nothing: all records that `read` has returned are committed."""
 
     async def close(self, timeout: float) -> None:
         await self._reader.close(timeout)
@@ -171,7 +174,7 @@ class ConfirmedReader:
         self._assignment.lost(partitions)
 
     def _drop(self, partitions: Iterable[int]) -> None:
-        """What waits of them is for their next owner."""
+        """Forget these partitions and their uncommitted records, which the next owner reads."""
         for number in partitions:
             for kept in (self._behind, self._committed, self._settled):
                 kept.pop(number, None)
@@ -179,9 +182,9 @@ class ConfirmedReader:
 
 
 class AtMostOnceDrain(Drain):
-    """A drain that begins no event before its offset is committed.
+    """A drain that sends no event before its offset is committed.
 
-    A kill loses what it holds: about twice `max_in_flight` records at most.
+    A kill of the process loses the events that it holds: about twice `max_in_flight` at most.
     """
 
     def __init__(self, egress: Egress, open_reader: OpenReader, *others: Any, **named: Any) -> None:
@@ -189,7 +192,7 @@ class AtMostOnceDrain(Drain):
         self._open_inner = open_reader
         self._confirmed: ConfirmedReader | None = None
         self._gone: list[Partition] = []
-        """Partitions that went and whose attempts may be under way still."""
+        """Partitions that were revoked while attempts were under way; to count lost events."""
 
     def _open_confirmed(self, assignment: Assignment) -> LogReader:
         limit = min(READ_LIMIT, self._egress.max_in_flight)
@@ -223,7 +226,8 @@ class AtMostOnceDrain(Drain):
         return not self._waits_for_rate() and super()._has_room(partition)
 
     def _waits_for_rate(self) -> bool:
-        """Whether what is read now couldn't begin now: committed, it would be lost with us."""
+        """Whether the rate limit keeps events from being sent now: reading, and so committing, more
+        would lose them if this process dies."""
         if self._egress.rate_limit is None:
             return False
         return not self._workers.may_begin or self._workers.has_waiting
@@ -235,7 +239,7 @@ class AtMostOnceDrain(Drain):
         if self._stop_at == math.inf:
             self._stop_at = self._loop.time() + REVOKE_TIMEOUT
         while self._held() and (left := self._stop_at - self._loop.time()) > 0:
-            # Reading is what keeps us in the group; what was committed meanwhile is taken as well.
+            # Reads keep us in the group; records that they commit are taken, too.
             reader.pause(list(self._partitions))
             self._take(await reader.read(1, 0.0))
             await self._moves_until(lambda: not self._held(), min(left, READ_TIMEOUT))
@@ -243,7 +247,7 @@ class AtMostOnceDrain(Drain):
         self._revoke_timeout = 0.0  # they had their time
 
     async def _commit_regularly(self, reader: LogReader) -> None:
-        """Nothing to commit: `reader` has."""
+        """Only count lost events and free finished ones, as `reader` has committed everything."""
         while True:
             await asyncio.sleep(COMMIT_INTERVAL)
             self._count_lost()

@@ -1,4 +1,4 @@
-"""The sender: makes one attempt to send one event, and says what is next.
+"""The sender: makes one attempt to send one event, and returns when the next is due, if any.
 
     SUBSCRIBER --delivered--> settled          --failed for good--> SINK, or TOPIC without one
     SINK       --delivered--> settled          --failed for good--> TOPIC, or come back too often
@@ -7,15 +7,15 @@
 A record that holds no event goes to its Broker's dead-letter topic instead, once for all Triggers
 (`broker_letters`), and never to the SINK, which takes events.
 
-A reply is stored or sent before its event is settled (`replying`; KN-BRK-11, KN-SUB-07); one that
-fails is tried again by itself, as often as the event, without another attempt at the SUBSCRIBER. It
-is kept in memory only: who takes over its partition asks the SUBSCRIBER again. An event that even
-the dead-letter topic does not take stays unsettled for as long as that lasts (KN-DLV-09); of one
-that is too large for it a stub is stored. Whatever one event raises, at any step, it goes to the
-TOPIC: nobody knows whether a sink could take it.
+A reply is stored or sent before its event is settled (`replying`; KN-BRK-11, KN-SUB-07). A reply
+that fails is retried alone, as often as an event, without another attempt at the SUBSCRIBER. It is
+kept in memory only: the next owner of the partition sends the event to the SUBSCRIBER again. An
+event stays unsettled while the dead-letter topic doesn't take it (KN-DLV-09); if it is too large
+for the topic, a stub is stored. An event whose handling raises any exception, at any step, goes to
+the TOPIC, as a sink may not be able to take it.
 
-Where there is no token for a destination that wants one nothing is sent, and nothing is counted:
-the event waits in its stage (decision 0040).
+If there is no token for a destination that wants one, the event is not sent and waits in its stage,
+and the attempt is not counted as one (decision 0040).
 
 Not here: order (`lanes`), offsets (`drain`), and waiting (`workers`).
 """
@@ -66,7 +66,7 @@ log.addFilter(RateLimitedFilter(by_wording=True))
 DEAD_LETTER_WAITS: Final = (0.5, 1.0, 2.0, 5.0, 10.0)
 """Seconds between attempts to write a dead letter; the last one repeats."""
 NO_TOKEN_WAIT: Final = 1.0
-"""Seconds until an event for which there was no token asks again; requests for one are fewer."""
+"""Seconds until an event without a token looks for one again; the issuer is asked less often."""
 
 
 class Sender:
@@ -108,15 +108,17 @@ class Sender:
         self._wanting_reply = b"prefer: reply\r\n" + self._head
 
     def encode(self, event: PendingEvent, envelope: Envelope) -> None:
-        """Make the request once, for every attempt to deliver the event (KN-DP-06, KN-DP-11)."""
+        """Encode the event's request, which all its attempts share (KN-DP-06, KN-DP-11)."""
         event.head, event.body = self._parser.request(
             event.record, envelope, self._format, self._wanting_reply, self._egress.record_position
         )
         event.size = len(event.head) + len(event.body)
 
     def resume(self, event: PendingEvent, state: DeliveryState, *, same_policy: bool) -> float:
-        """Go on where an earlier owner of its partition left the event, after `encode`; gives the
-        seconds until the next attempt is due."""
+        """Continue an event where an earlier owner of its partition left it; call `encode` first.
+
+        Returns the seconds until the next attempt is due.
+        """
         event.resume(state, same_policy=same_policy)
         if event.stage is DeliveryStage.SINK and self._sink is not None:
             self._encode_for_sink(event)
@@ -143,7 +145,7 @@ class Sender:
         undecodable = isinstance(error, InvalidEvent)
         failed = Outcome(failure=Reason.UNDECODABLE if undecodable else Reason.INTERNAL_ERROR)
         told = str(error) if undecodable else f"{type(error).__name__}: {error}"
-        self._failed(failed)
+        self._count_failure(failed)
         where = (event.record.topic(), event.partition.number, event.offset)
         if undecodable:
             log.warning("a dead letter, from %s, partition %d, offset %d: %s", *where, told)
@@ -160,7 +162,7 @@ class Sender:
             if event.attempts and not (event.log and event.log[-1].began == event.last_attempt):
                 event.attempt_failed(failed)
         if event.stage is DeliveryStage.TOPIC:
-            # Whatever breaks about its dead letter: the next has none of its headers.
+            # Its dead letter could not be made: leave out the event's headers next time.
             event.headers = None
             event.tries += 1
             return Retry(_dead_letter_wait(event))
@@ -197,7 +199,7 @@ class Sender:
             if not self._congestion.is_calm:
                 self._congestion.answered()
             return decision
-        self._failed(outcome)
+        self._count_failure(outcome)
         event.attempt_failed(outcome)
         self._tell_congestion(outcome, event)
         if is_reply or outcome.failure in _REPLY_FAILURES:
@@ -214,7 +216,7 @@ class Sender:
         return Retry(0.0)
 
     def _without_token(self, outcome: Outcome) -> Retry:
-        self._failed(outcome)
+        self._count_failure(outcome)
         return Retry(NO_TOKEN_WAIT)
 
     def _tell_congestion(self, outcome: Outcome, event: PendingEvent) -> None:
@@ -236,10 +238,10 @@ class Sender:
             return self._without_token(outcome)
         decision = decide(outcome, event.tries, self._delivery)
         if isinstance(decision, Done):
-            self._dead_lettered(event)
+            self._count_dead_letter(event)
             self._log_dead_letter(event, self._sink.url)
             return decision
-        self._failed(outcome)
+        self._count_failure(outcome)
         event.tries += 1
         if isinstance(decision, Retry):
             return decision
@@ -247,6 +249,8 @@ class Sender:
         return Retry(0.0)
 
     async def _dead_letter(self, event: PendingEvent) -> Done | Retry:
+        """Write the event's dead letter: into its Broker's topic if the record holds no event, else
+        into the Trigger's. `Done` also if another dispatcher has written it."""
         broker = self._broker_dead_letters
         if broker is None or not _holds_no_event(event):
             return await self._keep(event, self._dead_letters)
@@ -259,7 +263,7 @@ class Sender:
         return decision or Done()
 
     async def _keep(self, event: PendingEvent, topic: DeadLetterTopic) -> Done | Retry:
-        """Write its dead letter into a topic."""
+        """Write the event's dead letter into `topic`; a stub of it if it is too large."""
         record = event.record
         headers, value = self._dead_letter_of(event, is_of_trigger=topic is self._dead_letters)
         draft = Draft(record.key(), headers, value)
@@ -278,7 +282,7 @@ class Sender:
             error = await write(stub_of(draft))
         if error is not None:
             return self._keep_later(event, topic, error)
-        self._dead_lettered(event)
+        self._count_dead_letter(event)
         self._log_dead_letter(event, topic.name)
         return Done()
 
@@ -410,10 +414,10 @@ class Sender:
             return None
         return retry_after_seconds(value, self._now())
 
-    def _failed(self, outcome: Outcome) -> None:
+    def _count_failure(self, outcome: Outcome) -> None:
         self._counts.failures[_why(outcome)] += 1
 
-    def _dead_lettered(self, event: PendingEvent) -> None:
+    def _count_dead_letter(self, event: PendingEvent) -> None:
         assert event.failed is not None
         self._events.dead_lettered += 1
         self._counts.dead_letters[_why(event.failed)] += 1

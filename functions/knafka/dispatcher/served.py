@@ -1,4 +1,4 @@
-"""An Egress that is served: its drains, one at a time, their counts, and its metrics."""
+"""One Egress that this process serves: its successive drains and their counts; metrics of all."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from knafka.observability import Histogram, Metric, consumed, egress_labels
 from knafka.tracing.spans import Tracer
 
 STOP_TIMEOUT: Final = 4.0
-"""Seconds for dead letters and replies that are still being written at the end."""
+"""Seconds that dead letters and replies under way may still take when a drain stops."""
 
 
 class Served:
-    """One Egress in this process, for as long as it is served here, however it changes."""
+    """One Egress that this process serves, over all its changes and drains."""
 
     def __init__(self, egress: Egress, tracer: Tracer | None = None) -> None:
         self.egress = egress
         self._tracer = tracer
         self._drain: Drain | None = None
         self._before = DrainCounts()
-        """What became of the events of the drains before that."""
+        """The counts of all earlier drains."""
 
     def new_drain(self, egress: Egress, clients: Clients) -> Drain:
-        """The next one, by the Egress as it is now; the last one is over."""
+        """Create the next drain, for `egress` as it is now. The last drain must be over."""
         self._before = self.totals()
         make: Callable[..., Drain] = AtMostOnceDrain if egress.at_most_once else Drain
         self._drain = make(
@@ -54,11 +54,11 @@ class Served:
 
     @property
     def drain(self) -> Drain | None:
-        """The one that runs."""
+        """The drain that runs; None if none does."""
         return None if self._drain is None or self._drain.is_over else self._drain
 
     def totals(self) -> DrainCounts:
-        """What became of the events of all drains."""
+        """The counts of all drains so far."""
         if self._drain is None:
             return self._before
         self._drain.catch_up()
@@ -66,7 +66,7 @@ class Served:
 
 
 def metrics_of(served: Sequence[Served], now: float) -> Iterator[Metric]:
-    """KN-DP-15: what became of each Trigger's events, in this process; `now` is Unix time."""
+    """The metrics of the Egresses that this process serves (KN-DP-15); `now` is Unix time."""
     totals = [(each, each.totals()) for each in served]
 
     def counted(
@@ -114,7 +114,7 @@ def metrics_of(served: Sequence[Served], now: float) -> Iterator[Metric]:
         yield Metric(
             name,
             explained,
-            # One without any takes 17 samples to say so, a thousand idle ones of them 17,000.
+            # An empty histogram has 17 samples: a thousand idle Egresses would have 17,000.
             [
                 (_labels(each), histogram)
                 for each, total in totals
@@ -200,7 +200,7 @@ _GAUGES: Final[Sequence[tuple[str, str, Callable[[Collection[Partition], float],
         _oldest_age,
     ),
 )
-"""Of an Egress's partitions here, those of a drain that is over being none."""
+"""Gauges of the partitions that an Egress's drain has here; without a running drain it has none."""
 
 
 def _open(served: Served) -> Collection[Partition]:

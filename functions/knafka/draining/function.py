@@ -1,9 +1,9 @@
 """A function that drains: `POST /drain` under ASGI (FN-2, FN-4, design: the drain).
 
-A request begins the drain or has it go on, and streams its progress as JSON lines; the drain itself
-outlives it (`lease`). There is one drain and one request at a time; a second one is answered 409,
-unless it alone says what it drains, as operators do: then the first is over.
-What is drained, its `Side` says: a dispatcher's, or a Sensor's.
+A request starts the drain or continues it, and streams its progress as JSON lines; the drain itself
+outlives the request (`lease`). There is one drain and one request at a time. A second request is
+answered 409, unless only the second says what it drains, as an operator's does: then it replaces
+the first. What is drained is up to the `Side`: a dispatcher's, or a Sensor's.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from knafka.tracing.starting import Tracing, start_tracing
 METRICS: Final = "/metrics"
 MAX_REQUEST_BYTES: Final = 64 * 1024
 READY_PATIENCE: Final = 5.0
-"""Seconds that a request waits for what a dispatcher reads at its start."""
+"""Seconds that a request waits until the process is ready to drain."""
 
 
 class Side(Protocol):
@@ -38,7 +38,7 @@ class Side(Protocol):
 
     @property
     def failure(self) -> LogError | None:
-        """Why only a new process can go on; else None."""
+        """The error after which only a new process can go on; None if there is none."""
         ...
 
     @property
@@ -47,11 +47,11 @@ class Side(Protocol):
         ...
 
     async def wait_until_ready(self, timeout: float) -> None:
-        """Until it has no `problem`, at most so many seconds."""
+        """Wait until it has no `problem`, for at most `timeout` seconds."""
         ...
 
     def metrics(self) -> Iterator[Metric]:
-        """KN-DP-15: what became of events, in this process."""
+        """The metrics of this process's events (KN-DP-15)."""
         ...
 
     @property
@@ -60,15 +60,15 @@ class Side(Protocol):
         ...
 
     def start(self, *, drain: bool) -> None:
-        """`drain`: without being asked."""
+        """Start; with `drain`, begin to drain without a request."""
         ...
 
     def refusal(self, request: DrainRequest) -> str:
-        """Why it is for another process; empty: it isn't."""
+        """Why the request is for another process; empty if it is for this one."""
         ...
 
     def refused(self) -> None:
-        """A request for another process came."""
+        """Note that a request for another process has come."""
         ...
 
     async def stream(
@@ -76,7 +76,7 @@ class Side(Protocol):
     ) -> None: ...
 
     def detach(self) -> None:
-        """The request is over."""
+        """Note that the request under way has ended."""
         ...
 
     def stop(self, timeout: float) -> None:
@@ -93,14 +93,14 @@ class Side(Protocol):
 
 
 OpenSide: TypeAlias = Callable[[Mapping[str, str], Drains, Tracer | None], Side]
-"""By its environment; raises `InvalidDocument` for settings that can't be used."""
+"""Opens the `Side` that the environment describes; raises `InvalidDocument` for bad settings."""
 
 
 class DrainingFunction:
-    """One process: nothing is opened before `start`."""
+    """The function of one process; `start` opens everything."""
 
     def __init__(self, service: str, open_side: OpenSide) -> None:
-        """`service`: what its traces are of."""
+        """`service`: the service name in its traces."""
         self._service = service
         self._open_side = open_side
         self._side: Side | None = None
@@ -109,10 +109,11 @@ class DrainingFunction:
         self._ending = False
         self._callers = self._scrapers = EVERYBODY
         self._makes_way: tuple[asyncio.Task[bool], asyncio.Event] | None = None
-        """Of a request under way that doesn't say what it drains: its caller, and its end."""
+        """The request under way if it doesn't say what it drains: its caller, and an event that is
+        set at its end."""
         self._tracing: Tracing | None = None
         self.statistics: ClientStatistics
-        """Of its clients of Kafka, from `start` on."""
+        """Statistics of its Kafka clients; set by `start`."""
 
     async def start(self, environment: Mapping[str, str]) -> None:
         """Get ready to drain, or begin; raises `InvalidDocument` for settings that can't be
@@ -131,7 +132,7 @@ class DrainingFunction:
         return {}
 
     def interrupt(self) -> None:
-        """The process is to end: so is the drain, before the server waits for its response."""
+        """Begin to end the drain, as the process is to end: the server then waits for responses."""
         if not self._ending and self._side is not None:
             self._side.stop(self._stop_timeout)
         self._ending = True
@@ -150,12 +151,12 @@ class DrainingFunction:
             await self._tracing.close()
 
     def alive(self) -> tuple[bool, str]:
-        """Whether a restart would not help, and why it would."""
+        """Whether the process is alive, and why not: only a restart helps then."""
         failure = None if self._side is None else self._side.failure
         return (True, "alive") if failure is None else (False, str(failure))
 
     def ready(self) -> tuple[bool, str]:
-        """Whether a drain may be asked for."""
+        """Whether the process takes requests for drains, and why not."""
         if self._ending:
             return False, "ending"
         problem = "" if self._side is None else self._side.problem
@@ -167,7 +168,7 @@ class DrainingFunction:
         return self._side is not None and self._side.is_attached
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One HTTP request, as ASGI has it."""
+        """Answer one HTTP request (ASGI): `POST /drain`, the probes, or `GET /metrics`."""
         method, path = scope["method"], scope["path"]
         if path == contract.PATH:
             if method != "POST":
@@ -186,8 +187,8 @@ class DrainingFunction:
             if not self._scrapers.accept(bearer_of(scope["headers"])):
                 await refuse_caller(send, NO_SCRAPER)
                 return
-            # What is asked for is put together here, and written on a thread: for a shard's many
-            # Egresses that takes as long as hundreds of events.
+            # Collect the metrics here, and format them in a thread: for a shard's many Egresses
+            # that takes as long as hundreds of events.
             found = () if self._side is None else self._side.metrics()
             written = [*found, *self.statistics.metrics()]
             text = await asyncio.to_thread(prometheus_text, written)
@@ -235,9 +236,10 @@ class DrainingFunction:
 
 
 async def _request(receive: Receive) -> tuple[DrainRequest, bytes] | None:
-    """What is asked, and what the body already holds behind it; None: the caller hung up.
+    """Read a drain request; returns it with the rest of the body read so far, or None if the caller
+    has disconnected. Raises `InvalidDocument`.
 
-    The request is the first line of the body if that is JSON, and else all of it.
+    The request is the first line of the body if that is JSON, else the whole body.
     """
     body, more = b"", True
     while more:
@@ -259,7 +261,7 @@ async def _request(receive: Receive) -> tuple[DrainRequest, bytes] | None:
 
 
 async def _caller(receive: Receive, rest: bytes) -> bool:
-    """Whether the caller says that the drain is to end; False: it has hung up."""
+    """Wait until the caller asks to stop the drain (True) or disconnects (False)."""
     while contract.STOP.strip() not in rest:
         part = await receive()
         if part["type"] == "http.disconnect":

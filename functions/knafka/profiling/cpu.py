@@ -1,16 +1,17 @@
-"""Where time goes: every thread's stack, looked at a hundred times a second from a thread beside.
+"""A sampling profiler: another thread samples every thread's stack a hundred times a second.
 
-Each look gives a thread's stack the time since the look before: once by the clock (`wall`), and as
-much of it as the kernel says that the thread ran (`cpu`). So a thread that waits costs nothing in
-the one and shows in the other. Threads without Python, librdkafka's, have no stack to look at: what
-they ran is one frame with the thread's name.
+Each sample adds the time since the previous one to a thread's stack: by the clock (`wall`), and by
+what the kernel says that the thread ran of it (`cpu`). So a thread that waits shows in `wall` and
+not in `cpu`. librdkafka's threads have no Python stack to sample: what they ran is one frame with
+the thread's name.
 
-The event loop's thread is looked at for `cpu` by a timer that goes by CPU time. Its work comes in
-bursts of microseconds, and another thread gets to look when it lets go of the interpreter: when it
-waits again, which all of its time would seem to be.
+For `cpu` the event loop's thread is sampled by a timer of CPU time instead. It works in bursts of
+microseconds, and another thread could sample it only when it releases the interpreter, which is
+when it waits again: it would seem to spend all of its time there.
 
-Nothing stops: a look holds the interpreter for some tens of microseconds. It takes `SHARE` of one
-core at most: where there are many threads or deep stacks, looks are rarer.
+The process goes on meanwhile: one sample of all threads holds the interpreter for some tens of
+microseconds. Sampling takes at most `SHARE` of one core; with many threads or deep stacks it is
+rarer.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ from knafka.profiling.format import Frame, Profile, ValueType
 INTERVAL: Final = 0.01
 """Seconds between two looks, on average."""
 SHARE: Final = 0.02
-"""Of one core, at most, for looking."""
+"""Largest share of one core that sampling may take."""
 PATIENCE: Final = 1.0
-"""Seconds for the event loop to begin."""
+"""Seconds that the event loop has to start or stop the timer."""
 DEPTH: Final = 200
 """Innermost frames of a stack that are kept."""
 
@@ -54,17 +55,17 @@ def profile(
     loop: asyncio.AbstractEventLoop | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Profile:
-    """Look for so many seconds; blocks the thread that calls, which isn't among what is seen.
+    """Profile this process for `seconds`. Blocks the calling thread, which is left out.
 
-    `loop` is the main thread's, if it has one.
+    `loop` is the main thread's event loop, if it has one.
     """
     began, started = time.time(), time.monotonic()
     native = _ran_by_thread()
     seen = _Seen()
-    with _ticking(loop, seen) as ticks:
+    with _main_thread_timer(loop, seen) as ticks:
         looks = _Looks(seen, threading.main_thread().ident if ticks else None)
         while (left := started + seconds - time.monotonic()) > 0:
-            # Not in step with what is looked at.
+            # At random, so as not to be in step with periodic work.
             sleep(min(left, looks.interval * random.uniform(0.5, 1.5)))
             looks.look()
     samples = seen.samples()
@@ -86,7 +87,7 @@ def profile(
 
 
 class _Seen(dict[_Stack, list[int]]):
-    """Looks, nanoseconds by the clock and nanoseconds of CPU of each stack."""
+    """By stack: number of samples, nanoseconds by the clock, and nanoseconds of CPU."""
 
     def __missing__(self, stack: _Stack) -> list[int]:
         values = self[stack] = [0, 0, 0]
@@ -102,7 +103,7 @@ class _Seen(dict[_Stack, list[int]]):
 
 
 class _Looks:
-    """From a thread beside: at all threads, and for `cpu` at all but the one that ticks."""
+    """Samples all threads from another one; for `cpu` all but the thread `ticking` (`_Ticks`)."""
 
     def __init__(self, seen: _Seen, ticking: int | None) -> None:
         self.count = 0
@@ -123,7 +124,7 @@ class _Looks:
         passed, self._at = now - self._at, now
         own = threading.get_ident()
         native = _numbers()
-        # Asked for first: what the kernel says takes longer, and a stack is to be that of the time.
+        # Take the stacks first: asking the kernel takes longer, and they would be outdated.
         stacks = {
             ident: _stack(frame) for ident, frame in sys._current_frames().items() if ident != own
         }
@@ -139,7 +140,7 @@ class _Looks:
         self.interval = max(INTERVAL, self.cost / self.count / SHARE)
 
     def _new_time(self, thread: int | None) -> int:
-        """Nanoseconds that this thread ran since it was asked last; 0 the first time."""
+        """Nanoseconds that the thread ran since the last call for it; 0 at the first."""
         if thread is None or (ran := _ran(thread)) is None:
             return 0
         new = ran - self._ran.get(thread, ran)
@@ -148,7 +149,7 @@ class _Looks:
 
 
 class _Ticks:
-    """From a timer of the process's CPU time: at the main thread, which handles signals."""
+    """Samples the main thread, which handles signals, by a timer of the process's CPU time."""
 
     def __init__(self, seen: _Seen) -> None:
         self._seen = seen
@@ -174,8 +175,9 @@ class _Ticks:
 
 
 @contextmanager
-def _ticking(loop: asyncio.AbstractEventLoop | None, seen: _Seen) -> Iterator[bool]:
-    """Whether the main thread ticks: it has an event loop, and that isn't stuck."""
+def _main_thread_timer(loop: asyncio.AbstractEventLoop | None, seen: _Seen) -> Iterator[bool]:
+    """Sample the main thread by a CPU timer inside. Gives whether the timer runs: it doesn't if
+    `loop` is None, or is stuck for `PATIENCE`."""
     ticks = _Ticks(seen)
     wanted, started, ended = True, threading.Event(), threading.Event()
 
@@ -211,7 +213,7 @@ def _stack(innermost: FrameType) -> _Stack:
 
 
 def _numbers() -> dict[int | None, int | None]:
-    """The kernel's number of each thread that Python knows, by Python's."""
+    """The kernel's thread ids of the threads that Python knows, by Python's thread ids."""
     found = {each.ident: each.native_id for each in threading.enumerate()}
     # After a fork (functions-framework's workers) Python 3.11 has the parent's.
     found[threading.main_thread().ident] = os.getpid()
@@ -228,7 +230,7 @@ def _ran(thread: int) -> int | None:
 
 
 def _ran_by_thread() -> dict[int, int]:
-    """Of every thread of this process, with Python or without."""
+    """Nanoseconds that each thread of this process has run, by the kernel's thread id."""
     try:
         threads = [int(each) for each in os.listdir(_TASKS)]
     except OSError:
@@ -237,7 +239,7 @@ def _ran_by_thread() -> dict[int, int]:
 
 
 def _without_python(before: dict[int, int]) -> dict[tuple[Frame, ...], int]:
-    """What threads ran since then that Python doesn't know, by their names."""
+    """Nanoseconds that threads without Python ran since `before`, as a stack with their name."""
     known = set(_numbers().values())
     found: dict[tuple[Frame, ...], int] = {}
     for thread, ran in _ran_by_thread().items():

@@ -1,10 +1,10 @@
-"""What a process has read of the bus and of the trigger topic, taken in the order of the events.
+"""Puts the records that a process reads from the bus and the trigger topic in order of time.
 
     bus            take_in --Bus--> route        in the order of all partitions that are ours
-    trigger topic  take_in --InOrder--> reduce   in the order of all there are
+    trigger topic  take_in --InOrder--> reduce   in the order of all partitions of the bus
 
-Until when everything was read is asked for only while something waits for it. Not here: what an
-event does (`handlers`), and transactions (`processor`).
+The time up to which everything was read is asked for only while a record waits for it. Not here:
+handling events (`handlers`), and transactions (`processor`).
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ log = logging.getLogger(__name__)
 log.addFilter(RateLimitedFilter(by_wording=True))
 
 SHORTEST_WAIT: Final = 0.005
-"""Seconds between two looks at what waits until it is next, at least."""
+"""Least time (seconds) between two checks of the records that wait for their turn."""
 LONGEST_WAIT: Final = 0.02
-"""Seconds between two of them, at most."""
+"""Longest time (seconds) between two such checks."""
 HELD_BACK_RECORDS: Final = 50_000
-"""Records of the trigger topic that wait in a process until they are next; of more the first are
-taken, though something may come before them."""
+"""Number of records of the trigger topic that may wait in a process for their turn. If more wait,
+the first are taken, although an earlier event may still come."""
 HELD_BACK_BYTES: Final = 64 * 1024 * 1024
-"""Bytes of them."""
+"""Size of these records; with more bytes the first are taken in the same way."""
 
 
 class Ordering:
-    """Of one process. Times are ms since the Unix epoch."""
+    """The records of one process that wait for their turn. Times are ms since the Unix epoch."""
 
     def __init__(
         self,
@@ -57,18 +57,18 @@ class Ordering:
         self._watermark = Watermark(sensor, log)
         self._handlers = Handlers(sensor, rules, router, self._bus, tracing)
         self._positions: dict[Partition, int] = {}
-        """What is committed."""
+        """The committed offset of each partition that is ours."""
         self._read_to: dict[int, int] = {}
         """The next offset to be read of each partition of the trigger topic."""
         self._taken: dict[int, Taken | None] = {}
-        """What is committed of what was taken behind the position."""
+        """The committed `Taken` of each partition of the trigger topic."""
         self._ordered: dict[int, InOrder[Collected]] = {}
-        """What was read of the trigger topic, and waits until it is next."""
+        """Records of each partition of the trigger topic that wait for their turn."""
 
     # Partitions
 
     def assigned(self, partition: Partition, position: int, metadata: str) -> None:
-        """A partition is ours, and this is what was committed of it."""
+        """Take over a partition, with its committed offset and metadata."""
         number = partition.number
         self._positions[partition] = position
         if partition.topic == self._sensor.topic:
@@ -92,34 +92,34 @@ class Ordering:
         return list(self._positions)
 
     def position(self, partition: Partition) -> int:
-        """What is committed of a partition of ours."""
+        """The committed offset of a partition that is ours."""
         return self._positions[partition]
 
     # What waits
 
     @property
     def waiting(self) -> int:
-        """Events that were read and wait until they are next."""
+        """Number of events that were read and wait for their turn."""
         return self._bus.queued + sum(map(len, list(self._ordered.values())))
 
     @property
     def stalled(self) -> Collection[int]:
-        """Partitions of the bus that were waited for in vain."""
+        """Partitions of the bus that are no longer waited for, as nothing came of them."""
         return self._bus.stalled
 
     @property
     def first(self) -> int | None:
-        """The time of the first event that waits until it is next; None: none does."""
+        """The time of the earliest event that waits for its turn; None if none waits."""
         times = [self._bus.first, *(each.first for each in self._ordered.values())]
         return min((at for at in times if at is not None), default=None)
 
     @property
     def has_next(self) -> bool:
-        """Whether something waits only for its transaction."""
+        """Whether a record is next in order, and waits only for its transaction."""
         return self._bus.has_next or any(each.has_next for each in self._ordered.values())
 
     def patience(self, now: int) -> float | None:
-        """Seconds after which it is worth to look again; None: nothing waits."""
+        """Seconds until the next check of the records that wait; None if none waits."""
         if self.first is None:
             return None
         seconds = (self._bus.next_look - now) / 1000
@@ -131,13 +131,12 @@ class Ordering:
 
     @property
     def asked_at(self) -> int:
-        """When that was asked for, by our clock."""
+        """When `known` was asked for, by our clock."""
         return self._watermark.asked_at
 
     @property
     def known(self) -> int | None:
-        """The time before which every event was read that concerns partitions of ours, as it was
-        last asked for."""
+        """The time before which every event for our partitions was read, as last asked for."""
         return self._watermark.known
 
     # In a batch
@@ -150,8 +149,8 @@ class Ordering:
         now: int,
         first_at: int,
     ) -> int:
-        """These records were read by now, the first of them at `first_at`, and these ends were
-        reached; gives how many events were next at once."""
+        """Take in records that were read by `now`, the first at `first_at`, and the ends of
+        partitions that were reached. Returns how many events were next in order and so handled."""
         bus, count = self._sensor.topic, 0
         for record in found:
             if record is not found[0]:
@@ -172,8 +171,9 @@ class Ordering:
         return count
 
     def look(self, now: int, due: int | None, since: int) -> None:
-        """Learn until when everything was read, as far as something waits for it; `due`: also until
-        this time, as asked for since `since`. While nothing is routed that isn't committed."""
+        """Find out up to which time everything was read, if a record waits for that, or `due`: then
+        by a request that was made at `since` or later. Call it only while every routed event is
+        committed."""
         bus, ordered = self._bus, self._ordered
         held_back = [at for each in ordered.values() if (at := each.first) is not None]
         times = [*held_back, bus.waits_for, bus.first_ahead, due]
@@ -190,7 +190,7 @@ class Ordering:
                     each.know(known)
 
     def route(self, batch: Batch) -> int:
-        """Have what is next on the bus in the trigger topic; gives how many events."""
+        """Route the events that are next on the bus to the trigger topic; returns how many."""
         count = 0
         for arrival, until in self._bus.ready(BATCH):
             self._handlers.route(arrival, batch, until)
@@ -198,7 +198,7 @@ class Ordering:
         return count
 
     def reduce(self, batch: Batch) -> int:
-        """Have triggers take what is next; gives how many events."""
+        """Apply the events that are next in order to their triggers; returns how many."""
         count, share = 0, max(1, len(self._ordered))
         room = HELD_BACK_RECORDS // share, HELD_BACK_BYTES // share
         for number, ordered in self._ordered.items():
@@ -217,11 +217,11 @@ class Ordering:
         return count
 
     def expired(self, number: int, until: int) -> None:
-        """In a partition of the trigger topic it was decided what hasn't come before a time."""
+        """Note that all timeouts before `until` were handled in a trigger topic partition."""
         self._ordered[number].close(until)
 
     def set_positions(self, batch: Batch) -> None:
-        """What is committed with the batch: whatever has changed."""
+        """Add the offsets and metadata to the batch that have changed since the last commit."""
         for partition, committed in self._positions.items():
             number = partition.number
             if partition.topic == self._sensor.topic:
@@ -238,13 +238,14 @@ class Ordering:
                 batch.taken[number] = ordered.taken(read)
 
     def committed(self, batch: Batch) -> None:
+        """Note that the batch was committed, with its offsets."""
         self._positions.update(batch.positions)
         self._taken.update(batch.taken)
         for number, routed in batch.routed.items():
             self._bus.committed(number, routed.until)
 
     def go_back(self) -> None:
-        """What isn't committed is read again."""
+        """Go back to the committed offsets: everything after them is read again."""
         self._bus.go_back(self._positions)
         self._watermark.forget()  # it was about where these were read
         for number, taken in self._taken.items():
@@ -252,5 +253,6 @@ class Ordering:
             self._read_to[number] = self._positions[Partition(self._sensor.trigger_topic, number)]
 
     def balance(self) -> None:
-        """Have nothing read on that is far ahead of the rest."""
+        """Pause partitions of the bus that are far ahead of the others while much waits, and resume
+        them later."""
         self._bus.balance()

@@ -1,6 +1,6 @@
-"""What is sent to its own Broker or channel again, as `knafka check` says it.
+"""Warnings of `knafka check` about events that are sent back to their own Broker or channel.
 
-Not here: a Sensor, which may well fire events into its own bus.
+Not here: Sensors, which may well fire events into their own bus.
 """
 
 from __future__ import annotations
@@ -32,21 +32,22 @@ def warnings(
         if leads_back(destination, family, bus.namespace, bus.name):
             where = f"{path}.{'uri' if destination.ref is None else 'ref'}"
             itself = "Broker" if family is BROKERS else "channel"
-            doubts.append(f"{where}: its own {itself}: {_meant(path)}")
+            doubts.append(f"{where}: its own {itself}: {_consequence(path)}")
         elif path == DEAD_LETTER_SINK_PATH and (way := _way_back(destination, bus, known)):
-            doubts.append(f"{path}: leads back over {', '.join(map(str, way))}: {_meant(path)}")
+            brokers = ", ".join(map(str, way))
+            doubts.append(f"{path}: leads back over {brokers}: {_consequence(path)}")
     return doubts
 
 
 def of_broker(broker: Broker, known: Mapping[ObjectIdentity, Any]) -> list[str]:
-    """Warnings about a Broker's own dead letter sink, which all its Triggers have that declare no
-    delivery."""
+    """Warnings about a Broker's dead letter sink; its Triggers without a delivery use it, too."""
     bus = ObjectIdentity(BROKERS.broker, broker.metadata.namespace, broker.metadata.name)
     sinks = {DEAD_LETTER_SINK_PATH: broker.spec.delivery.dead_letter_sink}
     return warnings(sinks, bus, known)
 
 
-def _meant(path: str) -> str:
+def _consequence(path: str) -> str:
+    """A sentence on what happens when the destination at `path` leads back to its Broker."""
     if path == DEAD_LETTER_SINK_PATH:
         return (
             f"what fails comes back to it, {MAX_HOPS} times at most, and is kept in the "
@@ -60,7 +61,8 @@ def _meant(path: str) -> str:
 def _way_back(
     destination: Destination, bus: ObjectIdentity, known: Mapping[ObjectIdentity, Any]
 ) -> Sequence[ObjectIdentity]:
-    """The Brokers over whose own dead letter sinks this one leads back; empty: it doesn't."""
+    """The Brokers whose dead letter sinks lead, one after the other, from `destination` back to
+    `bus`; empty if they don't."""
     way: list[ObjectIdentity] = []
     sink: Destination | None = destination
     namespace = bus.namespace

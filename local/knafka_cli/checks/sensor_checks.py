@@ -25,13 +25,13 @@ def is_sensor(document: object) -> bool:
 
 
 def read(document: Mapping[str, Any]) -> Sensor:
-    """Raises `InvalidDocument`."""
+    """The Sensor that a document declares. Raises `InvalidDocument`."""
     return parse(Sensor, document)
 
 
 def errors(sensor: Sensor) -> list[str]:
-    """Annotations that say nothing usable, filters that no event can match, and what their
-    expressions call that isn't there."""
+    """Sentences about invalid annotations, filters that no event can match, and expressions that
+    call functions that don't exist."""
     problems: list[str] = []
     for read_annotations in (partial(autoscaling, maxima=UNLIMITED), held_limits):
         try:
@@ -49,7 +49,7 @@ def errors(sensor: Sensor) -> list[str]:
 
 
 def warnings(sensor: Sensor) -> list[str]:
-    """Sentences about what is allowed in a Sensor and is probably a mistake."""
+    """Sentences about what a Sensor may declare but is probably a mistake."""
     doubts = []
     used = frozenset[str]().union(*(rule.condition.names for rule in sensor.spec.rules()))
     for number, dependency in enumerate(sensor.spec.dependencies):

@@ -167,7 +167,8 @@ def show_letters(
 
 
 def _sources(tables: str | None, data_dir: Path) -> tuple[RunningState | None, TableFiles | None]:
-    """What runs, unless tables are named, and the tables, if there are any."""
+    """The running installation, and the tables; None for what there isn't. With `tables` only the
+    tables are read."""
     files = dead_letter_tables.open_tables(_place(data_dir, tables)["tables"], _tell)
     if tables is not None:
         if files is None:
@@ -182,7 +183,7 @@ def _sources(tables: str | None, data_dir: Path) -> tuple[RunningState | None, T
 
 
 def _egress(running: RunningState, trigger: str | None, broker: str | None) -> Egress:
-    """What has the dead letters of a Trigger, or of a Broker."""
+    """The Egress of a Trigger, or the one that stands for a Broker's own dead letters."""
     if trigger is not None:
         return egress_of(running, trigger)
     return dead_letters.of_broker(ingress_of(running, broker))
@@ -191,6 +192,7 @@ def _egress(running: RunningState, trigger: str | None, broker: str | None) -> E
 def _of(
     running: RunningState | None, trigger: str | None, broker: str | None = None
 ) -> Sequence[FailureCondition]:
+    """Conditions that select the failures of a Trigger, or of a Broker's own; empty: all."""
     if trigger is None and broker is None:
         return ()
     if running is not None:

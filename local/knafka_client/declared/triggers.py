@@ -30,7 +30,8 @@ class Unknown(KnafkaError):
 
 
 def named(text: str, kind: str) -> ObjectIdentity:
-    """`namespace/name`, or a name alone in the namespace `default`."""
+    """Parse `NAMESPACE/NAME`, or `NAME` in the namespace `default`, as the identity of an object of
+    this kind."""
     namespace, slash, name = text.rpartition("/")
     return ObjectIdentity(kind, namespace if slash else "default", name)
 
@@ -65,7 +66,7 @@ def of_broker(declared: DeclaredObjects, broker: str | None) -> Sequence[Trigger
 
 
 def refusals(trigger: Trigger, event: Event) -> Sequence[str]:
-    """The clauses of the Trigger that say no to the event; none: it matches."""
+    """The clauses of the Trigger's filters that don't match the event; empty if all do."""
     return why_not(trigger.spec.filter, trigger.spec.filters, event.attributes)
 
 

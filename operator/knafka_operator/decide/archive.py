@@ -1,16 +1,16 @@
-"""Archive: what was observed of a DeadLetterArchive -> its status, and what is to be done. Pure.
+"""Archive: from what was observed of a DeadLetterArchive to its status and effects. Pure.
 
     dead letters wait, a report is due     } -> a Lease for its tables -> one Job -> its outcome
     an operation on the tables is queued   }
 
-A Job's name has the number of its run, which the status counts up: so an operator that dies between
-two effects leaves nothing that the next one makes again. What is compacted is what the Jobs have
-committed for a consumer group of the archive's own; what waits is that group's lag.
+A Job's name has the number of its run, and the status counts the runs: if an operator dies between
+two effects, the next one does not create a Job twice. The Jobs commit what they have compacted for
+a consumer group of the archive's own; the dead letters that wait are that group's lag.
 
-An operation (`decide.operation`) keeps its own status: its Job stays until that has the outcome.
-Where the archive and an operation both want a Job, they take turns, and the oldest operation first.
+An operation (`decide.operation`) has a status of its own: its Job stays until that has the outcome.
+Where the archive and operations want a Job, they take turns; of operations the oldest comes first.
 
-Effects are few at a time: `decide` is asked again with what they brought about.
+`decide` returns few effects at a time, and is called again with their results.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ from knafka_operator.model.settings import Settings
 ARCHIVE_CONDITIONS: Final = (BROKER_READY, STORAGE_READY, TOPICS_READ, SUCCEEDED)
 
 LOOK: Final = 30.0
-"""Seconds between two looks at what waits."""
+"""Seconds until an archive is reconciled again if nothing changes."""
 LOOK_AT_JOB: Final = 10.0
-"""The same while a Job runs, or another archive's has the tables: changes are heard of besides."""
+"""Seconds until then while a Job runs, or while another archive holds the tables."""
 FIRST_RETRY: Final = 60.0
 MAX_RETRY: Final = 21_600.0
 """Seconds after a Job that failed until the next: the first, doubled each time, up to the last."""
@@ -81,42 +81,42 @@ K = TypeVar("K")
 
 @dataclass(frozen=True)
 class ObservedArchive(Observed, Generic[K]):
-    """What reading gave; where it failed, the error that says why stands in place of the value."""
+    """What was observed of an archive; where reading failed, the error stands for the value."""
 
     archive: DeadLetterArchive | InvalidDocument
     status: Mapping[str, Any]
-    """As it stands by now."""
+    """The status as it is now, with what effects have written."""
     broker: BrokerState[K] | None = None
     stored_broker: Mapping[str, Any] | None = None
     ours: bool = True
     storage: KnafkaError | None = None
-    """What is wrong with it."""
+    """The problem with the storage; None: there is none."""
     group: str = ""
     waiting: int | KnafkaError | None = None
-    """None: that isn't known."""
+    """The number of dead letters that wait, or why it can't be read; None: not known yet."""
     jobs: tuple[Mapping[str, Any], ...] = ()
-    """Its own and its operations', in the order of their runs."""
+    """The archive's Jobs and those of its operations, in the order of their runs."""
     next_operation: Operation | None = None
-    """Of those that are queued the oldest that may be tried now."""
+    """The oldest queued operation that may be tried now."""
     operations_again: float = math.inf
-    """Seconds until another one may be."""
+    """Seconds until another queued operation may be tried."""
     unrecorded: frozenset[str] = frozenset()
-    """Jobs of operations whose status doesn't say yet how these ended."""
+    """Names of Jobs whose operation's status does not have their outcome yet."""
     unwanted: frozenset[str] = frozenset()
-    """Jobs of operations that are no more."""
+    """Names of Jobs whose operation was deleted."""
     pods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The last pod of each of these Jobs, by the Job's name."""
     lease: Mapping[str, Any] | None = None
     holder_is_gone: bool = False
-    """Whether nobody has a Job any more of those who hold the Lease, if it isn't ours."""
+    """Whether the archive that holds the Lease was deleted, and has no Job any more."""
     address: str = ""
-    """The Broker's; empty: it has none."""
+    """The Broker's address; empty: it has none."""
     account: bool = False
-    """Whether that has been applied."""
+    """Whether the ServiceAccount and RoleBinding of executors have been applied."""
 
     @property
     def failure(self) -> KnafkaError | None:
-        """What an effect failed with: no more are tried now."""
+        """The error of the first effect that failed; no other effect is tried after it."""
         return next(iter(self.failed.values()), None)
 
     def after(self, effect: Effect, result: Any) -> ObservedArchive[K]:
@@ -140,7 +140,7 @@ class ArchiveDecision:
 
 
 def decide(seen: ObservedArchive[K], settings: Settings, now: datetime) -> ArchiveDecision:
-    """Judge an archive; the effects are in the order of `ARCHIVE_ORDER`."""
+    """Decide an archive's status and effects, which are in the order of `ARCHIVE_ORDER`."""
     conditions, before = ConditionSet(ARCHIVE_CONDITIONS), seen.status
     status: dict[str, Any] = {
         "observedGeneration": seen.document["metadata"].get("generation", 0),
@@ -175,7 +175,7 @@ def decide(seen: ObservedArchive[K], settings: Settings, now: datetime) -> Archi
             status |= _waited(seen.waiting, before, now)
     _judge_runs(conditions, seen)
 
-    # What was begun comes to its end, whatever else is wrong.
+    # Finish Jobs that exist, whatever else is wrong.
     for each in seen.jobs:
         name, going = name_of(each), "deletionTimestamp" in each["metadata"]
         if not (ended := outcome(each)):
@@ -255,7 +255,7 @@ def _waited(waiting: int, before: Mapping[str, Any], now: datetime) -> Mapping[s
 def _due(
     archive: DeadLetterArchive, status: Mapping[str, Any], now: datetime
 ) -> tuple[bool, bool, float]:
-    """Whether a run is due, whether with a report, and seconds until that may be otherwise."""
+    """Whether a run is due, whether it includes a report, and seconds until that may change."""
     rules, again = archive.spec.compaction, LOOK
     waiting = status.get("waiting", 0)
     many = waiting >= rules.number
@@ -295,8 +295,8 @@ def _next_report(archive: DeadLetterArchive, status: Mapping[str, Any]) -> datet
 
 
 def _retry_at(archive: DeadLetterArchive, status: Mapping[str, Any]) -> datetime | None:
-    """When another Job may be tried after those that failed; None: at once, as one has succeeded,
-    or what is declared has changed."""
+    """When the next Job may be tried after failures. None: at once, as the last one succeeded, or
+    the archive was changed since."""
     last, failures = status.get("lastRun") or {}, status.get("failures", 0)
     if not failures or last.get("generation") != archive.metadata.generation:
         return None
@@ -304,7 +304,7 @@ def _retry_at(archive: DeadLetterArchive, status: Mapping[str, Any]) -> datetime
 
 
 def retry_after(failures: int) -> float:
-    """Seconds after so many failures in a row, at least one."""
+    """Seconds until the next Job after so many `failures` in a row, which must be 1 or more."""
     return float(min(FIRST_RETRY * 2.0 ** min(failures - 1, 16), MAX_RETRY))
 
 
@@ -312,7 +312,7 @@ def retry_after(failures: int) -> float:
 
 
 def holder(document: Mapping[str, Any]) -> str:
-    """Who an archive is to others that want the same tables."""
+    """The archive's identity as the holder of a Lease: `NAMESPACE/NAME/UID`."""
     metadata = document["metadata"]
     return f"{metadata['namespace']}/{metadata['name']}/{metadata.get('uid', '')}"
 

@@ -1,9 +1,9 @@
-"""Archive manifests: the Job of one run, what it needs to make executors, and its Lease. Pure.
+"""Archive manifests: the Job of one run, the account that creates its executors, its Lease. Pure.
 
-A run is the archive's own, or that of an operation on its tables.
+A run is the archive's own, or that of an operation on its tables (a replay or a purge).
 
-The pod fetches nothing at its start: Java, Spark and all jars are in its image. What it is to do is
-in its arguments, how Spark runs in its environment (`knafka_jobs.pod`).
+The pod downloads nothing at its start: Java, Spark and all jars are in its image. Its arguments say
+what to do; its environment, how Spark runs (`knafka_jobs.pod`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROLE: Final = "archive"
 DRIVER_ROLE: Final = "knafka-dead-letter-driver"
 """The ClusterRole that operator/deploy/dead-letters has for Jobs with executors."""
 ROOT: Final = "knafka.dev/archive-root"
-"""Annotation of a Lease: which place of tables it is for."""
+"""Annotation of a Lease: the storage whose tables it protects, as `root` identifies it."""
 JOB_NAME: Final = "batch.kubernetes.io/job-name"
 """Label that Kubernetes puts on a Job's pods."""
 FORGOTTEN: Final = 86_400
@@ -47,8 +47,9 @@ _SECURITY: Final[Mapping[str, Any]] = {
     "seccompProfile": {"type": "RuntimeDefault"},
 }
 _ADDRESS: Final = re.compile(r"https?://[A-Za-z0-9.:-]+(?:/[A-Za-z0-9._~-]*)*").fullmatch
-"""What is told of reports: of a status, which others may write. In an argument Kubernetes would put
-a variable's value, a key of the store's, in the place of a `$(NAME)`."""
+"""Matches an address that may become an argument of the Job. It comes from a status, which others
+may write, and Kubernetes would replace a `$(NAME)` in it by a variable's value, such as an S3 key.
+"""
 _PASSED_ON: Final = ("imagePullSecrets", "nodeSelector", "tolerations", "affinity")
 """Fields of KNAFKA_POD that these pods have too."""
 
@@ -62,7 +63,7 @@ def account_name(archive: str) -> str:
 
 
 def root(namespace: str, storage: Storage) -> str:
-    """What no two places of tables share."""
+    """Identify a storage of tables: its URL, or `claim://NAMESPACE/CLAIM/PATH`."""
     if storage.url is not None:
         return storage.url
     assert storage.claim is not None
@@ -70,7 +71,7 @@ def root(namespace: str, storage: Storage) -> str:
 
 
 def tables(storage: Storage) -> str:
-    """The same for Spark in a pod."""
+    """The URL or folder of the tables, as the Job's pods open it."""
     return storage.url or f"{MOUNT}/{storage.claim.path if storage.claim else ''}"
 
 
@@ -86,8 +87,11 @@ def job(
     address: str = "",
     operation: Operation | None = None,
 ) -> Manifest:
-    """Run number `run`; `secret` is the name and version of Kafka's Secret, `address` the Broker's,
-    which is told of a report."""
+    """The Job of run number `run`: of the archive itself or, with `operation`, of that operation.
+
+    `secret` is the name and version of Kafka's Secret. With `report` the run writes a report, and
+    announces it at `address`, the Broker's.
+    """
     spec, metadata = archive.spec, archive.metadata
     words = _words(archive, group, bootstrap_servers, secret)
     labels = _labels(archive)
@@ -96,7 +100,7 @@ def job(
             *_arguments(archive, words),
             *(_of_report(archive, address, settings) if report else ()),
         ]
-        # What it was asked for by, so that it is known when that is done.
+        # The value of the archive's annotation that asked for this run, to see when it is done.
         annotations = {RUN: metadata.annotations.get(RUN, "")}
     else:
         arguments = operation_arguments(operation, words)
@@ -114,11 +118,11 @@ def job(
             "ownerReferences": [services.owner_reference(operation or archive)],
         },
         "spec": {
-            # A failure is the operator's to see, and to try again after a while.
+            # The operator retries a failed run, after a while.
             "backoffLimit": 0,
             "activeDeadlineSeconds": max(1, round(spec.timeout)),
             "ttlSecondsAfterFinished": FORGOTTEN,
-            # A pod that had to go, as its node did, has not failed; its successor waits until it
+            # A pod that is evicted with its node has not failed; its successor starts only when it
             # is gone.
             "podReplacementPolicy": "Failed",
             "podFailurePolicy": {
@@ -140,7 +144,7 @@ def job(
 def _words(
     archive: DeadLetterArchive, group: str, bootstrap_servers: str, secret: tuple[str, str] | None
 ) -> Mapping[str, str]:
-    """What every run is told."""
+    """The options that every run gets, by name."""
     spec = archive.spec
     words = {
         "tables": tables(spec.storage),
@@ -161,7 +165,7 @@ def _arguments(archive: DeadLetterArchive, words: Mapping[str, str]) -> Sequence
 
 
 def _of_report(archive: DeadLetterArchive, address: str, settings: Settings) -> Sequence[str]:
-    """A report, who is told of it, and where it is found."""
+    """The options of a report: the days it covers, and where it is announced and shown."""
     words = {"archive": archive.metadata.name, "trace-url": settings.trace_url}
     if (declared := archive.spec.report) is not None:
         words["days"] = str(declared.days)
@@ -171,11 +175,14 @@ def _of_report(archive: DeadLetterArchive, address: str, settings: Settings) -> 
 
 
 def operation_arguments(operation: Operation, words: Mapping[str, str]) -> Sequence[str]:
-    """Of `knafka_jobs.pod`: the same however often it is tried, so that a later attempt is about
-    nothing that failed since it was asked for."""
+    """The arguments of `knafka_jobs.pod` for a replay or a purge.
+
+    Each retry gets the same ones. Their `until` leaves out failures that are newer than the
+    operation, so a retry does not select what failed after the operation was created.
+    """
     spec, metadata = operation.spec, operation.metadata
     asked = spec.select.model_dump(mode="json", exclude_defaults=True)
-    # Of a second the API server keeps no part.
+    # The API server cuts a creation time to whole seconds.
     created = datetime.fromisoformat(metadata.creation_timestamp) + timedelta(seconds=1)
     asked["until"] = min(asked.get("until", created.isoformat()), created.isoformat())
     more = {"select": services.one_line(asked)}
@@ -233,7 +240,7 @@ def _pod(
         **_passed_on(settings),
         "restartPolicy": "Never",
         "enableServiceLinks": False,
-        # With an account that may make pods, only where it has to make some.
+        # Only a run with executors needs a token: it creates pods.
         "automountServiceAccountToken": spec.executors > 0,
         "securityContext": {"fsGroup": USER, "fsGroupChangePolicy": "OnRootMismatch"},
         "containers": [container],
@@ -260,16 +267,17 @@ def _environment(archive: DeadLetterArchive, settings: Settings) -> list[Manifes
 
 
 def s3_settings(endpoint: str, region: str) -> dict[str, str]:
-    """Spark's, of an S3: AWS's unless there is an endpoint, which then has no hosts of buckets."""
+    """Spark's settings for S3: AWS or, with `endpoint`, another store, whose buckets are addressed
+    by path instead of by host name."""
     found = {"endpoint": endpoint, "path.style.access": "true"} if endpoint else {}
-    # Requests are signed for a region; what isn't AWS usually has its first one's name.
+    # Requests are signed for a region; other stores usually accept AWS's first one.
     if region or endpoint:
         found["endpoint.region"] = region or DEFAULT_REGION
     return {f"spark.hadoop.fs.s3a.{key}": value for key, value in found.items()}
 
 
 def executor(archive: DeadLetterArchive, settings: Settings) -> Manifest:
-    """The pod on which Spark bases each executor's: it adds the rest, memory and CPU among it."""
+    """The pod template of Spark's executors; Spark adds memory, CPU and the rest."""
     volumes, mounts = _volumes(archive.spec.storage)
     return {
         "apiVersion": CORE,
@@ -294,7 +302,8 @@ def executor(archive: DeadLetterArchive, settings: Settings) -> Manifest:
 
 
 def account(archive: DeadLetterArchive) -> tuple[Manifest, ...]:
-    """Of a Job with executors: it may do with pods of its own namespace what Spark does."""
+    """ServiceAccount and RoleBinding of a Job with executors: Spark may manage pods with them, in
+    the archive's namespace."""
     namespace, name = archive.metadata.namespace, account_name(archive.metadata.name)
     metadata = {
         "namespace": namespace,
@@ -324,9 +333,9 @@ def account(archive: DeadLetterArchive) -> tuple[Manifest, ...]:
 
 
 def lease(of: str, holder: str, now: datetime, settings: Settings) -> Manifest:
-    """Who of the holder's namespace may have a Job on this place of tables.
+    """The Lease that lets one archive of a namespace, `holder`, run Jobs on the tables at `of`.
 
-    Another namespace's archives have a Lease of their own: any may name any bucket.
+    Each namespace has a Lease of its own for the same tables: any archive may name any bucket.
     """
     return {
         "apiVersion": COORDINATION,
@@ -365,14 +374,16 @@ def _volumes(storage: Storage) -> tuple[list[Manifest], list[Manifest]]:
 
 
 def _resources(archive: DeadLetterArchive) -> Manifest:
-    """Without a request for memory, its limit: as executors have it, and the heap needs it."""
+    """The container's resources. Without a request for memory the limit is requested, as it is for
+    executors: the Java heap takes all of it."""
     given = archive.spec.resources
     memory = {"memory": given.limits["memory"]}
     return {"requests": {**memory, **given.requests}, "limits": dict(given.limits)}
 
 
 def _credentials(storage: Storage) -> list[Manifest]:
-    """Named ones alone: a Secret must not set what else is in the environment."""
+    """Environment variables with the store's keys. Only these names are read from the Secret, so
+    that it can't set other variables."""
     if storage.credentials is None:
         return []
     secret = storage.credentials.name

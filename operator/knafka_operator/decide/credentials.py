@@ -5,8 +5,8 @@
     KafkaChannel, ConfigMap of all channels -> its Secret; with that, its ConfigMap
 
 Credentials belong to their servers: a Secret that one ConfigMap names is never sent to the servers
-that another one names. And to their namespace: a Broker gets by those of its own, or by the ones
-that the installation offers. Every other Secret is refused before it is read.
+that another one names. And to their namespace: a Broker may use a Secret of its own namespace, or
+the ones that the installation offers. Every other Secret is refused before it is read.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class Mount:
 
     name: str
     version: str
-    """The Secret's: another one is another Revision."""
+    """The Secret's version; another version makes another Revision."""
     secret: Identity
-    """The one that an administrator or the user has made: a copy says the same."""
+    """The Secret that an administrator or the user has created, not the copy."""
     projected: services.Manifest | None = None
-    """The copy beside the Broker that has to be made."""
+    """The copy to be created in the Broker's namespace; None: none is needed."""
 
 
 def check_reference(
@@ -62,8 +62,8 @@ def check_reference(
     broker: Broker,
     installation: Identity,
 ) -> None:
-    """Refuse a ConfigMap of the operator's namespace, `own`, that its administrator hasn't labelled
-    as one for Brokers: what lies there, such as that of all channels, isn't to choose from.
+    """Refuse a ConfigMap of the operator's namespace, `own`, that the administrator hasn't labelled
+    as one for Brokers: Brokers must not choose others, such as the one of all channels.
 
     Raises `NotReady`, the same one whether there is such a ConfigMap or not.
     """
@@ -104,7 +104,7 @@ def configuration(
             f"data.{desired.BOOTSTRAP_SERVERS}",
             f"missing: ConfigMap {where[0]}/{where[1]} says where Kafka is (host:port)",
         )
-    # Who names servers says with what Secret: another's credentials never go there.
+    # The ConfigMap that names the servers decides their Secret: they never get another's.
     names_servers = own is not None and desired.BOOTSTRAP_SERVERS in own.data
     names_secret = own is not None and desired.SECRET in own.data
     is_own = (names_servers or names_secret) and reference != default
@@ -119,7 +119,7 @@ def configuration(
 def check_secret(configured: Configuration, broker: Broker, settings: Settings) -> None:
     """Refuse a Secret that the Broker's pods may not have; raises `NotReady`.
 
-    To be asked before the Secret is read: what is refused is sent to no server either.
+    Call it before the Secret is read: a refused Secret must not be sent to any server.
     """
     secret = configured.secret
     if secret is None or secret.namespace == broker.metadata.namespace:
@@ -134,7 +134,7 @@ def check_secret(configured: Configuration, broker: Broker, settings: Settings) 
 
 
 def mount(broker: Broker, secret: Mapping[str, Any]) -> Mount:
-    """How the Broker's pods get this Secret, which `check_secret` has let pass."""
+    """How the Broker's pods get this Secret, which `check_secret` must have accepted."""
     metadata = secret["metadata"]
     version, of = str(metadata.get("resourceVersion", "")), Identity.of(secret)
     if metadata["namespace"] == broker.metadata.namespace:
@@ -178,10 +178,11 @@ def channel_config(
     installation: ConfigMap | None,
     default: Identity,
 ) -> ConfigMap:
-    """What holds for a KafkaChannel: the installation's ConfigMap, which is `default`, with the
-    servers that a Secret of its own names. They are taken out of `values`, that Secret's.
+    """A KafkaChannel's configuration: the installation's ConfigMap, whose name is `default`. If the
+    channel names a Secret with bootstrap servers, they replace the ConfigMap's servers, and are
+    removed from `values`, the Secret's.
 
-    Raises `InvalidDocument` if nothing says where Kafka is.
+    Raises `InvalidDocument` if no bootstrap servers are configured.
     """
     if named is not None and values is not None and desired.BOOTSTRAP_SERVERS in values:
         servers = values.pop(desired.BOOTSTRAP_SERVERS)
@@ -193,7 +194,7 @@ def channel_config(
 
 
 def _projected(broker: Broker, data: Mapping[str, str]) -> services.Manifest:
-    """A Secret of the operator's side, copied beside a Broker; `data` is base64, as it is read."""
+    """The copy of a Secret in the Broker's namespace; `data` is base64, as the API returns it."""
     labels = {services.BROKER: names.child(broker.metadata.name, "")}
     return {
         "apiVersion": "v1",

@@ -32,8 +32,11 @@ _WORDS: Final = {"true": True, "false": False}
 
 
 def is_direct(broker: Resource, settings: Settings) -> bool:
-    """Whether a Broker's senders go past Knative's proxy; where only the installation says so, not
-    those of one that may sleep. Raises `InvalidDocument`."""
+    """Whether a Broker's senders go past Knative's proxy.
+
+    Its annotation decides; without one, the installation's setting, except for a Broker that may
+    scale to zero. Raises `InvalidDocument`.
+    """
     direct = _declared(broker)
     may_sleep = least_pods(broker.metadata.annotations, 1) < 1
     if direct is None:
@@ -54,7 +57,7 @@ def is_direct_channel(channel: Resource, settings: Settings) -> bool:
 
 
 def _declared(resource: Resource) -> bool | None:
-    """What the annotation says; None: nothing. Raises `InvalidDocument`."""
+    """The annotation's value; None if it isn't there. Raises `InvalidDocument`."""
     if (word := resource.metadata.annotations.get(DIRECT)) is None:
         return None
     if (direct := _WORDS.get(word.strip().lower())) is None:
@@ -69,12 +72,13 @@ def direct_service(broker: Resource) -> services.Manifest:
 
 
 def direct_url(broker: Resource, settings: Settings) -> str:
-    """Without a path."""
+    """The URL of a Broker's direct Service, without a path."""
     return services.url(_name(broker), broker.metadata.namespace, settings)
 
 
 def channels_direct_service(receiver: str, settings: Settings) -> services.Manifest:
-    """The same for the receiver of this name that KafkaChannels share; it stays, as that does."""
+    """The Service that leads to the pods of `receiver`, which KafkaChannels share. It is never
+    deleted, like that receiver."""
     return services.channels_receiver_pods_service(
         receiver, _channels_name(receiver), HTTP, settings
     )

@@ -1,6 +1,6 @@
-"""How a Sensor scales, as it declares that, and what its status says of its drains. Pure.
+"""A Sensor's autoscaling, and the conditions about delivery, order and dead letters. Pure.
 
-Not here: how many drains there are to be (`scaling`), and holding them (`scale.scaler`).
+Not here: the number of drains (`scaling`), and opening them (`scale.scaler`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from knafka_operator.model.maxima import Maxima
 from knafka_operator.model.resources import Resource
 
 DEFAULT_AUTOSCALING: Final = Autoscaling(lag_threshold=10_000)
-"""What holds where its annotations don't say otherwise. A process works off as many records within
-seconds, and another one that joins takes partitions with all that is held of them."""
+"""Autoscaling of a Sensor without annotations. One process handles 10,000 records within seconds,
+and each further process takes over partitions together with all events that are held in them."""
 
 IN_ORDER: Final = "InOrder"
 
@@ -38,20 +38,23 @@ PAUSED: Final = Condition(
 
 
 def autoscaling(sensor: Resource, maxima: Maxima) -> Autoscaling:
-    """By its annotations, which are a Trigger's; raises `InvalidDocument`."""
+    """The autoscaling that a Sensor's annotations declare; they are the same as a Trigger's.
+
+    Raises `InvalidDocument`.
+    """
     return Autoscaling.from_annotations(sensor.metadata.annotations, DEFAULT_AUTOSCALING, maxima)
 
 
 def condition(declared: Autoscaling, scaled: TriggerStatus | None) -> Condition | None:
-    """Whether its events are looked at, for people; None: nothing is known of that yet."""
+    """The condition `Delivering`: whether the Sensor handles events. None: not known yet."""
     if declared.paused:
         return PAUSED
     return None if scaled is None or scaled.paused else delivering(scaled)
 
 
 def in_order(scaled: TriggerStatus | None) -> Condition | None:
-    """Whether events came too late for their order since it is scaled here, for people; None:
-    nothing is known of any."""
+    """The condition `InOrder`: False with the number of events that came too late for their order
+    since this operator began to scale the Sensor. None: no such event is known."""
     if scaled is None or not (late := scaled.counts.late):
         return None
     message = (
@@ -62,8 +65,8 @@ def in_order(scaled: TriggerStatus | None) -> Condition | None:
 
 
 def dead_letters(scaled: TriggerStatus | None) -> Condition | None:
-    """What it could not handle since it is scaled here, for people; None: nothing is known of
-    any."""
+    """The condition about the Sensor's dead letters since this operator began to scale it, with
+    their number by reason. None: no dead letter is known."""
     counted = {} if scaled is None else scaled.counts.dead_letters
     if not counted:
         return None

@@ -4,10 +4,10 @@
     KafkaChannel  <- Subscription    messaging.knative.dev
     KafkaSource                      sources.knative.dev: what is read and who reads it, in one
 
-Behind its receiver a KafkaChannel is a Broker, and a Subscription a Trigger without filters whose
-replies go to an address; a KafkaSource is a Trigger of topics that are nobody's Broker's. They are
-read as such, and what is decided and done is the same. What
-differs is here: kinds, names, and the namespace of functions.
+But for its receiver, a KafkaChannel is treated as a Broker, a Subscription as a Trigger without
+filters whose replies go to an address, and a KafkaSource as a Trigger of topics that belong to no
+Broker. They are parsed as such, so that the same code reconciles all of them. The differences are
+here: kinds, names, and the namespace of functions.
 """
 
 from __future__ import annotations
@@ -48,49 +48,51 @@ class Family:
 
     broker_version: str
     broker: str
-    """Kind of what events are sent to."""
+    """The kind that events are sent to, such as KafkaChannel."""
     trigger_version: str
     trigger: str
-    """Kind of what receives them."""
+    """The kind that subscribes to them, such as Subscription."""
     read_broker: Callable[[Document], Broker]
     read_trigger: Callable[[Document], Trigger]
     """Both raise `InvalidDocument`."""
     broker_of: Callable[[Document], Identity]
-    """What a Trigger, as it is stored, refers to."""
+    """The Broker or channel that a stored Trigger or Subscription refers to."""
     reply_of: Callable[[Document], Destination | None]
-    """Where its replies go, if not to the Broker's topic; of what `read_trigger` can read."""
+    """The destination of a Trigger's replies; None: the Broker's topic. Only for documents that
+    `read_trigger` accepts."""
     infix: str = ""
-    """In the names of functions, so that both families may have objects of one name."""
+    """A part of functions' names, so that families may have objects of the same name."""
     centralized: bool = False
     """Whether functions run in the operator's namespace, not in that of their owner (CHN-22)."""
     stands_for: Callable[[str], str] = str
-    """A Broker's name -> what stands for it in the names of topics and groups that only we use."""
+    """See `own_name`."""
     of_egress: Callable[[Trigger], Mapping[str, Any]] = lambda trigger: {}
-    """What the Egress of one says besides, by field."""
+    """Additional fields of a Trigger's Egress."""
     volume_of: Callable[[Trigger], Mapping[str, Any] | None] = lambda trigger: None
-    """The volume with its credentials, if that isn't one Secret."""
+    """The volume with a Trigger's credentials, if they aren't one Secret."""
     owns_group: bool = True
-    """Whether nobody else has its consumer groups."""
+    """Whether its consumer groups belong to it alone."""
 
     @property
     def short(self) -> str:
-        """What its conditions' reasons call what events are sent to."""
+        """The kind's short name in the reasons of conditions: `Broker`, `Channel` or `Source`."""
         return self.broker.removeprefix("Kafka")
 
     def own_name(self, broker: str) -> str:
-        """What stands for a Broker in the names of topics and groups that only we use."""
+        """The part that stands for this Broker in the names of internal topics and groups."""
         return self.stands_for(broker)
 
     def parent(self, owner: Identity) -> str:
-        """What the names of an object's functions are made from."""
+        """The prefix of the names of an object's functions: `NAME`, or `NAMESPACE.NAME` where they
+        are in the operator's namespace."""
         return f"{owner.namespace}.{owner.name}" if self.centralized else owner.name
 
     def label(self, owner: Identity) -> str:
-        """What stands for it in labels."""
+        """The value that stands for an object in labels."""
         return names.child(self.parent(owner), "")
 
     def trigger_id(self, trigger: Identity) -> str:
-        """The scaler's."""
+        """The id by which the scaler knows a Trigger."""
         return str(trigger) if self.trigger == "Trigger" else f"{self.trigger} {trigger}"
 
 
@@ -108,14 +110,14 @@ def _channel_of(subscription: Document) -> Identity:
 
 
 def is_of_kafka_channel(subscription: Document) -> bool:
-    """Whether that is what a Subscription, as it is stored, names."""
+    """Whether a stored Subscription refers to a KafkaChannel."""
     channel = (subscription.get("spec") or {}).get("channel")
     return isinstance(channel, Mapping) and channel.get("kind") == CHANNELS.broker
 
 
 def without_subscribers(channel: Document) -> Document:
-    """A KafkaChannel without the entries of its Subscriptions: one of them that can't be read is
-    no reason to serve none."""
+    """A KafkaChannel without the entries of its Subscriptions, so that an invalid one doesn't keep
+    the channel from being parsed."""
     spec = channel.get("spec")
     if not isinstance(spec, Mapping) or "subscribers" not in spec:
         return channel
@@ -125,7 +127,7 @@ def without_subscribers(channel: Document) -> Document:
 def _as_broker(document: Document) -> Broker:
     channel = parse(KafkaChannel, without_subscribers(document))
     spec, of = BrokerSpec(delivery=channel.spec.delivery), _resource(channel)
-    # What each Subscription changes of it makes it no other channel to the others.
+    # Leave out what Subscriptions change, or each change would reconcile all the others.
     metadata = channel.metadata.model_copy(update={"generation": 0})
     kept = {
         key: each
@@ -204,7 +206,7 @@ FAMILIES: Final = (BROKERS, CHANNELS, SOURCES)
 
 
 def family_of(kind: str) -> Family:
-    """That of a Broker, Trigger, KafkaChannel, Subscription or KafkaSource."""
+    """The family of the kind Broker, Trigger, KafkaChannel, Subscription or KafkaSource."""
     if kind == SOURCES.trigger:
         return SOURCES
     return CHANNELS if kind in (CHANNELS.broker, CHANNELS.trigger) else BROKERS

@@ -53,7 +53,7 @@ from knafka_operator.reconcile.topics import delete_letters, is_used, topic_to_d
 from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
 
 RIVAL: Final = (CORE, "Service", "knative-eventing", "kafka-channel-ingress")
-"""What an installation of eventing-kafka-broker has."""
+"""A Service that exists where eventing-kafka-broker is installed: it serves the channels then."""
 
 
 @dataclass(eq=False)
@@ -88,9 +88,9 @@ class Channels(Sources[ObservedChannel, ChannelDecision]):
         return bool(document["kind"] == CHANNELS.broker)
 
     async def delete_topic(self, document: Document, groups: Collection[str]) -> None:
-        """Have its receiver accept nothing for it, then delete its topic, which `groups` read.
+        """Remove the channel from its receivers, then delete its topic and `groups`, which read it.
 
-        Raises `LogError`, also while one of them has members, `NotReady` and `ClusterError`.
+        Raises `LogError`, also while one of the groups has members, `NotReady` and `ClusterError`.
         """
         record, identity = self.states.broker(document), Identity.of(document)
         annotations = (document.get("status") or {}).get("annotations") or {}
@@ -98,7 +98,7 @@ class Channels(Sources[ObservedChannel, ChannelDecision]):
         # No event may be accepted into a topic that is about to go (KN-BRK-22).
         for name in deciding.receivers_of(annotations):
             await self.leave_receiver(document, name)
-        # Also of one whose spec can't be read any more.
+        # Its spec may have become invalid, and isn't needed.
         of = {key: document[key] for key in ("apiVersion", "kind", "metadata")}
         channel = parse(Broker, of)
         await self._delete_route(channel)
@@ -106,7 +106,7 @@ class Channels(Sources[ObservedChannel, ChannelDecision]):
         if topic is not None and self._is_own(topic, document):
             own = topic
             kafka = await self.connections.of(document, record.kafka)
-            # Of no two channels the usual names are the same.
+            # Two channels may have the same topic name only by a template of their own.
             claimed = self.states.topics.get(own, record.uid) != record.uid
             if await topic_to_delete(kafka.topics, own, known, claimed=claimed) is not None:
                 for group in groups:
@@ -125,17 +125,19 @@ class Channels(Sources[ObservedChannel, ChannelDecision]):
         self.drop(document)
 
     async def find_kafka(self, document: Document) -> None:
-        """Keep in mind where a channel is that wasn't reconciled, if its shards are to let go."""
+        """Find the Kafka of a channel that has not been reconciled yet, if it has a contract topic:
+        its Subscriptions have entries there that must be removed."""
         record = self.states.broker(document)
         if record.has_contract and record.kafka is None:
             record.kafka = await self.connections.of(document, record.kafka)
 
     def drop(self, document: Document) -> None:
-        """It is gone, whatever is left of it in Kafka."""
+        """Forget a channel that is gone; nothing in Kafka is deleted."""
         self.states.drop_broker(Identity.of(document))
 
     def remember_topic(self, document: Document) -> BrokerRecord:
-        """Keep in mind which topic a channel has."""
+        """Claim the topic in a channel's status if it is the channel's own and nobody's yet;
+        returns the channel's record."""
         record, topic = self.states.broker(document), topic_in_status(document)
         own = topic is not None and self._is_own(topic, document)
         if topic is not None and own and topic not in self.states.topics:
@@ -143,7 +145,7 @@ class Channels(Sources[ObservedChannel, ChannelDecision]):
         return record
 
     def _is_own(self, topic: str, document: Document) -> bool:
-        """Whether this channel can have this topic."""
+        """Whether the naming rules give this topic name to this channel."""
         return self.states.naming.is_own(NameKind.CHANNEL_TOPIC, topic, Named.of(document))
 
     # Reconcile.
@@ -266,7 +268,8 @@ class Channels(Sources[ObservedChannel, ChannelDecision]):
         return Identity(self.settings.namespace, receiver)
 
     async def _delete_route(self, channel: Broker) -> None:
-        """The Service goes with its channel; the Ingress is in another namespace."""
+        """Delete the channel's Ingress, which is in the operator's namespace. Kubernetes deletes
+        the Service, which the channel owns."""
         of = routes.NETWORKING, "Ingress", self.settings.namespace, routes.route_name(channel)
         there = await self.cluster.get(*of)
         if there is not None and services.is_owned(there, channel):
@@ -282,7 +285,7 @@ class Channels(Sources[ObservedChannel, ChannelDecision]):
         return replace(seen, gateway=await self._gateway(effect.receiver.name))
 
     async def leave_receiver(self, document: Document, receiver: str) -> None:
-        """Have a receiver accept nothing for a channel, as every replica of it has read.
+        """Remove a channel from a receiver; returns when every replica has read that.
 
         Raises `EXPECTED`.
         """
@@ -306,7 +309,7 @@ class Channels(Sources[ObservedChannel, ChannelDecision]):
 
 
 def _receiver_name(connection: ChannelConnection) -> str:
-    """Of the Knative Service of the receiver that serves it."""
+    """The name of the receiver's Knative Service for channels with this connection."""
     return services.channels_receiver_name(connection.secret and connection.secret[0])
 
 
@@ -316,7 +319,8 @@ def _remember(
     record: BrokerRecord,
     conditions: list[dict[str, Any]],
 ) -> None:
-    """Keep what its Subscriptions go by; where less was found, they go on with what was before."""
+    """Update the record's state, which its Subscriptions are reconciled by. It stays as it is where
+    the channel's topic or connection was not found."""
     topic, connection = decision.topic, seen.connection
     if topic is None or topic.found is None or not isinstance(connection, ChannelConnection):
         return

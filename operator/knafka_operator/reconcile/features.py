@@ -1,5 +1,4 @@
-"""Features: what Knative Eventing's ConfigMap `config-features` says, as it is read: once for all
-that is decided of one object."""
+"""Features: Knative Eventing's ConfigMap `config-features`, read once per reconciled object."""
 
 from __future__ import annotations
 
@@ -23,19 +22,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """What holds in one namespace; the error that says why it isn't known stands in place of a
-    value."""
+    """The features of one namespace; where one can't be read, the error stands for the value."""
 
     authentication: Authentication | KnafkaError
     encryption: Encryption | KnafkaError
     event_types: bool
-    """Whether EventTypes are made; not, where that can't be read."""
+    """Whether EventTypes are created; False if that can't be read."""
 
 
 async def observe_features(
     cluster: Cluster, settings: Settings, policies: Policies, namespace: str
 ) -> Features:
-    """What holds for Brokers, KafkaChannels and the like of a namespace. Raises `ClusterError`."""
+    """The features of a namespace. Raises `ClusterError`."""
     try:
         config = await _read(cluster, settings)
     except InvalidDocument as error:
@@ -58,7 +56,7 @@ async def makes_event_types(cluster: Cluster, settings: Settings) -> bool:
 
 
 async def _read(cluster: Cluster, settings: Settings) -> ConfigMap | None:
-    """None: there is none. Raises `ClusterError`, `InvalidDocument`."""
+    """The ConfigMap; None if it doesn't exist. Raises `ClusterError`, `InvalidDocument`."""
     stored = await cluster.get(CORE, "ConfigMap", *settings.features_config)
     return None if stored is None else parse(ConfigMap, stored)
 
@@ -71,6 +69,6 @@ def _or_error(read: Callable[[], T]) -> T | KnafkaError:
 
 
 def is_on(authentication: Authentication | KnafkaError) -> bool:
-    """Whether tokens are shown and asked for; where that can't be read, they go on to be shown to
-    whoever wants some."""
+    """Whether tokens are sent and required. True if that can't be read: destinations that require
+    tokens still get them."""
     return isinstance(authentication, KnafkaError) or authentication.is_on

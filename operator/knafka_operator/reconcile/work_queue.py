@@ -9,9 +9,9 @@
 its failures are forgotten. One object is never reconciled twice at a time; a burst of changes is
 one reconciliation.
 
-Nobody waits for another's trouble: namespaces take turns, and a reconciliation that lasts longer
-than a quarter of a second gives its place away: all it does is wait (mostly for a Kafka that is
-away).
+A slow or failing object doesn't delay others: namespaces take turns, and a reconciliation that
+lasts longer than a quarter of a second frees its place, as it then only waits (mostly for a Kafka
+that is away).
 
 Not here: what is done with an object (`engine.controller`).
 """
@@ -60,9 +60,9 @@ JITTER: Final = 0.1
 """Share by which a back-off is shorter or longer, so that what failed together doesn't come back
 together."""
 PLACES: Final = 16
-"""Reconciliations at a time, those apart that have lasted longer than `LONG`."""
+"""Number of reconciliations at a time, without those that have lasted longer than `LONG`."""
 LONG: Final = 0.25
-"""Seconds after which a reconciliation no longer counts."""
+"""Seconds after which a reconciliation frees its place."""
 
 
 @dataclass(eq=False, slots=True)

@@ -4,11 +4,11 @@
                                             then in force for what has no name yet
                                       bad:  a Warning; what was valid last stays in force
 
-The ConfigMap of our own has, under the same keys, a template a line: first the one that is in
-force, then those that were. By these a name in a status is known to be its object's
-(`model.naming`), so a template is written there before any name is made by it.
+Our own ConfigMap has, under the same keys, one template a line: first the one in force, then the
+earlier ones. They prove that a name in a status belongs to its object (`model.naming`), so a
+template is written there before any name is made with it.
 
-Not here: what a template may be, and which name is whose (`model.naming`).
+Not here: which templates are valid, and which name belongs to which object (`model.naming`).
 """
 
 from __future__ import annotations
@@ -48,8 +48,11 @@ class FollowedNaming:
         self._problems: Mapping[NameKind, str] = {}
 
     async def start(self) -> None:
-        """As it is now, for the start of a term; waits for the API server: without what is
-        remembered, names in statuses would be taken for somebody else's."""
+        """Put the templates in force when a term begins.
+
+        Waits for the API server: without the remembered templates, the operator would take names
+        in statuses for somebody else's.
+        """
         while True:
             try:
                 await self._recall()
@@ -64,7 +67,7 @@ class FollowedNaming:
         self.look()
 
     def on_config_map(self, document: Document) -> None:
-        """This one has changed, or went."""
+        """Look again if this ConfigMap, which was changed or deleted, is the followed one."""
         if Identity.of(document) == self._settings.kafka_features_config:
             self.look()
 
@@ -120,7 +123,10 @@ class FollowedNaming:
         self._problems = problems
 
     async def _recall(self) -> None:
-        """What was in force before. Raises `ClusterError`."""
+        """Read the remembered templates and put those in force that were so last.
+
+        Raises `ClusterError`.
+        """
         namespace = self._settings.namespace
         record = await self._cluster.get(CORE, "ConfigMap", namespace, RECORD)
         for kind, templates in recorded(record).items():
@@ -130,7 +136,7 @@ class FollowedNaming:
                 self._settings.naming.put_in_force(kind, templates[0])
 
     async def _remember(self, kind: NameKind, template: str) -> None:
-        """Write that this one is in force from now on. Raises `ClusterError`."""
+        """Write to the ConfigMap that `template` is in force now. Raises `ClusterError`."""
         naming = self._settings.naming
         data = {}
         for each in NameKind:
@@ -154,7 +160,8 @@ def declared(kind: NameKind, data: Mapping[str, Any]) -> str:
 
 
 def recorded(record: Document | None) -> Mapping[NameKind, tuple[str, ...]]:
-    """The templates that are remembered, by kind; what can't be used is passed over."""
+    """The remembered templates by kind, first the one in force; invalid ones are logged and left
+    out."""
     data = {} if record is None else record.get("data") or {}
     found = {}
     for kind in NameKind:

@@ -64,14 +64,15 @@ WEBHOOKS_END: Final = 5.0
 
 
 async def run(settings: Settings) -> None:
-    """Until SIGTERM or SIGINT. Raises `ClusterError` where there is no cluster."""
+    """Run one replica of the operator until SIGTERM or SIGINT: serve webhooks and metrics, and
+    reconcile while it leads. Raises `ClusterError` if no cluster is configured."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     api = await asyncio.to_thread(ApiCluster.from_environment)
     cluster = CachedCluster(api)
     leadership = Leadership(ApiLeases(settings.namespace), Election(settings.identity))
-    # First of all: should nobody lead, the time until that is known begins here.
+    # First of all: if nobody leads, the Lease's timeout begins here.
     acquired = asyncio.Event()
     lease = LeaseThread(leadership, lambda: _from_thread(loop, acquired))
     tracing = FollowedTracing(settings, api)
@@ -79,7 +80,7 @@ async def run(settings: Settings) -> None:
     connect = partial(KafkaAdmin, max_read_bytes=MAX_READ_BYTES)
     operator = Operator(settings, cluster, connect, open_writer=KafkaWriter)
     serving: Webhooks | None = None
-    # Before anything is asked of the API server: one that is away is no reason for a restart.
+    # Serve probes before any request to the API server: one that is away must not restart the pod.
     http = await HttpServer.start(
         operator, leadership.leads, lambda: serving is not None and serving.is_ready()
     )
@@ -121,7 +122,7 @@ async def _installation(settings: Settings, api: ApiCluster) -> str:
 
 
 async def _acquired(acquired: asyncio.Event, operator: Operator, stop: asyncio.Event) -> bool:
-    """Wait to lead; False: we are to stop."""
+    """Wait until this replica leads (True), or is to stop (False)."""
     log.info("waiting for the Lease")
     preparing = asyncio.create_task(repeat("being ready", operator.prepare, PREPARE_EVERY, 0.0))
     waiting = [asyncio.create_task(each.wait()) for each in (acquired, stop)]
@@ -170,7 +171,7 @@ async def _released(lease: LeaseThread) -> None:
 
 
 async def _resume(operator: Operator) -> None:
-    """Deliver before anything else, as soon as the API server says what."""
+    """Resume the delivery of all Triggers before anything else; waits for the API server."""
     began = time.monotonic()
     count = await _insisting("resuming what is delivered", operator.resume)
     kind = operator.family.trigger
@@ -178,7 +179,7 @@ async def _resume(operator: Operator) -> None:
 
 
 async def _insisting(what: str, ask: Callable[[], Awaitable[T]]) -> T:
-    """What the API server answers, however long it is away."""
+    """Repeat a request until the API server answers, and return its answer."""
     while True:
         try:
             return await ask()
@@ -207,7 +208,7 @@ class Webhooks:
         self._registering = asyncio.create_task(self._register())
 
     def is_ready(self) -> bool:
-        """Whether requests are answered, and the API server was told of all that are."""
+        """Whether webhooks are served, and all of them are registered at the API server."""
         return self._serves.is_set() and self._registered
 
     async def _register(self) -> None:
@@ -219,7 +220,7 @@ class Webhooks:
         await repeat("registering webhooks", registration.register, REGISTER_EVERY)
 
     async def close(self) -> None:
-        """What is registered stays: it is all replicas'."""
+        """Stop serving; the registration stays, as all replicas share it."""
         self._registering.cancel()
         await asyncio.wait([self._registering])
         self._stop.set()

@@ -1,17 +1,17 @@
-"""Looks: what the scaler asks Kafka of a topic or of a Sensor, when, and what is decided then.
+"""Looks: the scaler's periodic checks of a topic or a Sensor: ask Kafka for lags, scale by them.
 
-    topic     the lags of all its Triggers, in one question
-    Sensor    the lag of its group in the bus and in its trigger topic, and what is due
+    topic     the lags of all its Triggers, in one request
+    Sensor    the lag of its group in the bus and in its trigger topic, and its next timeout
 
-Each has a task of its own: a question that waits for its answer makes nothing else wait, and none
-costs more for there being others. Time is the event loop's.
+Each look has a task of its own, so that a slow answer delays no other look. Times are those of the
+event loop.
 
-What is due though nothing comes, as of `a && !b` within ten minutes, stands in the commits of a
-Sensor's group, which are read for the lag anyway. Its time comes by this process's clock, and the
-Sensor's process then decides by its own: where they differ, it is woken too early, and sleeps and
-is woken again until it is time, or too late.
+A Sensor may have to fire without a new event, such as `a && !b` after ten minutes. The time of the
+next such firing is in the commit metadata of the Sensor's group, which is read with the lag. The
+operator wakes the Sensor by its own clock, but the Sensor decides by its clock: if they differ, it
+is woken too late, or too early and then again until it is time.
 
-Not here: what is looked at (`scaler`), and the decision itself (`decide.scaling`).
+Not here: which looks there are (`scaler`), and the decision itself (`decide.scaling`).
 """
 
 from __future__ import annotations
@@ -31,32 +31,32 @@ from knafka_operator.scale.holds import EndingHolds, explain
 from knafka_operator.scale.scaled_groups import ScaledSensor, ScaledTrigger
 
 WAKE_SPACING: Final = 0.25
-"""Seconds between two looks at the same however often it is woken."""
+"""Seconds between two checks of the same topic or Sensor, however often it is woken."""
 LAG_TIMEOUT: Final = 60.0
-"""Seconds after which a question for lags is given up; Kafka's own limits end most before."""
+"""Seconds after which a request for lags is given up; most end earlier by Kafka's own timeouts."""
 
 
 class Look:
-    """What is looked at whenever it is due."""
+    """One topic or Sensor that is checked whenever it is due."""
 
     def __init__(self, kafka: GroupSource, ending: EndingHolds) -> None:
         self.kafka, self.ending = kafka, ending
         self.looked = -math.inf
         self.due = math.inf
         self.over = False
-        """Nobody wants to know any more."""
+        """Whether it has ended (`end`)."""
         self._changed = asyncio.Event()
-        """It is due sooner, or over."""
+        """Set when `due` became earlier, or it has ended."""
 
     def soon(self) -> None:
-        """Look now, or as soon as the last look is long enough ago."""
+        """Make the next look due now, or `WAKE_SPACING` after the last one."""
         soon = max(asyncio.get_running_loop().time(), self.looked + WAKE_SPACING)
         if soon < self.due:
             self.due = soon
             self._changed.set()
 
     def end(self) -> None:
-        """Look no more."""
+        """End: there are no further looks."""
         self.over = True
         self._changed.set()
 
@@ -71,16 +71,16 @@ class Look:
                 await self.look()
 
     async def look(self) -> None:
-        """Ask, decide, and open the drains that are missing."""
+        """Ask Kafka for the lag, decide how many drains there should be, and open missing ones."""
         raise NotImplementedError
 
 
 class Looks:
-    """One task for each, those that are added later among them."""
+    """Runs a task for each look, also for those that are added later."""
 
     def __init__(self) -> None:
         self._waiting: list[Look] = []
-        """Those that have no task yet."""
+        """Looks that have no task yet."""
         self._added = asyncio.Event()
 
     def add(self, look: Look) -> None:
@@ -108,11 +108,11 @@ class TopicLook(Look):
         self.triggers: dict[str, ScaledTrigger] = {}
 
     async def look(self) -> None:
-        """Ask once for the lags of its Triggers."""
+        """Ask for the lags of all its Triggers in one request, and scale each of them."""
         if not (triggers := self.triggers.values()):
             return  # the last of them has gone since it was due
         self.looked = asyncio.get_running_loop().time()
-        # Before the question: who wakes the topic meanwhile has events that the answer may miss.
+        # Before the request: events that wake the topic meanwhile may be missing in the answer.
         self.due = self.looked + min(each.autoscaling.polling_interval for each in triggers)
         if asked := [(each, each.egress) for each in triggers if each.needs_question]:
             await self._ask(asked)
@@ -166,7 +166,7 @@ class TopicLook(Look):
 
 
 def together(topics: Sequence[str], lags: Sequence[Lag]) -> Lag:
-    """The lag of one group on several topics, whose partitions go by their numbers."""
+    """Merge the lags of one group on several topics; partitions are numbered by `Numbering`."""
     numbering = Numbering(topics)
     by_topic = list(zip(topics, lags, strict=True))
     return Lag(
@@ -177,7 +177,8 @@ def together(topics: Sequence[str], lags: Sequence[Lag]) -> Lag:
 
 
 def _rested(trigger: ScaledTrigger, lag: int, scale: Scale) -> Scale:
-    """What is decided of one whose filter may pass nothing of what waits; ends its drains."""
+    """Scale a Trigger whose filter has lately passed no event to zero, and stop its drains; returns
+    `scale` for any other."""
     now, rest = asyncio.get_running_loop().time(), trigger.rest
     if trigger.own and rest.begins(lag, trigger.open.values(), trigger.autoscaling, now):
         trigger.own.stop()
@@ -187,8 +188,8 @@ def _rested(trigger: ScaledTrigger, lag: int, scale: Scale) -> Scale:
 
 
 class SensorLook(Look):
-    """A Sensor, before whose drains are opened the members of its group are asked for: another
-    operator's drains may go on, and none of them is to lose its slot."""
+    """Checks one Sensor. Before it opens drains it asks for the members of the Sensor's group:
+    another operator's drains may still run, and must not lose their slots."""
 
     def __init__(
         self,
@@ -197,21 +198,21 @@ class SensorLook(Look):
         ending: EndingHolds,
         now: Callable[[], float],
     ) -> None:
-        """`now`: seconds since the Unix epoch, by which what is due comes."""
+        """`now` gives Unix time (seconds); the Sensor's next timeout is compared with it."""
         super().__init__(kafka, ending)
         self.scaled = scaled
         self._now = now
 
     def on_over(self) -> None:
-        """One of its drains is over: what its group has committed is asked for anew, as `@due`
-        changes without any record."""
+        """Ask Kafka anew for the group's commits, as a drain has ended: `@due` may have changed
+        without any new record."""
         self.kafka.forget_group(self.scaled.sensor.group)
         self.soon()
 
     async def look(self) -> None:
         scaled, sensor = self.scaled, self.scaled.sensor
         self.looked = asyncio.get_running_loop().time()
-        # Before the question: who wakes it meanwhile has events that the answer may miss.
+        # Before the request: events that wake the Sensor meanwhile may be missing in the answer.
         self.due = self.looked + scaled.autoscaling.polling_interval
         try:
             async with asyncio.timeout(LAG_TIMEOUT):
@@ -260,6 +261,6 @@ class SensorLook(Look):
         return self.scaled.id in self.ending or self.scaled.holds.is_ending
 
     def _until_due(self) -> float:
-        """Seconds until what is due next has come."""
+        """Seconds until the Sensor's next firing without an event; infinite if there is none."""
         due = self.scaled.due
         return math.inf if due is None else due / 1000 - self._now()

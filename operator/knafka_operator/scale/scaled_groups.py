@@ -33,23 +33,24 @@ from knafka_operator.scale.holds import Hold, Holds, Slots
 from knafka_operator.scale.progress_bounds import MAX_REASONS, few_reasons
 
 KEPT_WITHOUT_DRAIN: Final = 24 * 3600.0
-"""Seconds without a drain, at most, after which one is held though there is no lag: Kafka forgets
-the offsets of a group that nobody has joined for offsets.retention.minutes (7 days), and then all
-that its topic still has would be delivered again."""
+"""Longest time (seconds) without a drain; then one is opened even if there is no lag. Kafka deletes
+the offsets of a group that nobody has joined for offsets.retention.minutes (7 days), and everything
+in its topic would be delivered again."""
 
 NOT_KNOWN: Final = Scale(0, "the lag is not known yet", Cause.LAG_UNKNOWN)
 
 LAG_INTERVAL: Final = 60.0
-"""Seconds, about, between two questions for the lag of one that its shard drains: what the shard
-tells is enough to keep it, and what little lag there is need not be known to the second."""
+"""Seconds, on average, between two requests for the lag of a Trigger that a shard drains: the
+shard's reports are enough in between, as a small lag need not be known to the second."""
 
 COMMITTED_WITHIN: Final = 3.0
-"""Seconds after which what a dispatcher reports as settled is committed, too."""
+"""Seconds after which events that a dispatcher has reported as settled are committed, too."""
 
 
 @dataclass(eq=False, slots=True)
 class ScaledGroup:
-    """The `Unit` of its own drains, but for `on_line`."""
+    """A Trigger or Sensor with a consumer group, its lag and its drains. A `Unit` (`holds`), except
+    for `on_line`, which subclasses have."""
 
     id: str
     autoscaling: Autoscaling
@@ -86,13 +87,13 @@ class ScaledGroup:
             self.joined()
 
     def joined(self) -> None:
-        """It was joined; the next time is not everybody's at once."""
+        """Note that the group was joined; the next time is at random, so that groups spread."""
         now = asyncio.get_running_loop().time()
         self.join_by = now + KEPT_WITHOUT_DRAIN * random.uniform(0.5, 1)
 
 
 class SharedDrain(Protocol):
-    """The request that many Triggers share, as one of them sees it (`scaled_shard.ScaledShard`)."""
+    """A shard's drain, which many Triggers share, as one of them uses it (`ScaledShard`)."""
 
     holds: Holds[Any]
     shard: Shard
@@ -109,40 +110,40 @@ class ScaledTrigger(ScaledGroup):
     own: Holds[DrainProgress] = field(init=False)
     """Its own drains."""
     declared: Shard | None = None
-    """The shard that is to have it; None: it has drains of its own."""
+    """The shard that it is assigned to; None: it has drains of its own."""
     shard: SharedDrain | None = None
-    """The shard that has it: none while its own drains end, or it is paused."""
+    """The shard that drains it; None while its own drains end, or while it is paused."""
     settled: Mapping[int, int] = field(default_factory=dict)
-    """By partition, as the last question for its lag has found (`Lag.settled`)."""
+    """By partition, as of the last request for its lag (`Lag.settled`)."""
     decisions: Counter[Cause] = field(default_factory=Counter)
     beyond_end: frozenset[int] = frozenset()
     ask_by: float = -math.inf
-    """While its shard has a request: when its lag is asked for, on the loop's clock."""
+    """When its lag must be asked for, while its shard drains; on the loop's clock."""
     asked_at: float = -math.inf
-    """When the last question for its lag began, on the loop's clock."""
+    """When the last request for its lag began, on the loop's clock."""
     settled_since: int = 0
-    """Events that its shard has reported as settled since that question."""
+    """Events that its shard has reported as settled since that request."""
     rests_since: float = math.inf
-    """Since when its shard has settled nothing more of it, and has nothing unsettled."""
+    """Since when its shard has nothing unsettled for it and settles nothing; loop's clock."""
 
     rest: FilterRest = field(default_factory=FilterRest)
-    """Of its own drains."""
+    """Whether its own drains are kept closed, as its filter passes no event."""
 
     @property
     def own_egress(self) -> Egress | None:
-        """By what dispatchers of its own drain that may be held by nobody; None: it has none. Those
-        of min-scale are waited for as pods."""
+        """The Egress by which dispatchers of its own drain that may run although no drain is held;
+        None if it has none: it is a shard's, or has min-scale, whose pods are waited for."""
         is_own = self.declared is None and not self.autoscaling.min_scale
         return self.egress if is_own else None
 
     @property
     def holds(self) -> Holds[Any]:
-        """The requests by which it is delivered now."""
+        """The drains that deliver its events now: its own, or its shard's."""
         return self.own if self.shard is None else self.shard.holds
 
     @property
     def is_resting(self) -> bool:
-        """Whether the events that wait open no drain, as its filter passes none of them lately."""
+        """Whether waiting events open no drain, as its filter has lately passed none."""
         return self.declared is None and self.rest.is_resting(asyncio.get_running_loop().time())
 
     def on_open(self, hold: Hold) -> None:
@@ -162,56 +163,56 @@ class ScaledTrigger(ScaledGroup):
 
     @property
     def needs_question(self) -> bool:
-        """Whether its lag is to be asked for, and not only what its shard tells."""
+        """Whether Kafka must be asked for its lag, because its shard's reports aren't enough."""
         if self.shard is None or not self.shard.holds:
             return True
         if self.lag is None or self.lag > self.autoscaling.lag_threshold:
             return True
-        # It was at zero when that was decided, for too little lag, and goes on with its neighbours.
+        # It was scaled to zero for too little lag, and is drained with the shard's other Triggers.
         goes_on = self.lag > 0 and self.scale.replicas == 0
         now = asyncio.get_running_loop().time()
         return goes_on or now >= self.ask_by or (self.lag > 0 and self._has_committed_since(now))
 
     def _has_committed_since(self, now: float) -> bool:
-        """Whether what waited when it was asked is settled and committed by now, probably: once for
-        each pause in what it delivers, however much of it there is."""
+        """Whether the events that waited at the last request are probably settled and committed by
+        now. True once for each pause in its deliveries."""
         committed = self.rests_since + COMMITTED_WITHIN
         return self.asked_at < committed <= now
 
     def asked(self) -> None:
-        """Its lag is known enough; the next time is not everybody's at once."""
+        """Note that its lag is known; the next request is at random, so that Triggers spread."""
         now = asyncio.get_running_loop().time()
         self.ask_by = now + LAG_INTERVAL * random.uniform(0.75, 1.25)
 
     def on_settled(self, events: int, unsettled: int) -> None:
-        """Its shard reports that so many more events are settled, and how many aren't."""
+        """Note a report of its shard: `events` more are settled, and `unsettled` are not yet."""
         self.settled_since += events
         if unsettled:
             self.rests_since = math.inf
         elif events:
             self.rests_since = asyncio.get_running_loop().time()
         if self.lag and not unsettled and self.settled_since >= self.lag:
-            # All that waited: a thousand that one event has woken need not be asked for.
+            # All events are settled: no request, as one event may wake a thousand Triggers.
             self.lag = 0
             self.decided(decide(0, 1, self.autoscaling, 1, shared=True))
 
     def decided(self, scale: Scale) -> None:
-        """So many drains from now on."""
+        """Set the number of drains, and count the decision by its cause."""
         self.scale = scale
         self.decisions[scale.cause] += 1
 
     def not_asked(self, why: str) -> None:
-        """The question for its lag failed: what was decided last holds."""
+        """Note that the request for its lag failed; the last decision stays."""
         self.lag_error = f"the lag is not known: {why}"
         self.decisions[Cause.LAG_UNKNOWN] += 1
 
     def grew(self, records: int) -> None:
-        """Its topic has so many more, and nobody has drained it meanwhile."""
+        """Note that its topic has grown by `records` while nobody drained it; scale by that."""
         if self.lag is None:
             self.decided(expected(shared=True))
         else:
             self.lag += records
-            # One that waits for more lag drains with its neighbours.
+            # A Trigger that waits for more lag is drained with the shard's other Triggers.
             self.decided(decide(self.lag, 1, self.autoscaling, 1, shared=True))
         self.asked()
 
@@ -242,15 +243,15 @@ class ScaledSensor(ScaledGroup):
     holds: Holds[DrainProgress] = field(init=False)
     slots: Slots = field(default_factory=Slots)
     due: int | None = None
-    """When the next firing is due that waits for no event (ms since the Unix epoch), as its group
-    has committed it; None: there is none."""
+    """The time of the next firing that needs no event (ms since the Unix epoch), as its group has
+    committed it; None: there is none."""
     holding: dict[int, Sequence[Waiting]] = field(default_factory=dict)
-    """What its triggers hold, by partition of the trigger topic, as drains have reported it last,
-    also those that are over: nothing changes while nobody drains."""
+    """The events that its triggers hold, by partition of the trigger topic, as last reported by a
+    drain. Reports of ended drains stay: nothing changes while nobody drains."""
 
     @property
     def topics(self) -> set[str]:
-        """What its group reads."""
+        """The topics that its group reads."""
         return {self.sensor.topic, self.sensor.trigger_topic}
 
     def on_line(self, hold: Hold, line: DrainProgress) -> None:
@@ -277,12 +278,13 @@ class ScaledSensor(ScaledGroup):
 
 
 def has_settled(counts: Counts | DrainProgress) -> bool:
-    """Whether any event got somewhere: what was wrong isn't any more."""
+    """Whether any event was filtered, delivered or dead-lettered; a drain error is over then."""
     return bool(counts.filtered or counts.delivered or counts.dead_lettered)
 
 
 def sum_progress(ended: Iterable[DrainProgress], open_: Collection[DrainProgress]) -> DrainProgress:
-    """Counts of all drains; what is momentary (`unsettled`, `partitions`) of the open ones."""
+    """Sum the counts of all drains. Momentary values, such as `unsettled` and `partitions`, are
+    those of the open drains."""
     everything = [*ended, *open_]
     counts: dict[str, Any] = {
         name: sum(getattr(each, name) for each in everything) for name in COUNTED

@@ -1,8 +1,8 @@
-"""KafkaSinks: from what is declared to a receiver that writes to somebody's topic.
+"""KafkaSinks: from a declared KafkaSink to a receiver that writes events to its topic.
 
     observe (Secret, Kafka, topic, senders) -> decide (`sinks.decide`) -> act, until all is done
 
-Not here: hearing of changes (`engine.controller`), and any decision, which is a pure function.
+Not here: watching for changes (`engine.controller`), and decisions, which are pure functions.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class SinkRecord:
 
     uid: str
     kafka: KafkaCluster | None = None
-    """As it was reached last: its Secret may go before it does."""
+    """The Kafka as it was last reached: the Secret may be deleted before the sink."""
     partitions: int = 0
-    """Of the topic that was made for it."""
+    """Partitions of the topic that was created for it; 0: none was."""
     is_ready: bool | None = None
-    """None: it wasn't looked at yet."""
+    """Whether the sink is Ready; None: it has not been reconciled yet."""
     claims: set[tuple[str, str]] = field(default_factory=set)
     """Servers and name of the topics that are its own."""
 
@@ -79,7 +79,8 @@ class KafkaSinks(Reconciler[ObservedSink, SinkDecision, SinkRecord], Kind):
     # What is heard, and asked of one.
 
     def remember(self, document: Document) -> SinkRecord:
-        """Keep in mind which topic a sink has made, before any other is reconciled."""
+        """Claim the topic that was created for a sink, before any sink is reconciled; returns the
+        sink's record."""
         identity, uid = Identity.of(document), document["metadata"].get("uid", "")
         record = self.records.get(identity)
         if record is None or record.uid != uid:
@@ -96,7 +97,8 @@ class KafkaSinks(Reconciler[ObservedSink, SinkDecision, SinkRecord], Kind):
         self._drop(Identity.of(document))
 
     def _claim(self, record: SinkRecord, servers: str, topic: str) -> None:
-        """No other sink gets to make a topic of this name there."""
+        """Reserve a topic name on a Kafka for this sink, unless another sink has reserved it; no
+        other sink then creates a topic of that name."""
         if self.owners.setdefault((servers, topic), record.uid) == record.uid:
             record.claims.add((servers, topic))
 
@@ -106,12 +108,12 @@ class KafkaSinks(Reconciler[ObservedSink, SinkDecision, SinkRecord], Kind):
                 del self.owners[claim]
 
     def used_kafkas(self) -> set[KafkaCluster]:
-        """Those that its deletions need still."""
+        """The Kafka clusters that the sinks use, also those that are being deleted."""
         return {each.kafka for each in self.records.values() if each.kafka is not None}
 
     async def delete(self, document: Document) -> None:
-        """Delete its receiver, then the topic, if that was made for it and no other sink of its
-        namespace names it. Raises `LogError`, `NotReady` and `ClusterError`."""
+        """Delete a sink's receiver, then its topic, if that was created for it and no other sink of
+        its namespace names it. Raises `LogError`, `NotReady` and `ClusterError`."""
         record, of = self.remember(document), resource_of(document)
         # No event may be accepted into a topic that is about to go (KN-BRK-22).
         await delete_service(self.cluster, sink_receiver_name(of), of)
@@ -123,7 +125,7 @@ class KafkaSinks(Reconciler[ObservedSink, SinkDecision, SinkRecord], Kind):
         try:
             sink = parse(KafkaSink, _declared(document))
         except InvalidDocument:
-            return  # it may not have this one, or nobody can know which
+            return  # an invalid sink: which topic it has can't be known
         if await self._is_named_elsewhere(sink, topic):
             return
         try:
@@ -218,7 +220,7 @@ class KafkaSinks(Reconciler[ObservedSink, SinkDecision, SinkRecord], Kind):
         return replace(seen, topic=found, disputed=disputed)
 
     async def _connect(self, sink: KafkaSink) -> tuple[KafkaCluster, tuple[str, str] | None]:
-        """Its Kafka, and the Secret by which it is reached, with its version; None: it needs none.
+        """The sink's Kafka, and the name and version of its Secret; None if it needs no Secret.
 
         Raises `EXPECTED` and `ClusterError`.
         """
@@ -238,7 +240,8 @@ class KafkaSinks(Reconciler[ObservedSink, SinkDecision, SinkRecord], Kind):
         return self.kafkas.at(sink.servers, values), (ref.name, version)
 
     def _partitions_beside(self, sink: Identity) -> int:
-        """Partitions of the topics that were made for its namespace's other sinks and Brokers."""
+        """Number of partitions of the topics created for the other sinks and Brokers in its
+        namespace."""
         beside = sum(
             each.partitions
             for identity, each in self.records.items()

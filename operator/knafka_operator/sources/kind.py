@@ -1,8 +1,8 @@
-"""KafkaSources: Triggers that are their own Brokers, of topics that are somebody's.
+"""KafkaSources: reconciled as Triggers whose Broker is the source itself, with the user's topics.
 
     observe (Secrets, Kafka, topics, sinks) -> decide (`decide.trigger`) -> act, as a Trigger
 
-Not here: what is read (`observe`), and the words of its status (`decide`).
+Not here: observing (`observe`), and the texts of its status (`decide`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class KafkaSources(Triggers):
         news = Kind.on_change(self, document, gone=gone)
         record = self.states.triggers.get(Identity.of(document))
         if news and record is not None and record.watched is not None:
-            # Its group may have been set back, and it annotated to have that noticed at once.
+            # A user who resets its group annotates it so that the operator notices at once.
             record.watched.kafka.topics.forget_group(record.watched.egress.group)
         return news
 
@@ -55,13 +55,14 @@ class KafkaSources(Triggers):
         return self.states.keep_trigger(document)
 
     def is_ours(self, document: Document) -> bool:
-        """Every one is that no other implementation serves (docs/decisions/0046): serving them at
-        all is a setting."""
+        """Whether no other implementation serves this KafkaSource (docs/decisions/0046). A setting
+        says whether we serve any."""
         finalizers = document["metadata"].get("finalizers") or ()
         return PEERS_SOURCE_FINALIZER not in finalizers or FINALIZER in finalizers
 
     async def leave(self, document: Document) -> None:
-        """Another implementation has claimed it: deliver nothing, and leave it its group."""
+        """Stop delivering for a source that another implementation has claimed: delete its
+        functions and our part of its status, but leave its consumer group."""
         ours = [each for each in annotations_of(document) if each.startswith(OURS)]
         if not ours:
             return
@@ -122,7 +123,8 @@ class KafkaSources(Triggers):
         return self.status(Identity.of(document))
 
     async def delete(self, document: Document) -> None:
-        """Delete its function, and the group that it was given; one that it names is its user's.
+        """Delete a source's functions, and its group if its name was generated; a group that the
+        source names belongs to the user.
 
         Raises `LogError` while drains go on, and `ClusterError`.
         """
@@ -140,7 +142,7 @@ class KafkaSources(Triggers):
                     kafka, _ = await self.source_observer.kafka_of(trigger.source)
                 await kafka.topics.delete_group(group)
         except InvalidDocument:
-            pass  # it never had one, or nobody can know which
+            pass  # an invalid source: which group it has can't be known
         self.drop(document)
 
     async def _is_shared(self, identity: Identity, group: str) -> bool:

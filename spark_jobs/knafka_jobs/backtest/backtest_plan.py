@@ -95,7 +95,8 @@ MATCHED: Final = "matched"
 ERROR: Final = "error "
 """Prefix of counts of errors in filters and correlations; the kind of error follows."""
 WAITING: Final = "waiting "
-"""Prefix of counts of correlation keys that hold events in the end; the trigger's name follows."""
+"""Prefix of the counts of correlation keys that still hold events at the end of the backtest; the
+trigger's name follows."""
 
 Counts: TypeAlias = "Counter[str]"
 

@@ -3,9 +3,9 @@
     partition 0   a@10 ------------- a@30      what is taken: a@10 b@12 a@30 b@31,
     partition 1         b@12 b@31              whichever partition was read first
 
-An event's place is its time and, at one time, its partition and offset on the bus. What was read
-waits until nothing that comes first can still be read (`InOrder.know`). Pure; not here: how that is
-found out (`knafka.sensor.bus`, `knafka.sensor.watermark`).
+Events are ordered by time, and events of the same time by their partition and offset on the bus. A
+record that was read waits until no earlier event can still be read (`InOrder.know`). Pure. Not
+here: how that is found out (`knafka.sensor.bus`, `knafka.sensor.watermark`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Place(NamedTuple):
-    """Where an event stands among all of a bus."""
+    """Where an event stands in the order of all events of a bus."""
 
     at: int
     """Milliseconds since the Unix epoch."""
@@ -35,44 +35,48 @@ class Routed(NamedTuple):
     """How far a partition of the bus was routed."""
 
     until: int | None = None
-    """Everything of an earlier time (ms) was; None: that isn't known."""
+    """All events before this time (ms) were routed; None: not known."""
     by_sender: bool = False
     """Whether the bus's times are its senders', and not Kafka's."""
 
 
 class Taken(NamedTuple):
-    """Which records of a partition were taken already though its offset stands before them: those
-    in front of `read` whose place is `last` at most."""
+    """Which records at or after a partition's committed offset were taken already: those whose
+    offset is below `read` and whose place is not after `last`."""
 
     read: int
     last: Place
 
 
 class InOrder(Generic[T]):
-    """Records of one partition of a trigger topic, given in the order of their events' places.
+    """Puts the records of one partition of a trigger topic in the order of their events' places.
 
-    One that comes first and is read too late is given at once, and counted.
+    A record that is read after a later one was taken is yielded at once, as late (`take`).
     """
 
     def __init__(self, taken: Taken | None = None) -> None:
-        """`taken`: of those that it may be given once more."""
+        """`taken`: the records that were taken already; they are skipped if they are read again."""
         self._again_until = 0 if taken is None else taken.read
         self._again = BEFORE_ALL if taken is None else taken.last
         self._last = self._again
-        """The last place, in order, of what was given."""
+        """The latest place that was taken, or up to which absent events were decided (`close`)."""
         self._known = BEFORE_ALL
+        """Every event up to this place was read."""
         self._waiting: list[tuple[Place, int, int, T]] = []
         self.bytes = 0
-        """Of what waits."""
+        """Size of the records that wait."""
         self._offsets: OrderedDict[int, None] = OrderedDict()
-        """Of what waits; they come in order."""
+        """Offsets of the records that wait, in ascending order."""
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def add(self, offset: int, place: Place, until: int, record: T, size: int = 0) -> None:
-        """A record of `size` bytes was read. `until`: every event of a time before it (ms) lies in
-        front of this record; of what its writer appended with it, only what comes first."""
+        """Add a record of `size` bytes that was read.
+
+        `until` (ms): every event before this time lies in front of this record in the partition,
+        except events that its writer appended together with it and that come after it in order.
+        """
         if offset >= self._again_until or place > self._again:
             heappush(self._waiting, (place, offset, size, record))
             self._offsets[offset] = None
@@ -80,8 +84,8 @@ class InOrder(Generic[T]):
         self._known = max(self._known, min(Place(until), place))
 
     def passes(self, offset: int, place: Place, until: int) -> bool:
-        """Whether a record that was read, as `add` has it, is next at once: then it counts as
-        taken."""
+        """Take a record that was just read, instead of adding it, if it is next in order; returns
+        whether it was taken. The arguments are those of `add`."""
         if self._waiting or place < self._last or offset < self._again_until:
             return False
         if until > place.at:
@@ -92,19 +96,23 @@ class InOrder(Generic[T]):
         return True
 
     def know(self, until: int) -> None:
-        """Every event of a time before this (ms) was read."""
+        """Note that every event before the time `until` (ms) was read."""
         self._known = max(self._known, Place(until))
 
     def close(self, until: int) -> None:
-        """What follows from nothing having come before this time (ms) was done."""
+        """Treat every event before the time `until` (ms) as late from now on: the triggers that
+        wait for an event's absence up to then have been handled."""
         self._last = max(self._last, Place(until))
 
     def take(
         self, limit: int, room: int = 2**63, room_bytes: int = 2**63
     ) -> Iterator[tuple[T, int]]:
-        """What is known to be next, and what comes too late; with each, the milliseconds by which
-        it is late, 0 mostly. Where more waits than `room` records or `room_bytes`, also what comes
-        first of it."""
+        """Yield at most `limit` records that are next in order or late, each with its lateness in
+        ms (0: in order).
+
+        While more than `room` records or `room_bytes` wait, the earliest of them is yielded, too,
+        although an earlier event may still be read.
+        """
         waiting = self._waiting
         while waiting and limit > 0:
             is_next = waiting[0][0] <= max(self._known, self._last)
@@ -122,18 +130,19 @@ class InOrder(Generic[T]):
 
     @property
     def first(self) -> int | None:
-        """The time (ms) of the first event that waits; None: none does."""
+        """The time (ms) of the earliest event that waits; None if none waits."""
         return self._waiting[0][0].at if self._waiting else None
 
     @property
     def has_next(self) -> bool:
-        """Whether there is something that is known to be next."""
+        """Whether a record waits of which it is known that it is next in order."""
         return bool(self._waiting) and self._waiting[0][0] <= max(self._known, self._last)
 
     def position(self, read: int) -> int:
-        """The offset behind which nothing was taken, where the next record to be read is `read`."""
+        """The offset to commit: the lowest that waits or, if none waits, the next to be read,
+        `read`. Records after it may have been taken already (`taken`)."""
         return next(iter(self._offsets), read)
 
     def taken(self, read: int) -> Taken | None:
-        """What is to be kept beside that offset; None: nothing."""
+        """The `Taken` to commit with the offset `position(read)`; None if no record waits."""
         return Taken(read, self._last) if self._waiting else None
