@@ -12,9 +12,12 @@ from typing import Final
 
 import pytest
 from support.fake_clock import NOOP_CYCLES
+from support.gate import IN_CI
 
-PURE_TIMEOUT: Final = 60.0
-"""Seconds for a test that has only its own process; pyproject.toml has the others' timeout."""
+PURE_TIMEOUT: Final = 180.0 if IN_CI else 60.0
+"""Seconds for a test that has only its own process; pyproject.toml has the timeout of properties,
+which try many examples, and of all others. The gate runs it beside the tests of the cluster, at a
+load of 20 to 30."""
 LONG: Final = ("kafka", "cluster", "spark", "slow")
 """Markers of the tests that may take longer."""
 _TESTS: Final = Path(__file__).parents[1]
@@ -41,7 +44,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         mark_what_it_needs(item)
-        if not item.get_closest_marker("timeout") and not is_long(item):
+        is_timed = item.get_closest_marker("timeout") or is_long(item)
+        if not is_timed and PROPERTIES not in item.path.parents:
             item.add_marker(pytest.mark.timeout(PURE_TIMEOUT))
         if is_long(item) or not is_measured(item.path):
             item.add_marker("no_cover")
