@@ -10,9 +10,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from support.cluster import Cluster
+from support.cluster import DIRECT, Cluster
 from support.conformance_world import CLASS, event, own_namespace, topics
-from support.installation import DIRECT, Installation
+from support.installation import Installation
 from support.listener import Answer, Listener
 from support.watched import Watched, is_ready
 

@@ -327,6 +327,9 @@ def test_events_come_in_by_tls_and_where_it_is_strict_by_nothing_else(
         cluster.wait_for(
             lambda: broker.answer_at(plain["url"], token) == 403, READY, "plain ones are refused"
         )
+        cluster.wait_for(
+            lambda: len(addresses(installed, namespace)) == 1, READY, "the address by https alone"
+        )
         (only,) = addresses(installed, namespace)
         assert only == https == installed.status("broker", "default", namespace)["address"]
         assert post_by_tls(cluster, namespace, host, authority, token) == 202

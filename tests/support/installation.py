@@ -10,7 +10,6 @@ installation, or loads the whole machine, is marked `alone`. Registered in tests
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from support.cluster import OPERATOR_NAMESPACE, Cluster
+from support.cluster import DIRECT, OPERATOR_NAMESPACE, Cluster
 from support.once_a_run import OnceARun
 from support.secure_kafka import KafkaAccess
 
@@ -36,10 +35,6 @@ LEFT: Final = 90.0
 """Seconds that a run waits at its end for the deletion of what its tests made."""
 
 EVENTING: Final = "eventing.knative.dev/v1"
-
-
-DIRECT: Final = os.environ.get("KNAFKA_TEST_DIRECT") == "1"
-"""Whether senders of Brokers and channels go past Knative's proxy in this run."""
 
 
 @dataclass(frozen=True, slots=True)
