@@ -3,8 +3,8 @@ feature `eventtype-auto-create`).
 
     an event is stored --type and source are new--> told at `/event-types` for a while --> known
 
-The operator asks now and then, and makes an EventType of each. A receiver itself has no rights at
-the API server. What is told isn't taken away by that, so whoever else asks hides nothing.
+The operator asks every so often, and makes an EventType of each. A receiver itself has no rights
+at the API server. A type stays in the answers for `TOLD_FOR`, so that another caller hides none.
 
 Bounded for each Broker or KafkaChannel by itself: whoever sends a new type with each event costs
 nobody else an EventType.
