@@ -154,13 +154,7 @@ class KafkaGroups:
         group: if the process dies in between, the next call finishes the work.
         """
         copy = f"{group}{COPY}"
-        with needing(group=("Describe", group)):
-            described = await self._calls.of_coordinator(
-                lambda timeout: self._calls.admin.describe_consumer_groups(
-                    [group, copy], request_timeout=timeout
-                ),
-                leaving_out=_NONE,
-            )
+        described = await self._describe(group, copy)
         now, kept = described.get(group), described.get(copy)
         if now is not None and now.members:
             raise LogError(f"the group {group} has {len(now.members)} members")
@@ -253,25 +247,23 @@ class KafkaGroups:
 
     async def exists(self, group: str) -> bool:
         """Whether Kafka knows a group of this name."""
-        described = await self._calls.of_coordinator(
-            lambda timeout: self._calls.admin.describe_consumer_groups(
-                [group], request_timeout=timeout
-            ),
-            leaving_out=_NONE,
-        )
+        described = await self._describe(group)
         return any(not _is_gone(each) for each in described.values())
 
     async def members(self, group: str) -> Collection[str]:
         """The client ids of the group's members."""
+        found = (await self._describe(group)).get(group)
+        return [] if found is None else [each.client_id for each in found.members]
+
+    async def _describe(self, group: str, *more: str) -> dict[str, ConsumerGroupDescription]:
+        """What Kafka says of these groups, by name; those that it doesn't know may be missing."""
         with needing(group=("Describe", group)):
-            described = await self._calls.of_coordinator(
+            return await self._calls.of_coordinator(
                 lambda timeout: self._calls.admin.describe_consumer_groups(
-                    [group], request_timeout=timeout
+                    [group, *more], request_timeout=timeout
                 ),
                 leaving_out=_NONE,
             )
-        found = described.get(group)
-        return [] if found is None else [each.client_id for each in found.members]
 
     def forget(self, group: str) -> None:
         """Drop what is cached of the group: its offsets were changed, or may have been."""

@@ -48,6 +48,7 @@ from knafka_operator.model.resources import (
     EXTERNAL_TOPIC,
     TOPIC_STATUS,
     Broker,
+    finalizers_of,
 )
 from knafka_operator.model.settings import KAFKA_FEATURES
 from knafka_operator.model.sources import (
@@ -244,7 +245,7 @@ class Adopter:
             if stored is None:
                 return
             metadata = stored["metadata"]
-            before = list(metadata.get("finalizers") or ())
+            before = finalizers_of(stored)
             now = [each for each in before if each not in step.drop]
             now += [each for each in step.add if each not in now]
             if now == before:

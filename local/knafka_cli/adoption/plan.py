@@ -29,6 +29,7 @@ from knafka_operator.model.resources import (
     GROUP_STATUS,
     PEERS_FINALIZER,
     TOPIC_STATUS,
+    finalizers_of,
     is_claimed_by_peer,
 )
 
@@ -169,7 +170,7 @@ def adoption(seen: SeenBroker) -> Plan:
         found = seen.groups.get(group, SeenGroup())
         stays.append(f"Trigger {name.name}  group {group}  {events(found.waiting)} waiting")
         if found.members and not taken:
-            waits.append(_members(group, found))
+            waits.append(members_left(group, found))
         if found.uncommitted and GROUP_STATUS not in _annotations(trigger):
             stays[-1] = f"Trigger {name.name}  was never Ready: it begins at the topic's end"
             continue
@@ -223,11 +224,7 @@ def release(seen: SeenBroker) -> Plan:
             f"its class is {class_}, which {PEER} doesn't serve, and a class never changes"
         )
     finalizers = finalizers_of(seen.broker)
-    steps: list[Step] = []
-    if FINALIZER in finalizers or PEERS_FINALIZER not in finalizers:
-        drop = [each for each in (FINALIZER,) if each in finalizers]
-        add = [each for each in (PEERS_FINALIZER,) if each not in finalizers]
-        steps.append(SetFinalizers("Broker", identity, drop, add))
+    steps = give_back("Broker", identity, finalizers, PEERS_FINALIZER)
     stays = []
     if (topic := _annotations(seen.broker).get(TOPIC_STATUS)) is not None:
         stays.append(f"topic {topic}" if seen.topic is None else _topic_line(topic, seen.topic))
@@ -373,7 +370,17 @@ def _topic_line(name: str, topic: TopicDescription) -> str:
     return f"topic {name}  {topic.partitions} partitions, id {topic.id}"
 
 
-def _members(group: str, found: SeenGroup) -> str:
+def give_back(kind: str, of: Identity, finalizers: Sequence[str], theirs: str) -> list[Step]:
+    """The steps to an object with the peer's finalizer in the place of ours."""
+    if FINALIZER not in finalizers and theirs in finalizers:
+        return []
+    drop = [each for each in (FINALIZER,) if each in finalizers]
+    add = [each for each in (theirs,) if each not in finalizers]
+    return [SetFinalizers(kind, of, drop, add)]
+
+
+def members_left(group: str, found: SeenGroup) -> str:
+    """What is waited for while a group has members."""
     return f"group {group} has {len(found.members)} members still: they have to leave first"
 
 
@@ -384,8 +391,3 @@ def events(count: int) -> str:
 
 def _annotations(document: Document) -> Mapping[str, str]:
     return (document.get("status") or {}).get("annotations") or {}
-
-
-def finalizers_of(document: Document) -> list[str]:
-    """An object's finalizers."""
-    return list(document["metadata"].get("finalizers") or ())

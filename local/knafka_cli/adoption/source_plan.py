@@ -19,11 +19,12 @@ from knafka_cli.adoption.plan import (
     SetFinalizers,
     Step,
     events,
-    finalizers_of,
+    give_back,
+    members_left,
     running,
 )
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.resources import FINALIZER
+from knafka_operator.model.resources import finalizers_of, is_claimed_by_peer
 from knafka_operator.model.sources import (
     KAFKA_SOURCE,
     PEERS_SOURCE_FINALIZER,
@@ -55,7 +56,7 @@ class SeenSource:
 
 def source_adoption(seen: SeenSource) -> Plan:
     """How Knafka takes a KafkaSource over."""
-    spec, group, finalizers = seen.source.spec, group_of(seen.source), finalizers_of(seen.stored)
+    spec, group = seen.source.spec, group_of(seen.source)
     about = f"KafkaSource {seen.identity}: from {PEER} to Knafka"
     problems = list(running(seen.peers, "this KafkaSource"))
     if not seen.served:
@@ -66,15 +67,14 @@ def source_adoption(seen: SeenSource) -> Plan:
     problems += [f"topic {each} isn't in the Kafka at {_servers(spec)}" for each in seen.missing]
     if not spec.consumer_group:
         problems.append(f"it names no consumerGroup: set spec.consumerGroup to the one {PEER} has")
-    theirs = PEERS_SOURCE_FINALIZER in finalizers and FINALIZER not in finalizers
+    theirs = is_claimed_by_peer(seen.stored, PEERS_SOURCE_FINALIZER)
     if not theirs:
         about = f"KafkaSource {seen.identity}: it is Knafka's already"
     waits = []
     if theirs and seen.group.members:
-        count = len(seen.group.members)
-        waits.append(f"group {group} has {count} members still: they have to leave first")
+        waits.append(members_left(group, seen.group))
     steps: list[Step] = []
-    if PEERS_SOURCE_FINALIZER in finalizers:
+    if PEERS_SOURCE_FINALIZER in finalizers_of(seen.stored):
         steps.append(SetFinalizers(KAFKA_SOURCE, seen.identity, drop=[PEERS_SOURCE_FINALIZER]))
     differs = []
     if seen.group.uncommitted:
@@ -93,11 +93,7 @@ def source_release(seen: SeenSource) -> Plan:
     """How Knafka gives a KafkaSource back."""
     finalizers = finalizers_of(seen.stored)
     about = f"KafkaSource {seen.identity}: from Knafka to {PEER}"
-    steps: list[Step] = []
-    if FINALIZER in finalizers or PEERS_SOURCE_FINALIZER not in finalizers:
-        drop = [each for each in (FINALIZER,) if each in finalizers]
-        add = [each for each in (PEERS_SOURCE_FINALIZER,) if each not in finalizers]
-        steps.append(SetFinalizers(KAFKA_SOURCE, seen.identity, drop, add))
+    steps = give_back(KAFKA_SOURCE, seen.identity, finalizers, PEERS_SOURCE_FINALIZER)
     then = [
         "Knafka's operator ends its deliveries and deletes its function",
         f"then start {PEER}: kubectl -n knative-eventing scale deployment kafka-controller "

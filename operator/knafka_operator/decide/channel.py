@@ -266,18 +266,17 @@ def decide(seen: ObservedChannel, settings: Settings) -> ChannelDecision:
             leads_to = channels_direct_host(receiver, settings)
         elif gateway is not None:
             leads_to = gateway.host
-        probed = url = f"http://{leads_to}{ingress.path}"
+        path = f"http://{leads_to}{ingress.path}"
+        url = path if gateway is None else f"http://{hosts[-1]}"  # KN-CHN-11
+        probed = path if direct else url
         if direct and probed not in answered:
             needed.first(ProbeDirect(probed, probed))
-        if gateway is not None:
-            url = f"http://{hosts[-1]}"  # KN-CHN-11
-            probed = probed if direct else url
-            if seen.routed != leads_to:
-                manifests = (
-                    routes.route(broker, receiver, gateway, settings),
-                    routes.service(broker, leads_to),
-                )
-                needed.first(Apply(Step.APPLY_ROUTE, manifests, ROUTE_REFUSAL))
+        if gateway is not None and seen.routed != leads_to:
+            manifests = (
+                routes.route(broker, receiver, gateway, settings),
+                routes.service(broker, leads_to),
+            )
+            needed.first(Apply(Step.APPLY_ROUTE, manifests, ROUTE_REFUSAL))
         if probed not in answered:
             needed.first(Probe(probed, probed))
         annotations[PROBED] = probed

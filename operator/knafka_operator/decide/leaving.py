@@ -6,7 +6,7 @@ Not here: whose Broker it is (`reconcile.brokers`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from knafka_operator.decide.dead_letters import DEAD_LETTERS
 from knafka_operator.decide.effects import Effect, StopDelivery, WriteStatus
@@ -19,9 +19,7 @@ from knafka_operator.decide.status import (
 from knafka_operator.decide.steps import Step
 from knafka_operator.decide.trigger_conditions import LOOP_FREE
 from knafka_operator.model.conditions import READY
-
-OURS: Final = "knafka.dev/"
-"""What the keys that nobody else writes begin with."""
+from knafka_operator.model.resources import OURS
 
 
 def leave(document: Mapping[str, Any]) -> tuple[Effect, ...]:

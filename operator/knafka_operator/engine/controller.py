@@ -24,7 +24,7 @@ from knafka_operator.engine.deletions import Deletions, Post
 from knafka_operator.engine.kinds import kinds_of
 from knafka_operator.model.cluster import ClusterError, Document
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.resources import FINALIZER
+from knafka_operator.model.resources import FINALIZER, finalizers_of
 from knafka_operator.operator import Operator
 from knafka_operator.reconcile.kind import Kind, key_of
 from knafka_operator.reconcile.work_queue import BACK_OFF, GONE, Again, Key, Verdict
@@ -176,7 +176,3 @@ class Controller:
         if await kind.drop_entry(document):
             return None
         return await self._store.set_finalizers(document, finalizers)
-
-
-def finalizers_of(document: Document) -> list[str]:
-    return list(document["metadata"].get("finalizers") or ())

@@ -342,10 +342,16 @@ def parse_resource(document: object) -> Broker | Trigger | ConfigMap | Service |
     return None if kind is None else parse(kind, document)
 
 
-def is_claimed_by_peer(document: Mapping[str, Any]) -> bool:
-    """Whether eventing-kafka-broker serves this Broker, whatever its class."""
-    finalizers = document["metadata"].get("finalizers") or ()
-    return PEERS_FINALIZER in finalizers and FINALIZER not in finalizers
+def finalizers_of(document: Mapping[str, Any]) -> list[str]:
+    """An object's finalizers, in their order."""
+    return list(document["metadata"].get("finalizers") or ())
+
+
+def is_claimed_by_peer(document: Mapping[str, Any], finalizer: str = PEERS_FINALIZER) -> bool:
+    """Whether eventing-kafka-broker, which puts this finalizer on what it serves, serves an object
+    and Knafka doesn't; without `finalizer` a Broker, whatever its class."""
+    finalizers = finalizers_of(document)
+    return finalizer in finalizers and FINALIZER not in finalizers
 
 
 def is_ours(broker: Broker, classes: Collection[str] = BROKER_CLASSES) -> bool:

@@ -35,7 +35,6 @@ from knafka_operator.decide.broker_defaults import with_default_delivery
 from knafka_operator.decide.desired import Defaults
 from knafka_operator.decide.encryption import Encryption
 from knafka_operator.decide.external_topics import EXTERNAL_TOPICS, refusal
-from knafka_operator.decide.leaving import OURS
 from knafka_operator.decide.status import EXPECTED, NotReady
 from knafka_operator.decide.topics import TOPIC_ID
 from knafka_operator.model.cluster import Cluster, Document, decoded
@@ -45,6 +44,7 @@ from knafka_operator.model.resources import (
     BROKER_CLASS,
     CORE,
     EXTERNAL_TOPIC,
+    OURS,
     TOPIC_STATUS,
     Broker,
     ConfigMap,

@@ -26,14 +26,13 @@ from knafka_operator.decide import event_types as deciding
 from knafka_operator.decide import services
 from knafka_operator.decide.event_types import EVENT_TYPE, EVENT_TYPE_VERSION, ToldType
 from knafka_operator.model.cluster import Cluster, ClusterError, Document, Rejected
-from knafka_operator.model.function_tokens import authorization
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.features import makes_event_types
 from knafka_operator.reconcile.receivers import PORT, Receivers, host, identity_of, takes_requests
 from knafka_operator.reconcile.state import States
-from knafka_operator.scale.answers import beginning
+from knafka_operator.scale.answers import answer_of
 from knafka_operator.scale.http_sessions import checked_session
 
 log = logging.getLogger(__name__)
@@ -190,14 +189,8 @@ async def _ask(
     session: aiohttp.ClientSession, address: str, bearers: Sequence[str]
 ) -> list[ToldType]:
     try:
-        for bearer in bearers or [""]:
-            async with session.get(
-                f"{address}/event-types", headers=authorization(bearer), allow_redirects=False
-            ) as response:
-                if response.status == 200:
-                    return deciding.told_types(await beginning(response, ANSWER_BYTES))
-                if response.status != 401:
-                    return []  # one of before the feature was on
-        return []
+        answer = await answer_of(session, f"{address}/event-types", bearers, ANSWER_BYTES)
+        # None: one of before the feature was on.
+        return [] if answer is None else deciding.told_types(answer)
     except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError):
         return []

@@ -31,7 +31,6 @@ from knafka_operator.decide.kafka_settings import CLEANUP
 from knafka_operator.decide.receivers import COMPACTED
 from knafka_operator.decide.status import NotReady, is_ready
 from knafka_operator.model.cluster import Cluster, Document
-from knafka_operator.model.function_tokens import authorization
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE, SERVING
 from knafka_operator.model.settings import Settings
@@ -39,7 +38,7 @@ from knafka_operator.reconcile.contracts import Contract
 from knafka_operator.reconcile.functions import apply_service
 from knafka_operator.reconcile.state import States
 from knafka_operator.reconcile.work_queue import Key
-from knafka_operator.scale.answers import beginning
+from knafka_operator.scale.answers import answer_of
 from knafka_operator.scale.http_sessions import checked_session
 from knafka_operator.scale.kafka_clusters import KafkaCluster
 
@@ -349,13 +348,8 @@ class PodPositions:
 
 async def _position(session: aiohttp.ClientSession, url: str, bearers: Sequence[str]) -> int | None:
     try:
-        for bearer in bearers or [""]:
-            async with session.get(
-                f"{url}/contract", headers=authorization(bearer), allow_redirects=False
-            ) as response:
-                if response.status != 401:
-                    return int(json.loads(await beginning(response, POSITION_BYTES))["position"])
-        return None
+        answer = await answer_of(session, f"{url}/contract", bearers, POSITION_BYTES)
+        return None if answer is None else int(json.loads(answer)["position"])
     except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError, OverflowError):
         return None
 

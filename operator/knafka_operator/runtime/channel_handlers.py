@@ -7,7 +7,6 @@ Not here: the checks (`decide.channel_admission`).
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, Final
 
 import kopf
@@ -40,11 +39,9 @@ def default_subscription(body: kopf.Body, patch: kopf.Patch, **_: Any) -> None:
 
 
 def check_channel(body: kopf.Body, memo: kopf.Memo, old: Any = None, **_: Any) -> None:
-    check = partial(channel_admission.check_channel, maxima=memo.operator.settings.maxima)
-    admit(check, dict(body), old and dict(old))
+    admit(channel_admission.check_channel, body, memo, old)
 
 
 def check_subscription(body: kopf.Body, memo: kopf.Memo, old: Any = None, **_: Any) -> None:
     if channel_admission.may_be_ours(old or body):
-        check = partial(channel_admission.check_subscription, maxima=memo.operator.settings.maxima)
-        admit(check, dict(body), old and dict(old))
+        admit(channel_admission.check_subscription, body, memo, old)

@@ -7,8 +7,7 @@ its certificate (`webhooks`), and what is done with Brokers and Triggers (`contr
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import kopf
@@ -75,8 +74,7 @@ def check_broker(
     body: kopf.Body, memo: kopf.Memo, warnings: list[str], old: Any = None, **_: Any
 ) -> None:
     if memo.operator.brokers.is_ours(old or body):
-        check = partial(admission.check_broker, maxima=memo.operator.settings.maxima)
-        admit(check, dict(body), old and dict(old))
+        admit(admission.check_broker, body, memo, old)
     else:
         classes = memo.operator.brokers.settings.broker_classes
         warnings.extend(admission.class_warnings(dict(body), classes))
@@ -87,8 +85,7 @@ def check_trigger(
     body: kopf.Body, memo: kopf.Memo, warnings: list[str], old: Any = None, **_: Any
 ) -> None:
     if memo.operator.may_be_ours(old or body):
-        check = partial(admission.check_trigger, maxima=memo.operator.settings.maxima)
-        admit(check, dict(body), old and dict(old))
+        admit(admission.check_trigger, body, memo, old)
         warnings.extend(admission.trigger_warnings(dict(body)))
 
 
@@ -116,9 +113,10 @@ def become(raw: Any, document: Document) -> None:
     raw.update(document)
 
 
-def admit(check: Any, document: Document, old: Document | None) -> None:
-    """Answer with what `check` refuses, as Knative's webhooks do."""
+def admit(check: Callable[..., None], body: kopf.Body, memo: kopf.Memo, old: Any) -> None:
+    """Answer with what `check` refuses within the installation's maxima, as Knative's webhooks
+    do."""
     try:
-        check(document, old)
+        check(dict(body), old and dict(old), maxima=memo.operator.settings.maxima)
     except InvalidDocument as error:
         raise kopf.AdmissionError(f"validation failed: {error}", code=400) from None

@@ -7,7 +7,6 @@ Not here: the checks (`sinks.admission`).
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, Final
 
 import kopf
@@ -30,5 +29,4 @@ def default(patch: kopf.Patch, **_: Any) -> None:
 
 
 def check(body: kopf.Body, memo: kopf.Memo, old: Any = None, **_: Any) -> None:
-    checked = partial(check_sink, maxima=memo.operator.settings.maxima)
-    admit(checked, dict(body), old and dict(old))
+    admit(check_sink, body, memo, old)

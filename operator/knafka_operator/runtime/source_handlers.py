@@ -7,7 +7,6 @@ Not here: the checks (`sources.admission`).
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, Final
 from uuid import uuid4
 
@@ -32,5 +31,4 @@ def default(patch: kopf.Patch, old: Any = None, **_: Any) -> None:
 
 
 def check(body: kopf.Body, memo: kopf.Memo, old: Any = None, **_: Any) -> None:
-    checked = partial(check_source, maxima=memo.operator.settings.maxima)
-    admit(checked, dict(body), old and dict(old))
+    admit(check_source, body, memo, old)

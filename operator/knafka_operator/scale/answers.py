@@ -7,10 +7,12 @@ decompressed, no redirect is followed, and an answer has a bound in bytes and in
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 import aiohttp
+
+from knafka_operator.model.function_tokens import authorization
 
 BURST: Final = 20.0
 """Seconds of an answer's rate that may come at once: a first and a last line are long."""
@@ -57,3 +59,19 @@ async def beginning(response: aiohttp.ClientResponse, size: int) -> bytes:
     while len(text) < size and (more := await response.content.read(size - len(text))):
         text += more
     return text
+
+
+async def answer_of(
+    session: aiohttp.ClientSession, url: str, bearers: Sequence[str], size: int
+) -> bytes | None:
+    """At most `size` bytes of what a function says at this URL; None: it says nothing, or takes
+    none of these tokens, the newest first. Raises what `aiohttp` raises."""
+    for bearer in bearers or [""]:
+        async with session.get(
+            url, headers=authorization(bearer), allow_redirects=False
+        ) as response:
+            if response.status == 200:
+                return await beginning(response, size)
+            if response.status != 401:  # else it knows the key of before a rotation
+                return None
+    return None

@@ -9,6 +9,7 @@ Pure. Not here: looking anything up.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, Final
 
 from knafka_operator.decide.field_errors import (
@@ -47,11 +48,7 @@ def check_sink(new: Document, old: Document | None = None, maxima: Maxima = UNLI
     `maxima` are the installation's. Raises `InvalidDocument` that names all of it; its path is that
     of the first problem.
     """
-
-    def wrong(document: Document) -> Iterator[Problem]:
-        return _wrong_with(document, maxima)
-
-    refuse(wrong, new, old, _changes)
+    refuse(partial(_wrong_with, maxima=maxima), new, old, _changes)
 
 
 def _wrong_with(document: Document, maxima: Maxima) -> Iterator[Problem]:

@@ -13,14 +13,13 @@ from typing import Any
 
 from knafka.core import names
 from knafka.core.errors import InvalidDocument, KnafkaError
-from knafka_operator.decide.leaving import OURS
 from knafka_operator.decide.scaling import TriggerStatus
 from knafka_operator.decide.status import EXPECTED, ConditionSet
 from knafka_operator.decide.trigger import ObservedTrigger
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.family import SOURCES
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.resources import FINALIZER
+from knafka_operator.model.resources import OURS, is_claimed_by_peer
 from knafka_operator.model.sources import PEERS_SOURCE_FINALIZER, SourceTrigger, group_of
 from knafka_operator.reconcile.kind import Kind
 from knafka_operator.reconcile.ownership import annotations_of
@@ -57,8 +56,7 @@ class KafkaSources(Triggers):
     def is_ours(self, document: Document) -> bool:
         """Whether no other implementation serves this KafkaSource (docs/decisions/0046). A setting
         says whether we serve any."""
-        finalizers = document["metadata"].get("finalizers") or ()
-        return PEERS_SOURCE_FINALIZER not in finalizers or FINALIZER in finalizers
+        return not is_claimed_by_peer(document, PEERS_SOURCE_FINALIZER)
 
     async def leave(self, document: Document) -> None:
         """Stop delivering for a source that another implementation has claimed: delete its
