@@ -149,12 +149,13 @@ def _start_looking() -> None:
 
 
 def _have_them_look() -> None:
+    pause = threading.Event()  # a test may replace `time.sleep`, for every thread
     while True:
         with _turn:
             _turn.wait_for(lambda: _watching)
             for watch in _watching:
                 watch.ask()
-        time.sleep(LOOK_INTERVAL)
+        pause.wait(LOOK_INTERVAL)
 
 
 def _on_signal(_: int, frame: FrameType | None) -> None:

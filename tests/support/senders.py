@@ -7,6 +7,7 @@ import json
 from typing import Any, Final
 
 import jwt
+import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 
@@ -23,6 +24,8 @@ OTHER_KEY: Final = rsa.generate_private_key(public_exponent=65537, key_size=2048
 """Not the issuer's, until a test says so."""
 KEY_ID: Final = "one"
 EC_KEY_ID: Final = "two"
+KAFKA_CLIENTS: Final = ("knafka.clients.kafka", "librdkafka")
+"""Names of loggers."""
 
 
 def jwk(key: Any, key_id: str, **more: Any) -> dict[str, Any]:
@@ -121,3 +124,8 @@ def believed(**more: Any) -> bytes:
 
 def bearer(given: bytes) -> tuple[tuple[bytes, bytes], ...]:
     return ((b"authorization", b"Bearer " + given),)
+
+
+def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What was logged, but for Kafka's clients: a former test's may log from its own thread."""
+    return [each.message for each in caplog.records if not each.name.startswith(KAFKA_CLIENTS)]

@@ -74,12 +74,9 @@ def write(file: Path, mode: str, text: str) -> None:
 
 
 def test_what_is_written_later_is_followed_through_new_files_and_those_begun_anew(
-    installation: Installation, monkeypatch: pytest.MonkeyPatch
+    installation: Installation,
 ) -> None:
-    found = Logs(installation)
     log = installation.logs / "receiver.log"
-    assert found.last("receiver", 1) == ["receiver 29"]
-    write(log, "a", "more\nhalf a li")
     writes = iter(
         [
             (log, "a", "ne\n"),
@@ -88,10 +85,12 @@ def test_what_is_written_later_is_followed_through_new_files_and_those_begun_ane
         ]
     )
 
-    def sleep(_: float) -> None:
+    def pause(_: float) -> None:
         write(*next(writes))
 
-    monkeypatch.setattr("knafka_cli.running.logs.time.sleep", sleep)
+    found = Logs(installation, pause)
+    assert found.last("receiver", 1) == ["receiver 29"]
+    write(log, "a", "more\nhalf a li")
     assert list(islice(found.follow("receiver"), 4)) == [
         ("receiver", "more"),
         ("receiver", "half a line"),

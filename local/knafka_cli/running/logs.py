@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -21,8 +21,12 @@ KAFKA_LOG: Final = "kafka"
 class Logs:
     """The log files of an installation, by name: `receiver`, `dispatcher-default-orders`, …"""
 
-    def __init__(self, installation: Installation) -> None:
+    def __init__(
+        self, installation: Installation, pause: Callable[[float], None] = time.sleep
+    ) -> None:
+        """`pause` waits for the given seconds between two looks."""
         self._installation = installation
+        self._pause = pause
         self._read: dict[str, int] = {}
         """Up to where each file was given."""
 
@@ -51,7 +55,7 @@ class Logs:
                     start = 0  # it was set aside, and begun anew
                 lines, read[name] = _lines_from(path, start)
                 yield from ((name, line) for line in lines)
-            time.sleep(LOG_POLL_INTERVAL)
+            self._pause(LOG_POLL_INTERVAL)
 
     def _files(self) -> dict[str, Path]:
         files = {
