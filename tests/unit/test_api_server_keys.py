@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 from support.api_keys import serving_tls
+from support.replacing import replace_in
 from support.senders import EC_KEY, EC_KEY_ID, ISSUER, KEY_ID, KEYS, NOW, RSA_KEY, jwk, jwks
 
 from knafka.clients import api_server_keys
@@ -55,7 +56,9 @@ async def server(monkeypatch: pytest.MonkeyPatch) -> ApiServer:
     async def here(call: Callable[..., Any], *args: Any) -> Any:
         return call(*args)
 
-    monkeypatch.setattr(asyncio, "to_thread", here)  # looptime's clock knows no threads
+    replace_in(
+        monkeypatch, api_server_keys, "asyncio", to_thread=here
+    )  # looptime's clock knows no threads
     return ApiServer()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +12,7 @@ from typing import Any, Final
 import pytest
 import yaml
 from support.operator_world import SETTINGS
+from support.replacing import replace_in
 
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument
@@ -340,7 +340,7 @@ def test_the_example_of_a_backtest_says_what_its_pod_takes(monkeypatch: pytest.M
         return {"events": 0}
 
     monkeypatch.setattr(pod, "backtest", run)
-    monkeypatch.setattr(os, "environ", {"KNAFKA_MEMORY": "2048"})
+    replace_in(monkeypatch, pod, "os", environ={"KNAFKA_MEMORY": "2048"})
     monkeypatch.chdir("/")
     assert pod.main(made["args"]) == 0
     assert (str(given[0].sensor), given[0].topic) == (

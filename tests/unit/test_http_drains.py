@@ -13,6 +13,7 @@ from typing import Any, cast
 import aiohttp
 import pytest
 from support.loopback import HOST, LoopbackServer
+from support.replacing import replace_in
 from support.scaling import SHARD, egress
 
 from knafka.core import documents
@@ -20,6 +21,7 @@ from knafka.core.drain import STOP, DrainProgress, DrainRequest, Ended, ShardPro
 from knafka.core.errors import InvalidDocument
 from knafka_operator.decide.status import NotReady
 from knafka_operator.reconcile.probe import probe
+from knafka_operator.scale import answers
 from knafka_operator.scale.answers import Pace
 from knafka_operator.scale.drains import DrainRefused, HttpDrains
 from knafka_operator.scale.holds import Hold, explain
@@ -282,7 +284,7 @@ async def test_lines_that_come_faster_than_a_dispatcher_writes_them_are_left_to_
     async def sleep(seconds: float) -> None:
         pauses.append(seconds)
 
-    monkeypatch.setattr(asyncio, "sleep", sleep)
+    replace_in(monkeypatch, answers, "asyncio", sleep=sleep)
     for _ in range(200):
         asking.tell()
     asking.tell(ended="budget")

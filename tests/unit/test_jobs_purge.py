@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 from support.gate import only_chaos
+from support.replacing import replace_in
 from support.tabled import NOW, records, tabled, words_in_store
 
 from knafka_jobs.command_options import FailureSelection
@@ -167,7 +168,7 @@ def test_a_table_that_another_job_has_begun_to_make_is_waited_for(
     def commit(_: float) -> None:
         shutil.copytree(made, begun, dirs_exist_ok=True)
 
-    monkeypatch.setattr("knafka_jobs.io.delta.time.sleep", commit)
+    replace_in(monkeypatch, delta, "time", sleep=commit)
     assert Tables(spark, str(tmp_path / "mine")).id("purged") == other.id("purged")
 
 

@@ -8,7 +8,9 @@ from collections.abc import Collection, Sequence
 import pytest
 from confluent_kafka import TopicPartition
 from support.lookups import only_look_ups
+from support.replacing import replace_in
 
+from knafka.clients import kafka_groups
 from knafka.clients.kafka_admin import ENDS_REMEMBERED, KafkaAdmin, _Ends, _Found
 from knafka.clients.kafka_groups import MAX_REMEMBERED, KafkaGroups, remembered
 from knafka.clients.kafka_requests import AdminCalls
@@ -18,6 +20,11 @@ from knafka.ports.log import Commits, OffsetAndMetadata, Positions
 GROUPS = [f"group-{number}" for number in range(300)]
 PARTITIONS = [TopicPartition("topic", 0), TopicPartition("topic", 1)]
 ENDS = {0: 10, 1: 0}
+
+
+def set_time(monkeypatch: pytest.MonkeyPatch, now: float) -> None:
+    """Have the groups' clock, and no other, say `now`."""
+    replace_in(monkeypatch, kafka_groups, "time", monotonic=lambda: now)
 
 
 class Asked(KafkaGroups):
@@ -86,10 +93,10 @@ async def test_nobody_is_believed_for_ever(monkeypatch: pytest.MonkeyPatch) -> N
         groups.forget(group)
         await groups.look()
     now = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: now + remembered(len(GROUPS)) * 0.6)
+    set_time(monkeypatch, now + remembered(len(GROUPS)) * 0.6)
     asked = await groups.look()
     assert 0 < len(asked) < len(GROUPS) / 2
-    monkeypatch.setattr(time, "monotonic", lambda: now + remembered(len(GROUPS)) * 2)
+    set_time(monkeypatch, now + remembered(len(GROUPS)) * 2)
     assert await groups.look() == sorted(GROUPS)
 
 
@@ -113,7 +120,7 @@ async def test_nothing_is_kept_of_groups_that_are_gone(monkeypatch: pytest.Monke
     groups = Asked()
     await groups.look()
     now = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: now + MAX_REMEMBERED * 1.01)
+    set_time(monkeypatch, now + MAX_REMEMBERED * 1.01)
     await groups.behind([], "id", PARTITIONS, ENDS)
     assert groups._known == {}
 
@@ -221,7 +228,7 @@ async def test_a_group_that_may_have_been_set_back_during_a_drain_is_asked_after
     await groups.look()
     groups.forget(GROUPS[7])
     began = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: began + 50)
+    set_time(monkeypatch, began + 50)
     groups.note(GROUPS, "id", ENDS, since=60)
     groups.asked.clear()
     await groups.behind(GROUPS, "id", PARTITIONS, ENDS)
@@ -233,6 +240,5 @@ async def test_a_group_that_may_have_been_set_back_during_a_drain_is_asked_after
 async def test_what_was_told_is_asked_again_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     groups = Asked()
     groups.note(GROUPS, "id", ENDS, since=60)
-    later = time.monotonic() + remembered(len(GROUPS)) + 1
-    monkeypatch.setattr(time, "monotonic", lambda: later)
+    set_time(monkeypatch, time.monotonic() + remembered(len(GROUPS)) + 1)
     assert await groups.look() == sorted(GROUPS)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable
 from types import ModuleType
 
 import pytest
+from support.replacing import replace_in
 
 from knafka import tokens
 from knafka.core.errors import InvalidDocument, LogError
@@ -168,7 +168,7 @@ def signer(monkeypatch: pytest.MonkeyPatch) -> Signer:
     module.MSKAuthTokenProvider = signer  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(tokens, "_shared", {})
-    monkeypatch.setattr(time, "time", lambda: NOW)
+    replace_in(monkeypatch, tokens, "time", time=lambda: NOW)
     return signer
 
 
@@ -203,7 +203,7 @@ def test_a_token_is_shared_while_it_is_young(
     """With one that has expired a client would wait for ten seconds, and fail."""
     signer.lifetime = lifetime
     with_tokens(for_librdkafka(MSK))
-    monkeypatch.setattr(time, "time", lambda: NOW + age)
+    replace_in(monkeypatch, tokens, "time", time=lambda: NOW + age)
     found = with_tokens(for_librdkafka(MSK))["oauth_cb"]("")[0]
     assert found == ("token 1 of eu-west-1" if shared else "token 2 of eu-west-1")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import stat
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -13,6 +12,7 @@ from pathlib import Path
 import jwt
 import pytest
 from support.receiving import Server
+from support.replacing import replace_in
 from typer.testing import CliRunner
 
 from knafka import settings
@@ -139,7 +139,7 @@ def test_a_sender_shows_one_token_until_half_of_its_life_is_over(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr(time, "time", lambda: now)
+    replace_in(monkeypatch, issuing, "time", time=lambda: now)
     sender = TokenSender(Issuer.of(folder), WEB, AUDIENCE)
     first = sender.header()
     assert first.startswith(b"authorization: Bearer ")

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.replacing import replace_in
 from typer.testing import CliRunner
 
 from knafka_cli.command_line import app
@@ -105,7 +106,7 @@ def fake_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         words = [sys.executable, str(script), *words[3:]]
         return popen(words, **how)  # type: ignore[call-overload, no-any-return]
 
-    monkeypatch.setattr("knafka_cli.running.detached.subprocess.Popen", instead)
+    replace_in(monkeypatch, detached, "subprocess", Popen=instead)
     return script
 
 
@@ -153,7 +154,7 @@ def test_a_second_one_in_the_background_leaves_the_first_ones_log_alone(tmp_path
 def test_one_that_does_not_stop_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installation = Installation(tmp_path)
     sent: list[tuple[int, int]] = []
-    monkeypatch.setattr("knafka_cli.running.detached.os.kill", lambda *words: sent.append(words))
+    replace_in(monkeypatch, detached, "os", kill=lambda *words: sent.append(words))
     with installation.held(), pytest.raises(NotStopped, match=f"kill -9 {os.getpid()}"):
         detached.stop(installation, timeout=0.0)
     assert sent == [(os.getpid(), signal.SIGTERM)]
