@@ -163,6 +163,23 @@ def _on_signal(_: int, frame: FrameType | None) -> None:
         watch.look(frame)
 
 
+_close: Final = asyncio.SelectorEventLoop.close
+
+
+def _close_after_its_signals(loop: asyncio.SelectorEventLoop) -> None:
+    """Close a loop, which no signal can reach from before its pipe is closed.
+
+    Asyncio closes the pipe first: a look that comes then is written into it, and fails the test by
+    a BrokenPipeError.
+    """
+    for number in list(loop._signal_handlers):  # type: ignore[attr-defined]
+        loop.remove_signal_handler(number)
+    _close(loop)
+
+
+setattr(asyncio.SelectorEventLoop, "close", _close_after_its_signals)  # noqa: B010
+
+
 def call_of_ours(frame: FrameType) -> tuple[FrameType | None, FrameType | None]:
     """The call into our packages that runs, if it is they who run, and no import or start of a
     thread; and the loop's callback in which it does, if it is one."""

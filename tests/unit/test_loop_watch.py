@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -86,3 +88,21 @@ def test_waiting_on_the_loop_is_no_blocking(ours: dict[str, Busy]) -> None:
         await asyncio.sleep(LONG)
 
     assert blocked_by(wait) == []
+
+
+def test_a_look_while_a_loop_closes_fails_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test of `knafka up` failed so, by a BrokenPipeError."""
+    told: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", told.append)
+
+    class Closing(asyncio.SelectorEventLoop):
+        def _close_self_pipe(self) -> None:
+            super()._close_self_pipe()  # type: ignore[misc]
+            signal.raise_signal(loop_watch._SIGNAL)
+            time.sleep(0)  # Python looks for signals between two instructions
+
+    loop = Closing()
+    loop_watch._start_looking()
+    loop.add_signal_handler(signal.SIGUSR1, print)
+    loop.close()
+    assert told == []
