@@ -26,6 +26,8 @@ pytest_plugins = [
     "support.letters",
     "support.logs",
     "support.markers",
+    "support.left_behind",
+    "support.measuring",
     "support.prometheus",
     "support.quick_java",
     "support.raw_server",

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 from support.api_server import api_server
@@ -27,14 +28,15 @@ class TestApi(ClusterContract):
     @pytest.fixture
     def tested(self) -> Iterator[Cluster]:
         with api_server() as (_, client):
-            yield ApiCluster(client)
+            with closing(ApiCluster(client)) as cluster:
+                yield cluster
 
 
 async def test_what_our_roles_do_not_allow_is_told_from_other_failures() -> None:
     with api_server() as (server, client):
         server.refused[server.path(EVENTING, "Trigger", "shop", "orders")] = 403
-        with pytest.raises(NotAllowed, match="refused"):
-            await ApiCluster(client).get(EVENTING, "Trigger", "shop", "orders")
+        with pytest.raises(NotAllowed, match="refused"), closing(ApiCluster(client)) as cluster:
+            await cluster.get(EVENTING, "Trigger", "shop", "orders")
 
 
 BROKER = {

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import copy
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -372,8 +373,7 @@ def api_server() -> Iterator[tuple[ApiServer, kubernetes.client.ApiClient]]:
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
             pass
 
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    http.daemon_threads = True
+    http = _Server(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     configuration = kubernetes.client.Configuration()
@@ -388,6 +388,31 @@ def api_server() -> Iterator[tuple[ApiServer, kubernetes.client.ApiClient]]:
         http.shutdown()
         http.server_close()
         thread.join()
+
+
+class _Server(ThreadingHTTPServer):
+    """A server whose `server_close` ends its connections and waits for their threads."""
+
+    daemon_threads = False
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._connections: set[socket.socket] = set()
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        connection, address = super().get_request()
+        self._connections.add(connection)
+        return connection, address
+
+    def shutdown_request(self, request: Any) -> None:
+        self._connections.discard(request)
+        super().shutdown_request(request)
+
+    def server_close(self) -> None:
+        for connection in list(self._connections):
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        super().server_close()
 
 
 def _text(found: Any) -> bytes:

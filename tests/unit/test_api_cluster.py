@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import kubernetes
@@ -40,8 +41,9 @@ def served() -> Iterator[Served]:
 
 
 @pytest.fixture
-def cluster(served: Served) -> ApiCluster:
-    return ApiCluster(served[1])
+def cluster(served: Served) -> Iterator[ApiCluster]:
+    with closing(ApiCluster(served[1])) as cluster:
+        yield cluster
 
 
 async def test_an_object_deeper_than_python_decodes_is_listed_beside_the_others(
@@ -300,8 +302,9 @@ async def test_a_job_is_there_until_its_pods_have_ended(served: Served) -> None:
 
     client = Client(served[1].configuration)
     served[0].kinds["batch/v1"] = {"Job": "jobs"}
-    await ApiCluster(client).delete("batch/v1", "Job", "shop", "kept-1")
-    await ApiCluster(client).delete(EVENTING, "Broker", "shop", "default")
+    with closing(ApiCluster(client)) as cluster:
+        await cluster.delete("batch/v1", "Job", "shop", "kept-1")
+        await cluster.delete(EVENTING, "Broker", "shop", "default")
     job, broker = (each for each in asked if "'delete'" in each.lower())
     assert "propagationPolicy=Foreground" in job
     assert "propagationPolicy" not in broker

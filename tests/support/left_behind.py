@@ -1,0 +1,155 @@
+"""A pure test that leaves something behind fails: whatever it leaves can fail another test.
+
+A thread that goes on calls what a later test has replaced, and logs into a later test that wants
+silence; a changed environment or log level decides what a later test sees. So each test in
+tests/unit, tests/property and tests/behaviour ends with the threads (those of C libraries among
+them), child processes and settings of the process that it began with. What a fixture of more than
+one test starts, such as a server for a module, stays until that fixture ends. Registered by
+`pytest_plugins` in tests/conftest.py.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import tracemalloc
+from collections.abc import Generator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from support.markers import is_long
+
+_TESTS: Final = Path(__file__).parents[1]
+FOLDERS: Final = tuple(_TESTS / folder for folder in ("unit", "property", "behaviour"))
+ALLOWED: Final = ("loop-watch", "pytest_timeout", "parser", "tokio-rt-worker", "jemalloc_bg_thd")
+"""What the names of threads begin with that serve all tests of a process, such as delta-rs's, and
+call nothing of a test's but what it waits for."""
+PATIENCE: Final = 5.0
+"""Seconds that a thread or process has to end: one that is joined may be seen for a moment."""
+UNCOLLECTED: Final = 0.02
+"""Seconds after which what a test has left is collected as garbage."""
+LOOK_INTERVAL: Final = 0.002
+"""Seconds between two looks."""
+_TASKS: Final = Path("/proc/self/task")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
+    _shared.clear()
+    _before[:] = [(running(), settings(), item.session.testsfailed)] if is_guarded(item) else []
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[Any],
+) -> Generator[None, object, object]:
+    if fixturedef.scope == "function" or not _before:
+        return (yield)
+    before = running()
+    try:
+        return (yield)
+    finally:
+        _shared.update(running() - before)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
+    outcome = yield
+    if _before and item.session.testsfailed == _before[0][2]:
+        started, set_so, _ = _before[0]
+        problems = [*changed(set_so, settings()), *left_by(started | _shared)]
+        if problems:
+            pytest.fail("this test left behind: " + "; ".join(problems), pytrace=False)
+    return outcome
+
+
+_before: Final[list[tuple[frozenset[str], Mapping[str, object], int]]] = []
+"""What ran, how the process was set and how many tests had failed before the present test."""
+_shared: Final[set[str]] = set()
+"""What fixtures of more than one test have started during the present test."""
+
+
+def is_guarded(item: pytest.Item) -> bool:
+    """Whether a test is pure: it has only its own process."""
+    return not is_long(item) and any(item.path.is_relative_to(folder) for folder in FOLDERS)
+
+
+def running() -> frozenset[str]:
+    """The numbers of the process's threads, as the kernel tells, and of its child processes."""
+    if not _TASKS.is_dir():
+        return frozenset()
+    threads = os.listdir(_TASKS)
+    children: list[str] = []
+    for thread in threads:
+        with suppress(OSError):
+            children += (_TASKS / thread / "children").read_text().split()
+    return frozenset([*threads, *children])
+
+
+def left_by(expected: frozenset[str]) -> list[str]:
+    """A sentence for each thread and process that is not expected and doesn't end by itself."""
+    began = time.perf_counter()
+    pause = threading.Event()
+    is_collected = False
+    while left := [name for each in running() - expected if (name := _name(each))]:
+        waited = time.perf_counter() - began
+        if waited > PATIENCE:
+            return [f"{each} still runs" for each in left]
+        if waited > UNCOLLECTED and not is_collected:
+            gc.collect()  # a Kafka client ends when it is collected, and logs until then
+            is_collected = True
+        pause.wait(LOOK_INTERVAL)
+    return []
+
+
+def _name(number: str) -> str:
+    """The name of a thread, Python's if it has one, or of a process; empty if it has ended or is
+    one of `ALLOWED`."""
+    name = ""
+    for place in (_TASKS / number, Path("/proc") / number):
+        with suppress(OSError):
+            name = (place / "comm").read_text().strip()
+            break
+    for thread in threading.enumerate():
+        if str(thread.native_id) == number:
+            name = thread.name
+    return "" if name.startswith(ALLOWED) else name
+
+
+def settings() -> Mapping[str, object]:
+    """What a process has once, and a test may change for all that come after it."""
+    return {
+        "environment": {
+            name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"
+        },
+        "working directory": os.getcwd(),
+        "sys.path": tuple(sys.path),
+        "recursion limit": sys.getrecursionlimit(),
+        "garbage collection": (gc.isenabled(), gc.get_threshold()),
+        "tracemalloc": tracemalloc.is_tracing(),
+        "signal handlers": tuple(map(signal.getsignal, (signal.SIGTERM, signal.SIGINT))),
+        "logging": (logging.root.manager.disable, logging.root.level),
+        "levels of loggers": {
+            name: logger.level
+            for name, logger in list(logging.root.manager.loggerDict.items())
+            if isinstance(logger, logging.Logger) and logger.level
+        },
+        "clocks": (time.time, time.monotonic, time.perf_counter, time.sleep),
+    }
+
+
+def changed(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
+    """A sentence for each setting that is not what it was."""
+    return [
+        f"another {name}, {after[name]} in place of {value}"
+        for name, value in before.items()
+        if after[name] != value
+    ]
