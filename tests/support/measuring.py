@@ -1,0 +1,41 @@
+"""Coverage is measured in the beginning of each test only, as it doubles the CPU that a test takes.
+
+What a long test runs of the pure packages it runs in its first moments; the rest are
+more examples, more rounds or more events. So measuring stops in a test once its process has taken
+`MEASURED` seconds of CPU, and goes on with the next test. No list says which tests are measured:
+it would be wrong after each merge. Registered by `pytest_plugins` in tests/conftest.py.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Generator
+from typing import Any, Final
+
+import pytest
+
+MEASURED: Final = 0.15
+"""Seconds of CPU from the start of a test's call in which coverage is measured."""
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)  # inside of pytest-cov's own
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    controller: Any = getattr(item.config.pluginmanager.getplugin("_cov"), "cov_controller", None)
+    if controller is None or not controller.started:
+        return (yield)
+    is_stopped = False
+
+    def stop(*_: object) -> None:
+        nonlocal is_stopped
+        is_stopped = True
+        controller.cov.stop()
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, MEASURED)
+    try:
+        return (yield)
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+        if is_stopped:
+            controller.cov.start()
