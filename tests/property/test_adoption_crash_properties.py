@@ -92,6 +92,7 @@ class World:
         assert self.inner.entries() == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isolation", ["own", "shared"])
 async def test_an_operator_that_dies_while_it_takes_over_or_lets_go_loses_nothing(
     isolation: str,

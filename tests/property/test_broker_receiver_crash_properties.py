@@ -297,7 +297,7 @@ STEPS = st.lists(
 
 
 @pytest.mark.slow
-@settings(max_examples=examples(100))
+@settings(max_examples=examples(25))
 @given(steps=STEPS)
 def test_whenever_an_operator_of_receivers_dies_the_next_one_keeps_every_promise(
     steps: list[tuple[str, int, str]],

@@ -261,7 +261,7 @@ STEPS = st.lists(
 
 
 @pytest.mark.slow
-@settings(max_examples=examples(100))
+@settings(max_examples=examples(25))
 @given(STEPS)
 def test_whenever_an_operator_of_channels_dies_the_next_one_keeps_every_promise(
     steps: list[tuple[str, int, int]],

@@ -167,6 +167,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
 async def test_an_operator_that_dies_at_any_effect_loses_nothing(change: str) -> None:
     """KN-CHN-05, KN-SUB-05."""
@@ -278,7 +279,7 @@ STEPS = st.lists(
 
 
 @pytest.mark.slow
-@settings(max_examples=examples(100))
+@settings(max_examples=examples(25))
 @given(STEPS)
 @example([("before", 3), ("send", 0)])
 def test_whenever_an_operator_dies_the_next_one_keeps_every_promise(

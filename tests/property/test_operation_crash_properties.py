@@ -105,7 +105,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.lists(STEPS, max_size=40))
 def test_each_is_done_once_or_has_failed_whatever_dies(
     steps: Sequence[tuple[str, Any]],

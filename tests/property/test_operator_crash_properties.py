@@ -165,7 +165,7 @@ STEPS = st.lists(
 
 
 @pytest.mark.slow
-@settings(max_examples=examples(150))
+@settings(max_examples=examples(40))
 @given(STEPS)
 def test_whenever_an_operator_dies_the_next_one_keeps_every_promise(
     steps: list[tuple[str, int]],
@@ -243,7 +243,7 @@ async def test_an_operator_that_dies_at_any_effect_of_a_move_loses_nothing(
     assert crashes >= crashes_at_least(3)
 
 
-@settings(max_examples=examples(100))
+@settings(max_examples=examples(40))
 @given(
     edit=st.sampled_from([OWN, SHARED]),
     order=st.sampled_from([("Broker", "Trigger"), ("Trigger", "Broker")]),

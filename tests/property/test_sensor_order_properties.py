@@ -12,6 +12,7 @@ from typing import Any, Final
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from support.memory.transactions import Interruption
 from support.memory_sensors import (
     BUS,
@@ -181,7 +182,7 @@ def _told(key: str, firings: Iterator[Any]) -> Iterator[str]:
 
 
 @pytest.mark.conformance("BUS-14", "BUS-19", "BUS-24", "BUS-38")
-@settings(deadline=None)
+@settings(deadline=None, max_examples=examples(40))
 @given(
     st.integers(1, 10),
     st.sampled_from(["kafka", "apart", "senders"]),

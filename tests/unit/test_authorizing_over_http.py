@@ -60,6 +60,7 @@ async def test_requests_are_as_cheap_as_ever_where_nobody_wants_a_token() -> Non
     assert isinstance(connecting.subscriber(egress("dead"), None, None), AuthorizedSubscriber)
 
 
+@pytest.mark.slow
 def test_a_dispatcher_that_shows_no_tokens_imports_nothing_for_it() -> None:
     """What a start imports is most of what a cold start takes."""
     code = (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -58,6 +59,7 @@ STILL_SEVERAL: Final = {
 }
 
 
+@cache
 def files_by_class() -> Counter[str]:
     """In how many files of the product a class of this name is defined at the top."""
     files = (path for source in SOURCES for path in (ROOT / source).rglob("*.py"))

@@ -275,6 +275,7 @@ def test_an_event_that_nobody_takes_is_exit_code_1() -> None:
     assert output.startswith("not sent")
 
 
+@pytest.mark.slow
 def test_an_error_is_one_line_on_stderr(tmp_path: Path) -> None:
     knafka = Path(sys.executable).with_name("knafka")
     ended = subprocess.run(

@@ -172,6 +172,7 @@ async def test_its_status_says_that_attempts_are_held_back_and_why() -> None:
     assert drain.progress().congestion is None
 
 
+@pytest.mark.slow
 async def test_what_is_held_back_is_bounded_and_waits_in_kafka() -> None:
     world = World(Away(), delivery=DEFAULT)
     for number in range(50_000):

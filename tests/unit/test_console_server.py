@@ -68,6 +68,7 @@ async def test_the_page_holds_all_that_it_needs_and_may_load_nothing_else(
     assert "/*s" not in text, "style and script are in"
 
 
+@pytest.mark.slow
 def test_the_server_and_its_page_know_nothing_of_where_the_data_is_from() -> None:
     """Another source, such as a cluster's, needs nothing of `knafka up`."""
     probe = "import sys, knafka_console.web.server; print(*sys.modules)"

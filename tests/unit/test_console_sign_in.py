@@ -275,6 +275,7 @@ def test_settings_say_which_variable_is_wrong() -> None:
             ConsoleSettings.from_environment(environment)
 
 
+@pytest.mark.slow
 def test_the_function_needs_nothing_that_the_operators_image_has_not() -> None:
     """What the command line adds (requirements/local.lock) is left out."""
     probe = "import sys, knafka_console.function; print(*sys.modules)"

@@ -356,6 +356,7 @@ async def test_a_new_dispatcher_has_opened_nothing() -> None:
     assert dispatcher.state() == {}
 
 
+@pytest.mark.slow
 def test_a_cold_start_imports_no_admin_client() -> None:
     """It is for the first dead letter, which most dispatchers never see."""
     loaded = "import knafka.dispatcher.__main__, sys; print(*sys.modules)"

@@ -277,6 +277,7 @@ async def test_no_more_deliveries_begin_than_a_commit_can_tell_of() -> None:
     assert {each: 2 for each in world.subscriber.ids} == dict(Counter(world.subscriber.ids))
 
 
+@pytest.mark.slow
 async def test_what_runs_ahead_of_many_slow_keys_stays_within_what_a_commit_can_tell_of() -> None:
     slow_one = asyncio.Event()
 

@@ -70,6 +70,7 @@ async def test_subscriber_and_dead_letter_sink_get_a_token_each() -> None:
     assert tokens.world.committed == {0: 1}
 
 
+@pytest.mark.slow
 async def test_events_wait_without_an_attempt_until_there_is_a_token() -> None:
     """However few retries they have: nothing was tried, so nothing has failed."""
     tokens = Tokens(delivery=Delivery(retry=0))
@@ -89,6 +90,7 @@ async def test_events_wait_without_an_attempt_until_there_is_a_token() -> None:
     assert tokens.world.committed == {0: 300}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", list(Order))
 async def test_more_events_than_a_commit_can_tell_of_go_on_when_there_is_a_token(
     order: Order,

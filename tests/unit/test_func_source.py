@@ -61,6 +61,7 @@ def test_what_the_image_and_the_command_line_install_has_no_package_of_that_name
     assert "functions/function" not in packages
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["", "dispatch", "sense"])
 def test_func_needs_no_functions_framework_and_imports_one_function(target: str) -> None:
     """FF-4: its cloudevents doesn't fit func's runtime. What isn't started isn't imported."""

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -17,6 +19,7 @@ def test_the_standard_library_operator_is_not_shadowed_in_the_root() -> None:
     subprocess.run(command, cwd=ROOT, check=True)
 
 
+@pytest.mark.slow
 def test_no_client_is_opened_by_importing_the_functions() -> None:
     """functions-framework imports in the server's master and serves in a fork."""
     probe = (

@@ -66,6 +66,7 @@ def test_a_report_that_can_not_be_written_names_its_file(
     assert said == f"knafka: error: {path} can't be written: File exists\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [[], ["compact"], ["report"], ["replay"], ["purge"]], ids=str)
 def test_help_needs_no_spark(command: list[str]) -> None:
     """It takes a second to import, and may not be installed."""

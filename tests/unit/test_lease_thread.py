@@ -87,6 +87,7 @@ assert acquired.wait(30)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("act", "status"),
     [
@@ -109,6 +110,7 @@ def test_a_leader_whose_renewals_fail_begins_anew_whatever_holds_it_up(
     assert ended.returncode == status
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_a_process_that_is_no_leader_any_more_by_its_own_choice_goes_on() -> None:
     program = f"{PREAMBLE}\nwith leadership.Watchdog(leading): pass\ntime.sleep(1.5)"

@@ -210,6 +210,7 @@ async def until(holds: Callable[[], bool], within: float = 100.0) -> float:
     return loop.time() - began
 
 
+@pytest.mark.slow
 @pytest.mark.looptime
 async def test_a_busy_trigger_moves_out_by_itself_and_back_when_it_is_quiet() -> None:
     async with running() as world:
@@ -261,6 +262,7 @@ async def test_a_backlog_of_all_moves_a_few_a_minute() -> None:
         await until(lambda: count() == len(every))
 
 
+@pytest.mark.slow
 @pytest.mark.looptime
 async def test_one_that_wants_dispatchers_always_has_its_own_from_the_start() -> None:
     async with running() as world:

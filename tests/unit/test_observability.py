@@ -110,6 +110,7 @@ def test_histograms_add_up_to_one_of_both() -> None:
     assert (one.count, other.count, none.count) == (1, 1, 0)
 
 
+@pytest.mark.slow
 def test_the_client_is_not_imported_before_somebody_asks() -> None:
     """It takes 40 ms, which a cold start would wait for (docs/decisions/0021)."""
     program = (

@@ -72,6 +72,7 @@ def test_a_partition_without_a_leader_is_waited_for_two_minutes() -> None:
     assert world.opened(0)[0].stalled == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_what_waits_of_a_backlog_is_bounded(
     processes: int, monkeypatch: pytest.MonkeyPatch

@@ -52,6 +52,7 @@ def test_what_is_due_fires_though_its_transaction_was_aborted_before() -> None:
     assert world.actions() == {"late/x: a0": 1}
 
 
+@pytest.mark.slow
 def test_keys_that_are_due_at_once_are_shared_out_among_transactions() -> None:
     """One of them all would take longer than Kafka lets it; and nothing is asked between two."""
     world = MemorySensor(1)
@@ -69,6 +70,7 @@ def test_keys_that_are_due_at_once_are_shared_out_among_transactions() -> None:
     assert world.actions() == {f"late/o{number}: a{number}": 1 for number in range(keys)}
 
 
+@pytest.mark.slow
 def test_what_comes_while_keys_are_due_is_decided_by_what_is_known_after_it() -> None:
     """An event whose sender held it back, and whose answer lies unread where another reads."""
     world = MemorySensor(2)

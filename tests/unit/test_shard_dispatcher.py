@@ -223,6 +223,7 @@ async def test_metrics_are_told_of_each_trigger_under_one_name(three: Running) -
     assert text.count("# TYPE knafka_dispatcher_events_total ") == 1
 
 
+@pytest.mark.slow
 async def test_one_that_hangs_and_one_that_fails_keep_no_other_from_its_events() -> None:
     delivery = Delivery(retry=1000, backoff_delay=1.0)
     running = Running(accept, never, always(response(500)), accept, delivery=delivery)
