@@ -4,8 +4,9 @@ A thread that goes on calls what a later test has replaced, and logs into a late
 silence; a changed environment or log level decides what a later test sees. So each test in
 tests/unit, tests/property and tests/behaviour ends with the threads (those of C libraries among
 them), child processes and settings of the process that it began with. What a fixture of more than
-one test starts, such as a server for a module, stays until that fixture ends. Registered by
-`pytest_plugins` in tests/conftest.py.
+one test starts, such as a server for a module, stays until that fixture ends. And each test begins
+with filters of logs that have let nothing through yet. Registered by `pytest_plugins` in
+tests/conftest.py.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from typing import Any, Final
 import pytest
 from support.markers import is_long
 
+from knafka.observability import RateLimitedFilter
+
 _TESTS: Final = Path(__file__).parents[1]
 FOLDERS: Final = tuple(_TESTS / folder for folder in ("unit", "property", "behaviour"))
 ALLOWED: Final = ("loop-watch", "pytest_timeout", "parser", "tokio-rt-worker", "jemalloc_bg_thd")
@@ -43,6 +46,7 @@ _TASKS: Final = Path("/proc/self/task")
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
     _shared.clear()
+    let_through_again()
     _before[:] = [(running(), settings(), item.session.testsfailed)] if is_guarded(item) else []
     return (yield)
 
@@ -75,6 +79,15 @@ _before: Final[list[tuple[frozenset[str], Mapping[str, object], int]]] = []
 """What ran, how the process was set and how many tests had failed before the present test."""
 _shared: Final[set[str]] = set()
 """What fixtures of more than one test have started during the present test."""
+
+
+def let_through_again() -> None:
+    """Have the filters of all loggers forget what they let through: an earlier test's line would
+    keep the same line of this one back."""
+    for logger in list(logging.root.manager.loggerDict.values()):
+        for limit in getattr(logger, "filters", ()):
+            if isinstance(limit, RateLimitedFilter):
+                limit._said.clear()
 
 
 def is_guarded(item: pytest.Item) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from support.waiting import until
 
+from knafka import hosted as hosted_module
 from knafka.core.errors import InvalidDocument
 from knafka.dispatcher.function import Dispatcher
 from knafka.hosted import Hosted
@@ -33,7 +34,8 @@ async def test_one_that_can_not_start_says_why_to_its_probe_and_in_its_log(
     assert not ready
     assert why.startswith("KNAFKA_EGRESS: ")
     assert hosted.alive()[0], "a restart would not help"
-    assert caplog.messages == [f"error: {why}"]
+    said = [each.message for each in caplog.records if each.name == hosted_module.log.name]
+    assert said == [f"error: {why}"]
 
     async def receive() -> MutableMapping[str, Any]:
         return {"type": "http.disconnect"}

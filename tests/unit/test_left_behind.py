@@ -15,6 +15,8 @@ from confluent_kafka.admin import AdminClient
 from support import left_behind
 from support.left_behind import changed, left_by, running, settings
 
+from knafka.clients import kafka_client
+
 TESTS: Final = Path(__file__).parents[1]
 SHARED: Final = "time|os|socket|asyncio|threading|subprocess|signal|shutil|random|select|ssl"
 REPLACED: Final = re.compile(
@@ -86,3 +88,14 @@ def test_no_test_replaces_a_function_of_the_standard_library_for_every_thread() 
     assert replacing == []
     assert REPLACED.search('monkeypatch.setattr(time, "sleep", pause)')
     assert REPLACED.search('monkeypatch.setattr(\n        "knafka.detached.os.kill", kill)')
+
+
+def test_a_line_that_an_earlier_test_had_logged_is_logged_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for _ in range(2):
+        kafka_client.log.warning("the same line of two tests")
+    left_behind.let_through_again()
+    kafka_client.log.warning("the same line of two tests")
+    said = [each for each in caplog.messages if each == "the same line of two tests"]
+    assert len(said) == 2

@@ -16,6 +16,7 @@ from support.receiving import Server
 from support.web_certificates import WebAuthority, write
 from support.wire import Wire, connected
 
+from knafka import tls_listener
 from knafka.core.errors import InvalidDocument
 from knafka.settings import Tls, tls
 from knafka.tls_listener import TlsListener
@@ -107,7 +108,7 @@ async def test_what_can_not_be_used_leaves_the_certificate_as_it_was(
     with caplog.at_level(logging.ERROR):
         for _ in range(3):
             await world.look()
-    (said,) = caplog.messages
+    (said,) = (each.message for each in caplog.records if each.name == tls_listener.log.name)
     assert "can't be used, the one before is shown" in said
     assert "PRIVATE" not in said
     async with world.connect(authority) as wire:
@@ -163,6 +164,7 @@ async def test_without_strict_plain_events_are_taken() -> None:
     await server.stop()
 
 
+@pytest.mark.slow
 def test_a_receiver_without_tls_imports_nothing_of_it() -> None:
     """Its cold start is what an event from zero waits for."""
     code = (
