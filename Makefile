@@ -104,12 +104,13 @@ bench-replay: $(VENV)/.dev ## Replay a million events on the default heap, kille
 chaos: $(VENV)/.dev ## Disturb bursts; take Kafka and the operator away under load (90 minutes; root, Linux)
 	$(CLUSTER) eventing
 	KNAFKA_BURST=40000 KNAFKA_AWAY=5,30,60 KNAFKA_OUTAGES=20 KNAFKA_ABSENT=600 KNAFKA_KILLS=10 \
-		KNAFKA_UPDATES=20 KNAFKA_SENSOR_MATRIX=full KNAFKA_RATE=100 KNAFKA_ROLLED=10 \
+		KNAFKA_UPDATES=20 KNAFKA_TEST_COLD_STARTS=5 KNAFKA_SENSOR_MATRIX=full KNAFKA_RATE=100 KNAFKA_ROLLED=10 \
 		$(BIN)/python -m pytest \
 		tests/chaos tests/integration/test_knative_eventing.py \
 		tests/cluster/test_outages.py tests/cluster/test_operator_absent.py \
 		tests/cluster/test_changes.py tests/cluster/test_planned_changes.py \
-		tests/cluster/test_rolls.py tests/cluster/test_components.py tests/cluster/test_slow_api_server.py \
+		tests/cluster/test_scale_to_zero.py tests/cluster/test_rolls.py tests/cluster/test_components.py \
+		tests/cluster/test_slow_api_server.py \
 		tests/cluster/test_direct.py tests/cluster/test_senders.py \
 		tests/cluster/test_dead_letter_jobs.py \
 		tests/cluster/test_dead_letter_docs.py \
@@ -121,6 +122,7 @@ chaos: $(VENV)/.dev ## Disturb bursts; take Kafka and the operator away under lo
 		-s $(ARGS)
 	KNAFKA_TEST_DIRECT=1 $(BIN)/python -m pytest tests/cluster/test_conformance_*.py \
 		tests/cluster/test_channels.py tests/behaviour -m "cluster and not alone" $(ARGS)
+	KNAFKA_EXAMPLES=8 $(BIN)/python -m pytest tests/property $(SIDE_BY_SIDE) $(ARGS)
 
 .PHONY: mutants
 mutants: $(VENV)/.dev ## Change pure code bit by bit, and see which changes no test notices (75 minutes)
