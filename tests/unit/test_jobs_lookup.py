@@ -30,7 +30,6 @@ from knafka_jobs.schema import LAYOUT, LAYOUT_PROPERTY, SENT
 from knafka_jobs.topic_offsets import BrokerName
 
 pytestmark = [
-    pytest.mark.slice,
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # py4j leaves sockets open
 ]
 

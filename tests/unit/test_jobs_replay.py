@@ -16,7 +16,6 @@ from knafka_jobs.report.report_plan import runs
 from knafka_jobs.schema import FAILURES, RECORDS, REPLAYS, SENT, ddl
 
 pytestmark = [
-    pytest.mark.slice,
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # py4j leaves sockets open
 ]
 
