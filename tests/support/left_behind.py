@@ -34,10 +34,10 @@ FOLDERS: Final = tuple(_TESTS / folder for folder in ("unit", "property", "behav
 ALLOWED: Final = ("loop-watch", "pytest_timeout", "parser", "tokio-rt-worker", "jemalloc_bg_thd")
 """What the names of threads begin with that serve all tests of a process, such as delta-rs's, and
 call nothing of a test's but what it waits for."""
-PATIENCE: Final = 5.0
+PATIENCE: Final = 10.0
 """Seconds that a thread or process has to end: one that is joined may be seen for a moment."""
 UNCOLLECTED: Final = 0.02
-"""Seconds after which what a test has left is collected as garbage."""
+"""Seconds after which what a test has left is collected as garbage, for the first time."""
 LOOK_INTERVAL: Final = 0.002
 """Seconds between two looks."""
 _TASKS: Final = Path("/proc/self/task")
@@ -111,14 +111,14 @@ def left_by(expected: frozenset[str]) -> list[str]:
     """A sentence for each thread and process that is not expected and doesn't end by itself."""
     began = time.perf_counter()
     pause = threading.Event()
-    is_collected = False
+    collect_at = UNCOLLECTED
     while left := [name for each in running() - expected if (name := _name(each))]:
         waited = time.perf_counter() - began
         if waited > PATIENCE:
             return [f"{each} still runs" for each in left]
-        if waited > UNCOLLECTED and not is_collected:
+        if waited > collect_at:
             gc.collect()  # a Kafka client ends when it is collected, and logs until then
-            is_collected = True
+            collect_at = 2 * waited  # a thread may just have let it go
         pause.wait(LOOK_INTERVAL)
     return []
 
@@ -148,7 +148,7 @@ def settings() -> Mapping[str, object]:
         "recursion limit": sys.getrecursionlimit(),
         "garbage collection": (gc.isenabled(), gc.get_threshold()),
         "tracemalloc": tracemalloc.is_tracing(),
-        "signal handlers": tuple(map(signal.getsignal, (signal.SIGTERM, signal.SIGINT))),
+        "handler of SIGTERM": signal.getsignal(signal.SIGTERM),
         "logging": (logging.root.manager.disable, logging.root.level),
         "levels of loggers": {
             name: logger.level
