@@ -38,7 +38,7 @@ asyncio_default_fixture_loop_scope = function
 def test_only_the_beginning_of_what_is_to_be_covered_is_measured(
     tmp_path: Path, workers: str
 ) -> None:
-    """In a worker of pytest-xdist, pytest-cov measures twice, and `no_cover` stopped one of them."""
+    """In a worker of pytest-xdist, pytest-cov measures twice; `no_cover` stopped one of them."""
     (tmp_path / "test_it.py").write_text(TESTS)
     (tmp_path / "conftest.py").write_text('pytest_plugins = ["support.measuring"]')
     (tmp_path / "pytest.ini").write_text(INI)
