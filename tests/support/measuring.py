@@ -1,9 +1,9 @@
 """Coverage is measured in the beginning of each test only, as it doubles the CPU that a test takes.
 
-What a long test runs of the pure packages it runs in its first moments; the rest are
-more examples, more rounds or more events. So measuring stops in a test once its process has taken
-`MEASURED` seconds of CPU, and goes on with the next test. No list says which tests are measured:
-it would be wrong after each merge.
+What a long test runs of the pure packages it runs in its first moments; the rest are more rounds or
+more events. So measuring stops in a test once its process has taken `MEASURED` seconds of CPU, and
+goes on with the next test. No list says which tests are measured: it would be wrong after each
+merge.
 
 In a worker of pytest-xdist, pytest-cov 7.1 measures twice: from the start as if there were no
 worker, and then as one. Who stops the second, as its marker `no_cover` does, has the first go on
@@ -19,9 +19,12 @@ from typing import Any, Final
 
 import pytest
 from coverage import Coverage
+from support.markers import PROPERTIES
 
-MEASURED: Final = 0.15
+MEASURED: Final = 0.3
 """Seconds of CPU from the start of a test's call in which coverage is measured."""
+MEASURED_OF_PROPERTIES: Final = 2.0
+"""The same of properties: they come to some lines by chance, after many examples."""
 
 
 @pytest.hookimpl(trylast=True)  # after pytest-cov's own
@@ -48,7 +51,9 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
         controller.cov.stop()
 
     before = signal.signal(signal.SIGPROF, stop)
-    signal.setitimer(signal.ITIMER_PROF, MEASURED)
+    is_property = item.path.is_relative_to(PROPERTIES)
+    seconds = MEASURED_OF_PROPERTIES if is_property else MEASURED
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         return (yield)
     finally:
