@@ -86,7 +86,7 @@ def test_rows_that_a_job_keeps_are_there_after_all_its_executors_were_evicted(
     root = f"{bucket.url}/kept"
     said = run([sys.executable, "-c", KEEP_ROWS, root], with_executors(2))
     assert said == str(sum(range(1000)) * 2)
-    left = [file for file in bucket.folder.rglob("*") if file.is_file()]
+    left = [file for file in (bucket.folder / "kept").rglob("*") if file.is_file()]
     assert left == [], "what was kept is removed"
 
 
