@@ -8,9 +8,11 @@ compute it anew: the job would fail.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Any, Final
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
 from knafka_jobs.io.session import has_executors
@@ -34,10 +36,12 @@ def use_folder(spark: SparkSession, root: str) -> None:
 
 
 def remove_own(spark: SparkSession) -> None:
-    """Remove the rows that this application has kept, before it ends."""
-    if (own := spark.sparkContext.getCheckpointDir()) is not None:
-        path, system = _file(spark, own)
-        system.delete(path, True)
+    """Remove the rows that this application has kept, before it ends; no error of it is raised."""
+    # It must not hide the job's own error. What stays is removed by `use_folder` of a later job.
+    with contextlib.suppress(Py4JError, OSError):
+        if (own := spark.sparkContext.getCheckpointDir()) is not None:
+            path, system = _file(spark, own)
+            system.delete(path, True)
 
 
 def remove_others(spark: SparkSession, root: str, age: float = 0.0) -> None:
