@@ -54,8 +54,18 @@ def remove_others(spark: SparkSession, root: str, age: float = 0.0) -> None:
         name = folder.getPath().getName()
         if own is not None and own.rstrip("/").endswith(f"/{name}"):
             continue
-        if folder.getModificationTime() / 1000 <= time.time() - age:
+        # An object store knows no time of a folder.
+        if not age or _last_written(system, folder.getPath()) <= time.time() - age:
             system.delete(folder.getPath(), True)
+
+
+def _last_written(system: Any, folder: Any) -> float:
+    """When the newest file below a folder was written, in Unix time; now, if there is none."""
+    times = []
+    files = system.listFiles(folder, True)
+    while files.hasNext():
+        times.append(files.next().getModificationTime() / 1000)
+    return max(times, default=time.time())
 
 
 def _file(spark: SparkSession, path: str) -> tuple[Any, Any]:
