@@ -23,7 +23,7 @@ from knafka_jobs.backtest.backtest_run import (
 )
 from knafka_jobs.command_options import CompactOptions, FailureSelection
 from knafka_jobs.compact.compact_run import compact, fold_all
-from knafka_jobs.io import session
+from knafka_jobs.io import kept_rows, session
 from knafka_jobs.io.delta import Tables, explained
 from knafka_jobs.io.kafka import KafkaClient, KafkaConnection
 from knafka_jobs.job_errors import JobError
@@ -62,7 +62,11 @@ def run_in(spark: SparkSession, arguments: Namespace, progress: Progress) -> Ans
             return _backtest(arguments, spark, progress)
         tables = Tables(spark, arguments.tables)
         tables.check_layouts()
-        return _COMMANDS[arguments.command](arguments, tables, progress)
+        kept_rows.use_folder(spark, tables.root)
+        try:
+            return _COMMANDS[arguments.command](arguments, tables, progress)
+        finally:
+            kept_rows.remove_own(spark)
 
 
 def store(spark: SparkSession, root: str, file: Path, name: str) -> None:

@@ -21,6 +21,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from knafka_jobs.io.delta import Tables, in_days
+from knafka_jobs.materialize import materialized
 
 
 def load_known_days(tables: Tables, failures: DataFrame) -> DataFrame:
@@ -35,7 +36,7 @@ def load_known_days(tables: Tables, failures: DataFrame) -> DataFrame:
         return tables.rows([], {"key": "bigint", "day": "date"})
     keys = failures.select(_key().alias("key")).distinct()
     key_days = tables.read("failure_days").join(F.broadcast(keys), "key", "left_semi")
-    return key_days.distinct().localCheckpoint()
+    return materialized(key_days.distinct())
 
 
 def days_in(known: DataFrame) -> list[date]:
@@ -46,7 +47,8 @@ def days_in(known: DataFrame) -> list[date]:
 def assign_days(tables: Tables, failures: DataFrame, known: DataFrame, today: date) -> DataFrame:
     """Set the `day` of each failure: the known one, else `today`, also added to `failure_days`."""
     keyed = failures.drop("day").withColumn("key", _key())
-    fresh = keyed.select("key").distinct().join(F.broadcast(known), "key", "left_anti")
+    # A key that two failures share is there twice, which changes nothing.
+    fresh = keyed.select("key").join(F.broadcast(known), "key", "left_anti")
     if not fresh.isEmpty():
         tables.append(fresh.withColumn("day", F.lit(today)).coalesce(1), "failure_days")
     one_day = known.groupBy("key").agg(F.max("day").alias("day"))

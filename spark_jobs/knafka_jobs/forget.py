@@ -16,6 +16,8 @@ from pyspark.sql import functions as F
 
 from knafka_jobs.failure_days import rewrite_days
 from knafka_jobs.io.delta import Tables, in_days
+from knafka_jobs.io.kept_rows import remove_others
+from knafka_jobs.materialize import materialized
 from knafka_jobs.schema import KEY
 from knafka_jobs.topic_offsets import LOG_SEPARATOR
 
@@ -37,7 +39,7 @@ def forget(
     `start`) has the first offset of each known partition.
     """
     fold()
-    chosen = tables.read("failures").transform(choose).select(*FORGOTTEN).localCheckpoint()
+    chosen = materialized(tables.read("failures").transform(choose).select(*FORGOTTEN))
     if count := chosen.count():
         days = [row["day"] for row in chosen.select("day").distinct().collect()]
         between = _between(chosen)
@@ -65,6 +67,7 @@ def forget(
     # Also of a run that was cut short.
     for name in ("records", "failures"):
         tables.erase_unused_files(name)
+    remove_others(tables.spark, tables.root)
     return count
 
 

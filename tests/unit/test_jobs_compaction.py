@@ -23,6 +23,7 @@ from knafka_jobs.compact.compact_plan import (
     next_offsets,
     records_of,
     repeated,
+    summarized,
 )
 from knafka_jobs.compact.reading import LOGS
 from knafka_jobs.failure_selection import REPLAYABLE
@@ -304,6 +305,8 @@ def test_failures_of_one_record_are_folded_as_all_are(spark: SparkSession) -> No
     ).select(*FOLDED)
     assert rows.transform(repeated).count() == 1
     assertDataFrameEqual(failures_of(rows, rows.transform(repeated)), failures_of(rows))
+    few = rows.transform(repeated), rows.transform(summarized)
+    assertDataFrameEqual(failures_of(rows, *few), failures_of(rows))
 
 
 def test_history_is_bounded_and_counts_are_not(spark: SparkSession) -> None:

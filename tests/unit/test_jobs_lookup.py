@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,14 @@ from knafka_jobs.job_errors import JobError, NeedsSpark
 from knafka_jobs.lookup import lookup_plan
 from knafka_jobs.lookup.lookup_run import TableFiles, latest, on_their_way, preview, tabled_until
 from knafka_jobs.replay.replay_run import preview as preview_by_spark
-from knafka_jobs.schema import LAYOUT, LAYOUT_PROPERTY, SENT
+from knafka_jobs.schema import LAYOUT, LAYOUT_PROPERTY, SENT, TABLES
 from knafka_jobs.topic_offsets import BrokerName
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # py4j leaves sockets open
 ]
 
+ROOT = Path(__file__).resolve().parents[2]
 STUB = [("ce_id", b"stub"), ("ce_knafkaomitted", b"data")]
 EMPTY = {"value": None, "data_bytes": None}
 
@@ -127,6 +129,42 @@ def test_what_was_sent_again_or_resolved_is_told_by_when(tables: Tables) -> None
     assert (one.count, one.replayed, one.reasons) == (1, 1, {"status 503": 1})
     one = overviews(files, [FailureCondition("id", "=", "sent")])["shop", "main", "bill"]
     assert one.row == ("shop/bill", "0", "1", "", "", "")
+
+
+QUESTIONS = (ROOT / "examples" / "dead-letters" / "questions.sql").read_text()
+
+
+@pytest.mark.parametrize("number", range(1, 11))
+def test_the_ten_questions_have_the_same_answers_with_and_without_spark(
+    tables: Tables, number: int
+) -> None:
+    question = QUESTIONS.partition(f"-- {number}. ")[2].partition("\n")[2].partition(";")[0]
+    names = [name for name in TABLES if re.search(rf"\b(FROM|JOIN) {name}\b", question)]
+    told = TableFiles(tables.root).query(question, *names)
+    for name in names:
+        tables.read(name).createOrReplaceTempView(name)
+    # As spark.sql.ansi.doubleQuotedIdentifiers has it, which is a session's.
+    rows = tables.spark.sql(question.replace('"', "`")).collect()
+    assert [_comparable(row.asDict()) for row in rows] == [_comparable(row) for row in told]
+    assert told
+
+
+def _comparable(row: dict[str, Any]) -> dict[str, Any]:
+    """Times without a zone are UTC: Spark gives them in the zone of this process."""
+    return {
+        name: value.astimezone(UTC) if isinstance(value, datetime) else value
+        for name, value in row.items()
+    }
+
+
+def test_the_tables_are_documented_with_all_their_columns() -> None:
+    page = (ROOT / "docs" / "reference" / "dead-letter-tables.md").read_text()
+    for table, columns in TABLES.items():
+        part = page.partition(f"## {table}\n")[2].partition("\n## ")[0]
+        assert re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", part, re.M) == list(columns.items())
+    for number in range(1, 11):
+        title = QUESTIONS.partition(f"-- {number}. ")[2].partition("\n")[0]
+        assert f"{number}. {title}" in page
 
 
 def test_the_tables_end_in_each_partition_is_known_also_after_a_purge(tables: Tables) -> None:

@@ -170,11 +170,9 @@ def _measured(
 ) -> Measured:
     environment = dead_letter_jobs.environment(lambda line: None)
     arguments = start.arguments(environment["PYSPARK_SUBMIT_ARGS"])
-    limit = partial(_limit, cpus=start.executor_cpus)
+    limit = partial(limit_executor, cpus=start.executor_cpus)
     job = job_process.run(command, {**environment, "PYSPARK_SUBMIT_ARGS": arguments}, limit)
-    for group in CGROUPS.glob("knafka-bench-*"):
-        with suppress(OSError):  # its executor is still ending: after the next job
-            group.rmdir()
+    remove_cgroups()
     if job.exit_code != 0:
         sys.exit(f"{what} failed:\n{job.said[-4000:]}")
     if job.answer.startswith("{") and (found := json.loads(job.answer)["records"]) != records:
@@ -183,7 +181,14 @@ def _measured(
     return Measured(what, records, job.seconds, job.cpu_seconds, job.peak_bytes, disk)
 
 
-def _limit(process: psutil.Process, cpus: float | None) -> None:
+def remove_cgroups() -> None:
+    """Remove the cgroups of executors that have ended."""
+    for group in CGROUPS.glob("knafka-bench-*"):
+        with suppress(OSError):  # its executor is still ending: after the next job
+            group.rmdir()
+
+
+def limit_executor(process: psutil.Process, cpus: float | None) -> None:
     """Give an executor a cgroup of its own, once; None: it may use what there is."""
     group = CGROUPS / f"knafka-bench-{process.pid}"
     if (

@@ -7,6 +7,13 @@ started as the command line starts it, killed by SIGKILL after it has sent a par
 again without its id; the last run ends by itself. Then every record of the replay topic is read:
 each event is there once. Prints a table in Markdown; `peak MiB` is the resident memory of the JVM,
 and of all Python processes beside it.
+
+    make bench-replay ARGS="--events 300000 --executors 1 2 --runs 2"
+
+With `--executors` nothing is killed: the events are replayed by so many executors in turns, each a
+process of one core beside the driver; `--executor-cpus 0.4` limits each to so much of a core, as a
+pod's `limits` do (as root, by a cgroup), so that a small machine has cores that are free. `sending`
+is the time from the first event in the replay topic to the last one.
 """
 
 from __future__ import annotations
@@ -14,17 +21,21 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
+from itertools import product
 from pathlib import Path
 from typing import Final
 
 import psutil
 
+from bench import job_process
+from bench.compaction import Start, limit_executor, remove_cgroups
 from bench.jobs import MEBIBYTE, running_kafka
 from bench.synthetic_tables import BROKER, TOPIC, TRIGGER, fill, today
 from knafka.core import names
@@ -43,6 +54,9 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=1_000_000)
     parser.add_argument("--bytes", type=int, default=1024)
     parser.add_argument("--kills", type=int, default=3)
+    parser.add_argument("--executors", type=int, nargs="+", help="compare these numbers of them")
+    parser.add_argument("--executor-cpus", type=float, help="limit each to so much of a core")
+    parser.add_argument("--runs", type=int, default=1, help="of each number of executors")
     parser.add_argument("--folder", type=Path, help="for the tables; a temporary one if not given")
     given = parser.parse_args()
     environment = dead_letter_jobs.environment(print)
@@ -59,6 +73,13 @@ def main() -> None:
         replays = names.replay_topic(*BROKER, TRIGGER)
         client.create(TOPIC, 1, 1, {})
         client.create(replays, PARTITIONS, 1, {})
+        if given.executors:
+            print("| executors | s | sending, s | events/s | CPU s | peak MiB |", flush=True)
+            print("| ---: | ---: | ---: | ---: | ---: | ---: |", flush=True)
+            for turn, number in product(range(given.runs), given.executors):
+                start = Start(executors=number, executor_cpus=given.executor_cpus)
+                replay_by(start, turn, root, servers, client, replays, given.events)
+            return
         print(
             "| run | ended | s | JVM peak MiB | Python peak MiB | lay in the topic then |",
             flush=True,
@@ -98,6 +119,44 @@ def replay_once(
     seconds = time.monotonic() - begun
     peak = f"{peaks['java'] / MEBIBYTE:,.0f} | {peaks['python'] / MEBIBYTE:,.0f}"
     print(f"| {run} | {ended} | {seconds:.1f} | {peak} | {lying(client, topic):,} |", flush=True)
+
+
+def replay_by(
+    start: Start,
+    turn: int,
+    root: str,
+    servers: str,
+    client: KafkaClient,
+    topic: str,
+    events: int,
+) -> None:
+    """One replay of all events by executors, as if there had been none before."""
+    for table in ("sent", "replays"):
+        shutil.rmtree(f"{root}/{table}", ignore_errors=True)
+    ends = client.topics([topic])[topic].spans
+    client.delete_before({(topic, number): span.end for number, span in ends.items()})
+    growth: list[tuple[float, int]] = []
+
+    def look(process: psutil.Process) -> None:
+        limit_executor(process, cpus=start.executor_cpus)
+        if not growth or time.monotonic() - growth[-1][0] > 0.2:
+            growth.append((time.monotonic(), lying(client, topic)))
+
+    command = [sys.executable, "-m", "knafka_jobs", "replay", f"--tables={root}"]
+    command += [f"--bootstrap-servers={servers}", f"--replay-id=by-{start.executors}-{turn}"]
+    arguments = start.arguments(os.environ["PYSPARK_SUBMIT_ARGS"])
+    job = job_process.run(command, {"PYSPARK_SUBMIT_ARGS": arguments}, look)
+    remove_cgroups()
+    if job.exit_code != 0 or json.loads(job.answer)["sent"] != events:
+        sys.exit(f"{job.answer}\n{job.said[-4000:]}")
+    end = max(count for _, count in growth)
+    first = next(at for at, count in growth if count)
+    sending = next(at for at, count in growth if count == end) - first
+    print(
+        f"| {start.executors} | {job.seconds:.1f} | {sending:.1f} | {events / sending:,.0f} | "
+        f"{job.cpu_seconds:.1f} | {job.peak_bytes / MEBIBYTE:,.0f} |",
+        flush=True,
+    )
 
 
 def memory_of(pid: int) -> Counter[str]:

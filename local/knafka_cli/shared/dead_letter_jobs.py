@@ -31,6 +31,9 @@ JVM_FLAGS: Final = (
     # C1 alone would get 48 MB: Spark's planner fills them, and then compiles the same code again
     # and again. No more is used than is compiled.
     "-XX:ReservedCodeCacheSize=240m",
+    # Spark makes one method of what becomes of a record. Java would interpret one of more than
+    # 8,000 bytes for ever: a fifth of a compaction's CPU was spent in it.
+    "-XX:-DontCompileHugeMethods",
 )
 
 S3_SCHEME: Final = "s3a://"

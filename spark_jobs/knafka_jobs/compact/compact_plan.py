@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 
 from knafka.core.dead_letter import ATTRIBUTE_PREFIX
 from knafka.core.delivery import Reason
-from knafka_jobs.fingerprint import fingerprint_of
+from knafka_jobs.fingerprint import fingerprint, fingerprint_of
 from knafka_jobs.schema import (
     EVENT,
     FAILURES,
@@ -46,8 +46,8 @@ FULL_FILE_BYTES: Final = 32 * 1024 * 1024
 """Bytes from which a file is not merged with others; see `io.session`."""
 
 
-ROWS_IN_FILE: Final = 100_000
-"""Failures in a file of a batch, at least: some tens of megabytes."""
+ROWS_IN_FILE: Final = 300_000
+"""Failures in a file of a batch: some 50 MB, so that it is not merged with others at once."""
 
 
 def records_of(kafka: DataFrame, topics: DataFrame) -> DataFrame:
@@ -129,35 +129,66 @@ def repeated(records: DataFrame) -> DataFrame:
     return keys.groupBy("key").agg(F.count("*").alias("records")).where("records > 1").select("key")
 
 
-def failures_of(records: DataFrame, repeated: DataFrame | None = None) -> DataFrame:
+MAX_SUMMARIZED: Final = 5_000
+"""Different errors whose summaries are sent to every task, at most: some megabytes."""
+
+
+def count_errors(records: DataFrame) -> DataFrame:
+    """About how many different errors the records have: one row with `errors`."""
+    return records.select(F.approx_count_distinct("error").alias("errors"))
+
+
+def summarized(records: DataFrame) -> DataFrame:
+    """The different errors of the records with their summaries: `error`, `summary`.
+
+    A summary takes a dozen regular expressions, and most failures have one of a few errors.
+    """
+    errors = records.select("error").where(F.col("error").isNotNull()).distinct()
+    return errors.withColumn("summary", fingerprint_of(F.col("error")))
+
+
+def failures_of(
+    records: DataFrame, repeated: DataFrame | None = None, summaries: DataFrame | None = None
+) -> DataFrame:
     """Fold records to one row per failed event, to be merged into `failures`.
 
     `repeated` has the keys of failures with several records; all other records need no shuffle.
-    None: unknown. The column `day` stays null: `failure_days` sets it.
+    `summaries` are those of `summarized`. None: unknown. The column `day` stays null:
+    `failure_days` sets it.
     """
     if repeated is None:
-        return _fold_several(records)
-    keyed = records.withColumn("key", F.xxhash64("failure_id"))
-    several = keyed.join(F.broadcast(repeated), "key", "left_semi").transform(_fold_several)
-    return (
-        keyed.join(F.broadcast(repeated), "key", "left_anti")
-        .transform(_fold_single)
-        .unionByName(several)
-    )
+        folded = _fold_several(records)
+    else:
+        keyed = records.withColumn("key", F.xxhash64("failure_id"))
+        several = keyed.join(F.broadcast(repeated), "key", "left_semi").transform(_fold_several)
+        single = keyed.join(F.broadcast(repeated), "key", "left_anti").transform(fold_single)
+        folded = single.unionByName(several)
+    return folded.transform(with_summary, summaries)
 
 
-def _fold_single(records: DataFrame) -> DataFrame:
-    """Fold records each of which is the only one of its failure."""
+def with_summary(failures: DataFrame, summaries: DataFrame | None) -> DataFrame:
+    """Set the column `summary` of failures, as `summaries` has it if it is given."""
+    failures = failures.drop("summary")
+    if summaries is None:
+        failures = failures.withColumn("summary", fingerprint_of(F.col("error")))
+    else:
+        failures = failures.join(F.broadcast(summaries), "error", "left").withColumn(
+            "summary", F.coalesce("summary", F.lit(fingerprint(None)))
+        )
+    return failures.select(*FAILURES)
+
+
+def fold_single(records: DataFrame) -> DataFrame:
+    """Fold records each of which is the only one of its failure; `summary` stays null."""
     failure = F.struct(F.col("last_attempt").alias("at"), "reason", "code", "attempts")
     made = {
-        "summary": fingerprint_of(F.col("error")),
         "failures": F.lit(1),
         "retries": F.greatest(F.col("attempts") - 1, F.lit(0)),
         "first_failed": F.col("first_attempt"),
         "last_failed": F.col("last_attempt"),
         "history": F.array(failure),
         **dict.fromkeys(("first_day", "last_day"), F.to_date("appended")),
-        **dict.fromkeys(("resolved", "head", "day"), F.lit(None)),
+        **dict.fromkeys(("summary", "resolved", "head", "day"), F.lit(None)),
     }
     return records.select(
         *(made.get(name, F.col(name)).cast(kind).alias(name) for name, kind in FAILURES.items())
@@ -165,7 +196,7 @@ def _fold_single(records: DataFrame) -> DataFrame:
 
 
 def _fold_several(records: DataFrame) -> DataFrame:
-    """Fold records of failures that may have several."""
+    """Fold records of failures that may have several; `summary` stays null."""
     when = F.struct("last_attempt", "appended", "topic_id", "partition", "offset")
     first = F.min_by(F.struct(*TRIGGER, *EVENT), when)
     last = F.max_by(F.struct(*LAST_ATTEMPT, *POSITION), when)
@@ -182,6 +213,7 @@ def _fold_several(records: DataFrame) -> DataFrame:
             F.min("first_attempt").alias("first_failed"),
             F.max("last_attempt").alias("last_failed"),
             F.array_sort(F.collect_list(failure)).alias("history"),
+            F.lit(None).cast("string").alias("summary"),
             F.lit(None).cast("timestamp").alias("resolved"),
             F.lit(None).cast("binary").alias("head"),
             F.to_date(F.min("appended")).alias("first_day"),
@@ -189,7 +221,6 @@ def _fold_several(records: DataFrame) -> DataFrame:
             F.lit(None).cast("date").alias("day"),
         )
         .select("*", "first.*", "last.*")
-        .withColumn("summary", fingerprint_of(F.col("error")))
         .withColumn(
             "history",
             F.slice("history", -F.least(F.size("history"), F.lit(HISTORY_LENGTH)), HISTORY_LENGTH),

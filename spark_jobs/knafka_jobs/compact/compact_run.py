@@ -33,6 +33,7 @@ from knafka_jobs.forget import expired, forget
 from knafka_jobs.io.delta import Tables, explained, in_days
 from knafka_jobs.io.kafka import KafkaClient
 from knafka_jobs.io.kafka_records import KafkaRecords
+from knafka_jobs.materialize import materialized
 from knafka_jobs.positions import OffsetBounds, bounds, within
 from knafka_jobs.schema import BY_DAY, KEY, PURGED
 from knafka_jobs.topic_offsets import (
@@ -155,23 +156,36 @@ def fold_all(tables: Tables) -> None:
 
 def _folded(tables: Tables, records: DataFrame) -> Folded:
     """Fold a batch, with heads for likely examples only: no other payload is read."""
-    known = (
-        records.transform(compact_plan.repeated)
-        .limit(compact_plan.MAX_REPEATED + 1)
-        .localCheckpoint()
+    known = materialized(
+        records.transform(compact_plan.repeated).limit(compact_plan.MAX_REPEATED + 1)
     )
-    few = known if known.count() <= compact_plan.MAX_REPEATED else None
-    rows = records.transform(compact_plan.failures_of, few).localCheckpoint()
+    repeated = known.count()
+    summaries = _few_summaries(records)
+    if repeated == 0:
+        folded = records.transform(compact_plan.fold_single)
+        folded = folded.transform(compact_plan.with_summary, summaries)
+    else:
+        few = known if repeated <= compact_plan.MAX_REPEATED else None
+        folded = records.transform(compact_plan.failures_of, few, summaries)
+    rows = materialized(folded)
     # Write as few files as the rows need, not one per task.
     counts = rows.agg(F.count("*"), F.coalesce(F.sum("failures"), F.lit(0)))
     ((count, in_all),) = counts.collect()
     rows = rows.coalesce(1 + count // compact_plan.ROWS_IN_FILE)
-    examples = rows.transform(compact_plan.likely_examples).localCheckpoint()
+    examples = materialized(rows.transform(compact_plan.likely_examples))
     theirs = tables.read("records").where(within(bounds(examples)))
     days = load_known_days(tables, rows)
     rows = assign_days(tables, rows, days, datetime.now(UTC).date())
     with_heads = rows.transform(compact_plan.with_heads, compact_plan.heads(examples, theirs))
     return Folded(with_heads, days_in(days), in_all)
+
+
+def _few_summaries(records: DataFrame) -> DataFrame | None:
+    """The summaries of a batch's different errors; None if there are many."""
+    ((errors,),) = records.transform(compact_plan.count_errors).collect()
+    if errors > compact_plan.MAX_SUMMARIZED:
+        return None
+    return materialized(records.transform(compact_plan.summarized))
 
 
 def _merge_small_files(tables: Tables) -> tuple[str, ...]:

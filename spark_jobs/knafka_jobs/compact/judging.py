@@ -15,6 +15,7 @@ from knafka_jobs.failure_days import days_in, load_known_days
 from knafka_jobs.io.delta import Tables, in_days
 from knafka_jobs.io.kafka import KafkaClient, read_spans
 from knafka_jobs.io.kafka_records import KafkaRecords
+from knafka_jobs.materialize import materialized
 from knafka_jobs.replay_marks import with_marks
 from knafka_jobs.schema import Columns
 from knafka_jobs.topic_offsets import OffsetSpan, Position
@@ -75,7 +76,7 @@ def mark_lost(tables: Tables, kafka: KafkaClient, progress: Progress) -> None:
     rows = [
         (name, topics[name].id, partition, span.start) for (name, partition), span in ranges.items()
     ]
-    lost_events = sent.transform(lost, there, tables.rows(rows, STARTS)).localCheckpoint()
+    lost_events = materialized(sent.transform(lost, there, tables.rows(rows, STARTS)))
     for name, partition in ranges:
         progress(
             f"the log of {name}/{partition} was cut: replayed events that it lost can be "
@@ -103,7 +104,7 @@ def mark_outcomes(tables: Tables, committed: list[tuple[str, int, int]]) -> None
     first = sent.where("outcome IS NULL").agg(F.unix_micros(F.min("sent"))).first()
     since = F.timestamp_micros(F.lit(0 if first is None else first[0] or 0))
     records = tables.read("records").where(F.col("appended") >= since)
-    judged = sent.transform(outcomes, records, tables.rows(committed, columns)).localCheckpoint()
+    judged = materialized(sent.transform(outcomes, records, tables.rows(committed, columns)))
     marked = judged.transform(resolved)
     days = in_days("failures.day", days_in(load_known_days(tables, marked)))
     tables.update(

@@ -6,6 +6,7 @@ Whoever starts the job decides where it runs, its memory and its jars: by argume
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -31,6 +32,8 @@ SETTINGS: Final[Mapping[str, str]] = {
     # Of record headers with one name the last wins (CE-K6); Spark would refuse the batch.
     "spark.sql.mapKeyDedupPolicy": "LAST_WIN",
     "spark.sql.streaming.stopTimeout": "30s",
+    # Rows of few days are written as they come: Spark would sort them by day first, payloads too.
+    "spark.sql.maxConcurrentOutputFileWriters": "2",
     # The newer Kafka source also for batches: the older one turns every record into a Row and back.
     "spark.sql.sources.useV1SourceList": "avro,csv,json,orc,parquet,text",
     # Merge only files below the minimum, so that a record is not rewritten with every run.
@@ -60,7 +63,7 @@ def start(name: str) -> SparkSession:
         spark = builder.getOrCreate()
     except Exception as error:  # py4j and PySpark raise what they like here
         raise JobError(f"Spark does not start: {error}") from error
-    on_one_machine = (spark.sparkContext.master or "").startswith("local")
+    on_one_machine = not has_executors(spark)
     configured = spark.sparkContext.getConf()
     instances, cores = (
         int(configured.get(f"spark.executor.{name}", "1") or 1) for name in ("instances", "cores")
@@ -69,6 +72,11 @@ def start(name: str) -> SparkSession:
     for key, value in {**SETTINGS, **where}.items():
         spark.conf.set(key, value)
     return spark
+
+
+def has_executors(spark: SparkSession) -> bool:
+    """Whether processes other than this one run tasks, such as pods or those of `local-cluster`."""
+    return re.match(r"local(\[|$)", spark.sparkContext.master or "") is None
 
 
 def with_executors(cores: int) -> dict[str, str]:

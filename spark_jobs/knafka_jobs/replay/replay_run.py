@@ -36,6 +36,7 @@ from knafka_jobs.io.delta import Tables
 from knafka_jobs.io.kafka import MAX_MESSAGE_BYTES, KafkaClient
 from knafka_jobs.io.kafka_names import possible_topics
 from knafka_jobs.job_errors import JobError, worker_error_text
+from knafka_jobs.materialize import materialized
 from knafka_jobs.positions import bounds, within
 from knafka_jobs.replay.replay_plan import (
     BROADCAST_ROWS,
@@ -86,7 +87,7 @@ class Replayed:
 def preview(tables: Tables, selection: FailureSelection) -> Preview:
     """Preview the events that a replay would send."""
     selected = tables.read("failures").transform(select, selection)
-    sendable = _sendable_failures(tables, selected).localCheckpoint()
+    sendable = materialized(_sendable_failures(tables, selected))
     triggers = _count_by_trigger(sendable)
     shown = sendable.orderBy(*SHOWN_ORDER).limit(SHOWN_EVENTS)
     events = [row.asDict() for row in shown.select(*SHOWN_COLUMNS).collect()]
@@ -118,7 +119,7 @@ def replay(
         sendable = _sendable_failures(tables, tables.read("failures").transform(select, selection))
         # Send each event once, also if its outcome is known by now.
         own = tables.read("sent").where(F.col("replay_id") == replay_id).select("failure_id")
-        sendable = sendable.select(*SENDABLE).join(own, "failure_id", "left_anti").localCheckpoint()
+        sendable = materialized(sendable.select(*SENDABLE).join(own, "failure_id", "left_anti"))
         counts = _count_by_trigger(sendable)
         topics, problems = _ensure_replay_topics(kafka, counts)
         for problem in problems:

@@ -13,6 +13,7 @@ from typing import Final, TypeAlias
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
+from knafka_jobs.materialize import materialized
 from knafka_jobs.report.report_document import (
     MAX_EXAMPLES,
     MAX_SUMMARIES,
@@ -154,7 +155,7 @@ def examples(failures: DataFrame) -> DataFrame:
     order = ("is_resolved", "has_no_data", F.desc("last_failed"), "failure_id")
     in_group = Window.partitionBy("group").orderBy(*order)
     ranked = little.withColumn("rank", F.row_number().over(in_group))
-    chosen = ranked.where(F.col("rank") <= MAX_EXAMPLES).localCheckpoint()
+    chosen = materialized(ranked.where(F.col("rank") <= MAX_EXAMPLES))
     # Read whole rows only from the days of the chosen failures.
     days = [row["day"] for row in chosen.select("day").distinct().collect()]
     there = F.col("day").isin([day for day in days if day is not None])

@@ -19,6 +19,7 @@ from knafka_jobs.command_options import TIMELINE_DAYS
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.io.kafka import KafkaClient
 from knafka_jobs.io.kafka_names import possible_groups
+from knafka_jobs.materialize import materialized
 from knafka_jobs.report import assemble, report_plan
 from knafka_jobs.report.assemble import Counted, Known, Previous, SettledSpan, in_utc
 from knafka_jobs.report.report_document import (
@@ -54,7 +55,7 @@ def report(
         .transform(report_plan.rows_of_broker, broker)
         .transform(report_plan.reported, earliest)
     )
-    summaries = failures.transform(report_plan.summaries).localCheckpoint()
+    summaries = materialized(failures.transform(report_plan.summaries))
     failures = failures.transform(report_plan.with_few_summaries, summaries)
     reports = _rows_of_same_broker(tables.read("reports"), broker)
     previous = _previous(reports)
@@ -64,7 +65,7 @@ def report(
     since = datetime.fromtimestamp(int(since.timestamp()) // seconds * seconds, UTC)
     made = previous.report.made if previous else None
     sent = tables.read("sent")
-    sums = failures.transform(report_plan.sums, made).localCheckpoint()
+    sums = materialized(failures.transform(report_plan.sums, made))
     counted = Counted(
         groups=sums.transform(report_plan.groups).collect(),
         failed_again=_rows_by_group(failures.transform(report_plan.failed_again, sent, made)),
