@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from support.channel_entries import CHANNEL, SHOP, TOPIC, eventing, group
 from support.channel_world import ChannelWorld, running_channels
+from support.controlled import controller_of
 from support.memory.log import MemoryWriter
 from support.operator_world import condition
 
@@ -66,11 +67,15 @@ class World:
         """Say whose the channel is."""
         self.stored["metadata"]["finalizers"] = list(finalizers)
 
-    async def adopt(self) -> None:
-        """As `knafka adopt` does, and the controller after it."""
+    def promise(self) -> None:
+        """As `knafka adopt` does, before it takes the peer's finalizer off."""
         annotations = self.stored["status"]["annotations"]
         annotations[TOPIC_ID] = self.inner.log.descriptions[TOPIC].id
         annotations |= {PROMISE + uid: "{}" for uid in self.uids.values()}
+
+    async def adopt(self) -> None:
+        """As `knafka adopt` does, and the controller after it."""
+        self.promise()
         self.claim()
         self.inner.hear()
         await self.inner.reconcile_channel(SHOP, CHANNEL)
@@ -156,6 +161,14 @@ async def test_beside_the_peer_a_channel_that_nobody_has_claimed_gets_no_finaliz
     assert not await channels.makes_something(world.stored)
 
 
+async def test_what_adopt_has_written_stays_until_it_takes_the_channel(world: World) -> None:
+    """An operator that looks at the channel in between would make new groups of old ones."""
+    world.promise()
+    before = dict(world.stored["status"]["annotations"])
+    await world.leave()
+    assert world.stored["status"]["annotations"] == before
+
+
 async def test_an_adopted_channel_goes_on_with_its_topic_and_its_subscriptions_offsets(
     world: World,
 ) -> None:
@@ -218,6 +231,36 @@ async def test_an_operator_that_starts_anew_lets_go_of_what_was_released_meanwhi
     await world.leave()
     assert not [key for key in world.stored["status"]["annotations"] if "knafka.dev" in key]
     assert world.inner.cluster.services() == {"kafka-channel-receiver"}
+
+
+async def test_the_controller_takes_over_and_lets_go_with_every_offset_as_it_is(
+    world: World,
+) -> None:
+    """It writes finalizers before it reconciles: what is stored then has no channel's promise."""
+    offsets, controller = world.committed(), controller_of(world.inner)
+    keys = [("KafkaChannel", SHOP, CHANNEL), *(("Subscription", SHOP, name) for name in NAMES)]
+
+    async def reconcile() -> None:
+        world.inner.hear()
+        for key in (*keys, keys[0]):
+            await controller.reconcile(key)
+
+    await reconcile()
+    world.promise()
+    await reconcile()  # still the peer's
+    world.claim()
+    await reconcile()
+    assert world.stored["metadata"]["finalizers"] == [FINALIZER]
+    assert condition(world.stored["status"], "Ready")["status"] == "True"
+    assert world.watched() == {name: group(uid) for name, uid in world.uids.items()}
+    assert world.committed() == offsets
+    world.claim(PEERS_CHANNEL_FINALIZER)
+    await reconcile()
+    for name in NAMES:
+        metadata = world.inner.stored("Subscription", SHOP, name)["metadata"]
+        assert not metadata.get("finalizers")
+    assert not [key for key in world.stored["status"]["annotations"] if "knafka.dev" in key]
+    assert world.committed() == offsets
 
 
 async def test_without_a_receiver_of_the_peers_a_released_channel_has_no_host(world: World) -> None:

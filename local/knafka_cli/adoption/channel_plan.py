@@ -39,6 +39,7 @@ from knafka_cli.adoption.plan import (
     unknown_name,
 )
 from knafka_operator.decide import entries
+from knafka_operator.decide.channel import receivers_of
 from knafka_operator.decide.credentials import KAFKA_SECRET, SECRET_NAMESPACE
 from knafka_operator.decide.desired import BOOTSTRAP_SERVERS, SECRET
 from knafka_operator.decide.topics import TOPIC_ID
@@ -91,7 +92,10 @@ def channel_adoption(seen: SeenChannel) -> Plan:
     taken = not claimed and seen.topic is not None and _has(seen, TOPIC_ID, seen.topic.id)
     if taken:
         about = f"KafkaChannel {identity}: it is Knafka's already"
-    stays, waits = [] if seen.topic is None else [topic_line(topic, seen.topic)], []
+    stays, waits = [] if seen.topic is None else [topic_line(topic, seen.topic)], list[str]()
+    if claimed and receivers_of(annotations_of(seen.stored)):
+        # What it removes from the status would be what is written there now.
+        waits.append("Knafka's operator has still to let go of it: it was given back")
     promised = {}
     for uid, entry in seen.entries.items():
         group, name = entries.group(identity, uid), _name(uid, entry)

@@ -159,7 +159,7 @@ class Looking:
             naming=naming,
             servers=str(where["bootstrap.servers"]),
             secret=named or ("" if config is None else config.data.get(SECRET, "")),
-            peers_config={} if named else self._peers_channel_config(unseen),
+            peers_config=self._peers_channel_config(unseen),
             served=variables is None or variables.get("KNAFKA_CHANNELS", "") == "enabled",
             peers=list(self._running(CHANNELS_PEERS, unseen)),
             claimed_by=self._claimed(KAFKA_CHANNEL, identity, topic),

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from knafka.ports.log import TopicDescription
+from knafka_operator.decide.channel import RECEIVERS
+from knafka_operator.model.channels import KAFKA_CHANNEL
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.naming import NameKind
 from knafka_operator.model.resources import FINALIZER, finalizers_of
@@ -112,9 +114,15 @@ def not_released(documents: Sequence[Document]) -> str | None:
         f"{each['kind']} {Identity.of(each)}"
         for each in documents
         if FINALIZER in finalizers_of(each)
-        or any(key.startswith(OURS) for key in annotations_of(each))
+        or any(key.startswith(_mark(each)) for key in annotations_of(each))
     ]
     return ", ".join(held) or None
+
+
+def _mark(document: Document) -> str:
+    """What the keys begin with that the operator removes from a status as it lets go. Of a channel
+    that it never served it leaves what `knafka adopt` has written."""
+    return RECEIVERS if document["kind"] == KAFKA_CHANNEL else OURS
 
 
 def running(

@@ -120,11 +120,12 @@ class Channels(Sources[ObservedChannel, ChannelDecision]):
         and its entries at receivers, and keep its topic and its Subscriptions' groups. Raises
         `KnafkaError` while something stands in the way.
 
-        Our annotations are removed from its status last: while one is there, this isn't done.
+        Our annotations are removed from its status last: while one is there, this isn't done. What
+        `knafka adopt` has written before it takes the channel over stays: nothing is made yet.
         """
-        ours = [each for each in annotations_of(document) if each.startswith(OURS)]
-        if not ours:
+        if not deciding.receivers_of(annotations_of(document)):
             return
+        ours = [each for each in annotations_of(document) if each.startswith(OURS)]
         identity, channel = Identity.of(document), parse(Broker, _without_spec(document))
         record = self.states.broker(document)
         record.state = None  # a Subscription that is just being reconciled would drain again

@@ -276,14 +276,10 @@ class Entries:
                 await self._write(channel, values)
 
     async def forget(self, document: Document) -> None:
-        """An entry is deleted, and its group with it, or its channel is another implementation's:
-        it was promised nothing any more."""
+        """An entry is deleted, and its group with it: it was promised nothing any more."""
         metadata = document["metadata"]
         channel = Identity(metadata["namespace"], metadata[ENTRY])
-        of = CHANNELS.broker_version, CHANNELS.broker
-        stored = await self._inner.get(*of, *channel)
-        if stored is not None and entries.is_promised(stored, metadata["uid"]):
-            await self._write(channel, {PROMISE + metadata["uid"]: None})
+        await self._write(channel, {PROMISE + metadata["uid"]: None})
 
     async def _write(self, channel: Identity, values: Mapping[str, str | None]) -> None:
         """Write into the channel's annotations, together with what others write meanwhile."""

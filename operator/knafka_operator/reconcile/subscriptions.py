@@ -47,7 +47,10 @@ class Subscriptions(Triggers):
     async def drop_entry(self, document: Document) -> bool:
         if not deciding.is_entry(document):
             return False
-        await self.entries.forget(document)
+        if self.is_ours(document):
+            await self.entries.forget(document)
+        # Else its channel is another implementation's: what is promised there may be what
+        # `knafka adopt` has just written.
         return True
 
     def orphaned(self, document: Document) -> tuple[Sequence[str], str]:
