@@ -129,6 +129,7 @@ async def test_the_controller_takes_over_and_lets_go_with_every_offset_as_it_is(
 ) -> None:
     """It writes finalizers before it reconciles: what is stored then has no channel's promise."""
     offsets, controller = world.committed(), controller_of(world.inner)
+    eventing(world.inner, world.by_eventing)
     keys = [("KafkaChannel", SHOP, CHANNEL), *(("Subscription", SHOP, name) for name in NAMES)]
 
     async def reconcile() -> None:
