@@ -304,8 +304,7 @@ class Operator:
             await self._http.close()
 
     def may_be_ours(self, trigger: Mapping[str, Any]) -> bool:
-        """Whether a Trigger's Broker isn't known to be another implementation's; of a Subscription,
-        whether it names a KafkaChannel."""
+        """Whether a Trigger's Broker isn't known to be another implementation's."""
         return self.triggers.is_ours(trigger)
 
     async def stop_triggers(self, broker: Identity) -> None:

@@ -1,10 +1,11 @@
-"""A Broker goes from eventing-kafka-broker to Knafka under load, and back (issue 39, item 3).
+"""A Broker, and a KafkaChannel, go from eventing-kafka-broker to Knafka under load, and back
+(issue 39, item 3).
 
     KNAFKA_RATE=100 pytest tests/cluster/test_adopt.py -s
 
-Without that, 3 Triggers at 25 events a second; with it 20. The peer isn't here: what it would have
-left is made by hand (objects, its finalizers, topic, groups), and consumers of Kafka's own client
-with plain commits play its dispatchers.
+Without that, 3 Triggers or Subscriptions at 25 events a second; with it 20. The peer isn't here:
+what it would have left is made by hand (objects, its finalizers, topic, groups), and consumers of
+Kafka's own client with plain commits play its dispatchers.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
-from support.cluster import Cluster
+from support.channels import Channels, channel, subscription
+from support.cluster import OPERATOR_NAMESPACE, Cluster
 from support.installation import EVENTING, Installation, Subscriber
 from typer.testing import CliRunner
 
@@ -37,10 +40,31 @@ IN_FLIGHT: Final = 5
 LONGEST_PAUSE: Final = 60.0
 """Seconds in which nothing arrives while a Broker is taken over: no pod runs before it."""
 WITHIN: Final = 180.0
-FINALIZERS: Final = {
-    "broker": "brokers.eventing.knative.dev",
-    "trigger": "kafka.triggers.eventing.knative.dev",
-}
+OF_TRIGGER: Final = "kafka.triggers.eventing.knative.dev"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What is taken over."""
+
+    broker: str
+    trigger: str
+    name: str
+    """Of the one Broker or channel."""
+    argument: str
+    """The same for `knafka adopt`."""
+    finalizer: str
+    """The peer's."""
+
+
+BROKER: Final = Kind("broker", "trigger", "default", "default", "brokers.eventing.knative.dev")
+CHANNEL: Final = Kind(
+    "kafkachannel",
+    "subscription.messaging.knative.dev",
+    "orders",
+    "channel/orders",
+    "kafkachannels.messaging.knative.dev",
+)
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -87,7 +111,8 @@ class Load:
 
 
 class PeersDispatcher:
-    """A member of one Trigger's group that commits what it delivered, and nothing but offsets."""
+    """A member of one Trigger's or Subscription's group that commits what it delivered, and nothing
+    but offsets."""
 
     def __init__(self, servers: str, topic: str, group: str) -> None:
         self._consumer = Consumer(
@@ -146,50 +171,98 @@ class PeersDispatcher:
 class World:
     """What the peer left, and what is asked of it."""
 
-    def __init__(self, installed: Installation, namespace: str) -> None:
-        self.installed, self.namespace = installed, namespace
+    def __init__(self, installed: Installation, namespace: str, kind: Kind) -> None:
+        self.installed, self.namespace, self.kind = installed, namespace, kind
         self.cluster: Cluster = installed.cluster
         self.servers = installed.kafka.bootstrap("PLAINTEXT")
         self.topic = f"knative-broker-{namespace}-default"
-        self.groups = {name: f"knative-trigger-{namespace}-{name}" for name in TRIGGERS}
+        if kind is CHANNEL:
+            self.topic = f"knative-messaging-kafka.{namespace}.orders"
+        self.groups: dict[str, str] = {}
+        """By the name of the Trigger or Subscription."""
         self.admin = AdminClient({"bootstrap.servers": self.servers})
 
     def made_by_the_peer(self, subscriber: Subscriber) -> None:
-        """Topic, groups with offsets, a Broker and Triggers with finalizers and status."""
+        """Topic, groups with offsets, and objects with finalizers and status."""
         topic = NewTopic(self.topic, PARTITIONS, 1)
         self.admin.create_topics([topic])[self.topic].result(30)
+        annotations = {"eventing.knative.dev/broker.class": "Kafka"}
+        if FULL:  # twenty pods of Java wouldn't be here either
+            annotations["knafka.dev/isolation"] = "shared"
+        make = self._make_channel if self.kind is CHANNEL else self._make_broker
+        make(subscriber, annotations)
         for group in self.groups.values():
             consumer = Consumer({"bootstrap.servers": self.servers, "group.id": group})
             places = [TopicPartition(self.topic, number, 0) for number in range(PARTITIONS)]
             consumer.commit(offsets=places, asynchronous=False)
             consumer.close()
+
+    def _make_broker(self, subscriber: Subscriber, annotations: Mapping[str, str]) -> None:
+        self.groups = {name: f"knative-trigger-{self.namespace}-{name}" for name in TRIGGERS}
         self.installed.configure("default-kafka", self.namespace)
         config = {"apiVersion": "v1", "kind": "ConfigMap", "name": "default-kafka"}
-        annotations = {"eventing.knative.dev/broker.class": "Kafka"}
-        if FULL:  # twenty pods of Java wouldn't be here either
-            annotations["knafka.dev/isolation"] = "shared"
-        self._put("broker", "default", {"config": config}, annotations)
+        self._put("broker", "default", {"config": config}, annotations, BROKER.finalizer)
         recorded = {"default.topic": self.topic, "bootstrap.servers": self.servers}
         self._record("broker", "default", recorded)
         for name, group in self.groups.items():
             to = {"uri": f"{subscriber.url}/{name}"}
-            self._put("trigger", name, {"broker": "default", "subscriber": to}, {})
+            spec = {"broker": "default", "subscriber": to}
+            self._put("trigger", name, spec, {}, OF_TRIGGER)
             self._record("trigger", name, {"group.id": group})
 
     def _put(
-        self, kind: str, name: str, spec: Mapping[str, Any], annotations: Mapping[str, str]
+        self,
+        kind: str,
+        name: str,
+        spec: Mapping[str, Any],
+        annotations: Mapping[str, str],
+        finalizer: str,
     ) -> None:
         metadata = {
             "name": name,
             "namespace": self.namespace,
             "annotations": dict(annotations),
-            "finalizers": [FINALIZERS[kind]],
+            "finalizers": [finalizer],
         }
         document = {"apiVersion": EVENTING, "kind": kind.title(), "metadata": metadata}
         self.cluster.apply({**document, "spec": dict(spec)})
 
-    def _record(self, kind: str, name: str, annotations: Mapping[str, str]) -> None:
-        self.patch(kind, name, {"status": {"annotations": dict(annotations)}}, "status")
+    def _make_channel(self, subscriber: Subscriber, annotations: Mapping[str, str]) -> None:
+        """With the entries that Knative Eventing's controller would have written."""
+        document = channel(self.namespace, "orders", numPartitions=PARTITIONS)
+        document["metadata"] |= {
+            "annotations": dict(annotations),
+            "finalizers": [CHANNEL.finalizer],
+        }
+        self.cluster.apply(document)
+        entries = []
+        for name in TRIGGERS:
+            to = {"uri": f"{subscriber.url}/{name}"}
+            self.cluster.apply(subscription(self.namespace, name, "orders", to))
+            stored = self.cluster.get(CHANNEL.trigger, name, self.namespace)
+            assert stored is not None
+            uid = stored["metadata"]["uid"]
+            self.groups[name] = f"kafka.{self.namespace}.orders.{uid}"
+            entries.append({"uid": uid, "generation": 1, "name": name, "subscriberUri": to["uri"]})
+        self.patch("kafkachannel", "orders", {"spec": {"subscribers": entries}})
+        subscribers = [
+            {"uid": entry["uid"], "observedGeneration": 1, "ready": "True"} for entry in entries
+        ]
+        self._record("kafkachannel", "orders", {"default.topic": self.topic}, subscribers)
+
+    def _record(
+        self,
+        kind: str,
+        name: str,
+        annotations: Mapping[str, str],
+        subscribers: Collection[Mapping[str, Any]] = (),
+    ) -> None:
+        """As the peer says that it is Ready."""
+        ready = {"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+        status: dict[str, Any] = {"annotations": dict(annotations), "conditions": [ready]}
+        if subscribers:
+            status["subscribers"] = list(subscribers)
+        self.patch(kind, name, {"status": status}, "status")
 
     def patch(self, kind: str, name: str, body: Mapping[str, Any], subresource: str = "") -> None:
         of = (f"--subresource={subresource}",) if subresource else ()
@@ -204,10 +277,22 @@ class World:
         assert result.exception is None or isinstance(result.exception, SystemExit), result
         return result.exit_code, result.output
 
-    def finalizers(self) -> list[str]:
-        found = self.cluster.get("broker", "default", self.namespace)
+    def stored(self) -> dict[str, Any]:
+        found = self.cluster.get(self.kind.broker, self.kind.name, self.namespace)
         assert found is not None
-        return list(found["metadata"].get("finalizers") or ())
+        return found
+
+    def finalizers(self) -> list[str]:
+        return list(self.stored()["metadata"].get("finalizers") or ())
+
+    def functions(self) -> list[str]:
+        """Knative Services of ours that are for this test's objects alone."""
+        namespace = OPERATOR_NAMESPACE if self.kind is CHANNEL else self.namespace
+        listed = self.cluster.kubectl(
+            "get", "services.serving.knative.dev", "-n", namespace, "-oname"
+        )
+        named = listed.split()
+        return [name for name in named if self.kind is BROKER or self.namespace in name]
 
     def unsettled(self, group: str) -> int:
         """What any client of Kafka finds uncommitted."""
@@ -228,7 +313,7 @@ class World:
 
     def forget(self) -> None:
         """Have nobody's finalizer keep it, and Kafka clean."""
-        for kind, names in (("trigger", TRIGGERS), ("broker", ["default"])):
+        for kind, names in ((self.kind.trigger, TRIGGERS), (self.kind.broker, [self.kind.name])):
             for name in names:
                 self.patch(kind, name, {"metadata": {"finalizers": []}})
             of = ("--all", "-n", self.namespace, "--wait=false")
@@ -237,9 +322,11 @@ class World:
             each.result(30)
 
 
-@pytest.fixture
-def world(installed: Installation, namespace: str) -> Iterator[World]:
-    world = World(installed, namespace)
+@pytest.fixture(params=[BROKER, CHANNEL], ids=["a Broker", "a KafkaChannel"])
+def world(
+    request: pytest.FixtureRequest, installed: Installation, channels: Channels, namespace: str
+) -> Iterator[World]:
+    world = World(installed, namespace, request.param)
     yield world
     world.forget()
 
@@ -260,7 +347,7 @@ def by_trigger(subscriber: Subscriber) -> dict[str, list[tuple[int, float]]]:
     return found
 
 
-def test_a_broker_of_the_peer_is_adopted_under_load_and_given_back(
+def test_what_the_peer_serves_is_adopted_under_load_and_given_back(
     world: World, installed: Installation
 ) -> None:
     subscriber = installed.subscriber(world.namespace)
@@ -273,19 +360,19 @@ def test_a_broker_of_the_peer_is_adopted_under_load_and_given_back(
         for peer in peers.values():
             peer.until(world, 20)
         # As long as it runs, nothing is taken.
-        status = installed.status("broker", "default", world.namespace)
-        assert "conditions" not in status, "Knafka leaves what the peer has claimed alone"
-        code, text = world.run("adopt", "default")
+        types = [each["type"] for each in world.stored()["status"]["conditions"]]
+        assert types == ["Ready"], "Knafka leaves what the peer has claimed alone"
+        code, text = world.run("adopt", world.kind.argument)
         assert code == 1, text
         assert "members still: they have to leave first" in text
-        assert world.finalizers() == [FINALIZERS["broker"]]
+        assert world.finalizers() == [world.kind.finalizer]
         stop_all(peers.values())
         began = time.monotonic()
-        code, text = world.run("adopt", "default", "--yes", "--timeout", str(WITHIN))
+        code, text = world.run("adopt", world.kind.argument, "--yes", "--timeout", str(WITHIN))
         assert code == 0, text
         assert world.finalizers() == ["knafka.dev/finalizer"]
         took = time.monotonic() - began
-        address = installed.status("broker", "default", world.namespace)["address"]["url"]
+        address = world.stored()["status"]["address"]["url"]
         assert installed.send(address, "999999").status_code == 202
         time.sleep(3 if not FULL else 10)  # a load on what is adopted
     for group in world.groups.values():
@@ -307,27 +394,23 @@ def test_a_broker_of_the_peer_is_adopted_under_load_and_given_back(
         pauses.append(min(at for _, at in after[name]) - last)
     in_flight = sum(len(peer.in_flight) for peer in peers.values())
     print(
-        f"\nadopted {len(TRIGGERS)} Triggers at {RATE:.0f} events/s: {load.sent} events, 0 lost, "
-        f"{repeated} repeated of {in_flight} in flight; longest pause {max(pauses):.1f} s, "
-        f"knafka adopt took {took:.1f} s"
+        f"\nadopted {world.kind.broker} with {len(TRIGGERS)} at {RATE:.0f} events/s: "
+        f"{load.sent} events, 0 lost, {repeated} repeated of {in_flight} in flight; "
+        f"longest pause {max(pauses):.1f} s, knafka adopt took {took:.1f} s"
     )
     assert max(pauses) < LONGEST_PAUSE
 
     # And back.
     began = time.monotonic()
-    code, text = world.run("release", "default", "--yes", "--timeout", str(WITHIN))
+    code, text = world.run("release", world.kind.argument, "--yes", "--timeout", str(WITHIN))
     assert code == 0, text
     took = time.monotonic() - began
-    assert world.finalizers() == [FINALIZERS["broker"]]
-    stored = world.cluster.get("broker", "default", world.namespace)
-    assert stored is not None
+    assert world.finalizers() == [world.kind.finalizer]
+    stored = world.stored()
     annotations = stored["metadata"]["annotations"]
     assert annotations["eventing.knative.dev/broker.class"] == "Kafka"
     assert stored["status"]["annotations"]["default.topic"] == world.topic
-    services = world.cluster.kubectl(
-        "get", "services.serving.knative.dev", "-n", world.namespace, "-oname"
-    )
-    assert services.strip() == "", "no function of ours is left"
+    assert world.functions() == [], "no function of ours is left"
     before_back = load.sent
     load.write(40)
     load._producer.flush(30)

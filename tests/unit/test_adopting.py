@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 
 from knafka.ports.log import OffsetAndMetadata
 from knafka_cli.adoption import cluster as adopting
+from knafka_cli.adoption.broker_plan import adoption, release
 from knafka_cli.adoption.cluster import Adopter, not_ready
-from knafka_cli.adoption.plan import Plan, adoption, not_released, release
+from knafka_cli.adoption.plan import Plan, not_released
 from knafka_cli.command_line import app
 from knafka_client.declared import cluster_source
 from knafka_client.declared.cluster_source import ClusterSource
@@ -33,6 +34,13 @@ EVENTING, CORE, APPS = "eventing.knative.dev/v1", "v1", "apps/v1"
 TOPIC, OF = "knative-broker-shop-default", Identity("shop", "default")
 MAIL, BILL = "knative-trigger-shop-mail", "11111111-2222-3333-4444-555555555555"
 OF_TRIGGER = "kafka.triggers.eventing.knative.dev"
+
+READY = [
+    {"type": "Ready", "status": "True"},
+    # What no other implementation says: of Triggers and KafkaSources, of Brokers and KafkaChannels.
+    {"type": "Delivering", "status": "True"},
+    {"type": "ContractUpdated", "status": "True"},
+]
 
 DRY_RUN = """\
 Broker shop/default, class Kafka: from eventing-kafka-broker to Knafka
@@ -274,7 +282,7 @@ def test_names_by_the_peers_templates_are_taken_and_others_are_not(world: World)
     path = world.server.path(EVENTING, "Trigger", "shop", "mail")
     world.server.objects[path]["status"] = {"annotations": {"group.id": "group-mail"}}
     world.log.group("group-mail").committed[TOPIC, 0] = OffsetAndMetadata(1, "")
-    assert [each.partition(",")[0] for each in world.plan().problems] == [
+    assert [each.partition(":")[0] for each in world.plan().problems] == [
         "Trigger shop/mail has the group group-mail"
     ]
     template = {"triggers.consumergroup.template": "group-{{.Name}}"}
@@ -393,8 +401,13 @@ def test_with_yes_it_waits_until_all_are_ready(commands: World) -> None:
     assert "not Ready after 0 s: Broker shop/default: it says nothing yet" in text
     for kind, name in (("Broker", "default"), ("Trigger", "bill"), ("Trigger", "mail")):
         path = commands.server.path(EVENTING, kind, "shop", name)
-        status = commands.server.objects[path]["status"]
-        status["conditions"] = [{"type": "Ready", "status": "True"}]
+        commands.server.objects[path]["status"]["conditions"] = READY[:1]
+    code, text = run("adopt", "shop/default", "--yes", "--timeout", "0")
+    assert code == 1
+    assert "Broker shop/default: what it says is eventing-kafka-broker's still" in text
+    for kind, name in (("Broker", "default"), ("Trigger", "bill"), ("Trigger", "mail")):
+        path = commands.server.path(EVENTING, kind, "shop", name)
+        commands.server.objects[path]["status"]["conditions"] = READY
     code, text = run("adopt", "shop/default", "--yes", "--timeout", "0")
     assert (code, text.splitlines()[-1]) == (
         0,
@@ -425,11 +438,11 @@ def test_release_waits_until_the_operator_has_let_go(commands: World) -> None:
     assert "is let go of: nothing of Knafka's is in its groups" in text
 
 
-@pytest.mark.parametrize("name", ["", "a/", "/b", "a/b/c", "source/", "source/a/b/c"])
+@pytest.mark.parametrize("name", ["", "a/", "/b", "a/b/c", "source/", "channel/", "source/a/b/c"])
 def test_a_name_that_no_broker_has_is_refused(commands: World, name: str) -> None:
     code, text = run("adopt", name)
     assert code == 2
-    assert "want [NAMESPACE/]NAME, or source/[NAMESPACE/]NAME" in text
+    assert "want [NAMESPACE/]NAME, channel/[NAMESPACE/]NAME or source/[NAMESPACE/]NAME" in text
 
 
 def test_a_broker_that_is_not_there_is_said(commands: World) -> None:
@@ -439,7 +452,7 @@ def test_a_broker_that_is_not_there_is_said(commands: World) -> None:
 
 
 def test_not_ready_names_each_that_is_not() -> None:
-    ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+    ready = {"conditions": READY}
     metadata = {"namespace": "shop", "name": "mail"}
     trigger = {"kind": "Trigger", "metadata": metadata}
     assert not_ready([{**trigger, "status": ready}]) is None
@@ -512,7 +525,7 @@ def test_a_source_is_taken_over_by_one_write_and_given_back_by_another(source: W
     code, text = run("adopt", "source/raw")
     assert (code, text) == (0, SOURCE_RUN)
     assert PEERS_SOURCE_FINALIZER in stored_source(source)["metadata"]["finalizers"]
-    stored_source(source)["status"] = {"conditions": [{"type": "Ready", "status": "True"}]}
+    stored_source(source)["status"] = {"conditions": READY}
     code, text = run("adopt", "source/shop/raw", "--yes", "--timeout", "0")
     assert (code, text.splitlines()[-1]) == (0, "KafkaSource shop/raw is Knafka's, and Ready.")
     assert stored_source(source)["metadata"]["finalizers"] == ["others"]

@@ -1,1 +1,1 @@
-"""Taking Brokers over from eventing-kafka-broker, and giving them back."""
+"""Taking over what eventing-kafka-broker serves, and giving it back."""

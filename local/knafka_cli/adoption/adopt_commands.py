@@ -1,5 +1,5 @@
-"""`knafka adopt` and `knafka release`: Brokers and KafkaSources go from eventing-kafka-broker to
-Knafka, and back."""
+"""`knafka adopt` and `knafka release`: Brokers, KafkaChannels and KafkaSources go from
+eventing-kafka-broker to Knafka, and back."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from knafka_cli.shared.source_options import (
     SystemNamespace,
 )
 from knafka_client.declared.declared_source import SYSTEM_NAMESPACE
+from knafka_operator.model.channels import KAFKA_CHANNEL
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.sources import KAFKA_SOURCE
 
@@ -27,13 +28,16 @@ if TYPE_CHECKING:
 
 TIMEOUT: Final = 300.0
 """Seconds; a cold start of receivers and dispatchers that pull their image takes a minute."""
-SOURCE_PREFIX: Final = "source/"
+PREFIXES: Final = {"channel/": KAFKA_CHANNEL, "source/": KAFKA_SOURCE}
+"""Which kind a name is of; without any of these a Broker's."""
+WANTED: Final = "want [NAMESPACE/]NAME, channel/[NAMESPACE/]NAME or source/[NAMESPACE/]NAME"
 
 Names = Annotated[
     list[str],
     typer.Argument(
         metavar="NAME...",
-        help="Brokers: [NAMESPACE/]NAME; KafkaSources: source/[NAMESPACE/]NAME.",
+        help="Brokers: [NAMESPACE/]NAME; KafkaChannels: channel/[NAMESPACE/]NAME; KafkaSources: "
+        "source/[NAMESPACE/]NAME.",
     ),
 ]
 Yes = Annotated[bool, typer.Option("--yes", help="Do it. Without this nothing is changed.")]
@@ -60,8 +64,8 @@ def adopt(
     peers_namespace: PeersNamespace = "knative-eventing",
     timeout: Timeout = TIMEOUT,
 ) -> None:
-    """Take Brokers with their Triggers, or KafkaSources, over from eventing-kafka-broker: same
-    topics, same consumer groups, same offsets.
+    """Take Brokers with their Triggers, KafkaChannels with their Subscriptions, or KafkaSources,
+    over from eventing-kafka-broker: same topics, same consumer groups, same offsets.
 
     Prints what stays, what is different, what is in the way and what would be done; --yes does it,
     and waits until all are Ready. Killed in between, run it again. Exit code 1: something is in the
@@ -74,7 +78,7 @@ def adopt(
     )
     failed = False
     for kind, identity in _named(names, namespace or own):
-        plan, unseen = _planned(adopter, kind, identity, back=False)
+        plan, unseen = adopter.planned(kind, identity)
         if yes and plan.waits and not plan.problems:
             plan = adopter.until_left(kind, identity, timeout)
         failed |= not _show(plan, unseen)
@@ -96,8 +100,8 @@ def release(
     peers_namespace: PeersNamespace = "knative-eventing",
     timeout: Timeout = TIMEOUT,
 ) -> None:
-    """Give Brokers with their Triggers, or KafkaSources, back to eventing-kafka-broker: it goes on
-    with their topics and groups.
+    """Give Brokers with their Triggers, KafkaChannels with their Subscriptions, or KafkaSources,
+    back to eventing-kafka-broker: it goes on with their topics and groups.
 
     Prints what would be done; --yes does it, and waits until Knafka delivers nothing more. Start
     their controller after that. Killed in between, run it again.
@@ -109,7 +113,7 @@ def release(
     )
     failed = False
     for kind, identity in _named(names, namespace or own):
-        plan, unseen = _planned(adopter, kind, identity, back=True)
+        plan, unseen = adopter.planned(kind, identity, back=True)
         failed |= not _show(plan, unseen)
         if yes and not plan.problems:
             adopter.carry_out(plan)
@@ -117,20 +121,6 @@ def release(
             adopter.until_left(kind, identity, timeout)
             typer.echo(f"\n{kind} {identity} is let go of: nothing of Knafka's is in its groups.")
     _end(failed, yes)
-
-
-def _planned(
-    adopter: Adopter, kind: str, identity: Identity, *, back: bool
-) -> tuple[Plan, Sequence[str]]:
-    """The plan, and what could not be read for it."""
-    from knafka_cli.adoption import plan, source_plan
-
-    if kind == KAFKA_SOURCE:
-        source = adopter.see_source(identity)
-        decide = source_plan.source_release if back else source_plan.source_adoption
-        return decide(source), source.unseen
-    broker = adopter.see(identity)
-    return (plan.release(broker) if back else plan.adoption(broker)), broker.unseen
 
 
 def _adopter(
@@ -168,16 +158,15 @@ def _adopter(
 
 
 def _named(names: list[str], namespace: str) -> list[tuple[str, Identity]]:
-    found = []
-    for each in names:
-        kind = KAFKA_SOURCE if each.startswith(SOURCE_PREFIX) else "Broker"
-        before, slash, name = each.removeprefix(SOURCE_PREFIX).rpartition("/")
+    named = []
+    for text in names:
+        prefix = next(filter(text.startswith, PREFIXES), "")
+        before, slash, name = text.removeprefix(prefix).rpartition("/")
         if not name or (slash and not before) or "/" in before:
-            wanted = "want [NAMESPACE/]NAME, or source/[NAMESPACE/]NAME"
-            typer.echo(f"knafka: {each!r} is no name: {wanted}", err=True)
+            typer.echo(f"knafka: {text!r} is no name: {WANTED}", err=True)
             raise typer.Exit(EXIT_USAGE)
-        found.append((kind, Identity(before or namespace, name)))
-    return found
+        named.append((PREFIXES.get(prefix, "Broker"), Identity(before or namespace, name)))
+    return named
 
 
 def _show(plan: Plan, unseen: Sequence[str]) -> bool:

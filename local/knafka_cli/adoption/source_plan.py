@@ -3,7 +3,7 @@
 Its topics and its group are its user's: both implementations go by `spec`, and all that changes is
 whose finalizer is on it.
 
-Not here: Brokers (`plan`), asking and writing (`cluster`).
+Not here: Brokers (`broker_plan`) and KafkaChannels (`channel_plan`), asking (`looking`).
 """
 
 from __future__ import annotations

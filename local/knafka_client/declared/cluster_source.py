@@ -284,7 +284,9 @@ class _Reading:
         """A Broker or KafkaChannel."""
         try:
             broker = family.read_broker(document)
-            if family is BROKERS and (not is_ours(broker) or is_claimed_by_peer(document)):
+            if is_claimed_by_peer(document, family.peers_finalizer):
+                return
+            if family is BROKERS and not is_ours(broker):
                 return
             if family is BROKERS:
                 reached, config, problems = self._source.connection_of(broker)

@@ -101,10 +101,10 @@ def _trigger(document: Document, figures: Figures | None) -> TriggerRow:
 
 
 def _is_ours(broker: Document) -> bool:
-    if broker["kind"] != "Broker":
-        return True
+    if is_claimed_by_peer(broker, family_of(broker["kind"]).peers_finalizer):
+        return False
     annotations: Mapping[str, str] = broker["metadata"].get("annotations") or {}
-    return annotations.get(BROKER_CLASS, "") in BROKER_CLASSES and not is_claimed_by_peer(broker)
+    return broker["kind"] != "Broker" or annotations.get(BROKER_CLASS, "") in BROKER_CLASSES
 
 
 def _is_delivered(trigger: Document, foreign: set[tuple[str, str, str]]) -> bool:

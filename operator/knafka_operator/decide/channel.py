@@ -379,6 +379,6 @@ def _handled(handling: Handling) -> Condition | None:
 
 def _rival(rival: str) -> str:
     return (
-        f"{rival} serves KafkaChannels here, too: remove it, or run this operator without "
-        "KNAFKA_CHANNELS=enabled"
+        f"{rival} serves KafkaChannels here, too: have `knafka adopt` take this one over, remove "
+        "the other, or run this operator without KNAFKA_CHANNELS=enabled"
     )

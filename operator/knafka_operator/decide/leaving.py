@@ -1,4 +1,5 @@
-"""Leaving: a Trigger that is another implementation's, or becomes that, gets its status back. Pure.
+"""Leaving: a Trigger or Subscription of another implementation's loses what we wrote into its
+status. Pure.
 
 Not here: whose Broker it is (`reconcile.brokers`).
 """
@@ -14,6 +15,7 @@ from knafka_operator.decide.status import (
     DELIVERING,
     OIDC_IDENTITY_CREATED,
     ROLLED_OUT,
+    SUBSCRIPTION_CONDITIONS,
     TRIGGER_CONDITIONS,
 )
 from knafka_operator.decide.steps import Step
@@ -35,7 +37,10 @@ def leave(document: Mapping[str, Any]) -> tuple[Effect, ...]:
         patch["annotations"] = {each: None for each in annotations if each.startswith(OURS)}
     types = {each.get("type") for each in status.get("conditions") or ()}
     beside = {DELIVERING, DEAD_LETTERS, LOOP_FREE, ROLLED_OUT, OIDC_IDENTITY_CREATED}
-    if types - beside == {READY, *TRIGGER_CONDITIONS}:
+    words = types - beside
+    # Knative Eventing's controller writes the same conditions into a Subscription.
+    own = words == {READY, *SUBSCRIPTION_CONDITIONS} and "annotations" in patch
+    if own or words == {READY, *TRIGGER_CONDITIONS}:
         written = (
             *("conditions", "observedGeneration", "subscriberUri", "deadLetterSinkUri"),
             *("subscriberCACerts", "deadLetterSinkCACerts"),

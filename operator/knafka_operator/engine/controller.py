@@ -162,7 +162,10 @@ class Controller:
             return document
         if not await kind.makes_something(document):
             return document
-        return await self._set_finalizers(kind, document, [*finalizers, FINALIZER])
+        marked = await self._set_finalizers(kind, document, [*finalizers, FINALIZER])
+        # Nothing else has changed: it is written over the version that was read. What the kind has
+        # added to what is stored, such as a channel's promise to a Subscription, stays.
+        return None if marked is None else {**document, "metadata": marked["metadata"]}
 
     async def _without_finalizer(self, kind: Kind, document: Document, *orphaned: str) -> None:
         finalizers = finalizers_of(document)

@@ -56,6 +56,9 @@ RETENTION: Final = "PT168H"
 MAX_RETENTION: Final = 9e15
 """Seconds; Kafka counts milliseconds in 63 bits."""
 
+PEERS_CHANNEL_FINALIZER: Final = "kafkachannels.messaging.knative.dev"
+"""What eventing-kafka-broker puts on each KafkaChannel that it serves."""
+
 _EMPTY: Final = ("channel", "subscriber", "reply")
 
 

@@ -22,6 +22,7 @@ from knafka_operator.model.channels import (
     DECLARED,
     KAFKA_CHANNEL_VERSIONS,
     MESSAGING,
+    PEERS_CHANNEL_FINALIZER,
     PROMISE,
     KafkaChannel,
     Subscription,
@@ -29,6 +30,7 @@ from knafka_operator.model.channels import (
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import (
     EVENTING,
+    PEERS_FINALIZER,
     Broker,
     BrokerSpec,
     Destination,
@@ -36,7 +38,12 @@ from knafka_operator.model.resources import (
     Trigger,
     TriggerSpec,
 )
-from knafka_operator.model.sources import KAFKA_SOURCE, SOURCES_VERSION, SourceTrigger
+from knafka_operator.model.sources import (
+    KAFKA_SOURCE,
+    PEERS_SOURCE_FINALIZER,
+    SOURCES_VERSION,
+    SourceTrigger,
+)
 from knafka_operator.model.sources import as_trigger as source_as_trigger
 
 Document = Mapping[str, Any]
@@ -60,6 +67,8 @@ class Family:
     reply_of: Callable[[Document], Destination | None]
     """The destination of a Trigger's replies; None: the Broker's topic. Only for documents that
     `read_trigger` accepts."""
+    peers_finalizer: str
+    """What eventing-kafka-broker puts on the Brokers, channels or sources that it serves."""
     infix: str = ""
     """A part of functions' names, so that families may have objects of the same name."""
     centralized: bool = False
@@ -160,6 +169,7 @@ BROKERS: Final = Family(
     read_trigger=lambda document: parse(Trigger, document),
     broker_of=_broker_of_trigger,
     reply_of=lambda document: None,
+    peers_finalizer=PEERS_FINALIZER,
 )
 
 CHANNELS: Final = Family(
@@ -171,6 +181,7 @@ CHANNELS: Final = Family(
     read_trigger=lambda document: as_trigger(parse(Subscription, document)),
     broker_of=_channel_of,
     reply_of=lambda document: parse(Subscription, document).spec.reply,
+    peers_finalizer=PEERS_CHANNEL_FINALIZER,
     infix="-channel",
     centralized=True,
     stands_for=names.of_channel,
@@ -195,6 +206,7 @@ SOURCES: Final = Family(
     read_trigger=source_as_trigger,
     broker_of=Identity.of,
     reply_of=lambda document: None,
+    peers_finalizer=PEERS_SOURCE_FINALIZER,
     infix="-source",
     stands_for=names.of_source,
     of_egress=lambda trigger: _as_source(trigger).of_egress(),

@@ -6,6 +6,9 @@
 The counterpart of `brokers`: to `triggers` a channel is a Broker. A channel has no receiver of its
 own (`receivers`).
 
+More than 400 lines, so that what is made for a channel and what becomes of that when it goes, or
+goes to another implementation, are side by side.
+
 Not here: hearing of changes, and any decision, which is a pure function.
 """
 
@@ -37,7 +40,14 @@ from knafka_operator.model.family import CHANNELS, without_subscribers
 from knafka_operator.model.handler import Handling
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.naming import Named, NameKind
-from knafka_operator.model.resources import CORE, TOPIC_STATUS, Broker
+from knafka_operator.model.resources import (
+    CORE,
+    OURS,
+    TOPIC_STATUS,
+    Broker,
+    finalizers_of,
+    is_claimed_by_peer,
+)
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.channel_kafkas import ChannelKafkas
 from knafka_operator.reconcile.effects import Effects
@@ -45,6 +55,7 @@ from knafka_operator.reconcile.encryption import observe_https_of
 from knafka_operator.reconcile.features import is_on, observe_features
 from knafka_operator.reconcile.kind import Sources
 from knafka_operator.reconcile.observing import observe_sink, partitions_beside
+from knafka_operator.reconcile.ownership import annotations_of
 from knafka_operator.reconcile.receivers import ReceiverRecord, Receivers
 from knafka_operator.reconcile.shards import Shards
 from knafka_operator.reconcile.state import BrokerRecord, BrokerState, States, topic_in_status
@@ -53,7 +64,8 @@ from knafka_operator.reconcile.topics import delete_letters, is_used, topic_to_d
 from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
 
 RIVAL: Final = (CORE, "Service", "knative-eventing", "kafka-channel-ingress")
-"""A Service that exists where eventing-kafka-broker is installed: it serves the channels then."""
+"""A Service that exists where eventing-kafka-broker is installed: it serves the channels then, but
+for those that it has let go of."""
 
 
 @dataclass(eq=False)
@@ -84,8 +96,73 @@ class Channels(Sources[ObservedChannel, ChannelDecision]):
         return {who: each.state for who, each in records if each.state is not None}
 
     def is_ours(self, document: Document) -> bool:
-        """Every KafkaChannel is: serving them at all is a setting."""
-        return bool(document["kind"] == CHANNELS.broker)
+        """Whether no other implementation has claimed this KafkaChannel (docs/decisions/0046). A
+        setting says whether we serve any."""
+        if document["kind"] != CHANNELS.broker:
+            return False
+        # In the local mode there is no other, whatever an exported document says.
+        claimed = is_claimed_by_peer(document, CHANNELS.peers_finalizer)
+        return self.settings.trusts_statuses or not claimed
+
+    async def makes_something(self, document: Document) -> bool:
+        return await self._rival(document) is None
+
+    async def _rival(self, document: Document) -> str | None:
+        """Another implementation that may serve this channel; None: the channel is ours, as its
+        topic's id is recorded and the other one's finalizer is gone, or there is no other."""
+        claimed = CHANNELS.peers_finalizer in finalizers_of(document)
+        if annotations_of(document).get(TOPIC_ID) and not claimed:
+            return None
+        return None if await self.cluster.get(*RIVAL) is None else "/".join(RIVAL[1:])
+
+    async def leave(self, document: Document) -> None:
+        """Leave a channel to the other implementation that has claimed it: delete its dispatchers
+        and its entries at receivers, and keep its topic and its Subscriptions' groups. Raises
+        `KnafkaError` while something stands in the way.
+
+        Our annotations are removed from its status last: while one is there, this isn't done. What
+        `knafka adopt` has written before it takes the channel over stays: nothing is made yet.
+        """
+        if not deciding.receivers_of(annotations_of(document)):
+            return
+        ours = [each for each in annotations_of(document) if each.startswith(OURS)]
+        identity, channel = Identity.of(document), parse(Broker, _without_spec(document))
+        record = self.states.broker(document)
+        record.state = None  # a Subscription that is just being reconciled would drain again
+        await self.find_kafka(document)
+        await self.neighbours.stop_triggers(identity)
+        await self._return_host(channel)
+        for name in deciding.receivers_of(annotations_of(document)):
+            await self.leave_receiver(document, name)
+        await self.shards.delete(channel)
+        if record.has_contract:
+            kafka = await self.connections.of(document, record.kafka)
+            contract = names.contract_topic(identity.namespace, CHANNELS.own_name(identity.name))
+            await kafka.topics.delete_topic(contract)
+        self.drop(document)
+        patch: dict[str, Any] = {
+            "annotations": dict.fromkeys(ours),
+            "address": None,
+            "addresses": None,
+            "subscribers": [],
+            "conditions": [],
+        }
+        await self.cluster.write_status(document, patch)
+
+    async def _return_host(self, channel: Broker) -> None:
+        """Have a channel's host lead to the other implementation's receiver, which takes its events
+        again before its controller does anything; without one the host goes."""
+        await self._delete_route(channel)
+        of = CORE, "Service", channel.metadata.namespace, routes.service_name(channel)
+        there = await self.cluster.get(*of)
+        if there is None or not services.is_owned(there, channel):
+            return
+        if await self.cluster.get(*RIVAL) is None:
+            await self.cluster.delete(*of)
+            return
+        *_, namespace, name = RIVAL
+        host = services.host(name, namespace, self.settings)
+        await self.cluster.apply(routes.service(channel, host))
 
     async def delete_topic(self, document: Document, groups: Collection[str]) -> None:
         """Remove the channel from its receivers, then delete its topic and `groups`, which read it.
@@ -98,9 +175,7 @@ class Channels(Sources[ObservedChannel, ChannelDecision]):
         # No event may be accepted into a topic that is about to go (KN-BRK-22).
         for name in deciding.receivers_of(annotations):
             await self.leave_receiver(document, name)
-        # Its spec may have become invalid, and isn't needed.
-        of = {key: document[key] for key in ("apiVersion", "kind", "metadata")}
-        channel = parse(Broker, of)
+        channel = parse(Broker, _without_spec(document))
         await self._delete_route(channel)
         await self.shards.delete(channel)
         if topic is not None and self._is_own(topic, document):
@@ -201,8 +276,8 @@ class Channels(Sources[ObservedChannel, ChannelDecision]):
             namespace = channel.metadata.namespace
             sink = await observe_sink(self.cluster, declared, namespace, self.settings)
             seen = replace(seen, dead_letter_sink=sink)
-        if await self.cluster.get(*RIVAL) is not None:
-            return replace(seen, rival="/".join(RIVAL[1:]))
+        if (rival := await self._rival(document)) is not None:
+            return replace(seen, rival=rival)
         try:
             connection, record.kafka = await self.connections.connect(document)
         except EXPECTED as error:
@@ -306,6 +381,11 @@ class Channels(Sources[ObservedChannel, ChannelDecision]):
             await left.write(path, None)
         await self.receivers.until_read(left, path)
         left.written.pop(path, None)
+
+
+def _without_spec(document: Document) -> Document:
+    """A channel's spec may have become invalid, and isn't needed when the channel goes."""
+    return {key: document[key] for key in ("apiVersion", "kind", "metadata")}
 
 
 def _receiver_name(connection: ChannelConnection) -> str:

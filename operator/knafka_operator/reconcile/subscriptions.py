@@ -28,6 +28,12 @@ class Subscriptions(Triggers):
     entries: Entries
 
     async def leave(self, document: Document) -> None:
+        """As any Trigger is left. What an entry was promised, and with that the names of its
+        functions, goes with its channel's annotations, which may be gone already."""
+        if deciding.is_entry(document):
+            await self.stop_delivery(Identity.of(document))
+            await self._delete_functions(document)
+            return
         await super().leave(document)
         await explain(self.cluster, document, self.entries.handling, self.now())
 
@@ -41,7 +47,10 @@ class Subscriptions(Triggers):
     async def drop_entry(self, document: Document) -> bool:
         if not deciding.is_entry(document):
             return False
-        await self.entries.forget(document)
+        if self.is_ours(document):
+            await self.entries.forget(document)
+        # Else its channel is another implementation's: what is promised there may be what
+        # `knafka adopt` has just written.
         return True
 
     def orphaned(self, document: Document) -> tuple[Sequence[str], str]:

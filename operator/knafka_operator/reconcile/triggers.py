@@ -88,10 +88,10 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         return ()
 
     def is_ours(self, document: Document) -> bool:
-        """Whether a Trigger's Broker isn't known to be another implementation's; of a Subscription,
-        whether it names a KafkaChannel."""
-        if self.states.family is CHANNELS:
-            return is_of_kafka_channel(document)
+        """Whether a Trigger's Broker isn't known to be another implementation's; a Subscription
+        names a KafkaChannel besides."""
+        if self.states.family is CHANNELS and not is_of_kafka_channel(document):
+            return False
         return broker_of(document) not in self.states.foreign_brokers
 
     async def makes_something(self, document: Document) -> bool:

@@ -1,0 +1,231 @@
+"""Channel plan: what was seen of a KafkaChannel -> the plan to take it over, or give it back. Pure.
+
+    adopt     the topic's id, and a promise to each entry of `spec.subscribers`, are written into
+              the status -> eventing-kafka-broker's finalizer goes -> the operator takes it
+    release   eventing-kafka-broker's finalizer stands in the place of ours -> the operator lets go
+
+A Subscription's group is named by its UID on both sides. What says that there is such a group is
+the promise: an entry without one is taken for a new one, which begins at the topic's end.
+Subscriptions themselves aren't written: Knative Eventing adds them to the channel, whoever serves
+it.
+
+Not here: Brokers (`broker_plan`) and KafkaSources (`source_plan`), asking (`looking`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from knafka.ports.log import TopicDescription
+from knafka_cli.adoption.plan import (
+    PEER,
+    STARTS_LATER,
+    Document,
+    Plan,
+    SeenGroup,
+    SetFinalizers,
+    Step,
+    WriteAnnotations,
+    annotations_of,
+    by_names,
+    delivery_differences,
+    events,
+    give_back,
+    members_left,
+    running,
+    servers_of,
+    topic_line,
+    unknown_name,
+)
+from knafka_operator.decide import entries
+from knafka_operator.decide.channel import receivers_of
+from knafka_operator.decide.credentials import KAFKA_SECRET, SECRET_NAMESPACE
+from knafka_operator.decide.desired import BOOTSTRAP_SERVERS, SECRET
+from knafka_operator.decide.topics import TOPIC_ID
+from knafka_operator.model.channels import KAFKA_CHANNEL, PEERS_CHANNEL_FINALIZER, PROMISE
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.naming import Named, NameKind, Naming
+from knafka_operator.model.resources import TOPIC_STATUS, finalizers_of, is_claimed_by_peer
+
+
+@dataclass(frozen=True, slots=True)
+class SeenChannel:
+    """What was read of a KafkaChannel, the cluster and Kafka."""
+
+    stored: Document
+    topic: TopicDescription | None = None
+    """None: Kafka has none of the name."""
+    groups: Mapping[str, SeenGroup] = field(default_factory=dict)
+    """By name."""
+    naming: Naming = field(default_factory=Naming)
+    servers: str = ""
+    """Where Knafka would look for the topic."""
+    secret: str = ""
+    """The Secret with which it would, in its own namespace; empty: none."""
+    peers_config: Mapping[str, str] = field(default_factory=dict)
+    """The ConfigMap of all channels of eventing-kafka-broker; empty: it can't be seen."""
+    served: bool = True
+    """Whether the installation serves KafkaChannels."""
+    peers: Sequence[tuple[str, str, str]] = ()
+    """Kind, namespace and name of what runs of eventing-kafka-broker and would get in the way."""
+    claimed_by: Identity | None = None
+    """Another KafkaChannel whose status names the same topic."""
+    unseen: Sequence[str] = ()
+    """What could not be read, and why."""
+
+    @property
+    def identity(self) -> Identity:
+        return Identity.of(self.stored)
+
+    @property
+    def entries(self) -> Mapping[str, Document]:
+        """`spec.subscribers` by UID."""
+        return entries.read(self.stored).found
+
+
+def channel_adoption(seen: SeenChannel) -> Plan:
+    """How Knafka takes a KafkaChannel over; raises `InvalidDocument`."""
+    identity, about = seen.identity, f"KafkaChannel {seen.identity}: from {PEER} to Knafka"
+    topic, claimed = topic_of_channel(seen.stored, seen.naming), _is_claimed(seen)
+    problems = [*running(seen.peers, "this KafkaChannel"), *_problems(seen, topic)]
+    taken = not claimed and seen.topic is not None and _has(seen, TOPIC_ID, seen.topic.id)
+    if taken:
+        about = f"KafkaChannel {identity}: it is Knafka's already"
+    stays, waits = [] if seen.topic is None else [topic_line(topic, seen.topic)], list[str]()
+    if claimed and receivers_of(annotations_of(seen.stored)):
+        # What it removes from the status would be what is written there now.
+        waits.append("Knafka's operator has still to let go of it: it was given back")
+    promised = {}
+    for uid, entry in seen.entries.items():
+        group, name = entries.group(identity, uid), _name(uid, entry)
+        in_kafka = seen.groups.get(group, SeenGroup())
+        if in_kafka.members and not taken:
+            waits.append(members_left(group, in_kafka))
+        if in_kafka.uncommitted and not taken and not _was_ready(seen, uid):
+            stays.append(f"Subscription {name}  was never Ready: it begins at the topic's end")
+            continue
+        stays.append(f"Subscription {name}  group {group}  {events(in_kafka.waiting)} waiting")
+        if in_kafka.uncommitted and not taken:
+            problems.append(
+                f"group {group} has no offset: Subscription {name} would get all events from their "
+                f"beginning: have {PEER} make it Ready first, or delete the Subscription"
+            )
+        if not entries.is_promised(seen.stored, uid):
+            promised[PROMISE + uid] = "{}"
+    steps: list[Step] = []
+    if seen.topic is not None and not taken:
+        recorded = {TOPIC_STATUS: topic, TOPIC_ID: seen.topic.id, **promised}
+        missing = any(not _has(seen, key, value) for key, value in recorded.items())
+        if missing or (claimed and _reported(seen)):
+            steps.append(WriteAnnotations(KAFKA_CHANNEL, identity, recorded, ["subscribers"]))
+    if PEERS_CHANNEL_FINALIZER in finalizers_of(seen.stored):
+        steps.append(SetFinalizers(KAFKA_CHANNEL, identity, drop=[PEERS_CHANNEL_FINALIZER]))
+    then = [
+        "Knafka's operator takes it: receiver, dispatchers, the channel's host; then it is Ready "
+        "with all Subscriptions",
+        "senders go on at the same host, which leads to Knafka's receiver then; what "
+        f"{PEER}'s gets until then arrives in the same topic",
+        f"{PEER}'s controller stays away while a KafkaChannel is Knafka's",
+    ]
+    return Plan(about, stays, _differences(seen), problems, waits, steps, then)
+
+
+def channel_release(seen: SeenChannel) -> Plan:
+    """How Knafka gives a KafkaChannel back."""
+    identity, about = seen.identity, f"KafkaChannel {seen.identity}: from Knafka to {PEER}"
+    problems = list(running(seen.peers, "this KafkaChannel", dispatchers=False))
+    problems += _elsewhere(seen)
+    finalizers = finalizers_of(seen.stored)
+    steps = give_back(KAFKA_CHANNEL, identity, finalizers, PEERS_CHANNEL_FINALIZER)
+    stays = []
+    if (topic := annotations_of(seen.stored).get(TOPIC_STATUS)) is not None:
+        stays.append(f"topic {topic}" if seen.topic is None else topic_line(topic, seen.topic))
+    for uid, entry in seen.entries.items():
+        group = entries.group(identity, uid)
+        waiting = events(seen.groups.get(group, SeenGroup()).waiting)
+        stays.append(f"Subscription {_name(uid, entry)}  group {group}  {waiting} waiting")
+    then = [
+        "Knafka's operator ends its deliveries and deletes its functions; the channel's host leads "
+        f"to {PEER}'s receiver",
+        f"then start {PEER}: kubectl -n knative-eventing scale deployment kafka-controller "
+        "--replicas=1",
+    ]
+    return Plan(about, stays, STARTS_LATER, problems, (), steps, then)
+
+
+def topic_of_channel(channel: Document, naming: Naming) -> str:
+    """The topic that a KafkaChannel has, or would have; raises `InvalidDocument`."""
+    kept = annotations_of(channel).get(TOPIC_STATUS)
+    return kept or naming.name(NameKind.CHANNEL_TOPIC, Named.of(channel))
+
+
+def _problems(seen: SeenChannel, topic: str) -> Iterator[str]:
+    if not seen.served:
+        yield (
+            "this installation serves no KafkaChannels: set KNAFKA_CHANNELS=enabled "
+            "(docs/how-to/use-channels.md)"
+        )
+    if seen.topic is None:
+        yield f"topic {topic} isn't in the Kafka at {seen.servers}"
+    if not seen.naming.is_own(NameKind.CHANNEL_TOPIC, topic, Named.of(seen.stored)):
+        yield unknown_name(f"topic {topic}:", NameKind.CHANNEL_TOPIC, "this KafkaChannel")
+    yield from _elsewhere(seen)
+    if seen.claimed_by is not None:
+        yield f"topic {topic} is in the status of KafkaChannel {seen.claimed_by}, too"
+    for uid, problem in entries.read(seen.stored).problems.items():
+        yield f"the entry {uid or 'without uid'} of spec.subscribers: {problem}"
+
+
+def _elsewhere(seen: SeenChannel) -> Iterator[str]:
+    theirs = seen.peers_config.get(BOOTSTRAP_SERVERS, "")
+    if theirs and seen.servers and servers_of(theirs) != servers_of(seen.servers):
+        yield (
+            f"{PEER} has all channels in the Kafka at {theirs}, and Knafka has this one at "
+            f"{seen.servers}: set bootstrap.servers in ConfigMap kafka-channel-config of both"
+        )
+
+
+def _differences(seen: SeenChannel) -> list[str]:
+    of_channel = (seen.stored.get("spec") or {}).get("delivery") or {}
+    by_entry = {}
+    for uid, entry in seen.entries.items():
+        own = entry.get("delivery") or {}
+        sentences = list(delivery_differences(own or of_channel))
+        if own and (rest := sorted(of_channel.keys() - own.keys())):
+            sentences.append(
+                f"of the channel's delivery {', '.join(rest)} doesn't hold for it, and does there"
+            )
+        by_entry[_name(uid, entry)] = sentences
+    told = by_names(by_entry, "all Subscriptions")
+    theirs = seen.peers_config.get(SECRET, "")
+    if theirs:
+        namespace = seen.peers_config.get(SECRET_NAMESPACE) or "knative-eventing"
+        ours = f"Secret {seen.secret} of its own namespace" if seen.secret else "none"
+        told.append(f"{PEER} shows Kafka the Secret {namespace}/{theirs}, and Knafka {ours}")
+    if KAFKA_SECRET in (seen.stored["metadata"].get("annotations") or {}):
+        told.append(f"it names a Kafka of its own ({KAFKA_SECRET}): there all have the same one")
+    return told
+
+
+def _is_claimed(seen: SeenChannel) -> bool:
+    return is_claimed_by_peer(seen.stored, PEERS_CHANNEL_FINALIZER)
+
+
+def _has(seen: SeenChannel, key: str, value: str) -> bool:
+    return annotations_of(seen.stored).get(key) == value
+
+
+def _reported(seen: SeenChannel) -> Sequence[Document]:
+    reported: Sequence[Document] = (seen.stored.get("status") or {}).get("subscribers") or ()
+    return reported
+
+
+def _was_ready(seen: SeenChannel, uid: str) -> bool:
+    """Whether it was promised all events, by either implementation."""
+    ready = {entry.get("uid") for entry in _reported(seen) if entry.get("ready") == "True"}
+    return uid in ready or entries.is_promised(seen.stored, uid)
+
+
+def _name(uid: str, entry: Document) -> str:
+    return str(entry.get("name") or uid)
