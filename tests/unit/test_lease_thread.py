@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from knafka_operator.runtime import leadership
-from knafka_operator.runtime.leadership import LOST, Leadership, LeaseThread
+from knafka_operator.runtime.leadership import LOST_EXIT_STATUS, Leadership, LeaseThread
 from knafka_operator.runtime.lease import Election, Lease
 
 PATIENCE = 30.0
@@ -95,7 +95,7 @@ assert acquired.wait(30)
         ("with watchdog: ctypes.PyDLL(None).sleep(60)", 1),
         # Whoever reads the log has stopped, and the logger's lock is held.
         ("with leadership.logging._lock, watchdog: time.sleep(60)", ANEW),
-        ("sys.executable = '/nowhere'\nwith watchdog: time.sleep(60)", LOST),
+        ("sys.executable = '/nowhere'\nwith watchdog: time.sleep(60)", LOST_EXIT_STATUS),
     ],
     ids=["a blocked loop", "a call in C", "a blocked log", "no program to begin anew"],
 )

@@ -56,7 +56,9 @@ def _receiver(broker: Broker, secret: tuple[str, str] | None = None) -> dict[str
 def _egress(**changed: Any) -> Egress:
     broker = _broker()
     topic = desired.broker_topic(broker, None, DEFAULTS)
-    egress = desired.egress(_trigger(), broker, topic, Sink(url="http://there"), None, DEFAULTS)
+    egress = desired.trigger_egress(
+        _trigger(), broker, topic, Sink(url="http://there"), None, DEFAULTS
+    )
     return egress.model_copy(update=changed)
 
 
@@ -212,7 +214,7 @@ def test_a_pods_grace_is_what_attempts_take_and_not_the_longest_that_they_may(
     spec = service["spec"]["template"]["spec"]
     given = {each["name"]: each["value"] for each in spec["containers"][0]["env"]}
     assert spec["timeoutSeconds"] == seconds
-    assert int(given["KNAFKA_GRACE_PERIOD"]) == seconds - services.STOPPING
+    assert int(given["KNAFKA_GRACE_PERIOD"]) == seconds - services.STOP_SECONDS
     receiver = _receiver(_broker())["spec"]["template"]["spec"]
     assert receiver["timeoutSeconds"] == services.TIMEOUT_SECONDS
 

@@ -39,7 +39,7 @@ class Deletions:
         self.began: dict[Key, float] = {}
         """Since when each is being tried, by the event loop's clock."""
 
-    async def is_over(
+    async def try_delete(
         self, key: Key, document: Document, deletion: Awaitable[object], left: str
     ) -> bool:
         """Whether this attempt has succeeded, or was the last one: then `left` says what may be

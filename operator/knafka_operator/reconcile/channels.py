@@ -36,20 +36,24 @@ from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.family import CHANNELS, without_subscribers
 from knafka_operator.model.handler import Handling
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.naming import Named, NameKind
+from knafka_operator.model.naming import NamedObject, NameKind
 from knafka_operator.model.resources import CORE, TOPIC_STATUS, Broker
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.channel_kafkas import ChannelKafkas
 from knafka_operator.reconcile.effects import Effects
 from knafka_operator.reconcile.encryption import observe_https_of
-from knafka_operator.reconcile.features import is_on, observe_features
-from knafka_operator.reconcile.kind import Sources
-from knafka_operator.reconcile.observing import observe_sink, partitions_beside
+from knafka_operator.reconcile.features import is_authentication_on, observe_features
+from knafka_operator.reconcile.kind import BrokerReconciler
+from knafka_operator.reconcile.observing import observe_sink, partitions_of_others
 from knafka_operator.reconcile.receivers import ReceiverRecord, Receivers
 from knafka_operator.reconcile.shards import Shards
 from knafka_operator.reconcile.state import BrokerRecord, BrokerState, States, topic_in_status
 from knafka_operator.reconcile.subscribers import Subscribers
-from knafka_operator.reconcile.topics import delete_letters, is_used, topic_to_delete
+from knafka_operator.reconcile.topics import (
+    delete_broker_dead_letters,
+    has_records,
+    topic_to_delete,
+)
 from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
 
 RIVAL: Final = (CORE, "Service", "knative-eventing", "kafka-channel-ingress")
@@ -57,7 +61,7 @@ RIVAL: Final = (CORE, "Service", "knative-eventing", "kafka-channel-ingress")
 
 
 @dataclass(eq=False)
-class Channels(Sources[ObservedChannel, ChannelDecision]):
+class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
     """All KafkaChannels."""
 
     settings: Settings
@@ -78,13 +82,13 @@ class Channels(Sources[ObservedChannel, ChannelDecision]):
         self.connections = ChannelKafkas(self.settings, self.cluster, self.kafkas)
 
     @property
-    def found(self) -> Mapping[Identity, BrokerState]:
-        """Every channel that has its topic."""
+    def with_topic(self) -> Mapping[Identity, BrokerState]:
+        """The state of every channel that has its topic."""
         records = self.states.brokers.items()
         return {who: each.state for who, each in records if each.state is not None}
 
     def is_ours(self, document: Document) -> bool:
-        """Every KafkaChannel is: serving them at all is a setting."""
+        """Whether the document is a KafkaChannel; a setting says whether they are served at all."""
         return bool(document["kind"] == CHANNELS.broker)
 
     async def delete_topic(self, document: Document, groups: Collection[str]) -> None:
@@ -92,7 +96,7 @@ class Channels(Sources[ObservedChannel, ChannelDecision]):
 
         Raises `LogError`, also while one of the groups has members, `NotReady` and `ClusterError`.
         """
-        record, identity = self.states.broker(document), Identity.of(document)
+        record, identity = self.states.ensure_broker(document), Identity.of(document)
         annotations = (document.get("status") or {}).get("annotations") or {}
         topic, known = annotations.get(TOPIC_STATUS), annotations.get(TOPIC_ID)
         # No event may be accepted into a topic that is about to go (KN-BRK-22).
@@ -105,7 +109,7 @@ class Channels(Sources[ObservedChannel, ChannelDecision]):
         await self.shards.delete(channel)
         if topic is not None and self._is_own(topic, document):
             own = topic
-            kafka = await self.connections.of(document, record.kafka)
+            kafka = await self.connections.kafka_of(document, record.kafka)
             # Two channels may have the same topic name only by a template of their own.
             claimed = self.states.topics.get(own, record.uid) != record.uid
             if await topic_to_delete(kafka.topics, own, known, claimed=claimed) is not None:
@@ -114,22 +118,22 @@ class Channels(Sources[ObservedChannel, ChannelDecision]):
                 await kafka.topics.delete_topic(own)
         parts = identity.namespace, CHANNELS.own_name(identity.name)
         if topic is not None:  # else no dispatcher was ever started
-            kafka = await self.connections.of(document, record.kafka)
-            await delete_letters(kafka.topics, *parts)
+            kafka = await self.connections.kafka_of(document, record.kafka)
+            await delete_broker_dead_letters(kafka.topics, *parts)
         if record.has_contract:
-            kafka = await self.connections.of(document, record.kafka)
+            kafka = await self.connections.kafka_of(document, record.kafka)
             for number in record.shards:
                 shard = names.shard_group(*parts, number)
                 await kafka.topics.delete_group(names.shard_members(shard, topic or ""))
             await kafka.topics.delete_topic(names.contract_topic(*parts))
         self.drop(document)
 
-    async def find_kafka(self, document: Document) -> None:
+    async def remember_kafka(self, document: Document) -> None:
         """Find the Kafka of a channel that has not been reconciled yet, if it has a contract topic:
         its Subscriptions have entries there that must be removed."""
-        record = self.states.broker(document)
+        record = self.states.ensure_broker(document)
         if record.has_contract and record.kafka is None:
-            record.kafka = await self.connections.of(document, record.kafka)
+            record.kafka = await self.connections.kafka_of(document, record.kafka)
 
     def drop(self, document: Document) -> None:
         """Forget a channel that is gone; nothing in Kafka is deleted."""
@@ -138,7 +142,7 @@ class Channels(Sources[ObservedChannel, ChannelDecision]):
     def remember_topic(self, document: Document) -> BrokerRecord:
         """Claim the topic in a channel's status if it is the channel's own and nobody's yet;
         returns the channel's record."""
-        record, topic = self.states.broker(document), topic_in_status(document)
+        record, topic = self.states.ensure_broker(document), topic_in_status(document)
         own = topic is not None and self._is_own(topic, document)
         if topic is not None and own and topic not in self.states.topics:
             self.states.claim_topic(record, topic)
@@ -146,12 +150,12 @@ class Channels(Sources[ObservedChannel, ChannelDecision]):
 
     def _is_own(self, topic: str, document: Document) -> bool:
         """Whether the naming rules give this topic name to this channel."""
-        return self.states.naming.is_own(NameKind.CHANNEL_TOPIC, topic, Named.of(document))
+        return self.states.naming.is_own(NameKind.CHANNEL_TOPIC, topic, NamedObject.of(document))
 
     # Reconcile.
 
     async def observe(self, document: Document, record: BrokerRecord) -> ObservedChannel:
-        return replace(await self._observe(document, record), handling=self.handling)
+        return replace(await self._observe_channel(document, record), handling=self.handling)
 
     def decide(self, seen: ObservedChannel, record: BrokerRecord) -> ChannelDecision:
         return deciding.decide(seen, self.settings)
@@ -160,7 +164,9 @@ class Channels(Sources[ObservedChannel, ChannelDecision]):
         self, seen: ObservedChannel, decision: ChannelDecision, record: BrokerRecord
     ) -> Mapping[str, Any]:
         if seen.rival is not None and (
-            shown := deciding.beside(self.stored_status(seen), seen.rival, self.now())
+            shown := deciding.conditions_beside_rival(
+                self.stored_status(seen), seen.rival, self.now()
+            )
         ):
             return {"conditions": shown}
         waiting = self.shards.services_of(Identity.of(seen.document))
@@ -168,21 +174,21 @@ class Channels(Sources[ObservedChannel, ChannelDecision]):
             waiting.append(self._service(_receiver_name(seen.connection)))
         self.states.rolls.add_to(decision.conditions, *waiting)
         status = super().status_of(seen, decision, record)
-        _remember(seen, decision, record, status["conditions"])
+        _update_state(seen, decision, record, status["conditions"])
         return status
 
     async def write(self, seen: ObservedChannel, status: Mapping[str, Any]) -> None:
         if "annotations" in status:  # else it is another implementation's
-            await self._subscribers.declare(seen.document)
+            await self._subscribers.write_spec_entries(seen.document)
         await super().write(seen, status)
 
     async def finish(self, seen: ObservedChannel, record: BrokerRecord) -> None:
         if record.state is not None:
-            await self.shards.look(record.state.broker)
+            await self.shards.maintain(record.state.broker)
 
     # Observe.
 
-    async def _observe(self, document: Document, record: BrokerRecord) -> ObservedChannel:
+    async def _observe_channel(self, document: Document, record: BrokerRecord) -> ObservedChannel:
         """Raises `ClusterError`."""
         try:
             channel = parse(KafkaChannel, without_subscribers(document))
@@ -225,7 +231,7 @@ class Channels(Sources[ObservedChannel, ChannelDecision]):
             seen = replace(seen, https=await observe_https_of(self.cluster, *service))
         try:
             receiver = await self._receiver(connection, record.kafka)
-            await self.receivers.check(receiver, Identity.of(document))
+            await self.receivers.check_contract(receiver, Identity.of(document))
         except LogError:
             return seen  # its topic can't be had either, or what writes its entry says why
         ingress, accepted = receiver.entry(f"/{channel.id}", document)
@@ -234,7 +240,7 @@ class Channels(Sources[ObservedChannel, ChannelDecision]):
 
     async def _gateway(self, receiver: str) -> routes.Gateway | None:
         of = routes.NETWORKING, "Ingress", self.settings.namespace, receiver
-        return routes.gateway(await self.cluster.get(*of))
+        return routes.gateway_of(await self.cluster.get(*of))
 
     async def _observe_topic(
         self,
@@ -244,17 +250,17 @@ class Channels(Sources[ObservedChannel, ChannelDecision]):
         record: BrokerRecord,
     ) -> ObservedTopic | KnafkaError:
         assert record.kafka is not None
-        taken = desired.OthersNames(self.states.topics, record.uid)
+        taken = desired.NamesOfOthers(self.states.topics, record.uid)
         try:
-            wanted = deciding.topic(channel, connection.defaults, taken, self.states.naming)
+            wanted = deciding.channel_topic(channel, connection.defaults, taken, self.states.naming)
             self.states.claim_topic(record, wanted.name)
             topics = record.kafka.topics
             found = await topics.describe_topic(wanted.name)
             mine = Identity(channel.metadata.namespace, channel.metadata.name)
-            others = 0 if found else partitions_beside(self.states, mine)
+            others = 0 if found else partitions_of_others(self.states, mine)
             annotations = (document.get("status") or {}).get("annotations") or {}
             asked = found is not None and annotations.get(TOPIC_ID) == ""
-            disputed = not asked or await is_used(topics, wanted.name)
+            disputed = not asked or await has_records(topics, wanted.name)
         except EXPECTED as error:
             return error
         return ObservedTopic(wanted, found, others, disputed)
@@ -262,7 +268,7 @@ class Channels(Sources[ObservedChannel, ChannelDecision]):
     async def _receiver(self, connection: ChannelConnection, kafka: KafkaCluster) -> ReceiverRecord:
         contract = deciding.receiver_contract(connection, self.settings)
         service = self._service(_receiver_name(connection))
-        return await self.receivers.at(service, kafka, contract.contract_topic)
+        return await self.receivers.receiver_at(service, kafka, contract.contract_topic)
 
     def _service(self, receiver: str) -> Identity:
         return Identity(self.settings.namespace, receiver)
@@ -292,7 +298,7 @@ class Channels(Sources[ObservedChannel, ChannelDecision]):
         service = self._service(receiver)
         known = self.receivers.records.get(service)
         try:
-            of = await self.connections.of_receiver(receiver)
+            of = await self.connections.kafka_of_receiver(receiver)
         except (NotReady, InvalidDocument):
             if known is None:
                 raise
@@ -301,10 +307,10 @@ class Channels(Sources[ObservedChannel, ChannelDecision]):
             of = known.contract.kafka, known.contract.topic
         if of is None:
             return  # nothing serves it there
-        left, path = await self.receivers.at(service, *of), f"/{Identity.of(document)}"
+        left, path = await self.receivers.receiver_at(service, *of), f"/{Identity.of(document)}"
         if path in left.contract.records:
             await left.write(path, None)
-        await self.receivers.until_read(left, path)
+        await self.receivers.wait_until_read(left, path)
         left.written.pop(path, None)
 
 
@@ -313,7 +319,7 @@ def _receiver_name(connection: ChannelConnection) -> str:
     return services.channels_receiver_name(connection.secret and connection.secret[0])
 
 
-def _remember(
+def _update_state(
     seen: ObservedChannel,
     decision: ChannelDecision,
     record: BrokerRecord,
@@ -322,19 +328,19 @@ def _remember(
     """Update the record's state, which its Subscriptions are reconciled by. It stays as it is where
     the channel's topic or connection was not found."""
     topic, connection = decision.topic, seen.connection
-    if topic is None or topic.found is None or not isinstance(connection, ChannelConnection):
+    if topic is None or topic.existing is None or not isinstance(connection, ChannelConnection):
         return
     assert seen.broker is not None
     assert record.kafka is not None
-    ready = statuses.summary(conditions)
+    ready = statuses.ready_condition(conditions)
     record.state = BrokerState(
         broker=seen.broker,
-        topic=topic.wanted,
-        partitions=topic.found.partitions,
+        topic=topic.desired,
+        partitions=topic.existing.partitions,
         defaults=connection.defaults,
         secret=connection.secret,
         kafka=record.kafka,
         ready=ready.get("status", "Unknown"),
         why_not=f"{ready.get('reason', '')} {ready.get('message', '')}".strip(),
-        oidc=is_on(seen.authentication),
+        oidc=is_authentication_on(seen.authentication),
     )

@@ -24,7 +24,7 @@ from knafka.core.errors import LogError
 from knafka.ports.log import Positions, Range
 from knafka_operator.decide import dead_letter_topics as topics
 from knafka_operator.decide import dead_letters as deciding
-from knafka_operator.decide.dead_letters import Waiting
+from knafka_operator.decide.dead_letters import WaitingDeadLetters
 from knafka_operator.decide.entries import is_entry
 from knafka_operator.decide.status import ConditionSet
 from knafka_operator.model.cluster import Document
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 TURNS: Final = 12
 """Looks of which one is for a topic that wasn't there."""
-LOOKED_AT_ONCE: Final = 20
+TRIGGERS_AT_ONCE: Final = 20
 """Triggers before the event loop has its turn."""
 DESCRIBED_AT_ONCE: Final = 5
 """Topics of one Kafka in one look: when an operator begins, it knows none of a thousand."""
@@ -49,7 +49,7 @@ MESSAGE_INTERVAL: Final = 60.0
 
 
 @dataclass(eq=False, slots=True)
-class _Topic:
+class _DeadLetterTopic:
     """One Trigger's dead-letter topic."""
 
     name: str
@@ -59,8 +59,8 @@ class _Topic:
     starts: Positions | None = None
     """None: it isn't there, as far as is known."""
     ends: Positions = field(default_factory=dict)
-    waiting: Waiting | None = None
-    found: topics.Found | None = None
+    waiting: WaitingDeadLetters | None = None
+    found: topics.JudgedTopic | None = None
     judged: object = None
     """By what `found` was decided; None: it is to be described."""
     written: float = -math.inf
@@ -70,7 +70,7 @@ class _Topic:
 
 
 @dataclass(eq=False)
-class DeadLetters:
+class DeadLetterMonitor:
     """Looks at the dead letters of all Triggers that are delivered; belongs to one event loop."""
 
     states: States
@@ -79,10 +79,10 @@ class DeadLetters:
     """Seconds since 1970."""
     on_first: Callable[[Document, str], None] = lambda document, message: None
     """Is given a Trigger that has dead letters and had none, and a sentence that says how many."""
-    _topics: dict[Identity, _Topic] = field(default_factory=dict)
+    _topics: dict[Identity, _DeadLetterTopic] = field(default_factory=dict)
     _turn: int = 0
 
-    def waiting(self, identity: Identity) -> Waiting | None:
+    def waiting(self, identity: Identity) -> WaitingDeadLetters | None:
         """Of one Trigger; None: it has had no dead letter, or that isn't known yet."""
         topic = self._topics.get(identity)
         return None if topic is None else topic.waiting
@@ -92,7 +92,7 @@ class DeadLetters:
     ) -> None:
         """What is known of a Trigger's dead letters, for its status."""
         identity = Identity.of(document)
-        if (told := self._condition(identity) or deciding.stored(document)) is not None:
+        if (told := self._condition(identity) or deciding.stored_condition(document)) is not None:
             conditions.set(told)
         topic = self._topics.get(identity)
         if topic is not None and topic.found is not None and topic.found.owned is not None:
@@ -100,9 +100,9 @@ class DeadLetters:
 
     def _condition(self, identity: Identity) -> Condition | None:
         waiting = self.waiting(identity)
-        return None if waiting is None else deciding.condition(waiting, self.clock())
+        return None if waiting is None else deciding.dead_letters_condition(waiting, self.clock())
 
-    async def look(self) -> None:
+    async def check_topics(self) -> None:
         """Find out how many wait, and have that written where it isn't."""
         self._turn = (self._turn + 1) % TURNS
         due: dict[KafkaCluster, list[tuple[Identity, TriggerRecord, Watched]]] = {}
@@ -110,41 +110,45 @@ class DeadLetters:
         for who in self._topics.keys() - {who for who, _ in found}:
             del self._topics[who]
         for number, (who, record) in enumerate(found, 1):
-            if number % LOOKED_AT_ONCE == 0:
+            if number % TRIGGERS_AT_ONCE == 0:
                 await asyncio.sleep(0)
-            if (watched := record.watched) is not None and self._is_due(who, watched):
+            if (watched := record.watched) is not None and self._is_check_due(who, watched):
                 due.setdefault(watched.kafka, []).append((who, record, watched))
         # Together: a Kafka that is away makes no other one wait.
-        await asyncio.gather(*(self._look_at(kafka, each) for kafka, each in due.items()))
+        await asyncio.gather(*(self._check_kafka(kafka, each) for kafka, each in due.items()))
 
-    def _is_due(self, who: Identity, watched: Watched) -> bool:
+    def _is_check_due(self, who: Identity, watched: Watched) -> bool:
         name, topic = watched.egress.dead_letter_topic, self._topics.get(who)
         if topic is None or (topic.name, topic.kafka) != (name, watched.kafka):
-            topic = self._topics[who] = _Topic(name, watched.kafka)
+            topic = self._topics[who] = _DeadLetterTopic(name, watched.kafka)
         scaled = watched.kafka.scaler.status(self.states.family.trigger_id(who))
         before, topic.reported = topic.reported, scaled.counts.dead_lettered if scaled else 0
         has_more = topic.reported != before
         return topic.starts is not None or has_more or hash(name) % TURNS == self._turn
 
-    async def _look_at(
+    async def _check_kafka(
         self, kafka: KafkaCluster, due: list[tuple[Identity, TriggerRecord, Watched]]
     ) -> None:
         of = {each.egress.dead_letter_topic: self._topics[who] for who, _, each in due}
         try:
             async with asyncio.timeout(LOOK_TIMEOUT):
                 ranges = await kafka.topics.ranges_of_all(of)
-                await self._date(kafka, [(of[name], each) for name, each in ranges.items()])
+                await self._update_waiting(
+                    kafka, [(of[name], each) for name, each in ranges.items()]
+                )
                 for who, record, _ in due:
                     if self._topics[who].name not in ranges:
-                        await self._miss(self._topics[who], record)
-                await self._describe(kafka, due)
+                        await self._note_missing(self._topics[who], record)
+                await self._judge_topics(kafka, due)
         except (LogError, TimeoutError) as error:
             # Its Triggers' status and the scaler say that Kafka is away.
             log.info("dead letters: %s", error or "Kafka did not answer")
         for who, record, _ in due:
-            self._publish(who, record)
+            self._enqueue_if_changed(who, record)
 
-    async def _date(self, kafka: KafkaCluster, found: Iterable[tuple[_Topic, Range]]) -> None:
+    async def _update_waiting(
+        self, kafka: KafkaCluster, found: Iterable[tuple[_DeadLetterTopic, Range]]
+    ) -> None:
         """How many wait, and since when: asked for again only where the first one is another."""
         undated = []
         for topic, range_ in found:
@@ -153,8 +157,10 @@ class DeadLetters:
                 before = topic.found = topic.judged = None  # it was made anew
             oldest = before.oldest if before and range_.starts == topic.starts else None
             topic.starts, topic.ends = range_.starts, range_.ends
-            topic.waiting = Waiting(topic.name, range_.records, oldest if range_.records else None)
-            self._apply(topic)
+            topic.waiting = WaitingDeadLetters(
+                topic.name, range_.records, oldest if range_.records else None
+            )
+            self._apply_retention(topic)
             if range_.records and oldest is None:
                 undated.append(topic)
         if undated:
@@ -164,21 +170,21 @@ class DeadLetters:
                 topic.waiting = replace(topic.waiting, oldest=dates.get(topic.name))
 
     @staticmethod
-    async def _miss(topic: _Topic, record: TriggerRecord) -> None:
+    async def _note_missing(topic: _DeadLetterTopic, record: TriggerRecord) -> None:
         """It isn't there, or it has no leader: then what was known of it stays."""
-        said = deciding.stored(record.document or {})
+        said = deciding.stored_condition(record.document or {})
         was_there = topic.starts is not None or (said is not None and said.status is Status.FALSE)
         if was_there and await topic.kafka.topics.describe_topic(topic.name) is None:
-            topic.waiting = Waiting(topic.name, 0)
+            topic.waiting = WaitingDeadLetters(topic.name, 0)
             topic.starts = topic.found = topic.judged = None
 
     @staticmethod
-    def _apply(topic: _Topic) -> None:
+    def _apply_retention(topic: _DeadLetterTopic) -> None:
         if topic.waiting is not None and topic.found is not None:
             kept, refused = topic.found.retention, topic.found.would_expire
             topic.waiting = replace(topic.waiting, retention=kept, would_expire=refused)
 
-    async def _describe(
+    async def _judge_topics(
         self, kafka: KafkaCluster, due: list[tuple[Identity, TriggerRecord, Watched]]
     ) -> None:
         """Judge topics that are new, or that are to keep longer or shorter; alter what is ours."""
@@ -199,9 +205,9 @@ class DeadLetters:
             if (found := await kafka.topics.describe_topic(topic.name)) is None:
                 continue
             known = topic.found.owned if topic.found is not None else None
-            known = known or topics.Ownership.of(_annotations(record))
+            known = known or topics.Ownership.of(_status_annotations(record))
             age = topic.waiting.oldest_age(self.clock())
-            judged = topics.judge(settings, found, known, age)
+            judged = topics.judge_topic(settings, found, known, age)
             if judged.alter:
                 try:
                     await kafka.topics.set_topic_config(topic.name, judged.alter)
@@ -210,33 +216,33 @@ class DeadLetters:
                     if error.retriable:
                         raise
                     log.warning("%s does not get the retention.ms %s: %s", topic.name, by[0], error)
-                    judged = topics.unaltered(found)
+                    judged = topics.unaltered_topic(found)
             topic.found = judged
             topic.judged = by[0], topic.waiting.oldest if judged.would_expire else None
-            self._apply(topic)
+            self._apply_retention(topic)
 
-    def _publish(self, who: Identity, record: TriggerRecord) -> None:
+    def _enqueue_if_changed(self, who: Identity, record: TriggerRecord) -> None:
         """Have its status written if that says something else, and say that it is the first."""
         topic, document, now = self._topics.get(who), record.document, self._condition(who)
         if topic is None or document is None or now is None or is_entry(document):
             return
         assert topic.waiting is not None
-        before = deciding.stored(document)
+        before = deciding.stored_condition(document)
         if not topic.waiting.records:
             topic.announced = False
         elif not topic.announced:
             topic.announced = True
             if before is None or before.status is not Status.FALSE:
-                self.on_first(document, deciding.summary(topic.waiting))
+                self.on_first(document, deciding.waiting_sentence(topic.waiting))
         at = asyncio.get_running_loop().time()
         is_new = before is None or before.reason != now.reason or before.status is not now.status
         owned = topic.found.owned if topic.found is not None else None
         wanted = owned.annotations() if owned is not None else {}
-        is_news = is_new or not wanted.items() <= _annotations(record).items()
+        is_news = is_new or not wanted.items() <= _status_annotations(record).items()
         if is_news or (before != now and at - topic.written >= MESSAGE_INTERVAL):
             topic.written = at
             self.enqueue((self.states.family.trigger, *who))
 
 
-def _annotations(record: TriggerRecord) -> Mapping[str, str]:
+def _status_annotations(record: TriggerRecord) -> Mapping[str, str]:
     return ((record.document or {}).get("status") or {}).get("annotations") or {}

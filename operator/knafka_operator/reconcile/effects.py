@@ -48,11 +48,11 @@ from knafka_operator.decide.status import NotReady
 from knafka_operator.model.cluster import Cluster, Conflict, Document, NotAllowed, Rejected
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import Resource
-from knafka_operator.reconcile.functions import apply_service, until_replaced
+from knafka_operator.reconcile.functions import apply_service, check_old_pods_gone
 from knafka_operator.reconcile.receivers import Receivers
 from knafka_operator.reconcile.shards import Shards
 from knafka_operator.reconcile.state import States, broker_of
-from knafka_operator.reconcile.topics import made_topic
+from knafka_operator.reconcile.topics import ensure_own_topic
 from knafka_operator.reconcile.trust_bundles import TrustBundles
 from knafka_operator.scale.kafka_clusters import KafkaCluster
 
@@ -111,11 +111,11 @@ class Effects:
                 for each in objects:
                     await self._delete(each, resource_of(document) if owned else None)
             case ApplyService(_, manifest):
-                await self.trust_bundles.copy_for(manifest)
+                await self.trust_bundles.ensure_copy(manifest)
                 owner = resource_of(document)
                 return await apply_service(cluster, manifest, owner, self.states.rolls)
             case AwaitReplacement(namespace, service):
-                await until_replaced(cluster, namespace, service, seen.revision)
+                await check_old_pods_gone(cluster, namespace, service, seen.revision)
             case Probe(url):
                 await self.probe(url)
             case Wake(url):
@@ -137,12 +137,12 @@ class Effects:
     ) -> Any:
         match effect:
             case CreateTopic(topic, name_key, id_key, may_be_used):
-                made = await made_topic(kafka, topic, may_be_used=may_be_used)
+                made = await ensure_own_topic(kafka, topic, may_be_used=may_be_used)
                 written = {"annotations": {name_key: topic.name, id_key: made.id}}
                 await self.cluster.write_status(document, written)
                 return made
             case ClaimGroup(group):
-                record = self.states.trigger(document)
+                record = self.states.ensure_trigger(document)
                 self.states.claim_group(record, group)
                 record.kafka = kafka
             case DeleteGroup(group):
@@ -150,25 +150,25 @@ class Effects:
             case CommitOffsets(group, topic_name, start):
                 await kafka.topics.ensure_committed(group, topic_name, start)
             case ApplyReceiver(service, contract, manifest):
-                receiver = await self.receivers.at(service, kafka, contract.name)
+                receiver = await self.receivers.receiver_at(service, kafka, contract.name)
                 asking = Identity.of(document)
                 return await self.receivers.apply(receiver, contract, manifest, asking)
             case WriteIngress(service, contract, path, ingress):
-                receiver = await self.receivers.at(service, kafka, contract.name)
-                await receiver.contract.create(contract)
+                receiver = await self.receivers.receiver_at(service, kafka, contract.name)
+                await receiver.contract.ensure_created(contract)
                 await receiver.write(path, ingress)
             case AwaitReceivers(service, contract_name, path):
-                receiver = await self.receivers.at(service, kafka, contract_name)
-                await self.receivers.until_read(receiver, path)
+                receiver = await self.receivers.receiver_at(service, kafka, contract_name)
+                await self.receivers.wait_until_read(receiver, path)
             case CreateContract(topic):
-                await self.shards.create(broker_of(document), topic)
+                await self.shards.create_contract_topic(broker_of(document), topic)
             case WriteContract(group, shared):
-                await self.shards.loaded(broker_of(document), kafka).write(group, shared)
+                await self.shards.contract_in(broker_of(document), kafka).write(group, shared)
             case ApplyShard(number, manifest):
-                await self.trust_bundles.copy_for(manifest)
+                await self.trust_bundles.ensure_copy(manifest)
                 await self.shards.apply(broker_of(document), number, manifest)
             case AwaitShard(shard):
-                await self.shards.loaded(broker_of(document), kafka).applied(shard)
+                await self.shards.contract_in(broker_of(document), kafka).wait_until_applied(shard)
             case _:
                 assert_never(effect)
         return None
@@ -180,8 +180,8 @@ class Effects:
         kind, (namespace, name) = manifest["kind"], Identity.of(manifest)
         if refusal is not None and refusal.not_ours and refusal.kind in (None, kind):
             there = await self.cluster.get(manifest["apiVersion"], kind, namespace, name)
-            if there is not None and document["metadata"]["uid"] not in services.owners(there):
-                raise _not_ours(refusal, f"{kind} {name}")
+            if there is not None and document["metadata"]["uid"] not in services.owner_uids(there):
+                raise _not_ours_error(refusal, f"{kind} {name}")
         try:
             return await self.cluster.apply(manifest)
         except Conflict as error:
@@ -206,7 +206,7 @@ class Effects:
         there = await self.cluster.get(manifest["apiVersion"], kind, namespace, name)
         labels = ((there or {}).get("metadata") or {}).get("labels") or {}
         if labels.get(effect.label) != manifest["metadata"]["labels"][effect.label]:
-            raise _not_ours(refusal, f"{kind} {name}")
+            raise _not_ours_error(refusal, f"{kind} {name}")
 
     async def _delete(self, name: ObjectName, owner: Resource | None) -> None:
         if owner is not None:
@@ -221,6 +221,6 @@ def resource_of(document: Document) -> Resource:
     return parse(Resource, {key: document[key] for key in ("apiVersion", "kind", "metadata")})
 
 
-def _not_ours(refusal: Refusal, name: str) -> NotReady:
+def _not_ours_error(refusal: Refusal, name: str) -> NotReady:
     message = f"{name} exists and was not made for {refusal.owner}: delete or rename it"
     return NotReady(refusal.not_ours, message)

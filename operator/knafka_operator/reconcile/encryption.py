@@ -11,7 +11,7 @@ from knafka_operator.decide.encryption import (
     https_of_service,
 )
 from knafka_operator.decide.status import NotReady
-from knafka_operator.model.cluster import Cluster, decoded
+from knafka_operator.model.cluster import Cluster, decoded_secret
 from knafka_operator.model.resources import CORE, SERVING, Broker
 from knafka_operator.model.settings import Settings
 
@@ -27,7 +27,7 @@ async def observe_https(
     from knafka_operator.decide.certificates import https_of_secret
 
     stored = await cluster.get(CORE, "Secret", namespace, name)
-    values = None if stored is None else decoded(stored)
+    values = None if stored is None else decoded_secret(stored)
     try:
         return https_of_secret(broker, name, values, settings, now or datetime.now(UTC))
     except NotReady as error:

@@ -29,11 +29,11 @@ from knafka_operator.reconcile.work_queue import Key
 
 log = logging.getLogger(__name__)
 
-LOOK_INTERVAL: Final = 5.0
+ROLL_CHECK_INTERVAL: Final = 5.0
 """Seconds between two looks at what rolls: its end is mostly seen before, by its owner."""
 APPLIED_WITHIN: Final = 30.0
 """Seconds for the request that rolls a function; one that is Ready after that needs no turn."""
-OURS: Final = {"app.kubernetes.io/managed-by": "knafka-operator"}
+FUNCTION_LABELS: Final = {"app.kubernetes.io/managed-by": "knafka-operator"}
 """Labels of all functions' Services."""
 
 
@@ -64,8 +64,8 @@ class Rolls:
 
         The caller that gets a turn calls `over` at its end. Raises `ClusterError`.
         """
-        await self._start(cluster)
-        if not deciding.has_turn(service, self._rolling, self._stuck, self.at_most):
+        await self._load_unfinished(cluster)
+        if not deciding.may_roll(service, self._rolling, self._stuck, self.at_most):
             self._waiting[service] = key
             return False
         self._waiting.pop(service, None)
@@ -81,7 +81,7 @@ class Rolls:
         self._stuck.discard(service)
         self._inherited.discard(service)
         if self._rolling.pop(service, None) is not None or was_stuck:
-            self._pass_on()
+            self._enqueue_waiting()
 
     def waits(self, service: Identity) -> bool:
         """Whether it has no turn yet."""
@@ -91,26 +91,26 @@ class Rolls:
         """Say so of an object one of whose functions waits."""
         for service in services:
             if service in self._waiting:
-                conditions.set(deciding.waiting(service, self._stuck, self.at_most))
+                conditions.set(deciding.roll_waits_condition(service, self._stuck, self.at_most))
                 return
 
-    async def look(self, cluster: Cluster) -> None:
+    async def end_turns(self, cluster: Cluster) -> None:
         """End the turns of those that are Ready, gone or too slow. Raises `ClusterError`."""
         for service in [*self._rolling, *self._stuck]:
             stored = await cluster.get(SERVING, "Service", *service)
             since = self._rolling.get(service)
             lasted = math.inf if since is None else _now() - since
             # Before it is applied it is Ready, too.
-            if stored is None or (_is_over(stored) and lasted >= APPLIED_WITHIN):
+            if stored is None or (_is_rolled_out(stored) and lasted >= APPLIED_WITHIN):
                 self.over(service)
             elif since is not None and lasted >= ROLL_TIMEOUT:
-                self._give_up(service)
+                self._mark_stuck(service)
         for service in list(self._waiting)[: self.at_most]:
             if await cluster.get(SERVING, "Service", *service) is None:
                 self._waiting.pop(service, None)
-        self._pass_on()  # whatever was woken may have had no reason to ask
+        self._enqueue_waiting()  # whatever was woken may have had no reason to ask
 
-    def _give_up(self, service: Identity) -> None:
+    def _mark_stuck(self, service: Identity) -> None:
         """Others go on; those of its namespace wait for it, and say so."""
         del self._rolling[service]
         if service in self._inherited:
@@ -122,32 +122,32 @@ class Rolls:
             if waiting.namespace == service.namespace:
                 self._enqueue(key)
 
-    async def _start(self, cluster: Cluster) -> None:
+    async def _load_unfinished(self, cluster: Cluster) -> None:
         async with self._starting:
             if self._started:
                 return
-            for each in await cluster.list(SERVING, "Service", OURS):
+            for each in await cluster.list(SERVING, "Service", FUNCTION_LABELS):
                 # A new one has no turn, and no Revision before.
                 had = (each.get("status") or {}).get("latestReadyRevisionName")
-                if had and not _is_over(each):
+                if had and not _is_rolled_out(each):
                     self._rolling[Identity.of(each)] = _now()
                     self._inherited.add(Identity.of(each))
             self._started = True
 
-    def _pass_on(self) -> None:
+    def _enqueue_waiting(self) -> None:
         """Have as many ask again as there are turns."""
         free = self.at_most - len(self._rolling)
         for service in list(self._waiting):
             if free <= 0:
                 return
-            if deciding.has_turn(service, self._rolling, self._stuck, self.at_most):
+            if deciding.may_roll(service, self._rolling, self._stuck, self.at_most):
                 free -= 1
                 self._enqueue(self._waiting[service])
                 # Behind the others, should it not ask any more.
                 self._waiting[service] = self._waiting.pop(service)
 
 
-def _is_over(service: Mapping[str, Any]) -> bool:
+def _is_rolled_out(service: Mapping[str, Any]) -> bool:
     reported = service.get("status") or {}
     newest = reported.get("latestCreatedRevisionName")
     return status.is_ready(service) and newest == reported.get("latestReadyRevisionName")
@@ -175,7 +175,7 @@ async def apply_service(
     metadata = manifest["metadata"]
     there = await cluster.get(SERVING, "Service", metadata["namespace"], metadata["name"])
     uid = services.CHANNELS_OWNER if owner is None else owner.metadata.uid
-    if there is not None and uid not in services.owners(there):
+    if there is not None and uid not in services.owner_uids(there):
         of = "all KafkaChannels" if owner is None else f"this {owner.kind}"
         raise NotReady(
             "ServiceNotOurs",
@@ -183,7 +183,7 @@ async def apply_service(
             f"for {of}: delete or rename it",
         )
     service, stored = Identity.of(manifest), None
-    if rolls is not None and there is not None and not deciding.is_rolled(there, manifest):
+    if rolls is not None and there is not None and not deciding.is_up_to_date(there, manifest):
         if key is None:
             assert owner is not None
             key = owner.kind, owner.metadata.namespace, owner.metadata.name
@@ -193,11 +193,11 @@ async def apply_service(
             else:
                 stored = there
     if stored is None:
-        stored = await _applied(cluster, manifest, rolls)
+        stored = await _apply_manifest(cluster, manifest, rolls)
     reported = stored.get("status") or {}
     revision = reported.get("latestReadyRevisionName")
     if not status.is_ready(stored) or revision != reported.get("latestCreatedRevisionName"):
-        failed = status.summary(reported.get("conditions") or ()).get("status") == "False"
+        failed = status.ready_condition(reported.get("conditions") or ()).get("status") == "False"
         why = await _why_newest_is_not_ready(cluster, stored) or status.why_not_ready(stored)
         raise NotReady(
             "FunctionNotReady",
@@ -209,7 +209,7 @@ async def apply_service(
     return str(revision)
 
 
-async def _applied(
+async def _apply_manifest(
     cluster: Cluster, manifest: Mapping[str, Any], rolls: Rolls | None
 ) -> Mapping[str, Any]:
     """The Service as it is stored then; raises `NotReady` where that is refused."""
@@ -249,7 +249,7 @@ async def delete_service(
         await cluster.delete(SERVING, "Service", namespace, name)
 
 
-async def until_replaced(
+async def check_old_pods_gone(
     cluster: Cluster, namespace: str, service: str, revision: str | None
 ) -> None:
     """Raise `NotReady` while pods of an older Revision, which drain unasked, run.
@@ -261,14 +261,14 @@ async def until_replaced(
     older = {
         each["metadata"]["labels"].get("serving.knative.dev/revision", "")
         for each in await cluster.list(CORE, "Pod", labels, namespace)
-        if _runs(each)
+        if _function_runs(each)
     } - {revision}
     if older:
         message = f"pods of the Revision before it still deliver: {', '.join(sorted(older))}"
         raise NotReady("OldRevisionDelivers", message, transient=True)
 
 
-def _runs(pod: Mapping[str, Any]) -> bool:
+def _function_runs(pod: Mapping[str, Any]) -> bool:
     """Whether the function in it does; Knative's proxy beside it stays longer."""
     statuses = (pod.get("status") or {}).get("containerStatuses") or ()
     return any("running" in each["state"] for each in statuses if each["name"] != "queue-proxy")

@@ -25,16 +25,16 @@ from knafka_operator.decide.status import EXPECTED, ConditionSet
 from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.identity import Identity
 from knafka_operator.reconcile.effects import Effects
-from knafka_operator.reconcile.state import BrokerRecord, States, declared_of
-from knafka_operator.reconcile.work_queue import GONE, Again, Key
+from knafka_operator.reconcile.state import BrokerRecord, States, without_status
+from knafka_operator.reconcile.work_queue import GONE, Key, Requeue
 from knafka_operator.scale.kafka_clusters import KafkaCluster
 
-MAX_STEPS: Final = 32
+MAX_DECISIONS: Final = 32
 """Times that one reconciliation decides, should others change what it looks at all the time: the
 next goes on."""
 
 
-class News(NamedTuple):
+class EventNews(NamedTuple):
     """What a Kubernetes Event of an object says."""
 
     type: Literal["Normal", "Warning"]
@@ -61,7 +61,7 @@ class Kind:
     def on_change(self, document: Document, *, gone: bool) -> Collection[Key]:
         """An object as it is now, or was last; returns what is to be reconciled, which it isn't if
         only its status has changed."""
-        key, declared = key_of(document), None if gone else declared_of(document)
+        key, declared = key_of(document), None if gone else without_status(document)
         if not gone:
             self.remember(document)
         previous = self._declared.pop(key, None)
@@ -83,7 +83,7 @@ class Kind:
         """Whether it isn't another implementation's."""
         return True
 
-    async def makes_something(self, document: Document) -> bool:
+    async def needs_finalizer(self, document: Document) -> bool:
         """Whether there is, or will be, something to delete before the object goes."""
         return True
 
@@ -110,11 +110,11 @@ class Kind:
     async def leave(self, document: Document) -> None:
         """Take back what is ours of it: it is another implementation's."""
 
-    async def absent(self, identity: Identity) -> Again:
+    async def on_absent(self, identity: Identity) -> Requeue:
         """There is no such object; returns when to look again."""
         return GONE
 
-    async def released(self, key: Key, document: Document | None) -> Document | None:
+    async def object_to_release(self, key: Key, document: Document | None) -> Document | None:
         """A stored object that needs our finalizer no more, whatever `document` says instead."""
         return None
 
@@ -123,25 +123,25 @@ class Kind:
         noted of it elsewhere is dropped."""
         return False
 
-    def orphaned(self, document: Document) -> tuple[Sequence[str], str]:
+    def orphaned_finalizers(self, document: Document) -> tuple[Sequence[str], str]:
         """Finalizers whose controller is gone, and a warning of those of which that isn't known."""
         return (), ""
 
     # What follows.
 
-    def news(self, document: Document, now: Mapping[str, Any]) -> News | None:
+    def event_news(self, document: Document, now: Mapping[str, Any]) -> EventNews | None:
         """What its new status says that `document` doesn't; None: no Event."""
-        previous = statuses.summary((document.get("status") or {}).get("conditions") or ())
-        ready = statuses.summary(now["conditions"])
+        previous = statuses.ready_condition((document.get("status") or {}).get("conditions") or ())
+        ready = statuses.ready_condition(now["conditions"])
         if previous.get("status") == ready["status"]:
             return None
         if ready["status"] == "True":
-            return News("Normal", "Ready", f"{document['kind']} is Ready")
+            return EventNews("Normal", "Ready", f"{document['kind']} is Ready")
         if ready["status"] == "False":
-            return News("Warning", ready["reason"], ready["message"])
+            return EventNews("Warning", ready["reason"], ready["message"])
         return None
 
-    def again(self, document: Document, now: Mapping[str, Any]) -> float | None:
+    def requeue_after(self, document: Document, now: Mapping[str, Any]) -> float | None:
         """Seconds until it is looked at again; None: as usual, by whether it is Ready."""
         return None
 
@@ -170,7 +170,7 @@ class Neighbours(Protocol):
         """Delete what was made for a Broker, once nobody reads it any more."""
         ...
 
-    async def rest(self, identity: Identity) -> Again:
+    async def suspend_absent(self, identity: Identity) -> Requeue:
         """Deliver nothing for a Trigger that there is no more, or not for now; returns when to look
         again."""
         ...
@@ -199,11 +199,11 @@ class Reconciler(Generic[S, D, R]):
     effects: Effects
     now: Callable[[], Any]
 
-    def at(self) -> str:
+    def timestamp(self) -> str:
         """The time, RFC 3339."""
         return str(self.now())
 
-    def record_of(self, document: Document) -> R:
+    def ensure_record(self, document: Document) -> R:
         raise NotImplementedError
 
     async def observe(self, document: Document, record: R) -> S | None:
@@ -241,11 +241,11 @@ class Reconciler(Generic[S, D, R]):
 
     def conditions(self, seen: S, found: ConditionSet) -> list[dict[str, Any]]:
         """With their times, and their summary."""
-        return found.conditions(self.stored_status(seen).get("conditions") or (), self.at())
+        return found.merged_into(self.stored_status(seen).get("conditions") or (), self.timestamp())
 
     async def write(self, seen: S, status: Mapping[str, Any]) -> None:
         """Write what has changed of its status."""
-        if patch := statuses.changes(self.stored_status(seen), status):
+        if patch := statuses.merge_patch(self.stored_status(seen), status):
             await self.cluster.write_status(seen.document, patch)
 
     async def finish(self, seen: S, record: R) -> None:
@@ -253,22 +253,22 @@ class Reconciler(Generic[S, D, R]):
 
     async def reconcile(self, document: Document) -> Mapping[str, Any] | None:
         """As `Kind.reconcile`."""
-        record = self.record_of(document)
+        record = self.ensure_record(document)
         seen = await self.observe(document, record)
         if seen is None:
             return None
         decision = self.decide(seen, record)
-        for _ in range(MAX_STEPS):
+        for _ in range(MAX_DECISIONS):
             if not decision.effects:
                 break
-            seen = await self.act(decision.effects, seen, record)
+            seen = await self.run_effects(decision.effects, seen, record)
             decision = self.decide(seen, record)
         status = self.status_of(seen, decision, record)
         await self.write(seen, status)
         await self.finish(seen, record)
         return status
 
-    async def act(self, effects: Iterable[Effect], seen: S, record: R) -> S:
+    async def run_effects(self, effects: Iterable[Effect], seen: S, record: R) -> S:
         """Run these until one fails."""
         for effect in effects:
             try:
@@ -279,7 +279,7 @@ class Reconciler(Generic[S, D, R]):
         return seen
 
 
-class Sources(Reconciler[S, D, BrokerRecord], Kind):
+class BrokerReconciler(Reconciler[S, D, BrokerRecord], Kind):
     """Brokers, or KafkaChannels: what Triggers, Subscriptions and Sensors read."""
 
     states: States
@@ -287,8 +287,8 @@ class Sources(Reconciler[S, D, BrokerRecord], Kind):
     on_deleted: Callable[[Document], None] | None = None
     """Called with each whose topic has gone with it."""
 
-    def record_of(self, document: Document) -> BrokerRecord:
-        return self.states.broker(document)
+    def ensure_record(self, document: Document) -> BrokerRecord:
+        return self.states.ensure_broker(document)
 
     def kafka_of(self, seen: S, record: BrokerRecord) -> KafkaCluster | None:
         return record.kafka
@@ -299,13 +299,13 @@ class Sources(Reconciler[S, D, BrokerRecord], Kind):
 
     async def reconcile(self, document: Document) -> Mapping[str, Any] | None:
         """Reconcile one, and its Triggers if what they go by has changed."""
-        record = self.record_of(document)
-        before = record.known()
+        record = self.ensure_record(document)
+        before = record.inputs_of_triggers()
         try:
             return await super().reconcile(document)
         finally:
             record.reconciled = True
-            if before != record.known():
+            if before != record.inputs_of_triggers():
                 self.neighbours.wake_triggers(Identity.of(document))
 
     async def delete(self, document: Document) -> None:

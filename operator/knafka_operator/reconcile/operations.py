@@ -19,23 +19,23 @@ from typing import Any, TypeAlias
 from knafka.core.errors import InvalidDocument
 from knafka_operator.decide import operation as deciding
 from knafka_operator.decide.archive_manifests import BATCH, JOB_NAME
-from knafka_operator.decide.archive_runs import name_of, operation_uid, outcome, run_of
+from knafka_operator.decide.archive_runs import job_outcome, object_name, operation_uid, run_number
 from knafka_operator.decide.operation import ObservedOperation, OperationDecision
 from knafka_operator.decide.status import NotReady
 from knafka_operator.model.archives import ARCHIVE
 from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.operations import (
-    OF_OPERATION,
-    OPERATION,
+    OPERATION_ANNOTATION,
+    OPERATION_LABEL,
     OPERATIONS,
     Operation,
-    operation_of,
+    parse_operation,
 )
 from knafka_operator.model.resources import CORE
 from knafka_operator.model.sensors import KNAFKA
 from knafka_operator.reconcile.effects import Effects
-from knafka_operator.reconcile.kind import Kind, News, Reconciler, key_of
+from knafka_operator.reconcile.kind import EventNews, Kind, Reconciler, key_of
 from knafka_operator.reconcile.work_queue import Key
 
 Turn: TypeAlias = tuple[str, int, str]
@@ -44,7 +44,7 @@ seconds, and what is purged can't be replayed, so of one second replays come fir
 
 
 @dataclass(eq=False, slots=True)
-class _Record:
+class _OperationRecord:
     """One that has not ended, beyond what is stored of it."""
 
     key: Key
@@ -52,11 +52,11 @@ class _Record:
     turn: Turn
     at_rest: bool = False
     """Whether there was no Job of its own when that was last asked."""
-    again: float = deciding.LOOK
+    requeue_after: float = deciding.RECHECK_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JobVerdicts:
     """An archive's Jobs that are operations', by what these say."""
 
     unrecorded: frozenset[str]
@@ -64,7 +64,7 @@ class Judged:
 
 
 @dataclass(eq=False)
-class Operations(Reconciler[ObservedOperation, OperationDecision, _Record | None], Kind):
+class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationRecord | None], Kind):
     """All DeadLetterReplays and DeadLetterPurges; a change of one concerns its archive, too."""
 
     api_version = KNAFKA
@@ -73,7 +73,7 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _Record | None
     cluster: Cluster
     effects: Effects
     now: Callable[[], datetime]
-    _records: dict[str, _Record] = field(default_factory=dict)
+    _records: dict[str, _OperationRecord] = field(default_factory=dict)
     """By UID."""
     _again: dict[str, float] = field(default_factory=dict)
     """Seconds, by UID, of those that have ended."""
@@ -92,7 +92,7 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _Record | None
         elif uid not in self._records:
             made, kind = str(metadata.get("creationTimestamp", "")), document["kind"]
             turn = made, OPERATIONS.index(kind), uid
-            self._records[uid] = _Record(key_of(document), archive_of(document), turn)
+            self._records[uid] = _OperationRecord(key_of(document), archive_of(document), turn)
         return self._records.get(uid)
 
     async def forget(self, document: Document) -> None:
@@ -110,19 +110,19 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _Record | None
     def has_ended(self, status: Mapping[str, Any]) -> bool:
         return deciding.is_finished(status)
 
-    def news(self, document: Document, now: Mapping[str, Any]) -> News | None:
+    def event_news(self, document: Document, now: Mapping[str, Any]) -> EventNews | None:
         if self.has_ended(document.get("status") or {}) or not self.has_ended(now):
             return None
         if now["phase"] == "Succeeded":
-            return News("Normal", "Succeeded", f"{document['kind']} is done")
-        return News("Warning", "Failed", now["message"])
+            return EventNews("Normal", "Succeeded", f"{document['kind']} is done")
+        return EventNews("Warning", "Failed", now["message"])
 
-    def again(self, document: Document, now: Mapping[str, Any]) -> float | None:
-        return self._again.get(document["metadata"].get("uid", ""), deciding.LOOK)
+    def requeue_after(self, document: Document, now: Mapping[str, Any]) -> float | None:
+        return self._again.get(document["metadata"].get("uid", ""), deciding.RECHECK_SECONDS)
 
     # What an archive asks.
 
-    async def next(self, archive: Identity) -> tuple[Operation | None, float]:
+    async def next_operation(self, archive: Identity) -> tuple[Operation | None, float]:
         """The oldest that is queued and may be tried now; seconds until another one may be.
 
         Raises `ClusterError`.
@@ -139,19 +139,21 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _Record | None
             if at is not None and (left := (at - self.now()).total_seconds()) > 0:
                 again = min(again, left)
                 continue
-            found = _parsed(document)
+            found = _parse_or_error(document)
             if not isinstance(found, InvalidDocument):
                 return found, again
         return None, again
 
-    async def judge(self, jobs: Sequence[Document]) -> Judged:
+    async def job_verdicts(self, jobs: Sequence[Document]) -> JobVerdicts:
         """What operations say of their Jobs. Raises `ClusterError`."""
         unrecorded, unwanted = set[str](), set[str]()
         for each in jobs:
             if not (uid := operation_uid(each)):
                 continue
             metadata = each["metadata"]
-            kind, _, name = (metadata.get("annotations") or {}).get(OPERATION, "").partition("/")
+            kind, _, name = (
+                (metadata.get("annotations") or {}).get(OPERATION_ANNOTATION, "").partition("/")
+            )
             document = None
             if kind in OPERATIONS and name:
                 document = await self.cluster.get(KNAFKA, kind, metadata["namespace"], name)
@@ -160,28 +162,30 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _Record | None
                 or document["metadata"].get("uid") != uid
                 or "deletionTimestamp" in document["metadata"]
             ):
-                unwanted.add(name_of(each))
-            elif not deciding.has_outcome_of(name_of(each), document.get("status") or {}):
-                unrecorded.add(name_of(each))
-        return Judged(frozenset(unrecorded), frozenset(unwanted))
+                unwanted.add(object_name(each))
+            elif not deciding.has_outcome_of(object_name(each), document.get("status") or {}):
+                unrecorded.add(object_name(each))
+        return JobVerdicts(frozenset(unrecorded), frozenset(unwanted))
 
     # Reconciling.
 
-    def record_of(self, document: Document) -> _Record | None:
+    def ensure_record(self, document: Document) -> _OperationRecord | None:
         self.remember(document)
         return self._records.get(document["metadata"].get("uid", ""))
 
-    async def observe(self, document: Document, record: _Record | None) -> ObservedOperation:
-        seen = ObservedOperation(document, _parsed(document))
+    async def observe(
+        self, document: Document, record: _OperationRecord | None
+    ) -> ObservedOperation:
+        seen = ObservedOperation(document, _parse_or_error(document))
         return seen if record is None else await self._observe(seen, record)
 
-    def decide(self, seen: ObservedOperation, record: _Record | None) -> OperationDecision:
+    def decide(self, seen: ObservedOperation, record: _OperationRecord | None) -> OperationDecision:
         decision = deciding.decide(seen, self.now())
-        self._again[seen.document["metadata"].get("uid", "")] = decision.again
+        self._again[seen.document["metadata"].get("uid", "")] = decision.requeue_after
         return decision
 
     def status_of(
-        self, seen: ObservedOperation, decision: OperationDecision, record: _Record | None
+        self, seen: ObservedOperation, decision: OperationDecision, record: _OperationRecord | None
     ) -> Mapping[str, Any]:
         status = {**seen.status, **decision.status}
         self.remember({**seen.document, "status": status})
@@ -194,13 +198,15 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _Record | None
         """
         jobs = await self._jobs(document)
         for each in jobs:
-            if "deletionTimestamp" not in each["metadata"] and not outcome(each):
+            if "deletionTimestamp" not in each["metadata"] and not job_outcome(each):
                 await self.cluster.delete(BATCH, "Job", *Identity.of(each))
         if jobs and (left := await self._jobs(document)):
-            message = f"Job {name_of(left[0])} is being ended"
+            message = f"Job {object_name(left[0])} is being ended"
             raise NotReady("Waiting", message, transient=True)
 
-    async def _observe(self, seen: ObservedOperation, record: _Record) -> ObservedOperation:
+    async def _observe(
+        self, seen: ObservedOperation, record: _OperationRecord
+    ) -> ObservedOperation:
         if not isinstance(seen.operation, InvalidDocument):
             archive = await self.cluster.get(KNAFKA, ARCHIVE, *record.archive)
             seen = replace(seen, archive=archive)
@@ -213,7 +219,7 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _Record | None
     async def _jobs(self, document: Document) -> list[Document]:
         metadata = document["metadata"]
         return await jobs_of(
-            self.cluster, OF_OPERATION, metadata.get("uid", ""), metadata["namespace"]
+            self.cluster, OPERATION_LABEL, metadata.get("uid", ""), metadata["namespace"]
         )
 
 
@@ -223,9 +229,9 @@ def archive_of(document: Document) -> Identity:
     return Identity(document["metadata"]["namespace"], name if isinstance(name, str) else "")
 
 
-def _parsed(document: Document) -> Operation | InvalidDocument:
+def _parse_or_error(document: Document) -> Operation | InvalidDocument:
     try:
-        return operation_of(document)
+        return parse_operation(document)
     except InvalidDocument as error:
         return error
 
@@ -233,7 +239,7 @@ def _parsed(document: Document) -> Operation | InvalidDocument:
 async def jobs_of(cluster: Cluster, label: str, uid: str, namespace: str) -> list[Document]:
     """Jobs on tables with a label, in the order of their runs. Raises `ClusterError`."""
     found = await cluster.list(BATCH, "Job", {label: uid}, namespace)
-    return sorted(found, key=run_of)
+    return sorted(found, key=run_number)
 
 
 async def last_pods(cluster: Cluster, jobs: Sequence[Document]) -> dict[str, Document]:

@@ -29,7 +29,7 @@ from knafka_operator.decide.topics import TOPIC_ID
 from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.family import BROKERS, CHANNELS
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.naming import Named, NameKind
+from knafka_operator.model.naming import NamedObject, NameKind
 from knafka_operator.model.resources import GROUP_STATUS, TOPIC_STATUS
 from knafka_operator.model.sensors import Bus, bus_of
 from knafka_operator.reconcile.state import (
@@ -41,7 +41,7 @@ from knafka_operator.reconcile.state import (
     group_in_status,
     topic_in_status,
 )
-from knafka_operator.reconcile.topics import is_used
+from knafka_operator.reconcile.topics import has_records
 from knafka_operator.scale.kafka_clusters import KafkaCluster
 
 
@@ -52,11 +52,13 @@ class TopicOwnership:
     cluster: Cluster
     states: States
 
-    async def prove(self, document: Document, record: BrokerRecord, taken: Container[str]) -> None:
+    async def claim_if_proved(
+        self, document: Document, record: BrokerRecord, taken: Container[str]
+    ) -> None:
         """Claim the topic of its status where another Broker has done so, and Kafka's id of it says
         that it is this one's: who came first after a restart says nothing."""
-        topic, known = topic_in_status(document), annotations_of(document).get(TOPIC_ID)
-        own = self.states.naming.is_own(NameKind.BROKER_TOPIC, topic, Named.of(document))
+        topic, known = topic_in_status(document), status_annotations(document).get(TOPIC_ID)
+        own = self.states.naming.is_own(NameKind.BROKER_TOPIC, topic, NamedObject.of(document))
         if topic is None or not own or not known or topic not in taken:
             return
         assert record.kafka is not None
@@ -77,7 +79,7 @@ class GroupOwnership:
     cluster: Cluster
     states: States
 
-    async def prove(
+    async def claim_if_proved(
         self,
         document: Document,
         record: TriggerRecord,
@@ -96,17 +98,17 @@ class GroupOwnership:
         if is_own:
             self.states.claim_group(record, group)
 
-    async def foreign(self, document: Document, broker: BrokerState) -> frozenset[str]:
+    async def foreign_groups(self, document: Document, broker: BrokerState) -> frozenset[str]:
         """The group that it would get by an installation's own template, if there is one of that
         name which was never on its Broker's topic: an application's, which a new Trigger's would be
         deleted for. Upstream's usual names are nobody's but Triggers'."""
         kind, naming = NameKind.TRIGGER_GROUP, self.states.naming
         if self.states.family is CHANNELS or naming.is_default(kind):
             return frozenset()
-        if annotations_of(document).get(GROUP_STATUS):
+        if status_annotations(document).get(GROUP_STATUS):
             return frozenset()  # it was promised one, or somebody wrote that it was
         try:
-            group = naming.name(kind, Named.of(document))
+            group = naming.name(kind, NamedObject.of(document))
             topics = broker.kafka.topics
             if not await topics.has_group(group):
                 return frozenset()
@@ -147,7 +149,7 @@ async def _is_claimed(
     return False
 
 
-def annotations_of(document: Document) -> Mapping[str, str]:
+def status_annotations(document: Document) -> Mapping[str, str]:
     """Of its status."""
     return (document.get("status") or {}).get("annotations") or {}
 
@@ -168,7 +170,9 @@ class SensorOwnership:
             return False
         if not await kafka.topics.has_group(usual):
             return False
-        record.group_is_proved = kept is not None and await _proves(kafka, usual, annotations)
+        record.group_is_proved = kept is not None and await _is_group_proved(
+            kafka, usual, annotations
+        )
         return not record.group_is_proved
 
     async def may_delete(self, record: SensorRecord, group: str, kafka: KafkaCluster) -> bool:
@@ -177,9 +181,9 @@ class SensorOwnership:
             return True  # nobody else's: its name ends in a digest of the Sensor's
         if self.is_claimed(record, group):
             return False
-        return await _proves(kafka, group, annotations_of(record.document))
+        return await _is_group_proved(kafka, group, status_annotations(record.document))
 
-    async def disputed(
+    async def disputed_topics(
         self,
         annotations: Mapping[str, str],
         topics: Mapping[str, Any] | KnafkaError,
@@ -197,7 +201,7 @@ class SensorOwnership:
         ]
         return frozenset(
             [each for each in asked if self.is_claimed(record, each)]
-            + [each for each in asked if await is_used(kafka.topics, each)]
+            + [each for each in asked if await has_records(kafka.topics, each)]
         )
 
     def is_claimed(self, record: SensorRecord, name: str) -> bool:
@@ -211,7 +215,7 @@ def _usual_group(record: SensorRecord) -> str:
     return names.sensor_group(sensor.namespace, record.bus.family.own_name(sensor.name))
 
 
-async def _proves(kafka: KafkaCluster, group: str, annotations: Mapping[str, str]) -> bool:
+async def _is_group_proved(kafka: KafkaCluster, group: str, annotations: Mapping[str, str]) -> bool:
     """Whether a group is a Sensor's: only its own has offsets on its trigger topic, which is
     known by its id. Raises `LogError`."""
     name, id_ = TOPICS[TRIGGER]
@@ -225,9 +229,9 @@ async def _proves(kafka: KafkaCluster, group: str, annotations: Mapping[str, str
 
 def kept_names(document: Document) -> set[str]:
     """Its topics and its group, of those that its status names the ones that can be its own."""
-    annotations = annotations_of(document)
+    annotations = status_annotations(document)
     identity, bus = Identity.of(document), bus_of(document)
-    own_name = bus.family.own_name(bus.who.name)
+    own_name = bus.family.own_name(bus.identity.name)
     found = {
         topic
         for what, (key, _) in TOPICS.items()
@@ -235,9 +239,9 @@ def kept_names(document: Document) -> set[str]:
         and names.is_sensor_topic(topic, identity.namespace, own_name, identity.name, what)
     }
     group = annotations.get(GROUP_STATUS)
-    return found | ({group} if group and is_group(group, bus, identity) else set())
+    return found | ({group} if group and may_have_group(group, bus, identity) else set())
 
 
-def is_group(name: str, bus: Bus, sensor: Identity) -> bool:
+def may_have_group(name: str, bus: Bus, sensor: Identity) -> bool:
     """Whether a Sensor on this bus can have this consumer group."""
     return names.is_sensor_group(name, sensor.namespace, bus.family.own_name(sensor.name))

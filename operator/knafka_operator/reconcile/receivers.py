@@ -34,11 +34,11 @@ from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE, SERVING
 from knafka_operator.model.settings import Settings
-from knafka_operator.reconcile.contracts import Contract
+from knafka_operator.reconcile.contracts import ContractTopic
 from knafka_operator.reconcile.functions import apply_service
 from knafka_operator.reconcile.state import States
 from knafka_operator.reconcile.work_queue import Key
-from knafka_operator.scale.answers import answer_of
+from knafka_operator.scale.answers import get_answer
 from knafka_operator.scale.http_sessions import checked_session
 from knafka_operator.scale.kafka_clusters import KafkaCluster
 
@@ -48,15 +48,15 @@ APPLY_AGAIN: Final = 1.0
 """Seconds before a Service that isn't Ready is applied again: its channels ask for it together."""
 READ_TIMEOUT: Final = 10.0
 """Seconds for every replica to have read what was written; after that the channel says so."""
-LOOK_INTERVAL: Final = 0.1
+REPLICA_POLL_INTERVAL: Final = 0.1
 CHECK_AGAIN: Final = 30.0
 """Seconds before it is asked again whether a contract's topic is as it was left."""
-PORT: Final = 8080
+CONTRACT_PORT: Final = 8080
 ASK_TIMEOUT: Final = 2.0
 POSITION_BYTES: Final = 256
 """Of what a pod says at `/contract`: a position, as JSON."""
 
-Positions = Callable[[str, str], Awaitable[Mapping[str, int | None]]]
+ReplicaPositions = Callable[[str, str], Awaitable[Mapping[str, int | None]]]
 """Namespace and name of a receiver's Service -> each replica that takes requests, and the position
 to which it has read its contract; None: it doesn't say."""
 
@@ -66,7 +66,7 @@ class ReceiverRecord:
     """One receiver."""
 
     service: Identity
-    contract: Contract[Ingress]
+    contract: ContractTopic[Ingress]
     readings: int = 0
     """Those of the contract that positions here are of."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -113,7 +113,7 @@ class ReceiverRecord:
         accepted = self.has_read(path) or self.was_read(path, document)
         return ingress, ingress is not None and accepted
 
-    def synchronize(self) -> None:
+    def reset_if_reread(self) -> None:
         """Positions are of no meaning any more once the topic was read again: it may be another."""
         if self.readings != self.contract.readings:
             self.readings = self.contract.readings
@@ -128,27 +128,31 @@ class Receivers:
     settings: Settings
     cluster: Cluster
     states: States
-    positions: Positions
+    positions: ReplicaPositions
     enqueue: Callable[[Key], None]
     records: dict[Identity, ReceiverRecord] = field(default_factory=dict)
-    contracts: dict[tuple[str, str], Contract[Ingress]] = field(default_factory=dict)
+    contracts: dict[tuple[str, str], ContractTopic[Ingress]] = field(default_factory=dict)
     """By the Kafka's servers and the topic."""
 
-    async def at(self, service: Identity, kafka: KafkaCluster, topic: str) -> ReceiverRecord:
+    async def receiver_at(
+        self, service: Identity, kafka: KafkaCluster, topic: str
+    ) -> ReceiverRecord:
         """A receiver with its contract as it is read; raises `LogError`."""
         key = kafka.bootstrap_servers, topic
         if (contract := self.contracts.get(key)) is None:
-            contract = self.contracts[key] = Contract(topic, kafka, entries, known=False)
+            contract = self.contracts[key] = ContractTopic(
+                topic, kafka, read_ingresses, known=False
+            )
         contract.kafka = kafka  # another one after its Secret was changed
         record = self.records.get(service)
         if record is None or record.contract is not contract:
             self.forget(service)
             record = self.records[service] = ReceiverRecord(service, contract)
         await contract.load()
-        if contract.readings != contract.looked_after:
-            contract.looked_after = contract.readings
+        if contract.readings != contract.compaction_checked:
+            contract.compaction_checked = contract.readings
             await _keep_compacted(contract)
-        record.synchronize()
+        record.reset_if_reread()
         return record
 
     def forget(self, service: Identity) -> None:
@@ -165,25 +169,25 @@ class Receivers:
         if not any(each.contract is record.contract for each in others):
             await record.contract.delete_if_empty()
 
-    async def check(self, record: ReceiverRecord, asking: Identity) -> None:
+    async def check_contract(self, record: ReceiverRecord, asking: Identity) -> None:
         """Have all write their entries, if somebody made the contract's topic anew; and withdraw
         those of objects that went without us. One of them, `asking`, does it for all, now and then.
 
         Raises `LogError`, `ClusterError`.
         """
         contract, now = record.contract, _now()
-        if now - contract.checked < CHECK_AGAIN:
+        if now - contract.checked_at < CHECK_AGAIN:
             return
-        contract.checked = now
+        contract.checked_at = now
         family = self.states.family
-        if await contract.check():
+        if await contract.reload_if_changed():
             for each in self.states.brokers:
                 if each != asking:
                     self.enqueue((family.broker, *each))
-        record.synchronize()
+        record.reset_if_reread()
         # Where it isn't known who writes there they may be another installation's.
         for path in list(contract.records) if self.settings.installation else ():
-            who = identity_of(path)
+            who = identity_at_path(path)
             if who in self.states.brokers:
                 continue
             if await self.cluster.get(family.broker_version, family.broker, *who) is None:
@@ -199,8 +203,8 @@ class Receivers:
         while it isn't Ready. Raises `NotReady`, `LogError`.
         """
         async with record.lock:
-            await record.contract.create(topic)
-            again = await self._is_lost(record) or (
+            await record.contract.ensure_created(topic)
+            again = await self._service_is_lost(record) or (
                 record.revision is None and _now() - record.tried >= APPLY_AGAIN
             )
             again = again or self.states.rolls.waits(record.service)
@@ -220,28 +224,28 @@ class Receivers:
             raise record.problem
         return record.revision
 
-    async def _is_lost(self, record: ReceiverRecord) -> bool:
+    async def _service_is_lost(self, record: ReceiverRecord) -> bool:
         """Whether a Service that was Ready has gone, or isn't Ready any more."""
         there = await self.cluster.get(SERVING, "Service", *record.service)
         return record.revision is not None and (there is None or not is_ready(there))
 
-    async def until_read(self, record: ReceiverRecord, path: str) -> None:
+    async def wait_until_read(self, record: ReceiverRecord, path: str) -> None:
         """Returns when every replica has read what was written of `path`; raises `NotReady`,
         `LogError` and `ClusterError`.
 
-        However many channels wait, replicas are asked once in `LOOK_INTERVAL`.
+        However many channels wait, replicas are asked once in `REPLICA_POLL_INTERVAL`.
         """
         wanted = record.written.get(path, record.contract.position)
         try:
             async with asyncio.timeout(READ_TIMEOUT):
                 while record.read < wanted:
                     async with record.looking:
-                        if _now() - record.looked >= LOOK_INTERVAL and record.read < wanted:
-                            await self._look(record)
-                    if record.contract.checked == -math.inf:  # others may have written there
-                        await self.check(record, identity_of(path))
+                        if _now() - record.looked >= REPLICA_POLL_INTERVAL and record.read < wanted:
+                            await self._ask_replicas(record)
+                    if record.contract.checked_at == -math.inf:  # others may have written there
+                        await self.check_contract(record, identity_at_path(path))
                     if record.read < wanted:
-                        await asyncio.sleep(LOOK_INTERVAL)
+                        await asyncio.sleep(REPLICA_POLL_INTERVAL)
         except TimeoutError:
             answers = record.replicas.items()
             behind = sorted(who for who, at in answers if at is None or at < wanted)
@@ -252,7 +256,7 @@ class Receivers:
                 transient=True,
             ) from None
 
-    async def _look(self, record: ReceiverRecord) -> None:
+    async def _ask_replicas(self, record: ReceiverRecord) -> None:
         """Ask every replica once."""
         end, record.looked = record.contract.position, _now()
         found = await self.positions(*record.service)
@@ -262,7 +266,7 @@ class Receivers:
                 who: at if at and at <= record.contract.position else None
                 for who, at in found.items()
             }
-            record.contract.checked = -math.inf
+            record.contract.checked_at = -math.inf
         # To the end that there is by now: whichever waits next need not ask.
         # What was read before stays read: a replica that starts later begins with all.
         positions = (0 if at is None else at for at in found.values())
@@ -270,7 +274,7 @@ class Receivers:
         record.replicas = found
 
 
-async def _keep_compacted(contract: Contract[Ingress]) -> None:
+async def _keep_compacted(contract: ContractTopic[Ingress]) -> None:
     """A contract's topic that somebody else has made may forget what is older than a week: a
     receiver that starts then would serve nothing, and nobody would write it again."""
     topics = contract.kafka.topics
@@ -288,13 +292,13 @@ async def _keep_compacted(contract: Contract[Ingress]) -> None:
         )
 
 
-def identity_of(path: str) -> Identity:
+def identity_at_path(path: str) -> Identity:
     """Whose entry stands at this path."""
     namespace, _, name = path[1:].partition("/")
     return Identity(namespace, name)
 
 
-def entries(records: Iterable[Record]) -> dict[str, Ingress]:
+def read_ingresses(records: Iterable[Record]) -> dict[str, Ingress]:
     """What a receiver's contract says, by path; what can't be read is passed over, as receivers do,
     and is written anew when its channel is reconciled."""
     found: dict[str, Ingress] = {}
@@ -310,13 +314,13 @@ def entries(records: Iterable[Record]) -> dict[str, Ingress]:
 
 
 class PodPositions:
-    """`Positions` of a cluster: each pod of the Service is asked at its own address."""
+    """`ReplicaPositions` of a cluster: each pod of the Service is asked at its own address."""
 
     def __init__(
         self,
         cluster: Cluster,
         url_of: Callable[[str, str], str] | None = None,
-        port: int = PORT,
+        port: int = CONTRACT_PORT,
         bearers: Callable[[str, str], Sequence[str]] = lambda name, namespace: (),
     ) -> None:
         """`url_of`: the Service's own address, which is asked where no pod can be: a mesh or a
@@ -330,7 +334,7 @@ class PodPositions:
     async def __call__(self, namespace: str, name: str) -> Mapping[str, int | None]:
         labels = {"serving.knative.dev/service": name}
         asked = {
-            each["metadata"]["name"]: f"http://{host(each['status']['podIP'])}:{self._port}"
+            each["metadata"]["name"]: f"http://{url_host(each['status']['podIP'])}:{self._port}"
             for each in await self._cluster.list(CORE, "Pod", labels, namespace)
             if takes_requests(each)
         }
@@ -348,13 +352,13 @@ class PodPositions:
 
 async def _position(session: aiohttp.ClientSession, url: str, bearers: Sequence[str]) -> int | None:
     try:
-        answer = await answer_of(session, f"{url}/contract", bearers, POSITION_BYTES)
+        answer = await get_answer(session, f"{url}/contract", bearers, POSITION_BYTES)
         return None if answer is None else int(json.loads(answer)["position"])
     except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError, OverflowError):
         return None
 
 
-def host(address: str) -> str:
+def url_host(address: str) -> str:
     """An IP address as a URL has it."""
     return f"[{address}]" if ":" in address else address
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 from knafka.core import names
 from knafka.core.errors import InvalidDocument, KnafkaError, LogError
 from knafka_operator.decide import desired, services
-from knafka_operator.decide.service_accounts import dispatchers_account
+from knafka_operator.decide.service_accounts import dispatcher_account
 from knafka_operator.decide.status import NotReady
 from knafka_operator.model.cluster import Cluster
 from knafka_operator.model.identity import Identity
@@ -26,11 +26,11 @@ from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.functions import apply_service
 from knafka_operator.reconcile.state import States, Watched
 from knafka_operator.scale.kafka_clusters import KafkaCluster
-from knafka_operator.scale.repeat import repeat
+from knafka_operator.scale.repeat import run_repeatedly
 
 log = logging.getLogger(__name__)
 
-LOOK_INTERVAL: Final = 5.0
+REPLAY_CHECK_INTERVAL: Final = 5.0
 """Seconds between two looks for new topics."""
 
 
@@ -48,9 +48,9 @@ class Replays:
     async def run(self) -> None:
         """Look for ever."""
         async with asyncio.TaskGroup() as self._tasks:
-            await repeat("looking for replays", self._look, LOOK_INTERVAL)
+            await run_repeatedly("looking for replays", self._check_kafkas, REPLAY_CHECK_INTERVAL)
 
-    async def _look(self) -> None:
+    async def _check_kafkas(self) -> None:
         """Begin to look at each Kafka, and at each on its own: one that is away, or a Trigger whose
         replayer can't start, makes nobody else wait."""
         watched = {who: each for who in self._states.triggers if (each := self._delivered(who))}
@@ -58,19 +58,19 @@ class Replays:
         for who, each in (self._followed | watched).items():
             triggers.setdefault(each.kafka, []).append(who)
         for kafka, those in triggers.items():
-            self._begin(kafka, self._look_at, kafka, those)
+            self._start_once(kafka, self._check_kafka, kafka, those)
 
-    async def _look_at(self, kafka: KafkaCluster, triggers: Collection[Identity]) -> None:
-        topics = await _topics_of(kafka)
+    async def _check_kafka(self, kafka: KafkaCluster, triggers: Collection[Identity]) -> None:
+        topics = await _replay_topics_in(kafka)
         for who in triggers:
             wanted, before = self._delivered(who), self._followed.get(who)
             if wanted is not None and wanted.kafka is not kafka:
                 continue  # it moved while that was asked
             if wanted is not None and topics is not None:
-                wanted = wanted if topics and _topic(wanted) in topics else None
+                wanted = wanted if topics and _replay_topic(wanted) in topics else None
             # Of a Kafka that doesn't say, those that are followed stay so.
             if wanted != before and (topics is not None or before is not None):
-                self._begin(who, self._change, who, wanted)
+                self._start_once(who, self._set_followed, who, wanted)
 
     def _delivered(self, who: Identity) -> Watched | None:
         """How a Trigger is delivered; None: it isn't, or it is paused."""
@@ -78,13 +78,13 @@ class Replays:
         watched = record.watched if record is not None else None
         return None if watched is None or watched.autoscaling.paused else watched
 
-    def _begin(self, what: object, work: Callable[..., Awaitable[None]], *of: Any) -> None:
+    def _start_once(self, what: object, work: Callable[..., Awaitable[None]], *of: Any) -> None:
         """Do this, unless it is still being done since a look before."""
         if what not in self._busy:
             self._busy.add(what)
-            self._tasks.create_task(self._finish(what, partial(work, *of)))
+            self._tasks.create_task(self._run_logged(what, partial(work, *of)))
 
-    async def _finish(self, what: object, work: Callable[[], Awaitable[None]]) -> None:
+    async def _run_logged(self, what: object, work: Callable[[], Awaitable[None]]) -> None:
         try:
             await work()
         except (NotReady, InvalidDocument) as error:
@@ -96,7 +96,7 @@ class Replays:
         finally:
             self._busy.discard(what)
 
-    async def _change(self, who: Identity, wanted: Watched | None) -> None:
+    async def _set_followed(self, who: Identity, wanted: Watched | None) -> None:
         before = self._followed.get(who)
         if before is not None and (wanted is None or wanted.kafka is not before.kafka):
             await self._unfollow(who)
@@ -120,29 +120,29 @@ class Replays:
             watched.secret,
             self._settings,
             replays=True,
-            account=dispatchers_account(egress),
+            account=dispatcher_account(egress),
         )
         await apply_service(self._cluster, manifest, trigger)
-        namespace = services.namespace_of(family, who, self._settings)
-        self._states.urls[self._id(who)] = services.url(
+        namespace = services.function_namespace(family, who, self._settings)
+        self._states.urls[self._scaler_id(who)] = services.service_url(
             services.replayer_name(family, who), namespace, self._settings
         )
         watched.kafka.watched.add(egress.topic)
-        await watched.kafka.scaler.watch(self._id(who), egress, autoscaling)
+        await watched.kafka.scaler.watch(self._scaler_id(who), egress, autoscaling)
         self._followed[who] = watched
 
     async def _unfollow(self, who: Identity) -> None:
         """Its Service stays until its Trigger goes: at zero it costs nothing."""
         watched = self._followed.pop(who)
-        watched.kafka.watched.discard(_topic(watched))
-        await watched.kafka.scaler.forget(self._id(who))
-        self._states.urls.pop(self._id(who), None)
+        watched.kafka.watched.discard(_replay_topic(watched))
+        await watched.kafka.scaler.forget(self._scaler_id(who))
+        self._states.urls.pop(self._scaler_id(who), None)
 
-    def _id(self, who: Identity) -> str:
+    def _scaler_id(self, who: Identity) -> str:
         return f"{self._states.family.trigger_id(who)} (replays)"
 
 
-async def _topics_of(kafka: KafkaCluster) -> Collection[str] | None:
+async def _replay_topics_in(kafka: KafkaCluster) -> Collection[str] | None:
     """Those for replays; None: it doesn't say."""
     try:
         topics = await kafka.topics.topics()
@@ -154,5 +154,5 @@ async def _topics_of(kafka: KafkaCluster) -> Collection[str] | None:
     return None
 
 
-def _topic(watched: Watched) -> str:
+def _replay_topic(watched: Watched) -> str:
     return desired.replay_topic(watched.egress)

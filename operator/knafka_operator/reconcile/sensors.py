@@ -21,13 +21,13 @@ from knafka_operator.decide import sensor as deciding
 from knafka_operator.decide.effects import Annotate
 from knafka_operator.decide.scaling import Cause, TriggerStatus
 from knafka_operator.decide.sensor import ObservedSensor, SensorDecision, WatchedSensor
-from knafka_operator.decide.sensor_topics import TOPICS, candidates, recorded
+from knafka_operator.decide.sensor_topics import TOPICS, candidate_names, recorded_topic
 from knafka_operator.decide.status import EXPECTED, NotReady
 from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.family import Family
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import GROUP_STATUS, SERVING, Resource
-from knafka_operator.model.sensors import KNAFKA, OF_SENSOR, Bus, Sensor, bus_of
+from knafka_operator.model.sensors import KNAFKA, SENSOR_NAME_KEY, Bus, Sensor, bus_of
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.brokers import Brokers
 from knafka_operator.reconcile.channels import Channels
@@ -36,20 +36,20 @@ from knafka_operator.reconcile.functions import delete_service
 from knafka_operator.reconcile.kind import Kind, Reconciler
 from knafka_operator.reconcile.ownership import (
     SensorOwnership,
-    annotations_of,
-    is_group,
     kept_names,
+    may_have_group,
+    status_annotations,
 )
 from knafka_operator.reconcile.sensor_publishing import SensorPublishing
 from knafka_operator.reconcile.state import BrokerRecord, BrokerState, SensorRecord, States
 from knafka_operator.reconcile.topics import topic_to_delete
 from knafka_operator.reconcile.work_queue import WorkQueue
 from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
-from knafka_operator.scale.parsing import parsed, size_of
+from knafka_operator.scale.parsing import parsed_off_loop, spec_size
 
 Observed = ObservedSensor[KafkaCluster]
 
-NAMES: Final = (GROUP_STATUS, *(name for name, _ in TOPICS.values()))
+NAME_KEYS: Final = (GROUP_STATUS, *(name for name, _ in TOPICS.values()))
 """Keys of `status.annotations` whose values no other Sensor may have."""
 
 
@@ -93,30 +93,30 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
 
     def remember(self, document: Document) -> SensorRecord:
         """Keep in mind which bus, topics and group a Sensor has."""
-        record = self.states.sensor(document, bus_of(document))
+        record = self.states.ensure_sensor(document, bus_of(document))
         self.states.claim_of_sensor(record, kept_names(document))
         return record
 
-    def record_of(self, document: Document) -> SensorRecord:
+    def ensure_record(self, document: Document) -> SensorRecord:
         return self.remember(document)
 
     def decide(self, seen: Observed, record: SensorRecord) -> SensorDecision:
-        taken = desired.OthersNames(self.states.of_sensors, record.uid)
+        taken = desired.NamesOfOthers(self.states.of_sensors, record.uid)
         decision = deciding.decide(seen, taken, self.settings)
         # Before anything is awaited: another Sensor gets none of these names from here on.
         for effect in decision.effects:
             if isinstance(effect, Annotate):
-                named = {effect.annotations[key] for key in NAMES if key in effect.annotations}
+                named = {effect.annotations[key] for key in NAME_KEYS if key in effect.annotations}
                 self.states.claim_of_sensor(record, named)
         return decision
 
     def status_of(
         self, seen: Observed, decision: SensorDecision, record: SensorRecord
     ) -> Mapping[str, Any]:
-        self.states.rolls.add_to(decision.conditions, self._function(record))
+        self.states.rolls.add_to(decision.conditions, self._function_identity(record))
         return super().status_of(seen, decision, record)
 
-    async def stop(self, bus: Bus) -> set[str]:
+    async def stop_on_bus(self, bus: Bus) -> set[str]:
         """Leave none of the Sensors on a bus a function; gives their groups. Raises `ClusterError`.
 
         Its topic is about to go: what a process commits after that would be taken for a position in
@@ -127,8 +127,8 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         for each in self.states.sensors_on(bus):
             record = self.states.sensors[each]
             await self._delete_function(record)
-            group = annotations_of(record.document).get(GROUP_STATUS)
-            if group is None or not is_group(group, bus, each):
+            group = status_annotations(record.document).get(GROUP_STATUS)
+            if group is None or not may_have_group(group, bus, each):
                 continue
             try:
                 kafka = await self._kafka_of(record.document, record)
@@ -154,7 +154,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         if left := sorted(await self._triggers(of, family)):
             message = f"{family.trigger}s {', '.join(left)} are being deleted"
             raise NotReady("Waiting", message, transient=True)
-        annotations = annotations_of(document)
+        annotations = status_annotations(document)
         if any(name in annotations for name, _ in TOPICS.values()):
             kafka = await self._kafka_of(document, record)
             topics, group = kafka.topics, annotations.get(GROUP_STATUS)
@@ -178,7 +178,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
 
     # The scaler.
 
-    async def _scale(self, watched: WatchedSensor, record: SensorRecord) -> None:
+    async def _start_scaling(self, watched: WatchedSensor, record: SensorRecord) -> None:
         """Have it woken so from now on; returns when drains of what it was before are over."""
         sensor, autoscaling = watched
         kafka, before = record.kafka, record.scaled
@@ -186,8 +186,10 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         if before is not None and before[0] is not kafka:
             await self._forget_drains(record)
         record.scaled = kafka, sensor
-        function = self._function(record)
-        self.states.urls[record.id] = services.url(function.name, function.namespace, self.settings)
+        function = self._function_identity(record)
+        self.states.urls[record.id] = services.service_url(
+            function.name, function.namespace, self.settings
+        )
         kafka.watched |= {sensor.topic, sensor.trigger_topic}
         await kafka.scaler.watch_sensor(record.id, sensor, autoscaling)
         if before is not None and before[0] is kafka:
@@ -206,12 +208,12 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     # Observe.
 
     async def observe(self, document: Document, record: SensorRecord) -> Observed:
-        annotations = annotations_of(document)
+        annotations = status_annotations(document)
         try:
-            sensor = await parsed(lambda: parse(Sensor, document), size_of(document))
+            sensor = await parsed_off_loop(lambda: parse(Sensor, document), spec_size(document))
         except InvalidDocument as error:
             return ObservedSensor(document, error)
-        there = await self.cluster.get(SERVING, "Service", *self._function(record))
+        there = await self.cluster.get(SERVING, "Service", *self._function_identity(record))
         seen: Observed = ObservedSensor(
             document,
             sensor,
@@ -219,12 +221,12 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
             triggers=await self._triggers(sensor, record.bus.family),
             scaling=self.status(Identity.of(document)),
         )
-        brokers, of_bus = self.buses.get(record.bus.family), self._record_of(record.bus)
+        brokers, of_bus = self.buses.get(record.bus.family), self._bus_record(record.bus)
         if brokers is None:
             return replace(seen, served=False)
         state, stored = of_bus.state if of_bus else None, None
         if state is None:
-            stored = await self._stored(record.bus)
+            stored = await self._stored_bus(record.bus)
         seen = replace(
             seen,
             broker=state,
@@ -239,7 +241,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         record.kafka = state.kafka
         topics = await self._topics(sensor, annotations, state)
         try:
-            disputed = await self._own.disputed(annotations, topics, state.kafka, record)
+            disputed = await self._own.disputed_topics(annotations, topics, state.kafka, record)
             foreign = await self._own.group_is_foreign(record, annotations, state.kafka)
         except EXPECTED as error:
             return replace(seen, topics=error)
@@ -250,8 +252,8 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     ) -> Mapping[str, Any] | KnafkaError:
         asked = [bus.topic.name]
         for what in TOPICS:
-            kept = recorded(sensor, what, annotations)
-            asked += [kept] if kept is not None else candidates(sensor, what)
+            kept = recorded_topic(sensor, what, annotations)
+            asked += [kept] if kept is not None else candidate_names(sensor, what)
         try:
             return {each: await bus.kafka.topics.describe_topic(each) for each in asked}
         except EXPECTED as error:
@@ -261,7 +263,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         """Those that it has made and that are there, by name."""
         if family not in self.buses:
             return {}  # and the operator may not even ask for them
-        labels = {OF_SENSOR: sensor_manifests.label(sensor)}
+        labels = {SENSOR_NAME_KEY: sensor_manifests.sensor_label(sensor)}
         kind, namespace = (family.trigger_version, family.trigger), sensor.metadata.namespace
         found = await self.cluster.list(*kind, labels, namespace)
         return {each["metadata"]["name"]: each for each in found if services.is_owned(each, sensor)}
@@ -271,30 +273,30 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
 
         Raises `NotReady`, `InvalidDocument`.
         """
-        bus, of_bus = record.bus, self._record_of(record.bus)
+        bus, of_bus = record.bus, self._bus_record(record.bus)
         known = of_bus.state.kafka if of_bus is not None and of_bus.state else record.kafka
         if known is not None:
             return known
         brokers = self.buses.get(bus.family)
-        stored = None if brokers is None else await self._stored(bus)
+        stored = None if brokers is None else await self._stored_bus(bus)
         if isinstance(brokers, Channels):
             # Without its channel it has that of the installation, whose Kafka its status names.
-            return await brokers.connections.of(stored or document, None)
+            return await brokers.connections.kafka_of(stored or document, None)
         if stored is not None:
             message = f"{bus} has no topic yet"
             raise NotReady("BrokerNotConfigured", message, transient=True)
         # The operator is new since: without credentials it may still succeed.
-        return self.kafkas.at(annotations_of(document)[desired.BOOTSTRAP_SERVERS], None)
+        return self.kafkas.cluster_at(status_annotations(document)[desired.BOOTSTRAP_SERVERS], None)
 
-    def _record_of(self, bus: Bus) -> BrokerRecord | None:
+    def _bus_record(self, bus: Bus) -> BrokerRecord | None:
         brokers = self.buses.get(bus.family)
-        return None if brokers is None else brokers.states.brokers.get(bus.who)
+        return None if brokers is None else brokers.states.brokers.get(bus.identity)
 
-    async def _stored(self, bus: Bus) -> Document | None:
+    async def _stored_bus(self, bus: Bus) -> Document | None:
         family = bus.family
-        return await self.cluster.get(family.broker_version, family.broker, *bus.who)
+        return await self.cluster.get(family.broker_version, family.broker, *bus.identity)
 
-    def _function(self, record: SensorRecord) -> Identity:
+    def _function_identity(self, record: SensorRecord) -> Identity:
         """Where its Knative Service is."""
         family, sensor = record.bus.family, Identity.of(record.document)
         return sensor_manifests.function_identity(family, sensor, self.settings)
@@ -307,7 +309,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     async def start_delivery(
         self, document: Document, watched: WatchedSensor, *, replaces: bool
     ) -> TriggerStatus | None:
-        await self._scale(watched, self.states.sensors[Identity.of(document)])
+        await self._start_scaling(watched, self.states.sensors[Identity.of(document)])
         return self.status(Identity.of(document))
 
     async def end_delivery(self, document: Document) -> None:
@@ -316,7 +318,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     async def _delete_function(self, record: SensorRecord) -> None:
         """It is woken no more, and has no Service; raises `ClusterError`."""
         await self._forget_drains(record)
-        namespace, name = self._function(record)
+        namespace, name = self._function_identity(record)
         await delete_service(self.cluster, name, resource_of(record.document), namespace)
 
     async def _delete_trigger(self, family: Family, namespace: str, name: str) -> None:

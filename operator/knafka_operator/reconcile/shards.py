@@ -23,13 +23,13 @@ from knafka.core.errors import LogError
 from knafka_operator.decide import services
 from knafka_operator.decide.desired import Topic
 from knafka_operator.decide.effects import Manifest
-from knafka_operator.decide.shards import CONTRACT
+from knafka_operator.decide.shards import CONTRACT_TOPIC_KEY
 from knafka_operator.decide.status import NotReady
 from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import SERVING, Broker
 from knafka_operator.model.settings import Settings
-from knafka_operator.reconcile.contracts import ContractLog
+from knafka_operator.reconcile.contracts import SharedContractTopic
 from knafka_operator.reconcile.functions import apply_service, delete_service
 from knafka_operator.reconcile.state import BrokerRecord, ShardRecord, States, Watched
 from knafka_operator.reconcile.work_queue import Key
@@ -53,7 +53,7 @@ class Shards:
     states: States
     enqueue: Callable[[Key], None]
 
-    async def contract(self, broker: Identity) -> ContractLog | None:
+    async def loaded_contract(self, broker: Identity) -> SharedContractTopic | None:
         """The contract of a Broker that has its topic; None: there are no shared dispatchers here.
 
         Raises `LogError`, and `NotReady` for one that is being deleted.
@@ -62,40 +62,40 @@ class Shards:
         assert record.state is not None
         if record.state.kafka.open_writer is None:
             return None
-        found = self.contract_at(record, broker, record.state.kafka)
+        found = self.contract_record(record, broker, record.state.kafka)
         await found.load()
         return found
 
-    def loaded(self, broker: Identity, kafka: KafkaCluster) -> ContractLog:
+    def contract_in(self, broker: Identity, kafka: KafkaCluster) -> SharedContractTopic:
         """The contract of a Broker that has its topic; raises `NotReady`."""
-        return self.contract_at(self._record(broker), broker, kafka)
+        return self.contract_record(self._record(broker), broker, kafka)
 
     def _record(self, broker: Identity) -> BrokerRecord:
         record = self.states.brokers.get(broker)
         if record is None or record.state is None:
             family = self.states.family
             message = f'{family.broker} "{broker.name}" is being deleted'
-            raise NotReady(f"{family.short}DoesNotExist", message)
+            raise NotReady(f"{family.short_name}DoesNotExist", message)
         return record
 
-    def contract_at(
+    def contract_record(
         self, record: BrokerRecord, broker: Identity, kafka: KafkaCluster
-    ) -> ContractLog:
+    ) -> SharedContractTopic:
         """A Broker's contract in one Kafka, which may have to be read yet."""
         found = record.contracts.get(kafka.bootstrap_servers)
         if found is None:
             own = Identity(broker.namespace, self.states.family.own_name(broker.name))
             topic = names.contract_topic(*own)
-            found = ContractLog(own, topic, kafka, known=not record.has_contract)
+            found = SharedContractTopic(own, topic, kafka, known=not record.has_contract)
             record.contracts[kafka.bootstrap_servers] = found
         found.kafka = kafka  # another one after its Secret was changed
         return found
 
-    async def resume(self, broker: Document, kafka: KafkaCluster) -> ContractLog:
+    async def resume(self, broker: Document, kafka: KafkaCluster) -> SharedContractTopic:
         """The contract of a Broker that wasn't reconciled yet; raises `LogError`."""
-        record = self.states.broker(broker)
+        record = self.states.ensure_broker(broker)
         record.kafka = record.kafka or kafka
-        found = self.contract_at(record, Identity.of(broker), kafka)
+        found = self.contract_record(record, Identity.of(broker), kafka)
         await found.load()
         return found
 
@@ -104,7 +104,7 @@ class Shards:
         record, group = self.states.brokers.get(broker), watched.egress.group
         if record is None or watched.kafka.open_writer is None:
             return
-        contract = self.contract_at(record, broker, watched.kafka)
+        contract = self.contract_record(record, broker, watched.kafka)
         if watched.place is not None:
             contract.numbers[group] = watched.place.number
         elif group not in contract.records and group not in contract.leaving:
@@ -120,17 +120,17 @@ class Shards:
             return
         for kafka in (None if record.state is None else record.state.kafka, record.kafka):
             if record.has_contract and kafka is not None and kafka.open_writer is not None:
-                self.contract_at(record, broker, kafka)
+                self.contract_record(record, broker, kafka)
         for contract in list(record.contracts.values()):
             for group in groups:
                 await contract.withdraw(group)
 
-    async def create(self, broker: Identity, topic: Topic) -> None:
+    async def create_contract_topic(self, broker: Identity, topic: Topic) -> None:
         """Have the topic with a Broker's contract, which its status says first.
 
         An operator that dies in between knows that there may be one.
         """
-        record, contract = self._record(broker), await self.contract(broker)
+        record, contract = self._record(broker), await self.loaded_contract(broker)
         assert contract is not None
         async with record.creating:
             if contract.exists:
@@ -140,10 +140,10 @@ class Shards:
                 family = self.states.family
                 kind = {"apiVersion": family.broker_version, "kind": family.broker}
                 document = {**kind, "metadata": metadata}
-                written = {"annotations": {CONTRACT: topic.name}}
+                written = {"annotations": {CONTRACT_TOPIC_KEY: topic.name}}
                 await self.cluster.write_status(document, written)
                 record.has_contract = True
-            await contract.create(topic)
+            await contract.ensure_created(topic)
 
     async def apply(self, identity: Identity, number: int, manifest: Manifest) -> None:
         """Have a shard's Service as it should be; raises `NotReady` while it isn't Ready.
@@ -177,7 +177,7 @@ class Shards:
             shard.problem = error
         shard.manifest = manifest
 
-    async def look(self, broker: Broker) -> None:
+    async def maintain(self, broker: Broker) -> None:
         """Have a Broker's shards as they were applied, and none that is empty; raises
         `ClusterError`."""
         identity = Identity(broker.metadata.namespace, broker.metadata.name)
@@ -185,17 +185,17 @@ class Shards:
         if not record.has_contract or record.state is None:
             return
         try:
-            contract = await self.contract(identity)
+            contract = await self.loaded_contract(identity)
             if contract is None:
                 return
-            if await contract.check():
+            if await contract.reload_if_changed():
                 for each in self.states.triggers_of(identity):
                     self.enqueue((self.states.family.trigger, *each))
             await self._withdraw_orphans(identity, contract)
         except (LogError, NotReady) as error:
             log.info("the contract of %s %s: %s", self.states.family.broker, identity, error)
             return
-        await self._find(record, broker)
+        await self._list_services(record, broker)
         for number, shard in list(record.shards.items()):
             async with shard.lock:
                 if contract.members(number):
@@ -217,14 +217,14 @@ class Shards:
 
     def _service(self, broker: Identity, number: int) -> Identity:
         family = self.states.family
-        namespace = services.namespace_of(family, broker, self.settings)
+        namespace = services.function_namespace(family, broker, self.settings)
         return Identity(namespace, services.shard_name(family, broker, number))
 
     async def _delete_service(self, broker: Broker, number: int) -> None:
         namespace, name = self._service(services.identity_of(broker), number)
         await delete_service(self.cluster, name, broker, namespace)
 
-    async def _delete_members(self, contract: ContractLog, number: int, topic: str) -> None:
+    async def _delete_members(self, contract: SharedContractTopic, number: int, topic: str) -> None:
         """Delete the group of a shard's processes; raises `LogError` while there is one."""
         shard = names.shard_group(*contract.broker, number)
         await contract.kafka.topics.delete_group(names.shard_members(shard, topic))
@@ -234,11 +234,11 @@ class Shards:
         identity = Identity(broker.metadata.namespace, broker.metadata.name)
         record = self.states.brokers[identity]
         if record.has_contract:
-            await self._find(record, broker)
+            await self._list_services(record, broker)
             for number in record.shards:
                 await self._delete_service(broker, number)
 
-    async def _withdraw_orphans(self, broker: Identity, contract: ContractLog) -> None:
+    async def _withdraw_orphans(self, broker: Identity, contract: SharedContractTopic) -> None:
         """Triggers that went without us: somebody took our finalizer away."""
         for group, shared in list(contract.records.items()):
             who = Identity(shared.egress.namespace, shared.egress.trigger)
@@ -248,11 +248,11 @@ class Shards:
                     log.warning("%s %s is gone and was still delivered", kind, who)
                     await contract.withdraw(group)
 
-    async def _find(self, record: BrokerRecord, broker: Broker) -> None:
+    async def _list_services(self, record: BrokerRecord, broker: Broker) -> None:
         """Services that an operator before this one applied."""
         if record.shards_listed:
             return
-        labels = {services.ROLE: services.SHARD_ROLE}
+        labels = {services.ROLE_LABEL: services.SHARD_ROLE}
         for each in await self.cluster.list(SERVING, "Service", labels):
             if (
                 services.is_owned(each, broker)

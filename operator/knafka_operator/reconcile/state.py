@@ -19,16 +19,16 @@ from knafka.core import names
 from knafka.core.sensor.contract import Sensor
 from knafka_operator.decide import services
 from knafka_operator.decide import trigger as deciding
-from knafka_operator.decide.shards import CONTRACT
+from knafka_operator.decide.shards import CONTRACT_TOPIC_KEY
 from knafka_operator.decide.status import NotReady
-from knafka_operator.decide.subscription import Subscribed
+from knafka_operator.decide.subscription import ChannelEntry
 from knafka_operator.model.family import CHANNELS, Family, family_of
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.isolation import Isolation
-from knafka_operator.model.naming import Named, NameKind, Naming
+from knafka_operator.model.naming import NamedObject, NameKind, Naming
 from knafka_operator.model.resources import GROUP_STATUS, TOPIC_STATUS
 from knafka_operator.model.sensors import Bus
-from knafka_operator.reconcile.contracts import ContractLog
+from knafka_operator.reconcile.contracts import SharedContractTopic
 from knafka_operator.reconcile.functions import Rolls
 from knafka_operator.reconcile.policies import Policies
 from knafka_operator.scale.kafka_clusters import KafkaCluster
@@ -57,7 +57,7 @@ class BrokerRecord:
     """Whether its status says that there is a topic with its contract, or there was."""
     creating: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while that is written and the topic is made."""
-    contracts: dict[str, ContractLog] = field(default_factory=dict)
+    contracts: dict[str, SharedContractTopic] = field(default_factory=dict)
     """By the Kafka's servers; mostly there is one."""
     urls: set[str] = field(default_factory=set)
     """Keys of `States.urls` that are its shards'."""
@@ -66,7 +66,7 @@ class BrokerRecord:
     shards_listed: bool = False
     """Whether Services of shards that an operator before left were looked for."""
 
-    def known(self) -> tuple[object, ...]:
+    def inputs_of_triggers(self) -> tuple[object, ...]:
         """What its Triggers go by."""
         problems = {number: str(each.problem) for number, each in self.shards.items()}
         return self.state, self.stopped, self.reconciled, problems
@@ -111,7 +111,7 @@ class TriggerRecord:
     """What it needs, while its isolation is `auto` (`reconcile.moves`)."""
     checked: Document | None = None
     """As it was when that was last found to be so."""
-    subscribed: Subscribed | None = None
+    subscribed: ChannelEntry | None = None
     """As its channel has it, of a Subscription."""
     gone: bool = False
     """It is stored no more, and is dropped when its drains are over."""
@@ -178,7 +178,7 @@ class States:
         """Where each Trigger's dispatcher is, by the scaler's id, and each shard's, by its group:
         what drains are asked of."""
 
-    def broker(self, document: Document) -> BrokerRecord:
+    def ensure_broker(self, document: Document) -> BrokerRecord:
         """The record of a Broker of ours, another one if it is another object."""
         identity, uid = Identity.of(document), document["metadata"].get("uid", "")
         record = self.brokers.get(identity)
@@ -188,7 +188,7 @@ class States:
         if record is None:
             record = self.brokers[identity] = BrokerRecord(uid)
             if not self.family.centralized:  # else it has no receiver of its own
-                self.brokers_by_label[_label(identity)] = identity
+                self.brokers_by_label[_receiver_label(identity)] = identity
         record.has_contract = record.has_contract or has_contract(document)
         return record
 
@@ -197,10 +197,10 @@ class States:
         record = self.brokers.get(identity)
         return None if record is None else record.state
 
-    def broker_of_receiver(self, pod: Document, *, gone: bool) -> BrokerState | None:
+    def track_receiver_pod(self, pod: Document, *, gone: bool) -> BrokerState | None:
         """Keep in mind whether this receiver's pod is there; gives its Broker."""
         metadata = pod["metadata"]
-        label = metadata["namespace"], (metadata.get("labels") or {}).get(services.BROKER, "")
+        label = metadata["namespace"], (metadata.get("labels") or {}).get(services.BROKER_LABEL, "")
         pods = self.receivers.setdefault(label, set())
         (pods.discard if gone else pods.add)(metadata.get("uid", ""))
         if not pods:
@@ -208,7 +208,7 @@ class States:
         broker = self.brokers_by_label.get(label)
         return None if broker is None else self.broker_state(broker)
 
-    def resting(self, kafka: KafkaCluster) -> set[str]:
+    def unwritten_topics(self, kafka: KafkaCluster) -> set[str]:
         """Topics that are a Broker's own, to which nothing writes while it has no receiver."""
         if not self.receivers_known:
             return set()
@@ -226,7 +226,7 @@ class States:
         self.topics[topic] = record.uid
         record.topics.add(topic)
 
-    def keep_url(self, broker: Identity, shard: str, url: str) -> None:
+    def set_shard_url(self, broker: Identity, shard: str, url: str) -> None:
         """Where one of a Broker's shards is, by its group."""
         self.urls[shard] = url
         if (record := self.brokers.get(broker)) is not None:
@@ -236,14 +236,14 @@ class States:
         """It is gone, whatever is left of it in Kafka."""
         record = self.brokers.pop(identity, None)
         if record is not None:
-            self.brokers_by_label.pop(_label(identity), None)
+            self.brokers_by_label.pop(_receiver_label(identity), None)
             for topic in record.topics:
                 if self.topics.get(topic) == record.uid:
                     del self.topics[topic]
             for shard in record.urls:
                 self.urls.pop(shard, None)
 
-    def trigger(self, document: Document) -> TriggerRecord:
+    def ensure_trigger(self, document: Document) -> TriggerRecord:
         """The record of a Trigger; the names that another object of its name had are free."""
         identity, uid = Identity.of(document), document["metadata"].get("uid", "")
         record = self.triggers.get(identity)
@@ -254,9 +254,9 @@ class States:
             record.uid = uid
         return record
 
-    def keep_trigger(self, document: Document) -> TriggerRecord:
+    def store_trigger(self, document: Document) -> TriggerRecord:
         """Keep a Trigger as it is now stored."""
-        identity, record = Identity.of(document), self.trigger(document)
+        identity, record = Identity.of(document), self.ensure_trigger(document)
         self._unlist(identity, record)
         record.document, record.broker, record.gone = document, broker_of(document), False
         self.triggers_by_broker.setdefault(record.broker, set()).add(identity)
@@ -274,14 +274,14 @@ class States:
         self.groups[group] = record.uid
         record.groups.add(group)
 
-    def refer(self, trigger: Identity, to: Identity) -> None:
+    def add_reference(self, trigger: Identity, to: Identity) -> None:
         """Have `to` lead to this Trigger, whose subscriber or dead letter sink it is."""
         record = self.triggers.get(trigger)
         if record is not None:
             record.references.add(to)
             self.subscribers.setdefault(to, set()).add(trigger)
 
-    def refer_to_nothing(self, trigger: Identity) -> None:
+    def clear_references(self, trigger: Identity) -> None:
         record = self.triggers.get(trigger)
         for each in record.references if record is not None else ():
             referring = self.subscribers[each]
@@ -291,7 +291,7 @@ class States:
         if record is not None:
             record.references.clear()
 
-    def trigger_is_gone(self, identity: Identity) -> None:
+    def mark_trigger_gone(self, identity: Identity) -> None:
         """It is stored no more; its record stays until its drains are over."""
         record = self.triggers.get(identity)
         if record is None:
@@ -303,14 +303,14 @@ class States:
 
     def drop_trigger(self, identity: Identity) -> None:
         """Nothing of it is needed any more, whatever is left of it in Kafka."""
-        self.refer_to_nothing(identity)
+        self.clear_references(identity)
         record = self.triggers.pop(identity, None)
         self.urls.pop(self.family.trigger_id(identity), None)
         if record is not None:
             self._unlist(identity, record)
             self._release_groups(record)
 
-    def sensor(self, document: Document, bus: Bus) -> SensorRecord:
+    def ensure_sensor(self, document: Document, bus: Bus) -> SensorRecord:
         """The record of a Sensor on this bus, another one if it is another object."""
         identity, uid = Identity.of(document), document["metadata"].get("uid", "")
         record = self.sensors.get(identity)
@@ -379,7 +379,7 @@ def broker_of(trigger: Document) -> Identity:
     return family_of(trigger["kind"]).broker_of(trigger)
 
 
-def declared_of(document: Document) -> Document:
+def without_status(document: Document) -> Document:
     """All of an object but its status."""
     metadata = {**document["metadata"], "resourceVersion": None, "managedFields": None}
     return {**document, "metadata": metadata, "status": None}
@@ -387,7 +387,7 @@ def declared_of(document: Document) -> Document:
 
 def has_contract(broker: Document) -> bool:
     """Whether there is a topic with what its shared dispatchers deliver, or may be."""
-    return CONTRACT in ((broker.get("status") or {}).get("annotations") or {})
+    return CONTRACT_TOPIC_KEY in ((broker.get("status") or {}).get("annotations") or {})
 
 
 def topic_in_status(broker: Document) -> str | None:
@@ -403,9 +403,9 @@ def group_in_status(trigger: Document, naming: Naming) -> str | None:
         uid = trigger["metadata"].get("uid", "")
         own = group == names.subscription_group(*broker_of(trigger), uid)
     else:
-        own = naming.is_own(NameKind.TRIGGER_GROUP, group, Named.of(trigger))
+        own = naming.is_own(NameKind.TRIGGER_GROUP, group, NamedObject.of(trigger))
     return str(group) if own else None
 
 
-def _label(broker: Identity) -> tuple[str, str]:
+def _receiver_label(broker: Identity) -> tuple[str, str]:
     return broker.namespace, names.child(broker.name, "")

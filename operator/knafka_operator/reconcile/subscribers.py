@@ -22,9 +22,9 @@ from knafka_operator.decide.status import (
     SUBSCRIPTION_CONDITIONS,
     ConditionSet,
     NotReady,
-    changes,
+    merge_patch,
 )
-from knafka_operator.decide.subscription import Subscribed
+from knafka_operator.decide.subscription import ChannelEntry
 from knafka_operator.model.channels import CHANNEL, DECLARED, KAFKA_CHANNEL
 from knafka_operator.model.cluster import Cluster, Conflict, Document
 from knafka_operator.model.family import CHANNELS
@@ -32,7 +32,7 @@ from knafka_operator.model.handler import Handler, Handling
 from knafka_operator.model.identity import Identity
 from knafka_operator.reconcile.state import States
 
-ATTEMPTS: Final = 5
+WRITE_ATTEMPTS: Final = 5
 """At once, where somebody else writes the channel at the same time."""
 
 
@@ -46,22 +46,22 @@ class Subscribers:
 
     def reported(self, channel: Document) -> list[Mapping[str, Any]]:
         """`status.subscribers`, by UID."""
-        found = {each.reported["uid"]: each.reported for each in self._subscribed(channel)}
-        read = entries.read(channel)
+        found = {each.reported["uid"]: each.reported for each in self._channel_entries(channel)}
+        read = entries.read_entries(channel)
         for uid, problem in read.problems.items():
             found[uid] = {"uid": uid, "ready": "False", "message": problem}
         return [found[uid] for uid in sorted(found)]
 
-    async def declare(self, channel: Document) -> None:
+    async def write_spec_entries(self, channel: Document) -> None:
         """KN-CHN-05: have our entries in `spec.subscribers`; raises `ClusterError`."""
         if self.handling.handler is not Handler.OWN:
             return
         wanted = {
             str(each.reported["uid"]): each.declared
-            for each in self._subscribed(channel)
+            for each in self._channel_entries(channel)
             if each.declared is not None
         }
-        for left in reversed(range(ATTEMPTS)):
+        for left in reversed(range(WRITE_ATTEMPTS)):
             try:
                 await self._declare(channel, wanted)
                 return
@@ -76,7 +76,7 @@ class Subscribers:
 
     async def _declare(self, channel: Document, wanted: Mapping[str, Document]) -> None:
         listed = (channel.get("spec") or {}).get("subscribers") or ()
-        before = entries.declared(channel)
+        before = entries.own_uids(channel)
         handled = {
             record.uid
             for each in self.states.triggers_of(Identity.of(channel))
@@ -84,19 +84,19 @@ class Subscribers:
             and record.document is not None
             and not entries.is_entry(record.document)
         }
-        merged = entries.merged(listed, before | handled, wanted)
+        merged = entries.merged_subscribers(listed, before | handled, wanted)
         if merged != list(listed):
             # More than there may be is never taken for ours by mistake, less would be.
             if not wanted.keys() <= before:
-                await self._write_down(channel, before | wanted.keys())
+                await self._record_own_uids(channel, before | wanted.keys())
                 channel = await self._stored(channel)
             kind = {"apiVersion": channel["apiVersion"], "kind": channel["kind"]}
             kept = ("namespace", "name", "uid", "resourceVersion")
             who = {key: channel["metadata"][key] for key in kept if key in channel["metadata"]}
             spec = {"subscribers": merged}
             await self.cluster.apply({**kind, "metadata": who, "spec": spec})
-        if wanted.keys() != entries.declared(channel):
-            await self._write_down(channel, wanted.keys())
+        if wanted.keys() != entries.own_uids(channel):
+            await self._record_own_uids(channel, wanted.keys())
 
     async def _stored(self, channel: Document) -> Document:
         kind = CHANNELS.broker_version, CHANNELS.broker
@@ -106,11 +106,11 @@ class Subscribers:
             raise Conflict(f"{channel['kind']} {Identity.of(channel)} has changed meanwhile")
         return stored
 
-    async def _write_down(self, channel: Document, uids: Any) -> None:
+    async def _record_own_uids(self, channel: Document, uids: Any) -> None:
         ours = {DECLARED: " ".join(sorted(uids)) or None}
         await self.cluster.write_status(channel, {"annotations": ours})
 
-    def _subscribed(self, channel: Document) -> list[Subscribed]:
+    def _channel_entries(self, channel: Document) -> list[ChannelEntry]:
         """Its Subscriptions, by UID.
 
         One that wasn't reconciled since the operator began is as the channel has it: an operator
@@ -118,7 +118,7 @@ class Subscribers:
         """
         declared = _by_uid((channel.get("spec") or {}).get("subscribers"))
         reported = _by_uid((channel.get("status") or {}).get("subscribers"))
-        found = dict[str, Subscribed]()
+        found = dict[str, ChannelEntry]()
         for each in self.states.triggers_of(Identity.of(channel)):
             record = self.states.triggers.get(each)
             if record is None or record.gone:
@@ -128,11 +128,13 @@ class Subscribers:
             elif record.uid in reported:
                 theirs = record.document is None or entries.is_entry(record.document)
                 entry = None if theirs else declared.get(record.uid)
-                found[record.uid] = Subscribed(entry, reported[record.uid])
+                found[record.uid] = ChannelEntry(entry, reported[record.uid])
         return [found[uid] for uid in sorted(found)]
 
 
-async def explain(cluster: Cluster, subscription: Document, handling: Handling, at: str) -> None:
+async def explain_unserved_channel(
+    cluster: Cluster, subscription: Document, handling: Handling, at: str
+) -> None:
     """Say of a Subscription to a Channel why nothing comes of it, where only we could say so.
 
     `at` is the time (RFC 3339). Raises `ClusterError`.
@@ -150,9 +152,9 @@ async def explain(cluster: Cluster, subscription: Document, handling: Handling, 
     before = subscription.get("status") or {}
     status = {
         "observedGeneration": subscription["metadata"].get("generation", 0),
-        "conditions": conditions.conditions(before.get("conditions") or (), at),
+        "conditions": conditions.merged_into(before.get("conditions") or (), at),
     }
-    if patch := changes(before, status):
+    if patch := merge_patch(before, status):
         await cluster.write_status(subscription, patch)
 
 

@@ -11,7 +11,7 @@ from knafka.core import names
 from knafka.core.errors import LogError
 from knafka.ports.log import LogAdmin, TopicDescription
 from knafka_operator.decide.desired import Topic
-from knafka_operator.decide.topics import TopicRefused, may_delete
+from knafka_operator.decide.topics import TopicRefused, may_delete_topic
 from knafka_operator.scale.kafka_clusters import KafkaCluster
 
 log = logging.getLogger(__name__)
@@ -38,14 +38,14 @@ async def ensure_topic(kafka: KafkaCluster, wanted: Topic) -> bool:
             topic = topic.fewer
 
 
-async def made_topic(
+async def ensure_own_topic(
     kafka: KafkaCluster, wanted: Topic, *, may_be_used: bool = False
 ) -> TopicDescription:
     """Have this topic; gives it as Kafka has it. Raises `LogError`, and `TopicRefused` for one that
     is made and not there, or that somebody else has made meanwhile."""
     topics = kafka.topics
     is_new = await ensure_topic(kafka, wanted)
-    if not (is_new or may_be_used) and await is_used(topics, wanted.name):
+    if not (is_new or may_be_used) and await has_records(topics, wanted.name):
         message = f"topic {wanted.name} was made by somebody else: delete it, or rename this object"
         raise TopicRefused("TopicNotOurs", message)
     found = await topics.describe_topic(wanted.name)
@@ -54,7 +54,7 @@ async def made_topic(
     return found
 
 
-async def is_used(topics: LogAdmin, name: str) -> bool:
+async def has_records(topics: LogAdmin, name: str) -> bool:
     """Whether anything was ever written to a topic; raises `LogError`."""
     return any((await topics.end_offsets(name)).values())
 
@@ -65,15 +65,15 @@ async def topic_to_delete(
     """The topic, if it is the one that was made for an object that goes; None: it is not to be
     deleted. Raises `LogError`."""
     found = await topics.describe_topic(name)
-    used = found is not None and not known_id and await is_used(topics, name)
-    if may_delete(found, known_id, used=used, claimed=claimed):
+    used = found is not None and not known_id and await has_records(topics, name)
+    if may_delete_topic(found, known_id, used=used, claimed=claimed):
         return found
     if found is not None:
         log.warning("topic %s is left: it isn't known to be that of what is deleted", name)
     return None
 
 
-async def delete_letters(topics: LogAdmin, namespace: str, broker: str) -> None:
+async def delete_broker_dead_letters(topics: LogAdmin, namespace: str, broker: str) -> None:
     """Delete the dead letters of a Broker that goes with its records, of those that hold no event
     (docs/decisions/0031). Raises `LogError`."""
     # Its name is nobody else's. Most Brokers have none: then no right to delete it is needed.

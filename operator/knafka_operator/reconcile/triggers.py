@@ -24,22 +24,22 @@ from knafka_operator.decide import desired, leaving, services, subscription
 from knafka_operator.decide import trigger as deciding
 from knafka_operator.decide.effects import AwaitReplacement, Effect
 from knafka_operator.decide.scaling import TriggerStatus
-from knafka_operator.decide.shards import DISPATCHER
+from knafka_operator.decide.shards import DISPATCHER_KEY
 from knafka_operator.decide.status import ConditionSet, NotReady
 from knafka_operator.decide.trigger import ObservedTrigger, TriggerDecision
-from knafka_operator.decide.trigger_conditions import delivering, scaling
+from knafka_operator.decide.trigger_conditions import delivering_condition, scaling_annotations
 from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.family import CHANNELS, is_of_kafka_channel
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.brokers import Brokers
 from knafka_operator.reconcile.channels import Channels
-from knafka_operator.reconcile.dead_letters import DeadLetters
+from knafka_operator.reconcile.dead_letters import DeadLetterMonitor
 from knafka_operator.reconcile.effects import Effects, resource_of
 from knafka_operator.reconcile.functions import delete_service
 from knafka_operator.reconcile.kind import Kind, Neighbours, Reconciler
 from knafka_operator.reconcile.observing import TriggerObserver
-from knafka_operator.reconcile.ownership import GroupOwnership, annotations_of
+from knafka_operator.reconcile.ownership import GroupOwnership, status_annotations
 from knafka_operator.reconcile.shards import Shards
 from knafka_operator.reconcile.state import (
     States,
@@ -48,7 +48,7 @@ from knafka_operator.reconcile.state import (
     broker_of,
     group_in_status,
 )
-from knafka_operator.reconcile.work_queue import Again, Key
+from knafka_operator.reconcile.work_queue import Key, Requeue
 from knafka_operator.scale.kafka_clusters import KafkaCluster
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
     shards: Shards
     states: States
     observer: TriggerObserver
-    dead_letters: DeadLetters
+    dead_letters: DeadLetterMonitor
     effects: Effects
     now: Callable[[], str]  # the time, RFC 3339
     enqueue: Callable[[Key], None]
@@ -94,27 +94,27 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
             return is_of_kafka_channel(document)
         return broker_of(document) not in self.states.foreign_brokers
 
-    async def makes_something(self, document: Document) -> bool:
+    async def needs_finalizer(self, document: Document) -> bool:
         family = self.states.family
         kind = family.broker_version, family.broker
         broker = await self.cluster.get(*kind, *broker_of(document))
         return broker is not None and self.brokers.is_ours(broker)
 
-    async def absent(self, identity: Identity) -> Again:
-        return await self.neighbours.rest(identity)
+    async def on_absent(self, identity: Identity) -> Requeue:
+        return await self.neighbours.suspend_absent(identity)
 
     async def forget(self, document: Document) -> None:
         await self.abandon(Identity.of(document))
         self.neighbours.forget(document)
 
-    def record_of(self, document: Document) -> TriggerRecord:
-        return self.states.trigger(document)
+    def ensure_record(self, document: Document) -> TriggerRecord:
+        return self.states.ensure_trigger(document)
 
     async def observe(self, document: Document, record: TriggerRecord) -> Observed | None:
         """None: it is another implementation's, or not known yet to be ours."""
         broker = self.states.brokers.get(broker_of(document))
         if broker is not None and broker.stopped is not None:
-            await self._stop(_unread(document), record)
+            await self._stop(_unread_trigger(document), record)
         seen = await self.observer.observe(document)
         if seen.stored_broker is not None:
             if not self.brokers.is_ours(seen.stored_broker):
@@ -125,26 +125,28 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
                 # its status says is the best that is known.
                 return None
         if seen.broker is not None:
-            await self.own.prove(document, record, self._taken(record), seen.broker)
-            foreign = await self.own.foreign(document, seen.broker)
+            await self.own.claim_if_proved(
+                document, record, self._groups_of_others(record), seen.broker
+            )
+            foreign = await self.own.foreign_groups(document, seen.broker)
             seen = replace(seen, foreign_groups=foreign)
         return seen
 
-    def _taken(self, record: TriggerRecord) -> desired.OthersNames:
-        return desired.OthersNames(self.states.groups, record.uid)
+    def _groups_of_others(self, record: TriggerRecord) -> desired.NamesOfOthers:
+        return desired.NamesOfOthers(self.states.groups, record.uid)
 
     def decide(self, seen: Observed, record: TriggerRecord) -> Decision:
-        taken = replace(self._taken(record), applications=seen.foreign_groups)
+        taken = replace(self._groups_of_others(record), applications=seen.foreign_groups)
         decision = deciding.decide(seen, taken, self.settings)
         if decision.watched is not None and not seen.acted:
             self.shards.reserve(broker_of(seen.document), decision.watched)
             record.needed = decision.automatic
         return decision
 
-    async def act(
+    async def run_effects(
         self, effects: Iterable[Effect], seen: Observed, record: TriggerRecord
     ) -> Observed:
-        return replace(await super().act(effects, seen, record), acted=True)
+        return replace(await super().run_effects(effects, seen, record), acted=True)
 
     def status_of(
         self, seen: Observed, decision: Decision, record: TriggerRecord
@@ -152,32 +154,32 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         document, conditions, shown = seen.document, decision.conditions, decision.status
         family, identity = self.states.family, Identity.of(document)
         scaled = self.status(identity)
-        shown["annotations"].update(scaling(scaled))
+        shown["annotations"].update(scaling_annotations(scaled))
         if scaled is not None:
-            conditions.set(delivering(scaled))
+            conditions.set(delivering_condition(scaled))
         self.dead_letters.add_to(document, conditions, shown["annotations"])
-        namespace = services.namespace_of(family, identity, self.settings)
+        namespace = services.function_namespace(family, identity, self.settings)
         dispatcher = Identity(namespace, services.dispatcher_name(family, identity))
         self.states.rolls.add_to(conditions, dispatcher)
         if family is CHANNELS:
-            conditions = subscription.conditions_of(conditions)
-            shown = subscription.status_of(shown)
-            self._subscribe(document, record, conditions)
-        conditions, shown = self.in_own_words(seen, conditions, shown)
+            conditions = subscription.subscription_conditions(conditions)
+            shown = subscription.subscription_status(shown)
+            self._report_to_channel(document, record, conditions)
+        conditions, shown = self.in_words_of_kind(seen, conditions, shown)
         return {**shown, "conditions": self.conditions(seen, conditions)}
 
-    def in_own_words(
+    def in_words_of_kind(
         self, seen: Observed, conditions: ConditionSet, shown: dict[str, Any]
     ) -> tuple[ConditionSet, dict[str, Any]]:
         """Conditions and status as its kind has them."""
         return conditions, shown
 
-    def _subscribe(
+    def _report_to_channel(
         self, document: Document, record: TriggerRecord, conditions: ConditionSet
     ) -> None:
         """Report a Subscription's state in its channel's status."""
         egress = None if record.watched is None else record.watched.egress
-        subscribed = subscription.subscribed(document, egress, conditions)
+        subscribed = subscription.channel_entry(document, egress, conditions)
         if record.subscribed != subscribed:
             record.subscribed = subscribed
             self.enqueue((self.states.family.broker, *broker_of(document)))
@@ -185,11 +187,11 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
     async def leave(self, document: Document) -> None:
         """Its Broker is another implementation's: deliver nothing, and take our status back. Its
         group stays, as the other one goes on with it."""
-        seen, record = _unread(document), self.states.trigger(document)
-        if DISPATCHER in annotations_of(document):
+        seen, record = _unread_trigger(document), self.states.ensure_trigger(document)
+        if DISPATCHER_KEY in status_annotations(document):
             await self.stop_delivery(Identity.of(document))
             await self._delete_functions(document)
-        left = await super().act(leaving.leave(document), seen, record)
+        left = await super().run_effects(leaving.effects_of_leaving(document), seen, record)
         if left.failure is not None:
             raise left.failure
 
@@ -214,14 +216,14 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
             stored = None if kafka else await self.cluster.get(*kind, *broker)
             if stored is not None and isinstance(self.brokers, Channels):
                 # Its ConfigMap may be gone: then it isn't found by reconciling it.
-                kafka = await self.brokers.connections.of(stored, None)
+                kafka = await self.brokers.connections.kafka_of(stored, None)
             if await self.own.is_claimed(identity, group):
                 log.warning("group %s is left: another status names it, too", group)
             elif kafka is not None:
                 await kafka.topics.delete_group(group)
             elif stored is not None:
                 message = f"{family.broker} {broker.name} has no topic yet"
-                raise NotReady(f"{family.short}NotConfigured", message)
+                raise NotReady(f"{family.short_name}NotConfigured", message)
         self.drop(document)
 
     def drop(self, document: Document) -> None:
@@ -237,7 +239,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
 
     async def resume(self, trigger: Document, watched: Watched) -> None:
         """Deliver what a Service of this Trigger's says, before it is reconciled."""
-        self.states.claim_group(self.states.trigger(trigger), watched.egress.group)
+        self.states.claim_group(self.states.ensure_trigger(trigger), watched.egress.group)
         await self.deliver(Identity.of(trigger), watched)
 
     async def deliver(self, identity: Identity, watched: Watched) -> None:
@@ -250,7 +252,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         if place is not None:
             broker = Identity(identity.namespace, watched.egress.broker)
             url = self._url(services.shard_name(family, broker, place.number), broker)
-            self.states.keep_url(broker, place.shard.group, url)
+            self.states.set_shard_url(broker, place.shard.group, url)
         own = services.dispatcher_name(family, identity)
         self.states.urls[trigger_id] = self._url(own, identity)
         before = record.watched
@@ -262,8 +264,8 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         await watched.kafka.scaler.watch(trigger_id, watched.egress, scaling_, shard)
 
     def _url(self, service: str, owner: Identity) -> str:
-        namespace = services.namespace_of(self.states.family, owner, self.settings)
-        return services.url(service, namespace, self.settings)
+        namespace = services.function_namespace(self.states.family, owner, self.settings)
+        return services.service_url(service, namespace, self.settings)
 
     async def stop_delivery(self, identity: Identity) -> None:
         """Deliver nothing for now; returns when its drains are over, and no shard has it.
@@ -283,13 +285,13 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
             await self.shards.withdraw(broker, record.groups | delivered)
         await self.forget_drains(identity)
 
-    async def rest(self, identity: Identity) -> None:
+    async def suspend(self, identity: Identity) -> None:
         """Deliver nothing, and have no functions; its group stays. Raises as `stop_delivery`."""
         document = self.states.triggers[identity].document
         await self.stop_delivery(identity)
         if document is not None:
             await self._delete_functions(document)
-        self.states.trigger_is_gone(identity)
+        self.states.mark_trigger_gone(identity)
 
     async def abandon(self, identity: Identity) -> None:
         """It is gone: deliver nothing, as far as that can be had; never raises."""
@@ -330,8 +332,8 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         if self.states.broker_state(broker) is None:
             family = self.states.family
             message = f'{family.broker} "{broker.name}" is being deleted'
-            raise NotReady(f"{family.short}DoesNotExist", message)
-        self.states.trigger(document).replaced = replaces
+            raise NotReady(f"{family.short_name}DoesNotExist", message)
+        self.states.ensure_trigger(document).replaced = replaces
         await self.deliver(identity, watched)
         return self.status(identity)
 
@@ -340,17 +342,19 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
 
     async def _stop(self, seen: Observed, record: TriggerRecord) -> None:
         """Its Broker may not use its topic; what stands in the way is tried again."""
-        stopped = await super().act(deciding.stop(seen.document, self.settings), seen, record)
+        stopped = await super().run_effects(
+            deciding.stop_effects(seen.document, self.settings), seen, record
+        )
         if stopped.failure is not None:
             kind, identity = self.states.family.trigger, Identity.of(seen.document)
             log.warning("%s %s is to stop: %s", kind, identity, stopped.failure)
 
     async def _delete_functions(self, document: Document) -> None:
         owner = resource_of(document)
-        for each in deciding.functions(document, self.settings):
+        for each in deciding.own_services(document, self.settings):
             await delete_service(self.cluster, each.name, owner, each.namespace)
 
 
-def _unread(document: Document) -> Observed:
+def _unread_trigger(document: Document) -> Observed:
     """What is known of one of which nothing needs to be: it stops, or is left."""
     return Observed(document, InvalidDocument("", "it was not read"))

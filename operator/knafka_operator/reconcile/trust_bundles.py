@@ -23,7 +23,7 @@ from knafka_operator.model.settings import Settings
 
 log = logging.getLogger(__name__)
 
-LOOK_INTERVAL: Final = 300.0
+BUNDLE_CHECK_INTERVAL: Final = 300.0
 """Seconds after which they are read without anybody having told of a change: watches may break."""
 _OURS: Final = "app.kubernetes.io/managed-by", "knafka-operator"
 _COMPONENT: Final = "operator/deploy/trust-bundles"
@@ -53,11 +53,11 @@ class TrustBundles:
         if is_source or (name == TRUST_BUNDLE and namespace in self._copied):
             self._changed.set()
 
-    def look(self) -> None:
+    def reread_soon(self) -> None:
         """Read everything anew: something may have changed unheard."""
         self._changed.set()
 
-    async def copy_for(self, manifest: Mapping[str, Any]) -> None:
+    async def ensure_copy(self, manifest: Mapping[str, Any]) -> None:
         """Have the copy that this function mounts; raises `NotReady` and `ClusterError`."""
         if not self._source or not mounts_trust_bundle(manifest):
             return
@@ -69,7 +69,7 @@ class TrustBundles:
             if self._copied.get(namespace) != self._bundle.pem:
                 await self._copy(namespace, self._bundle)
 
-    async def look_once(self) -> None:
+    async def refresh_copies(self) -> None:
         """Read the bundles, and bring every copy up to date. Raises `ClusterError`."""
         async with self._lock:
             await self._read()
@@ -85,14 +85,14 @@ class TrustBundles:
         """Follow changes until cancelled."""
         while True:
             try:
-                async with asyncio.timeout(LOOK_INTERVAL):
+                async with asyncio.timeout(BUNDLE_CHECK_INTERVAL):
                     await self._changed.wait()
             except TimeoutError:
                 pass
             self._changed.clear()
             if self._copied:
                 try:
-                    await self.look_once()
+                    await self.refresh_copies()
                 except ClusterError as error:
                     log.warning("trust bundles: %s", error)
                     self._changed.set()
@@ -101,7 +101,7 @@ class TrustBundles:
     async def _read(self) -> None:
         labels = {deciding.LABEL: "true"}
         found = await self._cluster.list(CORE, "ConfigMap", labels, self._source)
-        bundle = deciding.merged(found)
+        bundle = deciding.merged_bundle(found)
         if self._bundle is None or bundle.problems != self._bundle.problems:
             for name, why in bundle.problems.items():
                 log.warning("trust bundle %s/%s: %s", self._source, name, why)
@@ -110,7 +110,7 @@ class TrustBundles:
 
     async def _copy(self, namespace: str, bundle: Bundle) -> None:
         """Raises `NotReady`, also for a ConfigMap of that name which is somebody else's."""
-        wanted = deciding.copy_in(namespace, bundle)
+        wanted = deciding.bundle_config_map(namespace, bundle)
         there = await self._cluster.get(CORE, "ConfigMap", namespace, TRUST_BUNDLE)
         if there is not None:
             label, ours = _OURS

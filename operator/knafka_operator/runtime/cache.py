@@ -26,12 +26,12 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.reconcile.work_queue import Key
-from knafka_operator.runtime.cluster import Selection
+from knafka_operator.runtime.cluster import WatchSelection
 
 APPLIED: Final = "knafka.dev/applied"
 """Annotation of what we apply: the digest of its manifest."""
 
-REMEMBERED: Final = 1000
+MAX_GONE: Final = 1000
 """Objects that are gone of which each selection still knows the UID."""
 
 KindKey: TypeAlias = tuple[str, str]
@@ -42,7 +42,7 @@ Reference: TypeAlias = tuple[str, str, str, str]
 """apiVersion, kind, namespace and name."""
 
 
-class Api(Cluster, Protocol):
+class CachedApi(Cluster, Protocol):
     """What is cached; implemented by `ApiCluster`."""
 
     async def patch_status(self, document: Document, status: Document) -> Document | None:
@@ -51,10 +51,10 @@ class Api(Cluster, Protocol):
 
 
 @dataclass(eq=False, slots=True)
-class _Watched:
+class _WatchedObjects:
     """What is known of one selection."""
 
-    of: Selection
+    selection: WatchSelection
     synced: bool = False
     versions: dict[Identity, str] = field(default_factory=dict)
     """The resourceVersion of each object of the selection; whole objects are in `documents`."""
@@ -63,18 +63,18 @@ class _Watched:
     """UIDs of the last objects that went: an answer that was slower than the watch brings none of
     them back."""
 
-    def found(self, identity: Identity) -> Document | None:
+    def current(self, identity: Identity) -> Document | None:
         """The object as it is stored now, if that is known."""
         document = self.documents.get(identity)
         if document is None or not self.synced:
             return None
-        if self.of.metadata_only and _version(document) != self.versions.get(identity):
+        if self.selection.metadata_only and _version(document) != self.versions.get(identity):
             return None
         return document
 
     def is_absent(self, identity: Identity) -> bool:
-        known = self.versions if self.of.metadata_only else self.documents
-        return self.synced and self.of.is_everything and identity not in known
+        known = self.versions if self.selection.metadata_only else self.documents
+        return self.synced and self.selection.is_everything and identity not in known
 
     def keep(self, document: Document) -> None:
         """Unless a newer one is known, from an answer that was faster than the watch."""
@@ -82,78 +82,80 @@ class _Watched:
         before = self.documents.get(identity)
         if before is None or not _is_older(document, before):
             self.documents[identity] = document
-            if not self.of.metadata_only:
+            if not self.selection.metadata_only:
                 self.versions[identity] = _version(document)
 
 
 class CachedCluster:
     """`Cluster`; what isn't watched goes through."""
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: CachedApi) -> None:
         self._api = api
-        self._watched: dict[KindKey, list[_Watched]] = {}
+        self._watched: dict[KindKey, list[_WatchedObjects]] = {}
         self._references: dict[Key, set[Reference]] = {}
         """By who was reconciled: what it got then."""
         self._referrers: dict[Reference, set[Key]] = {}
         self._tracked: ContextVar[set[Reference] | None] = ContextVar("tracked", default=None)
         self.changed: Callable[[Key], None] = lambda key: None
         """Called with each object that looked at one that has changed or gone."""
-        self.looked_at: Callable[[str, str], None] = lambda api_version, kind: None
+        self.on_unwatched_read: Callable[[str, str], None] = lambda api_version, kind: None
         """Called with the apiVersion and kind of what a reconciliation has asked for, if nobody
         watches that."""
 
     # -- what watches hear
 
-    def heard(self, of: Selection, changed: Sequence[Document], gone: Sequence[Document]) -> None:
+    def on_objects(
+        self, selection: WatchSelection, changed: Sequence[Document], gone: Sequence[Document]
+    ) -> None:
         """See `watches.Listener`; what is older than what is known is passed over."""
-        watched = self._of(of)
+        watched = self._watched_objects(selection)
         for document in changed:
             identity = _identity(document)
             watched.gone.pop(identity, None)
             known, version = watched.versions.get(identity), _version(document)
-            if of.metadata_only:
+            if selection.metadata_only:
                 watched.versions[identity] = version
             else:
                 watched.keep(document)
             if known != version:
-                self.tell((of.api_version, of.kind, *identity))
+                self.notify_readers((selection.api_version, selection.kind, *identity))
         for document in gone:
             identity = _identity(document)
             watched.versions.pop(identity, None)
             watched.documents.pop(identity, None)
             watched.gone[identity] = document["metadata"].get("uid", "")
-            if len(watched.gone) > REMEMBERED:
+            if len(watched.gone) > MAX_GONE:
                 del watched.gone[next(iter(watched.gone))]
-            self.tell((of.api_version, of.kind, *identity))
+            self.notify_readers((selection.api_version, selection.kind, *identity))
 
-    def is_synced(self, of: Selection, synced: bool) -> None:
-        self._of(of).synced = synced
+    def set_synced(self, selection: WatchSelection, synced: bool) -> None:
+        self._watched_objects(selection).synced = synced
 
-    def unwatch(self) -> None:
+    def forget_all(self) -> None:
         """Nothing is watched any more: everything goes through."""
         self._watched.clear()
         self._references.clear()
         self._referrers.clear()
 
-    def _of(self, of: Selection) -> _Watched:
-        of_kind = self._watched.setdefault((of.api_version, of.kind), [])
-        found = next((each for each in of_kind if each.of == of), None)
+    def _watched_objects(self, selection: WatchSelection) -> _WatchedObjects:
+        of_kind = self._watched.setdefault((selection.api_version, selection.kind), [])
+        found = next((each for each in of_kind if each.selection == selection), None)
         if found is None:
-            found = _Watched(of)
+            found = _WatchedObjects(selection)
             of_kind.append(found)
         return found
 
-    def _known(self, reference: Reference) -> Document | None:
+    def _current(self, reference: Reference) -> Document | None:
         """The object as it is stored now, if that is known."""
         of_kind = self._watched.get(reference[:2], ())
-        return next(filter(None, (each.found(reference[2:]) for each in of_kind)), None)
+        return next(filter(None, (each.current(reference[2:]) for each in of_kind)), None)
 
     def keep(self, document: Document) -> None:
         """What the API server answered to a write, or to a question."""
         for each in self._watched.get((document["apiVersion"], document["kind"]), ()):
             is_gone = each.gone.get(_identity(document)) == document["metadata"].get("uid", "")
-            if each.synced and each.of.matches(document) and not is_gone:
-                each.keep(_slim(document))
+            if each.synced and each.selection.matches(document) and not is_gone:
+                each.keep(_without_managed_fields(document))
 
     # -- who looks at what
 
@@ -169,13 +171,13 @@ class CachedCluster:
             raise
         finally:
             self._tracked.reset(token)
-            self._refer(key, found)
+            self._set_references(key, found)
 
     def forget(self, key: Key) -> None:
         """It is gone and looks at nothing."""
-        self._refer(key, set())
+        self._set_references(key, set())
 
-    def _refer(self, key: Key, to: set[Reference]) -> None:
+    def _set_references(self, key: Key, to: set[Reference]) -> None:
         before = self._references.pop(key, set())
         if to:
             self._references[key] = to
@@ -186,20 +188,20 @@ class CachedCluster:
             referrers.discard(key)
             if not referrers:
                 del self._referrers[reference]
-                self._let_go(reference)
+                self._drop_unread(reference)
 
-    def _let_go(self, reference: Reference) -> None:
+    def _drop_unread(self, reference: Reference) -> None:
         """Nobody looks at it any more: of an object of which only metadata is watched, that is
         enough again."""
         for each in self._watched.get(reference[:2], ()):
-            if each.of.metadata_only:
+            if each.selection.metadata_only:
                 each.documents.pop(reference[2:], None)
 
-    def known(self, of: Selection, namespace: str) -> list[Identity]:
+    def identities_in(self, selection: WatchSelection, namespace: str) -> list[Identity]:
         """The objects in a namespace that watches have told of."""
-        return [each for each in self._of(of).versions if each[0] == namespace]
+        return [each for each in self._watched_objects(selection).versions if each[0] == namespace]
 
-    def tell(self, reference: Reference) -> None:
+    def notify_readers(self, reference: Reference) -> None:
         """This object has changed, or something that belongs to it."""
         for key in list(self._referrers.get(reference, ())):
             self.changed(key)
@@ -211,14 +213,14 @@ class CachedCluster:
         tracked = self._tracked.get()
         if tracked is not None:
             tracked.add(reference)
-        if (known := self._known(reference)) is not None:
+        if (known := self._current(reference)) is not None:
             return known
         of_kind = self._watched.get((api_version, kind), ())
         if any(each.is_absent((namespace, name)) for each in of_kind):
             return None
         found = await self._api.get(*reference)
         if tracked is not None and not of_kind:
-            self.looked_at(api_version, kind)
+            self.on_unwatched_read(api_version, kind)
         if tracked is not None and found is not None:
             self.keep({**found, "apiVersion": api_version, "kind": kind})
         return found
@@ -241,7 +243,7 @@ class CachedCluster:
             digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:32]
             annotations = {**_annotations(manifest), APPLIED: digest}
             manifest = {**manifest, "metadata": {**metadata, "annotations": annotations}}
-        there = self._known((manifest["apiVersion"], manifest["kind"], *_identity(manifest)))
+        there = self._current((manifest["apiVersion"], manifest["kind"], *_identity(manifest)))
         # The digest says that nothing is there that was wanted once and isn't any more, the rest
         # that nobody has changed anything by hand.
         if (
@@ -255,8 +257,8 @@ class CachedCluster:
         return stored
 
     async def write_status(self, document: Document, status: Document) -> None:
-        there = self._known((document["apiVersion"], document["kind"], *_identity(document)))
-        if there is not None and reads(there.get("status") or {}, status):
+        there = self._current((document["apiVersion"], document["kind"], *_identity(document)))
+        if there is not None and changes_nothing(there.get("status") or {}, status):
             return
         stored = await self._api.patch_status(document, status)
         if stored is not None:
@@ -283,7 +285,7 @@ def contains(there: Any, wanted: Any) -> bool:
     return bool(there == wanted)
 
 
-def reads(there: Mapping[str, Any], patch: Mapping[str, Any]) -> bool:
+def changes_nothing(there: Mapping[str, Any], patch: Mapping[str, Any]) -> bool:
     """Whether a merge patch (RFC 7386) changes nothing."""
     for key, value in patch.items():
         if value is None:
@@ -291,14 +293,14 @@ def reads(there: Mapping[str, Any], patch: Mapping[str, Any]) -> bool:
                 return False
         elif isinstance(value, Mapping):
             had = there.get(key)
-            if not isinstance(had, Mapping) or not reads(had, value):
+            if not isinstance(had, Mapping) or not changes_nothing(had, value):
                 return False
         elif there.get(key) != value:
             return False
     return True
 
 
-def _slim(document: Document) -> Document:
+def _without_managed_fields(document: Document) -> Document:
     """Without what nobody reads, as watches have it."""
     metadata = document["metadata"]
     if "managedFields" not in metadata:

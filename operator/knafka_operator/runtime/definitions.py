@@ -11,13 +11,13 @@ from collections.abc import Collection, Sequence
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.handler import EVENTING_DEFINITION
 from knafka_operator.operator import Operator
-from knafka_operator.runtime.kinds import Kinds
+from knafka_operator.runtime.kinds import RestMapper
 
 
 class Definitions:
     """Belongs to one event loop; until it is synced, nobody knows of Knative Eventing."""
 
-    def __init__(self, kinds: Kinds, operators: Collection[Operator]) -> None:
+    def __init__(self, kinds: RestMapper, operators: Collection[Operator]) -> None:
         self._kinds = kinds
         self._operators = operators
         self._there: set[str] = set()
@@ -26,7 +26,7 @@ class Definitions:
         for each in operators:
             each.on_eventing(None)
 
-    def heard(self, changed: Sequence[Document], gone: Sequence[Document]) -> None:
+    def on_objects(self, changed: Sequence[Document], gone: Sequence[Document]) -> None:
         """These are there, or not any more."""
         there = {each["metadata"]["name"] for each in changed}
         left = {each["metadata"]["name"] for each in gone}
@@ -37,18 +37,18 @@ class Definitions:
             self._kinds.forget(name.partition(".")[2])
         for each in self._operators:
             each.queue.retry_failed()
-        self._tell()
+        self._report_eventing()
 
-    def is_synced(self, synced: bool) -> None:
+    def set_synced(self, synced: bool) -> None:
         """Whether all there are were heard of; what was seen before counts until they are again."""
         self._synced = synced
         if synced:
-            self._tell()
+            self._report_eventing()
 
-    def has(self, name: str) -> bool | None:
+    def exists(self, name: str) -> bool | None:
         """Whether there is one of this name; None: that isn't known yet."""
         return name in self._there if self._synced else None
 
-    def _tell(self) -> None:
+    def _report_eventing(self) -> None:
         for each in self._operators:
             each.on_eventing(EVENTING_DEFINITION in self._there)

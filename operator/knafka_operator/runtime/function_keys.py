@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from knafka.core.caller_tokens import MAX_VERIFIERS
-from knafka_operator.model.cluster import Cluster, ClusterError, Document, decoded
+from knafka_operator.model.cluster import Cluster, ClusterError, Document, decoded_secret
 from knafka_operator.model.resources import CORE
 from knafka_operator.model.sensors import SENSOR
 from knafka_operator.model.settings import Settings
@@ -33,7 +33,7 @@ from knafka_operator.reconcile.work_queue import Key
 
 log = logging.getLogger(__name__)
 
-SECRET: Final = "knafka-function-keys"
+KEYS_SECRET: Final = "knafka-function-keys"
 MIN_KEY_LENGTH: Final = 32
 """Characters: `openssl rand -hex 32` has 64. A token is only as hard to guess as its key."""
 ASK_AGAIN: Final = 1.0
@@ -64,10 +64,10 @@ class FunctionKeys:
     def on_secret(self, document: Document) -> None:
         """This Secret has changed, or went."""
         metadata = document["metadata"]
-        if (metadata["namespace"], metadata["name"]) == (self._settings.namespace, SECRET):
-            self.look()
+        if (metadata["namespace"], metadata["name"]) == (self._settings.namespace, KEYS_SECRET):
+            self.reread_soon()
 
-    def look(self) -> None:
+    def reread_soon(self) -> None:
         """Read the Secret anew: it may have changed."""
         self._changed.set()
 
@@ -80,18 +80,18 @@ class FunctionKeys:
             await self.start()
             if self._settings.tokens.keys != before:
                 log.info("the keys of functions' tokens have changed: functions roll")
-                for key in _owners(operator):
+                for key in _function_owners(operator):
                     enqueue(key)
 
     async def _read(self) -> None:
         """Raises `ClusterError`."""
-        stored = await self._cluster.get(CORE, "Secret", self._settings.namespace, SECRET)
-        keys = {} if stored is None else _usable(decoded(stored))
+        stored = await self._cluster.get(CORE, "Secret", self._settings.namespace, KEYS_SECRET)
+        keys = {} if stored is None else _usable_keys(decoded_secret(stored))
         if not keys:
             keys = self._keys or {f"{datetime.now(UTC):%Y-%m-%d}": secrets.token_hex(32)}
-            manifest = _secret(self._settings.namespace, keys)
+            manifest = _secret_manifest(self._settings.namespace, keys)
             if stored is not None:
-                log.warning("Secret %s has no key: it gets one", SECRET)
+                log.warning("Secret %s has no key: it gets one", KEYS_SECRET)
                 await self._cluster.apply(manifest)
             elif not await self._cluster.create(manifest):
                 await self._read()  # another replica was first
@@ -100,28 +100,30 @@ class FunctionKeys:
         self._settings.tokens.keys = tuple(keys[name].encode() for name in sorted(keys)[::-1])
 
 
-def _usable(values: Mapping[str, str]) -> Mapping[str, str]:
+def _usable_keys(values: Mapping[str, str]) -> Mapping[str, str]:
     """The newest keys, without those that are too short."""
     newest = sorted(values)[-MAX_VERIFIERS:]
     if short := [name for name in newest if len(values[name]) < MIN_KEY_LENGTH]:
         wanted = f"want {MIN_KEY_LENGTH} characters or more, such as `openssl rand -hex 32` writes"
-        log.warning("Secret %s: %s is too short to be a key: %s", SECRET, ", ".join(short), wanted)
+        log.warning(
+            "Secret %s: %s is too short to be a key: %s", KEYS_SECRET, ", ".join(short), wanted
+        )
     return {name: values[name] for name in newest if name not in short}
 
 
-def _secret(namespace: str, keys: Mapping[str, str]) -> Document:
+def _secret_manifest(namespace: str, keys: Mapping[str, str]) -> Document:
     return {
         "apiVersion": CORE,
         "kind": "Secret",
-        "metadata": {"name": SECRET, "namespace": namespace},
+        "metadata": {"name": KEYS_SECRET, "namespace": namespace},
         "type": "Opaque",
         "data": {name: base64.b64encode(key.encode()).decode() for name, key in keys.items()},
     }
 
 
-def _owners(operator: Operator) -> Sequence[Key]:
+def _function_owners(operator: Operator) -> Sequence[Key]:
     """All objects that have functions."""
-    of_all = [each.states for each in operator.all]
+    of_all = [each.states for each in operator.all_operators]
     owners = [(states.family.broker, *each) for states in of_all for each in states.brokers]
     owners += [(states.family.trigger, *each) for states in of_all for each in states.triggers]
     if operator.sources is not None:

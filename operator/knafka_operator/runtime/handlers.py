@@ -60,13 +60,13 @@ async def default_broker(
     )
     # One without a class is ours by now, if the default is.
     if memo.operator.brokers.is_ours(old or filled_in):
-        patch.fns.append(lambda raw: become(raw, filled_in))
+        patch.fns.append(lambda raw: replace_document(raw, filled_in))
 
 
 @kopf.on.mutate(*TRIGGERS, id="default-trigger", **WEBHOOK)
 def default_trigger(body: kopf.Body, patch: kopf.Patch, memo: kopf.Memo, **_: Any) -> None:
     if memo.operator.may_be_ours(body):
-        patch.fns.append(lambda raw: become(raw, admission.defaulted_trigger(raw)))
+        patch.fns.append(lambda raw: replace_document(raw, admission.defaulted_trigger(raw)))
 
 
 @kopf.on.validate(*BROKERS, id="check-broker", **WEBHOOK)
@@ -74,7 +74,7 @@ def check_broker(
     body: kopf.Body, memo: kopf.Memo, warnings: list[str], old: Any = None, **_: Any
 ) -> None:
     if memo.operator.brokers.is_ours(old or body):
-        admit(admission.check_broker, body, memo, old)
+        check_admission(admission.check_broker, body, memo, old)
     else:
         classes = memo.operator.brokers.settings.broker_classes
         warnings.extend(admission.class_warnings(dict(body), classes))
@@ -85,7 +85,7 @@ def check_trigger(
     body: kopf.Body, memo: kopf.Memo, warnings: list[str], old: Any = None, **_: Any
 ) -> None:
     if memo.operator.may_be_ours(old or body):
-        admit(admission.check_trigger, body, memo, old)
+        check_admission(admission.check_trigger, body, memo, old)
         warnings.extend(admission.trigger_warnings(dict(body)))
 
 
@@ -107,13 +107,13 @@ async def _default_class(broker: Document, memo: kopf.Memo) -> str:
     return class_ if class_ in settings.broker_classes else ""
 
 
-def become(raw: Any, document: Document) -> None:
+def replace_document(raw: Any, document: Document) -> None:
     """Make `raw`, which a patch is made of, this document."""
     # A function, since kopf passes over the empty objects of a patch, and `filter: {}` is one.
     raw.update(document)
 
 
-def admit(check: Callable[..., None], body: kopf.Body, memo: kopf.Memo, old: Any) -> None:
+def check_admission(check: Callable[..., None], body: kopf.Body, memo: kopf.Memo, old: Any) -> None:
     """Answer with what `check` refuses within the installation's maxima, as Knative's webhooks
     do."""
     try:

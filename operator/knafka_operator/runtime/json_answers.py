@@ -20,15 +20,15 @@ copies or writes a document takes a few frames for each."""
 _PART = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[{]|[\]}]', re.DOTALL)
 
 
-def decode(text: bytes) -> Any:
+def decode_json(text: bytes) -> Any:
     """Decoded JSON; raises `ValueError` for what is none."""
     try:
         return from_json(text)
     except ValueError:
-        return json.loads(without_depths(text))
+        return json.loads(without_deep_levels(text))
 
 
-def without_depths(text: bytes) -> bytes:
+def without_deep_levels(text: bytes) -> bytes:
     """The same JSON with null in the place of objects and lists below `MAX_DEPTH`."""
     kept: list[bytes] = []
     depth = begin = 0

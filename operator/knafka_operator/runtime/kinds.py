@@ -23,10 +23,10 @@ import kubernetes
 from kubernetes.dynamic.exceptions import NotFoundError
 from kubernetes.dynamic.resource import Resource
 
-REMEMBERED: Final = 600.0
+KINDS_KEPT: Final = 600.0
 """Seconds for which the kinds of an apiVersion are believed to be as they were."""
-UNKNOWN: Final = 15.0
-MAX_UNKNOWN: Final = 300.0
+UNKNOWN_KEPT: Final = 15.0
+MAX_UNKNOWN_KEPT: Final = 300.0
 """Seconds for which a kind that isn't there isn't asked for again: doubled each time that nothing
 is new, up to the second."""
 
@@ -42,11 +42,11 @@ class _Listed:
 
     at: float
     kinds: Mapping[str, Any]
-    unknown: float = UNKNOWN
+    unknown: float = UNKNOWN_KEPT
     """Seconds for which what isn't in it isn't asked for again."""
 
 
-class Kinds:
+class RestMapper:
     """Thread-safe: no lock is held while the API server is asked."""
 
     def __init__(
@@ -72,18 +72,18 @@ class Kinds:
             listed = self._listed.get(api_version)
         if listed is not None:
             found = listed.kinds.get(kind)
-            if now - listed.at < (listed.unknown if found is None else REMEMBERED):
+            if now - listed.at < (listed.unknown if found is None else KINDS_KEPT):
                 return found
         kinds = self._list(version["group"], version["version"], timeout)
-        unknown = UNKNOWN
+        unknown = UNKNOWN_KEPT
         if listed is not None and listed.kinds.keys() == kinds.keys():
-            unknown = min(2 * listed.unknown, MAX_UNKNOWN)
+            unknown = min(2 * listed.unknown, MAX_UNKNOWN_KEPT)
         with self._lock:
             # Misspelt ones must not pile up.
             self._listed = {
                 name: each
                 for name, each in self._listed.items()
-                if now - each.at < (REMEMBERED if each.kinds else 2 * each.unknown)
+                if now - each.at < (KINDS_KEPT if each.kinds else 2 * each.unknown)
             }
             self._listed[api_version] = _Listed(now, kinds, unknown)
         return kinds.get(kind)

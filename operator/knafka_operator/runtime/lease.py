@@ -75,14 +75,14 @@ class Election:
             return True
         return now >= self._changed + stored.duration
 
-    def pause(self, now: float) -> float:
+    def seconds_to_retry(self, now: float) -> float:
         """Seconds until another look, for who doesn't lead: sooner if it may claim it sooner."""
         if self._stored is None:
             return RETRY_EVERY
         expires = self._changed + self._stored.duration - now
         return min(RETRY_EVERY, expires) if expires > 0 else RETRY_EVERY
 
-    def claimed(self) -> Lease:
+    def lease_to_claim(self) -> Lease:
         """What to write; its version is that which it replaces, empty if there is none."""
         stored = self._stored
         if stored is None:
@@ -90,12 +90,12 @@ class Election:
         changes = stored.transitions + (stored.holder != self._me)
         return replace(stored, holder=self._me, duration=DURATION, transitions=changes)
 
-    def released(self) -> Lease | None:
+    def lease_to_release(self) -> Lease | None:
         """What to write once nothing acts any more; None: it isn't ours."""
         stored = self._stored
         return None if stored is None or stored.holder != self._me else replace(stored, holder="")
 
-    def wrote(self, stored: Lease, sent: float, now: float) -> None:
+    def on_written(self, stored: Lease, sent: float, now: float) -> None:
         """The API server stored what we sent at `sent`."""
         self.observe(stored, now)
         self._until = None if stored.holder != self._me else sent + RENEW_WITHIN

@@ -33,7 +33,7 @@ CREATED_AT: Final = "2026-01-01T00:00:00Z"
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class WatchEvent:
     """One change, as a watch tells of it."""
 
     type: str
@@ -65,13 +65,13 @@ class MemoryCluster:
         self._refusals: list[_Refusal] = []
         self._applied: dict[Key, set[Path]] = {}
         """The fields that our manager owns."""
-        self._watches: list[tuple[str, str, asyncio.Queue[Event]]] = []
+        self._watches: list[tuple[str, str, asyncio.Queue[WatchEvent]]] = []
         self._version = 0
 
     # What the operator asks.
 
     async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
-        await self._asked("get", kind, name)
+        await self._count_request("get", kind, name)
         found = self.objects.get((api_version, kind, namespace, name))
         return None if found is None else _copied(found)
 
@@ -82,55 +82,55 @@ class MemoryCluster:
         labels: Mapping[str, str] | None = None,
         namespace: str | None = None,
     ) -> list[Document]:
-        await self._asked("list", kind, "")
-        found = self._of(api_version, kind, labels)
+        await self._count_request("list", kind, "")
+        found = self._matching(api_version, kind, labels)
         if namespace is not None:
             found = [each for each in found if each["metadata"].get("namespace") == namespace]
         return [_copied(each) for each in found]
 
     async def create(self, manifest: Document) -> bool:
-        await self._asked("create", manifest["kind"], manifest["metadata"]["name"])
+        await self._count_request("create", manifest["kind"], manifest["metadata"]["name"])
         if _key(manifest) in self.objects:
             return False
         self.put(manifest)
         return True
 
     async def apply(self, manifest: Document) -> Document:
-        await self._asked("apply", manifest["kind"], manifest["metadata"]["name"])
+        await self._count_request("apply", manifest["kind"], manifest["metadata"]["name"])
         key = _key(manifest)
         merged = _copied(self.objects.get(key, {}))
         self._check_version(manifest, merged)
         leaves = dict(_leaves(manifest))
         leaves.pop(VERSION, None)
         for path in self._applied.get(key, set()) - leaves.keys():
-            _remove(merged, path)
+            _remove_field(merged, path)
         for path, value in leaves.items():
-            _put(merged, path, value)
+            _set_field(merged, path, value)
         self._applied[key] = set(leaves)
         return _copied(self._store(merged))
 
     async def write_status(self, document: Document, status: Document) -> None:
-        await self._asked("write_status", document["kind"], document["metadata"]["name"])
+        await self._count_request("write_status", document["kind"], document["metadata"]["name"])
         if (found := self.objects.get(_key(document))) is not None:
             self._store({**found, "status": _merged(found.get("status") or {}, status)})
 
     async def delete(self, api_version: str, kind: str, namespace: str, name: str) -> None:
-        await self._asked("delete", kind, name)
+        await self._count_request("delete", kind, name)
         self.remove(api_version, kind, namespace, name)
 
     async def watch(
         self, api_version: str, kind: str, labels: Mapping[str, str] | None = None
-    ) -> AsyncIterator[Event]:
+    ) -> AsyncIterator[WatchEvent]:
         """What there is of a kind in all namespaces, then every change of it, for ever."""
-        queue: asyncio.Queue[Event] = asyncio.Queue()
-        for each in self._of(api_version, kind, labels):
-            queue.put_nowait(Event("ADDED", _copied(each)))
+        queue: asyncio.Queue[WatchEvent] = asyncio.Queue()
+        for each in self._matching(api_version, kind, labels):
+            queue.put_nowait(WatchEvent("ADDED", _copied(each)))
         watch = api_version, kind, queue
         self._watches.append(watch)
         try:
             while True:
                 event = await queue.get()
-                if _has(event.document, labels):
+                if _has_labels(event.document, labels):
                     yield event
         finally:
             self._watches.remove(watch)
@@ -198,7 +198,7 @@ class MemoryCluster:
         """What is stored of a kind, in whatever version; not to be changed."""
         return (each for key, each in self.objects.items() if key[1] == kind)
 
-    async def _asked(self, verb: str, kind: str, name: str) -> None:
+    async def _count_request(self, verb: str, kind: str, name: str) -> None:
         self.requests[verb] += 1
         await asyncio.sleep(0)  # as others have their turn while a request is under way
         for each in self._refusals:
@@ -210,13 +210,13 @@ class MemoryCluster:
         if version not in (None, before.get("metadata", {}).get("resourceVersion")):
             raise Conflict(f"conflict: {document['kind']} has changed since version {version}")
 
-    def _of(
+    def _matching(
         self, api_version: str, kind: str, labels: Mapping[str, str] | None
     ) -> Sequence[dict[str, Any]]:
         return [
             each
             for key, each in self.objects.items()
-            if key[:2] == (api_version, kind) and _has(each, labels)
+            if key[:2] == (api_version, kind) and _has_labels(each, labels)
         ]
 
     def _store(self, document: dict[str, Any]) -> dict[str, Any]:
@@ -239,7 +239,7 @@ class MemoryCluster:
         metadata["resourceVersion"] = str(self._version)
         self.objects[key] = document
         self._stored(document)
-        self._tell("ADDED" if before is None else "MODIFIED", document)
+        self._notify_watches("ADDED" if before is None else "MODIFIED", document)
         return document
 
     def _stored(self, document: dict[str, Any]) -> None:
@@ -248,7 +248,7 @@ class MemoryCluster:
     def _drop(self, document: Document) -> None:
         del self.objects[_key(document)]
         self._applied.pop(_key(document), None)
-        self._tell("DELETED", document)
+        self._notify_watches("DELETED", document)
         uid = document["metadata"]["uid"]
         owned = [
             key
@@ -258,10 +258,10 @@ class MemoryCluster:
         for key in owned:
             self.remove(*key)
 
-    def _tell(self, type_: str, document: Document) -> None:
+    def _notify_watches(self, type_: str, document: Document) -> None:
         for api_version, kind, queue in self._watches:
             if (api_version, kind) == (document["apiVersion"], document["kind"]):
-                queue.put_nowait(Event(type_, _copied(document)))
+                queue.put_nowait(WatchEvent(type_, _copied(document)))
 
 
 class MemoryServing(MemoryCluster):
@@ -334,7 +334,7 @@ def _key(document: Document) -> Key:
     return document["apiVersion"], document["kind"], metadata["namespace"], metadata["name"]
 
 
-def _has(document: Document, labels: Mapping[str, str] | None) -> bool:
+def _has_labels(document: Document, labels: Mapping[str, str] | None) -> bool:
     return (labels or {}).items() <= (document["metadata"].get("labels") or {}).items()
 
 
@@ -369,7 +369,7 @@ def _leaves(value: Mapping[str, Any], path: Path = ()) -> Iterator[tuple[Path, A
             yield (*path, key), _copied_value(inner)
 
 
-def _put(document: dict[str, Any], path: Path, value: Any) -> None:
+def _set_field(document: dict[str, Any], path: Path, value: Any) -> None:
     for key in path[:-1]:
         if not isinstance(document.get(key), dict):
             document[key] = {}
@@ -377,11 +377,11 @@ def _put(document: dict[str, Any], path: Path, value: Any) -> None:
     document[path[-1]] = value
 
 
-def _remove(document: dict[str, Any], path: Path) -> None:
+def _remove_field(document: dict[str, Any], path: Path) -> None:
     """Take a field away, and the objects around it that are empty then."""
     inner = document.get(path[0])
     if len(path) > 1 and isinstance(inner, dict):
-        _remove(inner, path[1:])
+        _remove_field(inner, path[1:])
     if len(path) == 1 or inner == {}:
         document.pop(path[0], None)
 

@@ -39,7 +39,7 @@ EVERY_PRODUCER: Final = "all"
 """The `producer` of what is counted by the ends of a topic, by all its writers."""
 
 
-def metrics(operator: Operator) -> Iterator[Metric]:
+def operator_metrics(operator: Operator) -> Iterator[Metric]:
     """Brokers and channels by readiness; lag, replicas and outcomes of what they deliver to."""
     for name, kind, of in (
         ("knafka_broker_ready", "Broker", BROKERS),
@@ -48,9 +48,9 @@ def metrics(operator: Operator) -> Iterator[Metric]:
         label = kind.removeprefix("Kafka").lower()
         ready = [
             ({"namespace": who.namespace, label: who.name}, int(each.ready == "True"))
-            for beside in operator.all
+            for beside in operator.all_operators
             if beside.family is of
-            for who, each in beside.brokers.found.items()
+            for who, each in beside.brokers.with_topic.items()
         ]
         if ready or of is BROKERS:
             yield Metric(name, f"Whether the {kind} is Ready", ready, "gauge")
@@ -63,7 +63,7 @@ def metrics(operator: Operator) -> Iterator[Metric]:
         yield Metric("knafka_sink_ready", "Whether the KafkaSink is Ready", ready, "gauge")
     watched = [
         (triggers.states.family.trigger_id(who), each, triggers.status(who))
-        for triggers in operator.delivering
+        for triggers in operator.delivering_kinds
         for who, each in triggers.watched.items()
     ]
     scaled = [
@@ -90,13 +90,13 @@ def metrics(operator: Operator) -> Iterator[Metric]:
             for name, count in outcomes(status.counts)
         ],
     )
-    yield from _dead_letters(operator, scaled)
-    yield from _scaling(scaled, watched)
+    yield from _dead_letter_metrics(operator, scaled)
+    yield from _scaling_metrics(scaled, watched)
     if operator.sensors is not None:
-        yield from _sensors(operator.sensors)
+        yield from _sensor_metrics(operator.sensors)
     # Insertion order, where a set of them has any.
     kafkas = dict.fromkeys(each.kafka for _, each, _ in watched)
-    yield from _shards([shard for kafka in kafkas for shard in kafka.scaler.shards()])
+    yield from _shard_metrics([shard for kafka in kafkas for shard in kafka.scaler.shards()])
     yield consumed(
         (each.egress.group, topic, settled)
         for trigger_id, each, _ in watched
@@ -112,14 +112,14 @@ def metrics(operator: Operator) -> Iterator[Metric]:
     yield produced((EVERY_PRODUCER, topic, counts) for topic, counts in ends.items())
 
 
-def _dead_letters(
+def _dead_letter_metrics(
     operator: Operator, scaled: Sequence[tuple[Mapping[str, str], TriggerStatus]]
 ) -> Iterator[Metric]:
     """What waits in dead-letter topics, by their offsets; what became dead letters, by drains."""
     now = time.time()
     waiting = [
         (egress_labels(each.egress), found)
-        for triggers in operator.delivering
+        for triggers in operator.delivering_kinds
         for who, each in triggers.watched.items()
         if (found := triggers.dead_letters.waiting(who)) is not None
     ]
@@ -152,7 +152,7 @@ def _dead_letters(
     )
 
 
-def _sensors(sensors: Sensors) -> Iterator[Metric]:
+def _sensor_metrics(sensors: Sensors) -> Iterator[Metric]:
     found = [
         ({"namespace": who.namespace, "sensor": who.name}, status, wakes)
         for who, (status, wakes) in sensors.scaled().items()
@@ -180,7 +180,7 @@ def _sensors(sensors: Sensors) -> Iterator[Metric]:
     )
 
 
-def _scaling(
+def _scaling_metrics(
     scaled: Sequence[tuple[Mapping[str, str], TriggerStatus]],
     watched: Sequence[tuple[str, Watched, object]],
 ) -> Iterator[Metric]:
@@ -222,7 +222,7 @@ def _scaling(
     )
 
 
-def _shards(shards: Sequence[ShardStatus]) -> Iterator[Metric]:
+def _shard_metrics(shards: Sequence[ShardStatus]) -> Iterator[Metric]:
     """The shared dispatchers, where there are any."""
     found = [(_shard_labels(each), each) for each in shards]
     gauges: Sequence[tuple[str, str, Callable[[ShardStatus], int]]] = (
@@ -249,7 +249,7 @@ def _shard_labels(shard: ShardStatus) -> dict[str, str]:
     return {"namespace": shard.namespace, what: shard.broker, "shard": shard.group}
 
 
-class HttpServer:
+class MetricsServer:
     """Serves until it is closed."""
 
     def __init__(self, runner: web.AppRunner) -> None:
@@ -263,7 +263,7 @@ class HttpServer:
         is_ready: Callable[[], bool],
         ports: Sequence[int] = (PORT, HEALTH_PORT, CHANNEL_PORT),
         scrapers: Callers = EVERYBODY,
-    ) -> HttpServer:
+    ) -> MetricsServer:
         """`scrapers`: who is told of metrics."""
 
         async def answer(request: web.Request) -> web.Response:
@@ -271,7 +271,7 @@ class HttpServer:
                 challenge = {"www-authenticate": "Bearer"}
                 return web.Response(status=401, text=f"{NO_SCRAPER}\n", headers=challenge)
             # A thousand Triggers are 20,000 samples: written on a thread, others have their turn.
-            found = [*metrics(operator), _leader(leads())]
+            found = [*operator_metrics(operator), _leader_metric(leads())]
             text = await asyncio.to_thread(prometheus_text, found)
             return web.Response(body=text, headers={"content-type": CONTENT_TYPE})
 
@@ -296,6 +296,6 @@ class HttpServer:
         await self._runner.cleanup()
 
 
-def _leader(leads: bool) -> Metric:
+def _leader_metric(leads: bool) -> Metric:
     what = "Whether this replica is the one that acts"
     return Metric("knafka_operator_leader", what, [({}, int(leads))], "gauge")

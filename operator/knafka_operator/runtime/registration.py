@@ -44,7 +44,7 @@ TIMEOUT: Final = 30
 """Seconds for an answer: the most that Kubernetes allows."""
 
 
-def declared(
+def declared_webhooks(
     registry: kopf.OperatorRegistry, name: str, namespace: str, authority: str
 ) -> Mapping[str, Sequence[Document]]:
     """The webhooks of all handlers, by the kind of what they are registered in.
@@ -135,4 +135,4 @@ class Registration:
                     "metadata": {"name": self._name},
                     "webhooks": list(webhooks),
                 }
-                await self._cluster.replace_in_cluster(manifest)
+                await self._cluster.merge_cluster_scoped(manifest)

@@ -14,18 +14,18 @@ import aiohttp
 
 from knafka_operator.model.function_tokens import authorization
 
-BURST: Final = 20.0
+BURST_SECONDS: Final = 20.0
 """Seconds of an answer's rate that may come at once: a first and a last line are long."""
 
 
-class Pace:
+class LinePace:
     """How fast the lines of one unit are taken, whichever of its answers they come in.
 
     What comes faster is left where it is: its sender waits.
     """
 
     def __init__(self, lines: float, size: float) -> None:
-        """`lines`, and bytes (`size`), a second that each answer which is open adds."""
+        """`paced_lines`, and bytes (`size`), a second that each answer which is open adds."""
         self.open = 0
         self._lines = lines
         self._size = size
@@ -35,10 +35,10 @@ class Pace:
         """Seconds to wait before the line after one of `size` bytes is read."""
         cost = max(1 / self._lines, size / self._size) / max(1, self.open)
         self._paid_until = max(now, self._paid_until) + cost
-        return max(0.0, self._paid_until - BURST - now)
+        return max(0.0, self._paid_until - BURST_SECONDS - now)
 
 
-async def lines(response: aiohttp.ClientResponse, pace: Pace) -> AsyncIterator[bytes]:
+async def paced_lines(response: aiohttp.ClientResponse, pace: LinePace) -> AsyncIterator[bytes]:
     """The lines of a response that are not empty. Raises `ValueError` or `LineTooLong` for one
     longer than what its request reads ahead, and what `aiohttp` raises."""
     loop = asyncio.get_running_loop()
@@ -53,7 +53,7 @@ async def lines(response: aiohttp.ClientResponse, pace: Pace) -> AsyncIterator[b
         pace.open -= 1
 
 
-async def beginning(response: aiohttp.ClientResponse, size: int) -> bytes:
+async def first_bytes(response: aiohttp.ClientResponse, size: int) -> bytes:
     """At most so many bytes of the body, as few as there are."""
     text = b""
     while len(text) < size and (more := await response.content.read(size - len(text))):
@@ -61,7 +61,7 @@ async def beginning(response: aiohttp.ClientResponse, size: int) -> bytes:
     return text
 
 
-async def answer_of(
+async def get_answer(
     session: aiohttp.ClientSession, url: str, bearers: Sequence[str], size: int
 ) -> bytes | None:
     """At most `size` bytes of what a function says at this URL; None: it says nothing, or takes
@@ -71,7 +71,7 @@ async def answer_of(
             url, headers=authorization(bearer), allow_redirects=False
         ) as response:
             if response.status == 200:
-                return await beginning(response, size)
+                return await first_bytes(response, size)
             if response.status != 401:  # else it knows the key of before a rotation
                 return None
     return None

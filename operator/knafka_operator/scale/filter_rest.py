@@ -25,9 +25,9 @@ from knafka_operator.model.autoscaling import Autoscaling
 
 LONGEST_REST: Final = 60.0
 """Seconds: what a start and an end cost is little then, and nobody waits much longer for one."""
-BETWEEN_REQUESTS: Final = 5.0
+SAME_DRAIN_SECONDS: Final = 5.0
 """Seconds: after more of them a request doesn't go on with the drain of the one before."""
-BEHIND: Final = 5.0
+CAUGHT_UP_SECONDS: Final = 5.0
 """Seconds of what it filters out that may wait while it counts as caught up: dispatchers commit
 once a second."""
 
@@ -52,33 +52,33 @@ class FilterRest:
         """Whether no drain is to begin for the events that wait."""
         return now < self._until
 
-    def left(self, now: float) -> float:
+    def seconds_left(self, now: float) -> float:
         """Seconds until they are looked through."""
         return max(0.0, self._until - now)
 
-    def began(self, lag: int, now: float) -> None:
+    def on_begin(self, lag: int, now: float) -> None:
         """Its first drain begins, or goes on by another request, with so many events waiting."""
-        if now - self._over_at > BETWEEN_REQUESTS:
+        if now - self._over_at > SAME_DRAIN_SECONDS:
             self._passed_at = now
         self._looked = now
         self._waited, self._filtered = lag, 0
 
-    def over(self, now: float) -> None:
+    def on_request_end(self, now: float) -> None:
         """A request is over."""
         self._over_at = now
 
-    def told(self, before: DrainProgress | None, line: DrainProgress, now: float) -> None:
+    def on_progress(self, before: DrainProgress | None, line: DrainProgress, now: float) -> None:
         """A drain tells its progress, and told `before` the last time."""
-        passed = _passed(line) - (0 if before is None else _passed(before))
+        passed = _passed_count(line) - (0 if before is None else _passed_count(before))
         if passed > 0 or line.unsettled or line.congestion:
-            self.end()
+            self.reset()
             self._passed_at = now
 
-    def end(self) -> None:
+    def reset(self) -> None:
         """Something passes, or may: it has another filter."""
         self._until, self._rests = -math.inf, 0
 
-    def begins(
+    def begin_if_filtered(
         self, lag: int, drains: Collection[DrainProgress], autoscaling: Autoscaling, now: float
     ) -> bool:
         """Whether it is to rest from now on, with so many events waiting and these drains open."""
@@ -93,7 +93,7 @@ class FilterRest:
             or grown <= 0
             or filtered < self._waited
             or now - self._passed_at < awake_for
-            or lag > max(autoscaling.lag_threshold, BEHIND * rate)
+            or lag > max(autoscaling.lag_threshold, CAUGHT_UP_SECONDS * rate)
         ):
             return False
         self._until = now + min(autoscaling.polling_interval * 2.0**self._rests, LONGEST_REST)
@@ -101,5 +101,5 @@ class FilterRest:
         return True
 
 
-def _passed(line: DrainProgress) -> int:
+def _passed_count(line: DrainProgress) -> int:
     return line.delivered + line.retried + line.dead_lettered + line.lost

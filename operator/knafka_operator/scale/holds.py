@@ -24,7 +24,7 @@ import aiohttp
 
 from knafka.core.drain import DrainProgress, DrainRequest, Ended, ShardProgress
 from knafka_operator.decide.scaling import Cause
-from knafka_operator.scale.http_sessions import shown
+from knafka_operator.scale.http_sessions import shown_error
 
 FIRST_BUDGET: Final = 25.0
 """Seconds of a drain's first request, at most: so far below a Service's timeoutSeconds, which is
@@ -32,11 +32,11 @@ also its pods' grace (`services.TIMEOUT_SECONDS`), that a pod may start meanwhil
 REQUEST_BUDGET: Final = 60.0
 """Seconds of each that continues it, which a pod takes at once."""
 REQUEST_BUDGETS: Final = (FIRST_BUDGET, REQUEST_BUDGET)
-LAST_SECONDS: Final = 5.0
+STOP_DECISION_SECONDS: Final = 5.0
 """Seconds before a budget's end at which it is decided whether the drain is still wanted."""
 STOP_TIMEOUT: Final = 15.0
 """Seconds for a drain that was asked to end; then its request is given up."""
-UNHELD: Final = 8.0
+UNHELD_END_SECONDS: Final = 8.0
 """Seconds until a drain is over that nobody holds and whose Service has a newer Revision: 3 until
 its dispatcher asks for itself and is refused, 2 for attempts under way (`draining.lease`), and 3
 more."""
@@ -70,16 +70,16 @@ class Slots:
     def __init__(self) -> None:
         self._slots: dict[Hashable, int] = {}
 
-    def give(self, request: Hashable, others: Collection[int] = ()) -> int:
+    def assign(self, request: Hashable, others: Collection[int] = ()) -> int:
         """The lowest that no request has, nor any of `others`: drains that go on without one."""
         taken = {*self._slots.values(), *others}
         self._slots[request] = next(each for each in count() if each not in taken)
         return self._slots[request]
 
-    def of(self, request: Hashable) -> int | None:
+    def slot_of(self, request: Hashable) -> int | None:
         return self._slots.get(request)
 
-    def found(self, request: Hashable, slot: int) -> None:
+    def note_slot(self, request: Hashable, slot: int) -> None:
         """It is held by a drain that has this one."""
         mine = self._slots.get(request)
         if mine is None or mine == slot:
@@ -179,7 +179,7 @@ class Holds(Generic[Line]):
         hold = asyncio.create_task(self._hold(stop, self._asking()))
         self._open[hold] = stop
         if self._slots is not None:
-            self._slots.give(hold, others)
+            self._slots.assign(hold, others)
 
     def stop(self) -> set[Hold]:
         """Begin to end all; gives those that weren't ending yet."""
@@ -192,7 +192,7 @@ class Holds(Generic[Line]):
 
     async def _hold(self, stop: asyncio.Event, ask: Ask[Line]) -> None:
         """One drain after another, as long as that many are wanted."""
-        hold = _current()
+        hold = _current_task()
         loop = asyncio.get_running_loop()
         failures = 0
         try:
@@ -235,7 +235,7 @@ class Holds(Generic[Line]):
             if going_on > self._unit.wanted:
                 stop.set()
 
-        deciding = loop.call_at(over_at - LAST_SECONDS, stop_if_needless)
+        deciding = loop.call_at(over_at - STOP_DECISION_SECONDS, stop_if_needless)
         longest = self._first_budget
         try:
             while True:
@@ -245,7 +245,7 @@ class Holds(Generic[Line]):
                 went_on_for = loop.time() - began
                 # One that ends sooner than it was to isn't asked again in a hot loop.
                 spent = ended is not Ended.BUDGET or went_on_for < budget / 2
-                if spent or stop.is_set() or over_at - loop.time() < LAST_SECONDS:
+                if spent or stop.is_set() or over_at - loop.time() < STOP_DECISION_SECONDS:
                     return ended
                 longest = self._request_budget
         finally:
@@ -257,7 +257,7 @@ class Holds(Generic[Line]):
         ended = await self._request(hold, stop, ask, STOP_TIMEOUT, may_fail=True)
         if ended is not Ended.STOPPED:
             # A newer Revision answers by now. The dispatcher asks it, too, and ends then.
-            await asyncio.sleep(UNHELD)
+            await asyncio.sleep(UNHELD_END_SECONDS)
 
     async def _request(
         self,
@@ -275,7 +275,7 @@ class Holds(Generic[Line]):
             # One that min-scale wants has no reason to end when idle, only to begin anew.
             idle=self._unit.cooldown if needless else self._budget,
             budget=budget,
-            slot=None if self._slots is None else self._slots.of(hold),
+            slot=None if self._slots is None else self._slots.slot_of(hold),
         )
         last: Line | None = None
         self._unit.on_open(hold)
@@ -292,7 +292,7 @@ class Holds(Generic[Line]):
                     self._unit.on_line(hold, line)
         except Exception as error:  # Whatever it is, the status says so and it is tried again.
             if not may_fail:
-                self._unit.on_end(Ended.FAILED, last, f"the drain failed: {explain(error)}")
+                self._unit.on_end(Ended.FAILED, last, f"the drain failed: {error_text(error)}")
             return Ended.FAILED
         finally:
             self._unit.on_close(hold)
@@ -357,7 +357,7 @@ class EndingHolds:
             self._on_over(id_)
 
 
-async def cancel(holds: Collection[Hold]) -> None:
+async def cancel_holds(holds: Collection[Hold]) -> None:
     """Hold these no more; the drains go on without."""
     for hold in holds:
         hold.cancel()
@@ -365,14 +365,14 @@ async def cancel(holds: Collection[Hold]) -> None:
         await asyncio.wait(holds)
 
 
-def explain(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """What it says, or at least what it is."""
     if isinstance(error, aiohttp.ClientError):
-        return shown(error)
+        return shown_error(error)
     return str(error) or type(error).__name__
 
 
-def _current() -> Hold:
+def _current_task() -> Hold:
     task = asyncio.current_task()
     assert task is not None
     return task

@@ -49,7 +49,7 @@ def checked_session(timeout: aiohttp.ClientTimeout, **options: Any) -> aiohttp.C
     return aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False)
 
 
-def shown(error: Exception) -> str:
+def shown_error(error: Exception) -> str:
     """What may be told of a request that failed: nothing of what was answered, which aiohttp
     quotes where that is no HTTP."""
     if isinstance(error, aiohttp.ClientConnectorError):

@@ -14,7 +14,7 @@ from knafka.core.errors import KnafkaError
 log = logging.getLogger(__name__)
 
 
-async def repeat(
+async def run_repeatedly(
     what: str, run: Callable[[], Awaitable[None]], every: float, first: float | None = None
 ) -> None:
     """Call `run` for ever, with `every` seconds between, the first time after `first`, or `every`.

@@ -119,10 +119,10 @@ class ScaledShard:
         if self.holds.all or all(each.autoscaling.activation_lag_threshold for each in members):
             return
         for each in members:
-            each.grew(grown)
+            each.note_growth(grown)
         self.holds.open(members[0].scale.cause)
 
-    def open(self, trigger: ScaledTrigger) -> Sequence[DrainProgress]:
+    def progress_of(self, trigger: ScaledTrigger) -> Sequence[DrainProgress]:
         """What a member's drain does right now, without counts; empty: no request is open."""
         if not self._is_open:
             return ()
@@ -150,7 +150,7 @@ class ScaledShard:
                 self._count(member, progress)
         if line.contract != self._contract:
             self._contract = line.contract
-            self.notify()
+            self.notify_waiting()
 
     def on_close(self, hold: Hold) -> None:
         self._is_open = False
@@ -169,7 +169,7 @@ class ScaledShard:
             member = self._members.get(group)
             if member is not None and progress.error is None:
                 member.drain_error = None
-                member.joined()
+                member.note_joined()
         if ended is Ended.IDLE and last.settled is not None and began is not None:
             self._settled = self._groups_of(last, last.settled, began)
 
@@ -191,7 +191,7 @@ class ScaledShard:
         since = asyncio.get_running_loop().time() - began
         return SettledGroups(groups, settled.topic, settled.offsets, since)
 
-    def notify(self) -> None:
+    def notify_waiting(self) -> None:
         """Wake those who wait for `has_applied`."""
         self.changed.set()
         self.changed = asyncio.Event()

@@ -35,11 +35,11 @@ from knafka_operator.decide.scaling import (
     ScalingCounts,
     ShardStatus,
     TriggerStatus,
-    expected,
+    expecting_event,
 )
 from knafka_operator.model.autoscaling import Autoscaling
-from knafka_operator.scale.holds import REQUEST_BUDGETS, EndingHolds, Holds, cancel
-from knafka_operator.scale.looks import Looks, SensorLook, TopicLook
+from knafka_operator.scale.holds import REQUEST_BUDGETS, EndingHolds, Holds, cancel_holds
+from knafka_operator.scale.looks import LagChecks, SensorLagCheck, TopicLagCheck
 from knafka_operator.scale.scaled_groups import ScaledSensor, ScaledTrigger
 from knafka_operator.scale.scaled_shard import ScaledShard
 
@@ -51,7 +51,7 @@ seldom, as each that ends moves partitions."""
 LEAVE_TIMEOUT: Final = 120.0
 """Seconds for all to leave the group of what has changed. Those that live ask for themselves within
 18, are refused and leave within 5 (`draining.lease`); the session of the others ends after 10."""
-LOOK_FOR_MEMBERS: Final = 0.5
+MEMBERS_CHECK_INTERVAL: Final = 0.5
 """Seconds between two questions who is in a group."""
 MAX_FORGOTTEN: Final = 1_000
 """Triggers that aren't scaled for now of which it is known how they were delivered."""
@@ -103,23 +103,23 @@ class Scaler:
         self._budget = budget
         self._now = now
         self._triggers: dict[str, ScaledTrigger] = {}
-        self._topics: dict[str, TopicLook] = {}
-        """By `key_of` what reads it."""
-        self._several: dict[str, TopicLook] = {}
+        self._topics: dict[str, TopicLagCheck] = {}
+        """By `topics_key` what reads it."""
+        self._several: dict[str, TopicLagCheck] = {}
         """Those of them that look at several topics together."""
-        self._sensors: dict[str, SensorLook] = {}
+        self._sensors: dict[str, SensorLagCheck] = {}
         self._shards: dict[str, ScaledShard] = {}
         """Those with members, or a request that isn't over, by group."""
-        self._ending = EndingHolds(self._has_ended)
+        self._ending = EndingHolds(self._on_drains_ended)
         self._forgotten: dict[str, Egress] = {}
         """By what Triggers with drains of their own were delivered last, of those that aren't
         scaled for now or for good."""
-        self._looks = Looks()
+        self._lag_checks = LagChecks()
 
     async def run(self) -> None:
         """Look and hold until cancelled; the drains go on without."""
         try:
-            await self._looks.run([*self._topics.values(), *self._sensors.values()])
+            await self._lag_checks.run([*self._topics.values(), *self._sensors.values()])
         finally:
             holds = self._ending.all
             for trigger in self._triggers.values():
@@ -128,7 +128,7 @@ class Scaler:
                 holds |= sensor.scaled.holds.all
             for shard in self._shards.values():
                 holds |= shard.holds.all
-            await cancel(holds)
+            await cancel_holds(holds)
 
     async def watch(
         self,
@@ -148,7 +148,9 @@ class Scaler:
             self._forgotten.pop(trigger_id, None) if trigger is None else trigger.own_egress
         )
         if trigger is None:
-            trigger = self._triggers[trigger_id] = self._new(trigger_id, egress, autoscaling)
+            trigger = self._triggers[trigger_id] = self._new_trigger(
+                trigger_id, egress, autoscaling
+            )
         before, had = trigger.egress, trigger.shard
         joins = None if autoscaling.paused else shard
         if had is not None:
@@ -160,16 +162,16 @@ class Scaler:
         if own_before is not None and (own_before != egress or shard is not None):
             self._await_empty(trigger_id, own_before.group, egress.group, autoscaling)
         if before != egress:
-            self._unlist(trigger)
+            self._remove_from_check(trigger)
             trigger.egress = egress
-            trigger.rest.end()
+            trigger.rest.reset()
             if shard is None or (before.topics, before.group) != (egress.topics, egress.group):
                 trigger.lag = trigger.drain_error = None
         trigger.autoscaling, trigger.declared = autoscaling, shard
         trigger.ask_by = -math.inf
-        self._list(trigger)
+        self._add_to_check(trigger)
         self._join(trigger)
-        self._soon(key_of(egress))
+        self._check_soon(topics_key(egress))
         await self._ending.wait(trigger_id)
 
     async def watch_sensor(self, sensor_id: str, sensor: Sensor, autoscaling: Autoscaling) -> None:
@@ -181,7 +183,7 @@ class Scaler:
         look = self._sensors.get(sensor_id)
         if look is None:
             look = self._sensors[sensor_id] = self._new_sensor(sensor_id, sensor, autoscaling)
-            self._looks.add(look)
+            self._lag_checks.add(look)
         scaled = look.scaled
         if autoscaling.paused or scaled.sensor != sensor:
             self._ending.end(sensor_id, scaled.holds)
@@ -193,13 +195,13 @@ class Scaler:
             scaled.drain_error = None
             scaled.holding.clear()  # of triggers that may be other ones
         scaled.autoscaling = autoscaling
-        look.soon()
+        look.check_soon()
         await self._ending.wait(sensor_id)
 
     async def forget(self, id_: str) -> None:
         """Scale this Trigger or Sensor no more; returns when what drained for it alone is over."""
         if trigger := self._triggers.pop(id_, None):
-            self._unlist(trigger)
+            self._remove_from_check(trigger)
             self._leave(trigger)
             self._ending.end(id_, trigger.own)
             if trigger.own_egress is not None:
@@ -211,7 +213,7 @@ class Scaler:
             self._ending.end(id_, sensor.scaled.holds)
         await self._ending.wait(id_)
 
-    async def applied(self, shard_group: str, position: int, timeout: float) -> bool:
+    async def wait_until_applied(self, shard_group: str, position: int, timeout: float) -> bool:
         """Whether this shard delivers by every record before `position` of the contract's topic.
 
         Waits for its open request to say so; at once if there is none. False after `timeout`
@@ -235,10 +237,10 @@ class Scaler:
         shard at zero, which therefore drains without a question for each of its groups.
         """
         found = self._topics.get(topic)
-        for several in self._looks_at(topic):
+        for several in self._checks_of(topic):
             triggers = several.triggers.values()
             if several is not found and any(each.needs_question for each in triggers):
-                several.soon()
+                several.check_soon()
         asleep = [
             each
             for each in (found.triggers.values() if found else ())
@@ -248,11 +250,11 @@ class Scaler:
             for shard in {self._shards[each.shard.shard.group] for each in asleep if each.shard}:
                 shard.wake(topic, grown)
         if any(each.needs_question for each in asleep):
-            self._soon(topic)
+            self._check_soon(topic)
         for look in self._sensors.values():
             sensor = look.scaled
             if topic in sensor.topics and not (sensor.holds or sensor.autoscaling.paused):
-                look.soon()
+                look.check_soon()
 
     def prewarm(self, topic: str, limit: int) -> None:
         """An event is on its way there: Triggers at zero drain already, if at most `limit` are;
@@ -271,8 +273,8 @@ class Scaler:
         if len(asleep) <= limit:
             for holds, triggers in asleep.items():
                 for trigger in triggers:
-                    trigger.decided(expected(shared=trigger.shard is not None))
-                    trigger.asked()
+                    trigger.set_scale(expecting_event(shared=trigger.shard is not None))
+                    trigger.note_lag_known()
                 holds.open(Cause.PREWARM)
 
     def status(self, id_: str) -> TriggerStatus | None:
@@ -287,7 +289,7 @@ class Scaler:
         look = self._sensors.get(sensor_id)
         return {} if look is None else look.scaled.holds.wakes
 
-    def holding(self, sensor_id: str) -> Sequence[Waiting] | None:
+    def held_events(self, sensor_id: str) -> Sequence[Waiting] | None:
         """What the triggers of one Sensor hold, as drains have reported it; None: none has yet."""
         look = self._sensors.get(sensor_id)
         if look is None or not look.scaled.holding:
@@ -311,9 +313,9 @@ class Scaler:
     def reads(self, topic: str) -> bool:
         """Whether any Trigger of this topic is scaled, or any Sensor that reads it."""
         sensors = (each.scaled for each in self._sensors.values())
-        return bool(self._looks_at(topic)) or any(topic in each.topics for each in sensors)
+        return bool(self._checks_of(topic)) or any(topic in each.topics for each in sensors)
 
-    def _looks_at(self, topic: str) -> Sequence[TopicLook]:
+    def _checks_of(self, topic: str) -> Sequence[TopicLagCheck]:
         """Those at this topic, alone or with others."""
         found = [self._several[key] for key in self._several if topic in self._several[key].names]
         return [*found, self._topics[topic]] if topic in self._topics else found
@@ -335,9 +337,9 @@ class Scaler:
         those of before have been waited for.
         """
         if before == group and not autoscaling.min_scale:
-            self._ending.wait_for(id_, partial(self._until_empty, id_, group))
+            self._ending.wait_for(id_, partial(self._wait_until_empty, id_, group))
 
-    async def _until_empty(self, id_: str, group: str) -> None:
+    async def _wait_until_empty(self, id_: str, group: str) -> None:
         """Returns when nobody is in the group, or after `LEAVE_TIMEOUT`, which the log tells."""
         loop, why = asyncio.get_running_loop(), ""
         deadline = loop.time() + LEAVE_TIMEOUT
@@ -350,29 +352,33 @@ class Scaler:
                 if not members:
                     return
                 why = f"group {group} has {len(members)} members"
-            await asyncio.sleep(LOOK_FOR_MEMBERS)
+            await asyncio.sleep(MEMBERS_CHECK_INTERVAL)
         log.warning("%s was changed, and may still be delivered by what was before: %s", id_, why)
 
-    def _soon(self, name: str) -> None:
+    def _check_soon(self, name: str) -> None:
         if topic := self._topics.get(name):
-            topic.soon()
+            topic.check_soon()
 
-    def _new(self, trigger_id: str, egress: Egress, autoscaling: Autoscaling) -> ScaledTrigger:
+    def _new_trigger(
+        self, trigger_id: str, egress: Egress, autoscaling: Autoscaling
+    ) -> ScaledTrigger:
         trigger = ScaledTrigger(trigger_id, autoscaling, egress)
         trigger.own = Holds(
             trigger,
             lambda: partial(self._drains.hold, trigger_id, trigger.egress),
             self._budget,
             # What arrived since the drain last read, and had nobody to wake it, is looked for now.
-            lambda: self._soon(key_of(trigger.egress)),
+            lambda: self._check_soon(topics_key(trigger.egress)),
             request_budgets=self._request_budgets,
         )
-        trigger.joined()  # nobody knows when; most Triggers have events before this is due
+        trigger.note_joined()  # nobody knows when; most Triggers have events before this is due
         return trigger
 
-    def _new_sensor(self, sensor_id: str, sensor: Sensor, autoscaling: Autoscaling) -> SensorLook:
+    def _new_sensor(
+        self, sensor_id: str, sensor: Sensor, autoscaling: Autoscaling
+    ) -> SensorLagCheck:
         scaled = ScaledSensor(sensor_id, autoscaling, sensor)
-        look = SensorLook(scaled, self._kafka, self._ending, self._now)
+        look = SensorLagCheck(scaled, self._kafka, self._ending, self._now)
         scaled.holds = Holds(
             scaled,
             lambda: partial(self._drains.hold_sensor, sensor_id, scaled.sensor),
@@ -381,7 +387,7 @@ class Scaler:
             scaled.slots,
             self._request_budgets,
         )
-        scaled.joined()  # nobody knows when; most have events before this is due
+        scaled.note_joined()  # nobody knows when; most have events before this is due
         return look
 
     def _new_shard(self, declared: Shard) -> ScaledShard:
@@ -391,24 +397,24 @@ class Scaler:
             # Its size may change while it is held.
             lambda: lambda request, stop: self._drains.hold_shard(shard.shard, request, stop),
             self._budget,
-            lambda: self._is_over_for(shard),
+            lambda: self._on_shard_request_end(shard),
             request_budgets=self._request_budgets,
         )
         return shard
 
-    def _list(self, trigger: ScaledTrigger) -> None:
-        name = key_of(trigger.egress)
+    def _add_to_check(self, trigger: ScaledTrigger) -> None:
+        name = topics_key(trigger.egress)
         topic = self._topics.get(name)
         if topic is None:
             names = trigger.egress.topics
-            topic = self._topics[name] = TopicLook(names, self._kafka, self._ending)
+            topic = self._topics[name] = TopicLagCheck(names, self._kafka, self._ending)
             if len(names) > 1:
                 self._several[name] = topic
-            self._looks.add(topic)
+            self._lag_checks.add(topic)
         topic.triggers[trigger.id] = trigger
 
-    def _unlist(self, trigger: ScaledTrigger) -> None:
-        name = key_of(trigger.egress)
+    def _remove_from_check(self, trigger: ScaledTrigger) -> None:
+        name = topics_key(trigger.egress)
         topic = self._topics[name]
         del topic.triggers[trigger.id]
         if not topic.triggers:
@@ -435,26 +441,26 @@ class Scaler:
         shard.remove(trigger)
         if shard.is_empty and not stays:
             self._ending.end(trigger.id, shard.holds)
-            self._is_over_for(shard)
+            self._on_shard_request_end(shard)
 
-    def _is_over_for(self, shard: ScaledShard) -> None:
-        shard.notify()
+    def _on_shard_request_end(self, shard: ScaledShard) -> None:
+        shard.notify_waiting()
         if (settled := shard.take_settled()) is not None:
             # Else each of its groups is asked for now.
             self._kafka.note_committed(*settled)
         if shard.is_empty and not shard.holds.all:
             self._shards.pop(shard.shard.group, None)
         for topic in shard.topics:
-            self._soon(topic)
+            self._check_soon(topic)
 
-    def _has_ended(self, id_: str) -> None:
+    def _on_drains_ended(self, id_: str) -> None:
         if successor := self._triggers.get(id_):
             self._join(successor)
-            self._soon(key_of(successor.egress))
+            self._check_soon(topics_key(successor.egress))
         if look := self._sensors.get(id_):
-            look.soon()
+            look.check_soon()
 
 
-def key_of(egress: Egress) -> str:
+def topics_key(egress: Egress) -> str:
     """Its topic's name; of one that reads several, theirs: no topic's has a comma."""
     return ",".join(egress.topics)

@@ -21,8 +21,8 @@ from knafka_operator.decide import desired, services
 from knafka_operator.decide.authentication import (
     NO_AUTHENTICATION,
     Authentication,
-    address_of,
-    addresses_of,
+    addresses_status,
+    http_address,
 )
 from knafka_operator.decide.broker import PROBED
 from knafka_operator.decide.desired import MIN_IN_SYNC, Topic
@@ -38,10 +38,15 @@ from knafka_operator.decide.status import (
     TOPIC_READY,
     ConditionSet,
     NotReady,
-    value,
+    value_or_raise,
 )
 from knafka_operator.decide.steps import Step
-from knafka_operator.decide.topics import TOPIC_ID, TopicRefused, as_declared, topic_effects
+from knafka_operator.decide.topics import (
+    TOPIC_ID,
+    TopicRefused,
+    as_declared_condition,
+    topic_effects,
+)
 from knafka_operator.model.resources import TOPIC_STATUS
 from knafka_operator.model.settings import Settings
 from knafka_operator.model.sinks import EXTERNAL, MADE, TOPIC_OWNER, KafkaSink
@@ -121,14 +126,16 @@ def decide(seen: ObservedSink, settings: Settings) -> SinkDecision:
         return SinkDecision(tuple(needed.effects), conditions, status)
 
     with conditions.step(CONFIG_PARSED):
-        sink, kafka = value(seen.sink), value(seen.kafka)
-        senders, encryption = value(seen.authentication), value(seen.encryption)
+        sink, kafka = value_or_raise(seen.sink), value_or_raise(seen.kafka)
+        senders, encryption = value_or_raise(seen.authentication), value_or_raise(seen.encryption)
     if not conditions.holds(CONFIG_PARSED):
         return decision()
     assert kafka is not None
     with conditions.step(TOPIC_READY):
-        topic = value(seen.topic)
-        found = _topic(seen, sink, topic, annotations, settings, needed, conditions)
+        topic = value_or_raise(seen.topic)
+        found = _owned_or_external_topic(
+            seen, sink, topic, annotations, settings, needed, conditions
+        )
     if not conditions.holds(TOPIC_READY):
         return decision()
 
@@ -139,36 +146,36 @@ def decide(seen: ObservedSink, settings: Settings) -> SinkDecision:
         topic=sink.spec.topic,
         content_mode=sink.spec.content_mode,
         kafka=kafka,
-        **desired.limits(found.config),
+        **desired.ingress_limits(found.config),
     )
-    ingress = encryption.demanded(senders.demanded(ingress, sink))
+    ingress = encryption.with_encryption_rule(senders.with_sender_rules(ingress, sink))
     with conditions.step(DATA_PLANE_AVAILABLE):
         if seen.revision is None:
             check_receiver_scaling(sink.metadata.annotations, settings.maxima)
             manifest = sink_receiver_service(
                 sink, ingress, seen.secret, settings, oidc=senders.is_on
             )
-            needed.first(ApplyService(Step.APPLY_RECEIVER, manifest))
+            needed.run_first(ApplyService(Step.APPLY_RECEIVER, manifest))
     if seen.revision is None:
         return decision()
     if isinstance(seen.https, NotReady):
         unaddressed = seen.https
     name, namespace = sink_receiver_name(sink), sink.metadata.namespace
-    url = services.url(name, namespace, settings) + ingress.path
-    addresses = encryption.addresses(address_of(url, ingress.audience), ingress.path, seen.https)
+    url = services.service_url(name, namespace, settings) + ingress.path
+    addresses = encryption.addresses(http_address(url, ingress.audience), ingress.path, seen.https)
     status["address"] = addresses[-1] if addresses else None
-    status.update(addresses_of(addresses, before) | senders.status_of(sink, before))
-    for condition in (encryption.condition_of(seen.https), senders.condition_of(sink)):
+    status.update(addresses_status(addresses, before) | senders.policies_status(sink, before))
+    for condition in (encryption.encrypted_condition(seen.https), senders.policies_condition(sink)):
         if condition is not None:
             conditions.set(condition)
     with conditions.step(PROBE_SUCCEEDED):
         if seen.revision not in (annotations.get(PROBED), seen.probed):
-            needed.first(Probe(url, seen.revision))
+            needed.run_first(Probe(url, seen.revision))
         annotations[PROBED] = seen.revision
     return decision()
 
 
-def _topic(
+def _owned_or_external_topic(
     seen: ObservedSink,
     sink: KafkaSink,
     found: TopicDescription | None,
@@ -178,7 +185,7 @@ def _topic(
     conditions: ConditionSet,
 ) -> TopicDescription:
     """The topic, which `annotations` say the owner of. Raises `NotReady`, `TopicRefused`."""
-    wanted = own_topic(sink)
+    wanted = topic_to_create(sink)
     is_own = wanted is not None and is_made_for(sink, found, annotations, seen)
     if found is None and wanted is None:
         raise TopicRefused(
@@ -206,14 +213,14 @@ def _topic(
         disputed=seen.disputed,
         recorded=recorded,
     ):
-        needed.first(*making)
+        needed.run_first(*making)
     assert found is not None
     annotations.update(recorded)
-    conditions.set(as_declared(wanted, found))
+    conditions.set(as_declared_condition(wanted, found))
     return found
 
 
-def own_topic(sink: KafkaSink) -> Topic | None:
+def topic_to_create(sink: KafkaSink) -> Topic | None:
     """The topic as it is to be made, if the sink says so."""
     partitions, replication = sink.spec.num_partitions, sink.spec.replication_factor
     if partitions is None or replication is None:

@@ -15,10 +15,10 @@ from knafka_operator.decide import services
 from knafka_operator.decide.services import KNATIVE_AUTOSCALING, Manifest
 from knafka_operator.decide.status import NotReady
 from knafka_operator.model.family import BROKERS
-from knafka_operator.model.resources import OURS, Resource
+from knafka_operator.model.resources import KNAFKA_PREFIX, Resource
 from knafka_operator.model.settings import Settings
 
-SINK: Final = f"{OURS}sink"
+SINK: Final = f"{KNAFKA_PREFIX}sink"
 """Label of what is of one KafkaSink."""
 MAX_CONTRACT: Final = 100_000
 """Bytes; Linux takes 128 KiB for one variable."""
@@ -42,7 +42,7 @@ def sink_receiver_service(
     Raises `NotReady` for a contract that is too large.
     """
     contract = documents.dump(ingress)
-    text = services.one_line([contract])
+    text = services.compact_json([contract])
     if len(text) > MAX_CONTRACT:
         raise NotReady(
             "ContractTooLarge",
@@ -57,8 +57,11 @@ def sink_receiver_service(
     scaling = {KNATIVE_AUTOSCALING + key: each for key, each in services.RECEIVER_SCALING.items()}
     return services.knative_service(
         sink_receiver_name(sink),
-        services.ownership_of(sink, BROKERS, settings),
-        labels={services.ROLE: services.RECEIVER, SINK: names.child(sink.metadata.name, "")},
+        services.owned_metadata(sink, BROKERS, settings),
+        labels={
+            services.ROLE_LABEL: services.RECEIVER_ROLE,
+            SINK: names.child(sink.metadata.name, ""),
+        },
         annotations={**scaling, **declared},
         declared={**declared, "contract": contract, "oidc": oidc},
         environment={"FUNCTION_TARGET": "receive", INGRESSES: text},

@@ -37,7 +37,12 @@ from knafka_operator.model.cluster import Document
 from knafka_operator.model.conditions import Condition, Status
 from knafka_operator.model.family import SOURCES
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.sources import Credential, KafkaSourceSpec, SourceTrigger, protocol
+from knafka_operator.model.sources import (
+    Credential,
+    KafkaSourceSpec,
+    SourceTrigger,
+    security_protocol,
+)
 
 CONNECTION: Final = "ConnectionEstablished"
 SINK: Final = "SinkProvided"
@@ -61,7 +66,7 @@ _ADDRESSES: Final = {
 }
 
 
-def secret_of(
+def kafka_secret_values(
     spec: KafkaSourceSpec, found: Mapping[Credential, str | None], namespace: str
 ) -> Mapping[str, str] | None:
     """Its credentials by the names that a Secret for Kafka has (`kafka_secret`); None: it needs
@@ -73,14 +78,14 @@ def secret_of(
                 f"{path}: Secret {namespace}/{secret} has no key {key:.253}, or does not exist: "
                 "create it, or name another one",
             )
-    named = protocol(spec.net)
+    named = security_protocol(spec.net)
     if named is None:
         return None
     values = {credential.name: value for credential, value in found.items() if value is not None}
     return with_protocol(values, named)
 
 
-def missing_topics(topics: list[str], servers: str) -> NotReady:
+def missing_topics_error(topics: list[str], servers: str) -> NotReady:
     """Topics that Kafka hasn't; nobody but their owner makes them."""
     return NotReady(
         "TopicNotFound",
@@ -89,9 +94,9 @@ def missing_topics(topics: list[str], servers: str) -> NotReady:
     )
 
 
-def conditions_of(decided: ConditionSet, failed: Mapping[Step, KnafkaError]) -> ConditionSet:
+def source_conditions(decided: ConditionSet, failed: Mapping[Step, KnafkaError]) -> ConditionSet:
     """A Trigger's conditions as a KafkaSource's; `failed` are the steps that failed."""
-    found, shown = decided.found(), ConditionSet(CONDITIONS)
+    found, shown = decided.by_type(), ConditionSet(CONDITIONS)
     for before, type_ in _RENAMED.items():
         shown.set(replace(found[before], type=type_, message=_reworded(found[before])))
     dependency = found[DEPENDENCY_READY]
@@ -103,9 +108,9 @@ def conditions_of(decided: ConditionSet, failed: Mapping[Step, KnafkaError]) -> 
     if (error := failed.get(Step.COMMIT_OFFSETS)) is not None:
         shown.fail(OFFSETS, error)
     elif found[SUBSCRIPTION_READY].status is Status.TRUE or failed.keys() & _BEHIND_OFFSETS:
-        shown.find(OFFSETS)
+        shown.set_true(OFFSETS)
     else:
-        deployed = shown.found()[DEPLOYED]
+        deployed = shown.by_type()[DEPLOYED]
         why = "waits for what Deployed says"
         shown.set(Condition(OFFSETS, Status.UNKNOWN, deployed.reason or "Waiting", why))
     return shown
@@ -123,7 +128,7 @@ def _reworded(condition: Condition) -> str:
     return condition.message.replace("SubscriberResolved", SINK).replace(BROKER_READY, CONNECTION)
 
 
-def status_of(
+def source_status(
     decided: Mapping[str, Any],
     document: Document,
     trigger: SourceTrigger | KnafkaError,
@@ -137,7 +142,7 @@ def status_of(
     named["consumers"] = 0 if scaled is None else scaled.replicas
     named["selector"] = f"serving.knative.dev/service={dispatcher}"
     if isinstance(trigger, SourceTrigger):
-        source = trigger.of_egress()["conversion"].source
+        source = trigger.egress_fields()["conversion"].source
         topics = trigger.source.spec.topics
         named["ceAttributes"] = [
             {"type": "dev.knative.kafka.event", "source": f"{source}#{topic}"} for topic in topics
