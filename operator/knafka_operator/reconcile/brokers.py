@@ -238,7 +238,7 @@ class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
         identity = Identity.of(seen.document)
         receiver = _receiver_identity(resource_of(seen.document))
         functions = receiver, *self.shards.services_of(identity)
-        self.states.rolls.add_to(decision.conditions, *functions)
+        self.states.rolls.add_condition(decision.conditions, *functions)
         status = super().status_of(seen, decision, record)
         _update_state(seen, decision, record, status["conditions"])
         return status

@@ -172,7 +172,7 @@ class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
         waiting = self.shards.services_of(Identity.of(seen.document))
         if isinstance(seen.connection, ChannelConnection):
             waiting.append(self._service(_receiver_name(seen.connection)))
-        self.states.rolls.add_to(decision.conditions, *waiting)
+        self.states.rolls.add_condition(decision.conditions, *waiting)
         status = super().status_of(seen, decision, record)
         _update_state(seen, decision, record, status["conditions"])
         return status

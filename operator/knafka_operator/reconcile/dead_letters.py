@@ -50,47 +50,47 @@ MESSAGE_INTERVAL: Final = 60.0
 
 @dataclass(eq=False, slots=True)
 class _DeadLetterTopic:
-    """One Trigger's dead-letter topic."""
+    """What is known of one Trigger's dead-letter topic."""
 
     name: str
     kafka: KafkaCluster
     reported: int = 0
-    """Dead letters that its dispatchers have reported."""
+    """Number of dead letters that the Trigger's dispatchers have reported."""
     starts: Positions | None = None
-    """None: it isn't there, as far as is known."""
+    """The topic's start offsets; None: the topic doesn't exist, as far as is known."""
     ends: Positions = field(default_factory=dict)
     waiting: WaitingDeadLetters | None = None
     found: topics.JudgedTopic | None = None
     judged: object = None
-    """By what `found` was decided; None: it is to be described."""
+    """The inputs by which `found` was judged; None: the topic is to be described."""
     written: float = -math.inf
-    """When its condition was to be written last, by the event loop's clock."""
+    """When the Trigger was last enqueued to write its condition, by the event loop's clock."""
     announced: bool = False
-    """Whether there was an Event since the last time that none waited."""
+    """Whether an Event was posted since the topic was last empty."""
 
 
 @dataclass(eq=False)
 class DeadLetterMonitor:
-    """Looks at the dead letters of all Triggers that are delivered; belongs to one event loop."""
+    """Checks the dead-letter topics of all delivered Triggers; belongs to one event loop."""
 
     states: States
     enqueue: Callable[[Key], None]
     clock: Callable[[], float] = time.time
     """Seconds since 1970."""
     on_first: Callable[[Document, str], None] = lambda document, message: None
-    """Is given a Trigger that has dead letters and had none, and a sentence that says how many."""
+    """Called with a Trigger that has its first dead letters, and a sentence that says how many."""
     _topics: dict[Identity, _DeadLetterTopic] = field(default_factory=dict)
     _turn: int = 0
 
     def waiting(self, identity: Identity) -> WaitingDeadLetters | None:
-        """Of one Trigger; None: it has had no dead letter, or that isn't known yet."""
+        """The waiting dead letters of a Trigger; None: it has had none, or that isn't known yet."""
         topic = self._topics.get(identity)
         return None if topic is None else topic.waiting
 
-    def add_to(
+    def add_to_status(
         self, document: Document, conditions: ConditionSet, annotations: dict[str, str | None]
     ) -> None:
-        """What is known of a Trigger's dead letters, for its status."""
+        """Add the condition and annotations about a Trigger's dead letters to its status."""
         identity = Identity.of(document)
         if (told := self._condition(identity) or deciding.stored_condition(document)) is not None:
             conditions.set(told)
@@ -103,7 +103,8 @@ class DeadLetterMonitor:
         return None if waiting is None else deciding.dead_letters_condition(waiting, self.clock())
 
     async def check_topics(self) -> None:
-        """Find out how many wait, and have that written where it isn't."""
+        """Count the dead letters of all Triggers that are due, and enqueue Triggers whose status
+        differs."""
         self._turn = (self._turn + 1) % TURNS
         due: dict[KafkaCluster, list[tuple[Identity, TriggerRecord, Watched]]] = {}
         found = [(who, each) for who, each in self.states.triggers.items() if each.watched]
@@ -149,7 +150,8 @@ class DeadLetterMonitor:
     async def _update_waiting(
         self, kafka: KafkaCluster, found: Iterable[tuple[_DeadLetterTopic, Range]]
     ) -> None:
-        """How many wait, and since when: asked for again only where the first one is another."""
+        """Update number and age of the topics' dead letters; the age is asked for only if the
+        oldest record has changed."""
         undated = []
         for topic, range_ in found:
             before = topic.waiting
@@ -171,7 +173,8 @@ class DeadLetterMonitor:
 
     @staticmethod
     async def _note_missing(topic: _DeadLetterTopic, record: TriggerRecord) -> None:
-        """It isn't there, or it has no leader: then what was known of it stays."""
+        """Note that a topic has no offsets: it is gone, or has no leader, in which case what was
+        known of it stays."""
         said = deciding.stored_condition(record.document or {})
         was_there = topic.starts is not None or (said is not None and said.status is Status.FALSE)
         if was_there and await topic.kafka.topics.describe_topic(topic.name) is None:
@@ -187,7 +190,7 @@ class DeadLetterMonitor:
     async def _judge_topics(
         self, kafka: KafkaCluster, due: list[tuple[Identity, TriggerRecord, Watched]]
     ) -> None:
-        """Judge topics that are new, or that are to keep longer or shorter; alter what is ours."""
+        """Judge topics that are new or whose retention has changed, and alter Knafka's own."""
         described = 0
         for who, record, watched in due:
             topic, settings = self._topics.get(who), watched.egress.dead_letter_settings
@@ -222,7 +225,8 @@ class DeadLetterMonitor:
             self._apply_retention(topic)
 
     def _enqueue_if_changed(self, who: Identity, record: TriggerRecord) -> None:
-        """Have its status written if that says something else, and say that it is the first."""
+        """Enqueue a Trigger whose status differs from what is known, and report its first dead
+        letters."""
         topic, document, now = self._topics.get(who), record.document, self._condition(who)
         if topic is None or document is None or now is None or is_entry(document):
             return

@@ -58,19 +58,18 @@ from knafka_operator.scale.kafka_clusters import KafkaCluster
 
 
 class Delivery(Protocol):
-    """What only its kind can do for an object, of whatever it keeps in memory of it."""
+    """Effects that only the object's kind can run, as they need what it keeps in memory."""
 
     async def start_delivery(self, document: Document, watched: Any, *, replaces: bool) -> Any:
-        """Hold drains as decided; returns when drains of what was before are over, with what the
-        scaler knows of it."""
+        """Start the decided drains; returns the scaler's status once previous drains have ended."""
         ...
 
     async def end_delivery(self, document: Document) -> None:
-        """Hold no drains, and have no shard deliver; returns when its drains are over."""
+        """End the object's drains and remove it from its shard; returns when they have ended."""
         ...
 
     async def leave_receiver(self, document: Document, receiver: str) -> None:
-        """Have a receiver accept nothing for it, as every replica of that has read."""
+        """Remove an object's entry from a receiver; returns when every replica has read that."""
         ...
 
 
@@ -91,7 +90,7 @@ class Effects:
     async def run(
         self, effect: Effect, seen: Observed, kafka: KafkaCluster | None, delivery: Delivery
     ) -> Any:
-        """Run one effect; returns what it comes to. Raises `EXPECTED` and `ClusterError`.
+        """Run one effect; returns its result. Raises `EXPECTED` and `ClusterError`.
 
         `kafka` is where the object's topics and group are.
         """
@@ -176,7 +175,8 @@ class Effects:
     async def _apply(
         self, manifest: Manifest, refusal: Refusal | None, document: Document
     ) -> Document:
-        """Raises `NotReady`, also for an object of that name which somebody else made."""
+        """Apply a manifest. Raises `NotReady`, also if somebody else made an object of that
+        name."""
         kind, (namespace, name) = manifest["kind"], Identity.of(manifest)
         if refusal is not None and refusal.not_ours and refusal.kind in (None, kind):
             there = await self.cluster.get(manifest["apiVersion"], kind, namespace, name)
@@ -192,7 +192,7 @@ class Effects:
             raise NotReady(refusal.rejected, str(error)) from error
 
     async def _create(self, effect: Create) -> None:
-        """Raises `NotReady`."""
+        """Create an object unless it exists. Raises `NotReady` if an existing one isn't ours."""
         manifest, refusal = effect.manifest, effect.refusal
         kind, (namespace, name) = manifest["kind"], Identity.of(manifest)
         try:
@@ -217,7 +217,7 @@ class Effects:
 
 
 def resource_of(document: Document) -> Resource:
-    """What an object is called, and its UID, also of one whose spec can't be read."""
+    """Type and metadata of a stored object, also if its spec can't be parsed."""
     return parse(Resource, {key: document[key] for key in ("apiVersion", "kind", "metadata")})
 
 

@@ -1,4 +1,4 @@
-"""Encryption: by what a receiver has https, as it is read."""
+"""Encryption: reads how a receiver is reached by https."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from knafka_operator.model.settings import Settings
 async def observe_https(
     cluster: Cluster, broker: Broker, settings: Settings, now: datetime | None = None
 ) -> Https | NotReady:
-    """How a Broker is reached by https, or why it isn't. Raises `ClusterError`."""
+    """How a Broker's receiver is reached by https, or the error that says why not. Raises
+    `ClusterError`."""
     namespace = broker.metadata.namespace
     if (name := broker.metadata.annotations.get(TLS_SECRET)) is None:
         return await observe_https_of(cluster, namespace, services.receiver_name(broker))
@@ -35,7 +36,8 @@ async def observe_https(
 
 
 async def observe_https_of(cluster: Cluster, namespace: str, receiver: str) -> Https | NotReady:
-    """How Knative has a receiver by https, or why it hasn't. Raises `ClusterError`."""
+    """The https address that Knative gives a receiver, or the error that says why not. Raises
+    `ClusterError`."""
     try:
         stored = await cluster.get(SERVING, "Service", namespace, receiver)
         return https_of_service(stored, receiver)

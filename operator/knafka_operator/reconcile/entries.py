@@ -36,12 +36,12 @@ MISSING_ENTRY_KEPT: Final = 300.0
 
 @dataclass(frozen=True, slots=True)
 class EntryPlace:
-    """An entry that there is, or was."""
+    """Channel and UID of an entry that exists or existed."""
 
     channel: Identity
     uid: str
     listed: bool
-    """Whether it is in `spec.subscribers`."""
+    """Whether the entry is in `spec.subscribers`."""
 
 
 _NONE: Final = entries.ListedEntries({}, {})
@@ -54,7 +54,7 @@ class _AnnotationBatch:
 
 
 class ClusterWithEntries:
-    """`Cluster` in which entries are Subscriptions, in front of `inner`."""
+    """A `Cluster` in front of `inner` that shows channels' entries as Subscriptions."""
 
     def __init__(
         self,
@@ -66,18 +66,18 @@ class ClusterWithEntries:
         self._inner = inner
         self._now = now
         self._channels: dict[Identity, Document] = {}
-        """Each as it was last heard of."""
+        """Channels as last heard of."""
         self._read: dict[Identity, entries.ListedEntries] = {}
-        """What each one's `spec.subscribers` says."""
+        """The parsed `spec.subscribers` of each channel."""
         self._subscriptions: dict[tuple[str, str], Document] = {}
-        """Those that are stored, by namespace and UID."""
+        """Stored Subscriptions, by namespace and UID."""
         self._names: dict[Identity, dict[str, Identity]] = {}
-        """What each channel's entries are called, by UID."""
+        """The Subscription's name for each entry of a channel, by UID."""
         self._places: dict[Identity, EntryPlace] = {}
         self._missing: dict[tuple[Identity, str], float] = {}
-        """Since when an entry has been missing that was promised something."""
+        """Since when a promised entry has been missing from its channel."""
         self._leaving: dict[tuple[Identity, str], Identity] = {}
-        """The name under which an entry that got another one may still be delivered."""
+        """The previous name of a renamed entry, under which it may still be delivered."""
         self._batches: dict[Identity, _AnnotationBatch] = {}
         self._writing: dict[Identity, asyncio.Lock] = {}
 
@@ -116,7 +116,8 @@ class ClusterWithEntries:
         return {who}
 
     def on_handling(self, seen: bool | None) -> Collection[Identity]:
-        """Whether Knative Eventing is here; None: that isn't known."""
+        """Note whether Knative Eventing is installed (None: not known); returns the Subscriptions
+        that change by it."""
         before, self.handling.seen = self.handling.handler, seen
         if self.handling.handler is before:
             return ()
@@ -127,7 +128,8 @@ class ClusterWithEntries:
         return changed | self._places.keys()
 
     def _assign_name(self, channel: Identity, uid: str, there: bool) -> set[Identity]:
-        """Give an entry that is there, or was promised something, its name and place."""
+        """Assign an entry its Subscription name, or with `there` False remove it; returns the names
+        whose Subscription changes."""
         names, key = self._names.setdefault(channel, {}), (channel, uid)
         before, now = names.pop(uid, None), self._name_for(channel, uid) if there else None
         changed = {each for each in (before, now) if each is not None}
@@ -164,7 +166,7 @@ class ClusterWithEntries:
     # What there is.
 
     def known(self, who: Identity) -> Document | None:
-        """A Subscription of this name by what was heard; None: nothing is delivered by it."""
+        """The Subscription of this name as last heard of; None: nothing is delivered by it."""
         place = self._places.get(who)
         channel = None if place is None else self._channels.get(place.channel)
         return self._effective_subscription(who, self._stored(who, place), channel)
@@ -206,20 +208,21 @@ class ClusterWithEntries:
         return since is not None and self._now() - since >= MISSING_ENTRY_KEPT
 
     def requeue_after(self, who: Identity) -> float | None:
-        """Seconds after which one that is missing has to be looked at; None: it needn't."""
+        """Seconds until a missing entry's time is over; None: it isn't missing."""
         place = self._places.get(who)
         since = None if place is None else self._missing.get((place.channel, place.uid))
         return None if since is None else max(since + MISSING_ENTRY_KEPT - self._now(), 1.0)
 
     def release_name(self, who: Identity) -> Collection[Identity]:
-        """Nothing is delivered under this name; gives those that waited for that."""
+        """Note that nothing is delivered under this name any more; returns the Subscriptions that
+        waited for that."""
         waited = [each for each, name in self._leaving.items() if name == who]
         for each in waited:
             del self._leaving[each]
         return [self._names.get(channel, {}).get(uid, who) for channel, uid in waited]
 
     async def stored(self, who: Identity) -> Document | None:
-        """The Subscription of this name as it is stored, whatever its entry says."""
+        """The stored Subscription of this name, whatever its entry says."""
         return await self._inner.get(CHANNELS.trigger_version, CHANNELS.trigger, *who)
 
     # As a Cluster.
@@ -276,13 +279,14 @@ class ClusterWithEntries:
                 await self._write(channel, values)
 
     async def forget(self, document: Document) -> None:
-        """An entry is deleted, and its group with it: it was promised nothing any more."""
+        """Remove the promise of a deleted entry, whose group was deleted, from its channel."""
         metadata = document["metadata"]
         channel = Identity(metadata["namespace"], metadata[ENTRY])
         await self._write(channel, {PROMISE + metadata["uid"]: None})
 
     async def _write(self, channel: Identity, values: Mapping[str, str | None]) -> None:
-        """Write into the channel's annotations, together with what others write meanwhile."""
+        """Write annotations of a channel's status, in one request with others' concurrent
+        writes."""
         batch = self._batches.setdefault(channel, _AnnotationBatch())
         batch.values.update(values)
         if batch.writing is None:
@@ -314,7 +318,7 @@ def _is_entry(document: Document) -> bool:
 
 
 def _outline(channel: Document) -> tuple[Any, ...]:
-    """What says which entries there are."""
+    """The parts of a channel that determine its entries."""
     return _listed(channel), entries.promised_uids(channel), entries.own_uids(channel)
 
 

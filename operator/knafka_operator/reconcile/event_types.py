@@ -44,25 +44,25 @@ from knafka_operator.scale.http_sessions import checked_session
 log = logging.getLogger(__name__)
 
 EVENT_TYPES_INTERVAL: Final = 30.0
-"""Seconds between two looks: what a receiver tells is told for four of them."""
+"""Seconds between two rounds; a receiver reports a new type for the length of four."""
 MAX_TYPES: Final = 1_000
-"""EventTypes of one Broker or KafkaChannel, those that somebody else has made for it counted."""
+"""Most EventTypes of one Broker or KafkaChannel, including those that others have created."""
 MAX_PER_OWNER: Final = 20
-"""Of one Broker or KafkaChannel in a look."""
+"""Most EventTypes created for one Broker or KafkaChannel in a round."""
 MAX_PER_ROUND: Final = 200
-"""Of all in a look: each is a write to etcd."""
+"""Most EventTypes created in a round; each is a write to etcd."""
 ASKED_AT_ONCE: Final = 20
 ASK_TIMEOUT: Final = 2.0
 ANSWER_BYTES: Final = 128 * 1024
 
 AskEventTypes = Callable[[Identity, Sequence[str]], Awaitable[list[ReportedType]]]
-"""A receiver's Service and its pods' addresses -> what they tell; what can't be asked tells
-nothing."""
+"""A receiver's Service and its pods' addresses -> the types that they report; pods that don't
+answer report none."""
 
 
 @dataclass(eq=False)
 class EventTypes:
-    """Those of one family; belongs to one event loop."""
+    """Creates the EventTypes of one family's Brokers or channels; belongs to one event loop."""
 
     settings: Settings
     cluster: Cluster
@@ -70,10 +70,10 @@ class EventTypes:
     receivers: Receivers
     ask: AskEventTypes
     _known: dict[Identity, tuple[str, set[int]]] = field(default_factory=dict)
-    """UID of a Broker or KafkaChannel, and the hashes of its EventTypes' names."""
+    """By Broker or KafkaChannel: its UID, and the hashes of its EventTypes' names."""
 
     async def create_new_types(self) -> None:
-        """Ask all receivers that run, and make what is new. Raises `ClusterError`."""
+        """Ask all running receivers for new types, and create EventTypes. Raises `ClusterError`."""
         if not self.states.brokers or not await makes_event_types(self.cluster, self.settings):
             self._known.clear()
             return
@@ -87,7 +87,7 @@ class EventTypes:
         await self._create_types(new)
 
     async def _ask_receivers(self) -> Mapping[Identity, list[ReportedType]]:
-        """What receivers tell, by their Services."""
+        """The types that running receivers report, by the receiver's Service."""
         addresses: dict[Identity, list[str]] = defaultdict(list)
         namespace = self.settings.namespace if self.states.family.centralized else None
         labels = {services.ROLE_LABEL: services.RECEIVER_ROLE}
@@ -109,7 +109,7 @@ class EventTypes:
         return dict(zip(addresses, answers, strict=True))
 
     def _owner(self, service: Identity, path: str) -> Identity | None:
-        """The Broker or KafkaChannel at a path, if this receiver may speak of it."""
+        """The Broker or KafkaChannel at a path; None: it isn't served by this receiver."""
         owner = identity_at_path(path)
         record = self.states.brokers.get(owner)
         if record is None or record.state is None:
@@ -133,7 +133,7 @@ class EventTypes:
     async def _create_types_of(
         self, owner: Identity, told: Mapping[ReportedType, None], at_most: int
     ) -> int:
-        """Make those that aren't there; returns how many. Raises `ClusterError`."""
+        """Create the missing EventTypes of one owner; returns how many. Raises `ClusterError`."""
         family = self.states.family
         unknown = [each for each in told if not self._is_known(owner, each)]
         if not unknown:
@@ -165,8 +165,7 @@ class EventTypes:
         return len(names) >= MAX_TYPES or _name_hash(owner, told) in names
 
     async def _known_name_hashes(self, owner: Identity, document: Document) -> set[int]:
-        """Hashes of the names of its EventTypes, which are read once: after that it is only us who
-        make them."""
+        """Hashes of the names of an owner's EventTypes, which are listed once and then kept."""
         uid = str(document["metadata"].get("uid", ""))
         known = self._known.get(owner)
         if known is None or known[0] != uid:
@@ -181,10 +180,10 @@ def _name_hash(owner: Identity, told: ReportedType) -> int:
 
 
 class PodEventTypes:
-    """`AskEventTypes` of a cluster: each pod at its own address."""
+    """`AskEventTypes` in a cluster: asks each pod at its own address."""
 
     def __init__(self, bearers: Callable[[str, str], Sequence[str]]) -> None:
-        """`bearers`: the tokens that pods know the operator by, by Service's name and namespace."""
+        """`bearers` gives the tokens that pods accept, by the Service's name and namespace."""
         self._bearers = bearers
 
     async def __call__(self, service: Identity, addresses: Sequence[str]) -> list[ReportedType]:

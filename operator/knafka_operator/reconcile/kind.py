@@ -30,12 +30,12 @@ from knafka_operator.reconcile.work_queue import GONE, Key, Requeue
 from knafka_operator.scale.kafka_clusters import KafkaCluster
 
 MAX_DECISIONS: Final = 32
-"""Times that one reconciliation decides, should others change what it looks at all the time: the
-next goes on."""
+"""Most decisions in one reconciliation, in case what it reads changes all the time; the next
+reconciliation goes on."""
 
 
 class EventNews(NamedTuple):
-    """What a Kubernetes Event of an object says."""
+    """Type, reason and message of a Kubernetes Event."""
 
     type: Literal["Normal", "Warning"]
     reason: str
@@ -43,24 +43,24 @@ class EventNews(NamedTuple):
 
 
 class Kind:
-    """All objects of one kind, or of several that are alike; what holds for most stands here."""
+    """What the controller asks of all objects of one kind, with defaults that fit most kinds."""
 
     api_version: str
     left: str = "Kafka still has its topics or group, which nobody will delete"
-    """What may be left of an object whose deletion took too long."""
+    """A sentence for people: what may be left in Kafka if a deletion was given up."""
 
     cluster: Cluster
 
     @cached_property
     def _declared(self) -> dict[Key, Document]:
-        """Each as it was last heard of, without its status."""
+        """Each object as last heard of, without its status."""
         return {}
 
     # What is heard.
 
     def on_change(self, document: Document, *, gone: bool) -> Collection[Key]:
-        """An object as it is now, or was last; returns what is to be reconciled, which it isn't if
-        only its status has changed."""
+        """Note that an object has changed or, with `gone`, was deleted; returns the keys to
+        reconcile. A change of the status alone is ignored."""
         key, declared = key_of(document), None if gone else without_status(document)
         if not gone:
             self.remember(document)
@@ -70,67 +70,68 @@ class Kind:
         return [key] if gone or previous != declared else []
 
     def remember(self, document: Document) -> object:
-        """Keep in mind what others must know of an object before it is reconciled."""
+        """Remember what other objects must know of this one before it is reconciled."""
         return None
 
     # What is asked of one object.
 
     async def get(self, key: Key) -> Document | None:
-        """The object as it is stored."""
+        """The stored object; None: it doesn't exist."""
         return await self.cluster.get(self.api_version, *key)
 
     def is_ours(self, document: Document) -> bool:
-        """Whether it isn't another implementation's."""
+        """Whether no other implementation serves the object."""
         return True
 
     async def needs_finalizer(self, document: Document) -> bool:
-        """Whether there is, or will be, something to delete before the object goes."""
+        """Whether the object has, or will have, something to delete before it may go."""
         return True
 
     def has_ended(self, status: Mapping[str, Any]) -> bool:
-        """Whether nothing is left to delete, so that the object may go without us."""
+        """Whether the object needs our finalizer no more, by its status."""
         return False
 
     async def reconcile(self, document: Document) -> Mapping[str, Any] | None:
-        """Reconcile one; returns its new status. Raises `ClusterError`.
+        """Reconcile an object; returns its new status. Raises `ClusterError`.
 
-        None: it is another implementation's, or waits for something that enqueues it; nothing was
-        written.
+        Returns None, with no status written, if another implementation serves it, or if it waits
+        for something that will enqueue it.
         """
         raise NotImplementedError
 
     async def delete(self, document: Document) -> None:
-        """Delete what was made for it; raises `KnafkaError` while something stands in the way."""
+        """Delete what was made for an object; raises `KnafkaError` until that succeeds."""
         raise NotImplementedError
 
     async def forget(self, document: Document) -> None:
-        """Do nothing more for it, and keep nothing of it in memory: it is gone."""
+        """Stop all work for an object that is gone, and drop it from memory."""
         raise NotImplementedError
 
     async def leave(self, document: Document) -> None:
-        """Take back what is ours of it: it is another implementation's."""
+        """Remove what Knafka has made for an object that another implementation serves."""
 
     async def on_absent(self, identity: Identity) -> Requeue:
-        """There is no such object; returns when to look again."""
+        """Handle a key without an object; returns when to reconcile it again."""
         return GONE
 
     async def object_to_release(self, key: Key, document: Document | None) -> Document | None:
-        """A stored object that needs our finalizer no more, whatever `document` says instead."""
+        """The stored object to remove our finalizer from, if it differs from `document`; None:
+        there is none."""
         return None
 
     async def drop_entry(self, document: Document) -> bool:
-        """Whether it is no object of its own, whose finalizers could be written: then what was
-        noted of it elsewhere is dropped."""
+        """If the document is a channel's entry and no stored object, drop what was promised to it;
+        returns whether it is."""
         return False
 
     def orphaned_finalizers(self, document: Document) -> tuple[Sequence[str], str]:
-        """Finalizers whose controller is gone, and a warning of those of which that isn't known."""
+        """Finalizers whose controller is gone, and a warning about those where that isn't known."""
         return (), ""
 
     # What follows.
 
     def event_news(self, document: Document, now: Mapping[str, Any]) -> EventNews | None:
-        """What its new status says that `document` doesn't; None: no Event."""
+        """The Event for a change from the status in `document` to the new one; None: no Event."""
         previous = statuses.ready_condition((document.get("status") or {}).get("conditions") or ())
         ready = statuses.ready_condition(now["conditions"])
         if previous.get("status") == ready["status"]:
@@ -142,42 +143,44 @@ class Kind:
         return None
 
     def requeue_after(self, document: Document, now: Mapping[str, Any]) -> float | None:
-        """Seconds until it is looked at again; None: as usual, by whether it is Ready."""
+        """Seconds until the object is reconciled again; None: the default, by whether it is
+        Ready."""
         return None
 
 
 class Neighbours(Protocol):
-    """Whom an object of a family concerns besides itself (`operator.Operator`)."""
+    """What reconciling an object asks of other objects; implemented by `operator.Operator`."""
 
     def on_change(self, document: Document, *, gone: bool) -> None:
-        """An object as it is now, or was last: what is to be reconciled is enqueued."""
+        """Note that an object has changed or, with `gone`, was deleted; enqueues what it
+        concerns."""
         ...
 
     def forget(self, document: Document) -> None:
-        """It is gone, whatever is left of it in Kafka."""
+        """Forget an object that is gone; nothing in Kafka is deleted."""
         ...
 
     def wake_triggers(self, broker: Identity) -> None:
-        """Have the Triggers and Sensors that read a Broker reconciled."""
+        """Enqueue the Triggers and Sensors of a Broker."""
         ...
 
     async def stop_triggers(self, broker: Identity) -> None:
-        """Deliver nothing to the Triggers and Sensors of a Broker; raises `KnafkaError` while
+        """End all delivery to the Triggers and Sensors of a Broker; raises `KnafkaError` while
         drains go on."""
         ...
 
     async def delete_broker(self, document: Document) -> None:
-        """Delete what was made for a Broker, once nobody reads it any more."""
+        """End all delivery from a Broker, and delete what was made for it."""
         ...
 
     async def suspend_absent(self, identity: Identity) -> Requeue:
-        """Deliver nothing for a Trigger that there is no more, or not for now; returns when to look
-        again."""
+        """End the delivery of a Trigger that doesn't exist, for now or for good; returns when to
+        reconcile it again."""
         ...
 
 
 class Decision(Protocol):
-    """What is to be done next; the status counts once that is nothing."""
+    """Effects to run next, and the status, which is final once there are no effects."""
 
     @property
     def effects(self) -> Sequence[Effect]: ...
@@ -189,11 +192,11 @@ class Decision(Protocol):
 S = TypeVar("S", bound=Observed)
 D = TypeVar("D", bound=Decision)
 R = TypeVar("R")
-"""What is kept of an object beyond what is stored of it."""
+"""What is kept in memory of an object."""
 
 
 class Reconciler(Generic[S, D, R]):
-    """Observes objects of one kind, decides upon them and acts."""
+    """Reconciles the objects of one kind: observe, decide, run effects, write the status."""
 
     cluster: Cluster
     effects: Effects
@@ -207,18 +210,19 @@ class Reconciler(Generic[S, D, R]):
         raise NotImplementedError
 
     async def observe(self, document: Document, record: R) -> S | None:
-        """All that is decided upon; None: as `reconcile`. Raises `ClusterError`."""
+        """Read everything that the decision needs; None: as in `reconcile`. Raises
+        `ClusterError`."""
         raise NotImplementedError
 
     def decide(self, seen: S, record: R) -> D:
         raise NotImplementedError
 
     def kafka_of(self, seen: S, record: R) -> KafkaCluster | None:
-        """Where effects in Kafka are run."""
+        """The Kafka in which the object's effects are run."""
         return None
 
     async def follow_up(self, effect: Effect, seen: S, record: R) -> S:
-        """What is observed anew once an effect has run; raises as `Effects.run`."""
+        """Read again what an effect has changed; raises as `Effects.run`."""
         return seen
 
     async def start_delivery(self, document: Document, watched: Any, *, replaces: bool) -> Any:
@@ -231,28 +235,28 @@ class Reconciler(Generic[S, D, R]):
         raise TypeError(f"none of {type(self).__name__} shares a receiver")
 
     def stored_status(self, seen: S) -> Mapping[str, Any]:
-        """Its status as it is stored by now."""
+        """The object's status as it is stored now."""
         return seen.document.get("status") or {}
 
     def status_of(self, seen: S, decision: D, record: R) -> Mapping[str, Any]:
-        """The status that the last decision comes to, if its own has no conditions."""
+        """The status of the last decision, with its conditions."""
         conditions: ConditionSet = getattr(decision, "conditions")  # noqa: B009
         return {**decision.status, "conditions": self.conditions(seen, conditions)}
 
     def conditions(self, seen: S, found: ConditionSet) -> list[dict[str, Any]]:
-        """With their times, and their summary."""
+        """The list `status.conditions`, with transition times and summary."""
         return found.merged_into(self.stored_status(seen).get("conditions") or (), self.timestamp())
 
     async def write(self, seen: S, status: Mapping[str, Any]) -> None:
-        """Write what has changed of its status."""
+        """Write the changes of the object's status."""
         if patch := statuses.merge_patch(self.stored_status(seen), status):
             await self.cluster.write_status(seen.document, patch)
 
     async def finish(self, seen: S, record: R) -> None:
-        """What is done once the status is written."""
+        """Work after the status was written."""
 
     async def reconcile(self, document: Document) -> Mapping[str, Any] | None:
-        """As `Kind.reconcile`."""
+        """Observe, then decide and run effects until there are none; see `Kind.reconcile`."""
         record = self.ensure_record(document)
         seen = await self.observe(document, record)
         if seen is None:
@@ -269,7 +273,7 @@ class Reconciler(Generic[S, D, R]):
         return status
 
     async def run_effects(self, effects: Iterable[Effect], seen: S, record: R) -> S:
-        """Run these until one fails."""
+        """Run effects in order until one fails; returns what is observed after them."""
         for effect in effects:
             try:
                 result = await self.effects.run(effect, seen, self.kafka_of(seen, record), self)
@@ -280,12 +284,12 @@ class Reconciler(Generic[S, D, R]):
 
 
 class BrokerReconciler(Reconciler[S, D, BrokerRecord], Kind):
-    """Brokers, or KafkaChannels: what Triggers, Subscriptions and Sensors read."""
+    """Base of Brokers and KafkaChannels, whose topics Triggers, Subscriptions and Sensors read."""
 
     states: States
     neighbours: Neighbours
     on_deleted: Callable[[Document], None] | None = None
-    """Called with each whose topic has gone with it."""
+    """Called with each Broker or channel after its topic was deleted."""
 
     def ensure_record(self, document: Document) -> BrokerRecord:
         return self.states.ensure_broker(document)
@@ -298,7 +302,7 @@ class BrokerReconciler(Reconciler[S, D, BrokerRecord], Kind):
         return ()
 
     async def reconcile(self, document: Document) -> Mapping[str, Any] | None:
-        """Reconcile one, and its Triggers if what they go by has changed."""
+        """Reconcile a Broker or channel, and wake its Triggers if their inputs have changed."""
         record = self.ensure_record(document)
         before = record.inputs_of_triggers()
         try:

@@ -38,19 +38,19 @@ ACTIVITY_BY_ISOLATION: Final = {
 
 @dataclass(eq=False)
 class Moves:
-    """Looks at all `auto` Triggers; belongs to one event loop."""
+    """Moves `auto` Triggers between shared and own dispatchers; belongs to one event loop."""
 
     states: States
     enqueue: Callable[[Key], None]
     limits: ActivityLimits = DEFAULT_LIMITS
     on_move: Callable[[Document, str], None] = lambda document, message: None
-    """Is given a Trigger that moves, and a sentence that says where to and why."""
+    """Called with a Trigger that moves, and a sentence that says where to and why."""
     _histories: dict[Identity, History] = field(default_factory=dict)
-    """Of `auto` Triggers that are delivered, and of no others."""
+    """Histories of delivered `auto` Triggers only."""
     _made: deque[tuple[float, Move]] = field(default_factory=deque)
 
     async def move_triggers(self) -> None:
-        """Take a sample of each, and move those that need it."""
+        """Take a sample of each `auto` Trigger, and move those that need it."""
         now = asyncio.get_running_loop().time()
         wanted: list[Move] = []
         for number, (who, record) in enumerate(list(self.states.triggers.items()), 1):

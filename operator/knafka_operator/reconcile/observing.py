@@ -39,17 +39,17 @@ ASKS_FOR_PODS: Final = (f"{AUTOSCALING}min-scale", f"{AUTOSCALING}class")
 
 @dataclass(eq=False)
 class TriggerObserver:
-    """Reads what concerns a Trigger."""
+    """Reads everything that a Trigger's decision needs."""
 
     settings: Settings
     cluster: Cluster
     is_ours: Callable[[Document], bool]
-    """Whether a Broker or channel is."""
+    """Whether Knafka serves a Broker or channel."""
     shards: Shards
     states: States
 
     async def observe(self, document: Document) -> ObservedTrigger[KafkaCluster]:
-        """Raises `ClusterError`."""
+        """Read a Trigger and everything that its decision needs. Raises `ClusterError`."""
         identity, broker = Identity.of(document), broker_of(document)
         read = self.states.family.read_trigger
         try:
@@ -82,8 +82,8 @@ class TriggerObserver:
     async def with_destinations(
         self, seen: ObservedTrigger[KafkaCluster], identity: Identity
     ) -> ObservedTrigger[KafkaCluster]:
-        """The same with where its events go, what it depends on and what its namespace has; its
-        `trigger` can be read. Raises `ClusterError`."""
+        """Add the Trigger's destinations, dependency and its namespace's min-scale; its `trigger`
+        must be valid. Raises `ClusterError`."""
         trigger, state = seen.trigger, seen.broker
         assert isinstance(trigger, Trigger)
         namespace, subscriber = identity.namespace, trigger.spec.subscriber
@@ -109,7 +109,7 @@ class TriggerObserver:
     async def _actions(
         self, document: Document, broker: BrokerState
     ) -> SensorActions | KnafkaError | None:
-        """What it delivers in place of its Broker's events."""
+        """The Sensor's actions that a Trigger delivers; None: it delivers its Broker's events."""
         if (name := sensor_name_of(document)) is None:
             return None
         enabled, sensor = self.settings.sensors, None
@@ -134,7 +134,7 @@ class TriggerObserver:
             return error
 
     def _record_references(self, identity: Identity, *destinations: Destination | None) -> None:
-        """Have changes of these lead to this Trigger, and of nothing else."""
+        """Record which destinations a Trigger refers to, so that their changes wake it."""
         self.states.clear_references(identity)
         for each in destinations:
             if each is not None and each.ref is not None:
@@ -145,7 +145,8 @@ class TriggerObserver:
         return await observe_sink(self.cluster, destination, namespace, self.settings)
 
     async def _dependency(self, trigger: Trigger) -> Document | KnafkaError | None:
-        """KN-TRG-13: the object that its annotation names."""
+        """The object that a Trigger depends on (KN-TRG-13); None: it names none, or it doesn't
+        exist."""
         try:
             reference = declared_dependency(trigger.metadata)
         except InvalidDocument:
@@ -189,7 +190,7 @@ async def observe_sink(
 
 
 def min_scale_of_others(states: States, trigger: Identity) -> int:
-    """What the other Triggers of its namespace have as min-scale."""
+    """Sum of min-scale of the other Triggers in a Trigger's namespace."""
     return sum(
         record.watched.autoscaling.min_scale
         for who, record in states.triggers.items()
@@ -198,7 +199,7 @@ def min_scale_of_others(states: States, trigger: Identity) -> int:
 
 
 def partitions_of_others(states: States, broker: Identity) -> int:
-    """Partitions of the topics of its namespace's other Brokers."""
+    """Number of partitions of the other Brokers' topics in a Broker's namespace."""
     return sum(
         record.state.partitions
         for who, record in states.brokers.items()

@@ -39,13 +39,13 @@ from knafka_operator.reconcile.kind import EventNews, Kind, Reconciler, key_of
 from knafka_operator.reconcile.work_queue import Key
 
 Turn: TypeAlias = tuple[str, int, str]
-"""When one was made, its kind and UID: the order in which they have their turns. Kubernetes tells
-seconds, and what is purged can't be replayed, so of one second replays come first."""
+"""Creation time, kind and UID of an operation, which order the operations. Creation times are whole
+seconds; within one, replays come before purges, as purged events can't be replayed."""
 
 
 @dataclass(eq=False, slots=True)
 class _OperationRecord:
-    """One that has not ended, beyond what is stored of it."""
+    """What is kept in memory of an operation that hasn't ended."""
 
     key: Key
     archive: Identity
@@ -57,7 +57,7 @@ class _OperationRecord:
 
 @dataclass(frozen=True, slots=True)
 class JobVerdicts:
-    """An archive's Jobs that are operations', by what these say."""
+    """Names of operations' Jobs that need attention from their archive."""
 
     unrecorded: frozenset[str]
     unwanted: frozenset[str]
@@ -65,7 +65,7 @@ class JobVerdicts:
 
 @dataclass(eq=False)
 class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationRecord | None], Kind):
-    """All DeadLetterReplays and DeadLetterPurges; a change of one concerns its archive, too."""
+    """All DeadLetterReplays and DeadLetterPurges; a change of one also wakes its archive."""
 
     api_version = KNAFKA
     left = "its Job may be there still"
@@ -76,7 +76,7 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
     _records: dict[str, _OperationRecord] = field(default_factory=dict)
     """By UID."""
     _again: dict[str, float] = field(default_factory=dict)
-    """Seconds, by UID, of those that have ended."""
+    """Seconds until an operation is reconciled again, by UID."""
 
     # What is heard.
 
@@ -101,7 +101,8 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
         self._again.pop(uid, None)
 
     def on_job(self, uid: str) -> Key | None:
-        """The operation of this UID, whose Job has changed."""
+        """Note that a Job of the operation with this UID has changed; returns the operation's key,
+        None if it isn't known."""
         if (record := self._records.get(uid)) is None:
             return None
         record.at_rest = False
@@ -123,7 +124,8 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
     # What an archive asks.
 
     async def next_operation(self, archive: Identity) -> tuple[Operation | None, float]:
-        """The oldest that is queued and may be tried now; seconds until another one may be.
+        """The archive's oldest queued operation that may be tried now, None if there is none; and
+        seconds until another one may be.
 
         Raises `ClusterError`.
         """
@@ -145,7 +147,8 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
         return None, again
 
     async def job_verdicts(self, jobs: Sequence[Document]) -> JobVerdicts:
-        """What operations say of their Jobs. Raises `ClusterError`."""
+        """Which of an archive's Jobs have an outcome that their operation hasn't recorded, and
+        which lost their operation. Raises `ClusterError`."""
         unrecorded, unwanted = set[str](), set[str]()
         for each in jobs:
             if not (uid := operation_uid(each)):
@@ -192,9 +195,10 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
         return status
 
     async def delete(self, document: Document) -> None:
-        """End its Job; one that has ended is its archive's to delete, which records it first.
+        """Delete an operation's running Job; an ended Job is deleted by its archive, which records
+        it first.
 
-        Raises `NotReady` while a pod of that is there still, and `ClusterError`.
+        Raises `NotReady` while a pod of the Job still exists, and `ClusterError`.
         """
         jobs = await self._jobs(document)
         for each in jobs:
@@ -224,7 +228,7 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
 
 
 def archive_of(document: Document) -> Identity:
-    """The archive that one names, whatever else is wrong with it."""
+    """The archive that an operation names, even if the operation is invalid."""
     name = (document.get("spec") or {}).get("archive")
     return Identity(document["metadata"]["namespace"], name if isinstance(name, str) else "")
 
@@ -237,7 +241,7 @@ def _parse_or_error(document: Document) -> Operation | InvalidDocument:
 
 
 async def jobs_of(cluster: Cluster, label: str, uid: str, namespace: str) -> list[Document]:
-    """Jobs on tables with a label, in the order of their runs. Raises `ClusterError`."""
+    """Jobs with a label of this UID, in the order of their runs. Raises `ClusterError`."""
     found = await cluster.list(BATCH, "Job", {label: uid}, namespace)
     return sorted(found, key=run_number)
 

@@ -38,7 +38,7 @@ TRIGGERS_AT_ONCE: Final = 20
 
 @dataclass(eq=False)
 class Publishing:
-    """Writes the status of all Triggers that are delivered to; belongs to one event loop."""
+    """Writes the scaler's view into the status of delivered Triggers; belongs to one event loop."""
 
     cluster: Cluster
     states: States
@@ -51,7 +51,7 @@ class Publishing:
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def publish_lags(self) -> None:
-        """Keep in each Trigger's status what the scaler knows."""
+        """Write the scaler's view into the status of each Trigger where it differs."""
         for number, identity in enumerate(list(self.triggers.watched), 1):
             if number % TRIGGERS_AT_ONCE == 0:
                 await asyncio.sleep(0)
@@ -65,7 +65,8 @@ class Publishing:
                 await asyncio.wait({writing}, timeout=PUBLISH_PATIENCE)
 
     def _stale_annotations(self, identity: Identity) -> Mapping[str, str | None] | None:
-        """The annotations that its status lacks; mostly none. Its condition is reconciled."""
+        """The annotations to write to a Trigger's status; None: none, or its condition differs,
+        too, so that it was enqueued."""
         record, scaled = self.states.triggers.get(identity), self.triggers.status(identity)
         document = record.document if record is not None else None
         if record is None or document is None or scaled is None or is_entry(document):
@@ -108,7 +109,8 @@ class Publishing:
             self._publishing.discard(identity.namespace)
 
     async def write_failure(self, document: Document, error: Exception) -> None:
-        """Put into its status that reconciling it ended in `error`, a bug; never raises."""
+        """Write to an object's status that reconciling it ended in an unexpected error; never
+        raises."""
         identity = Identity.of(document)
         if is_entry(document):
             return  # it has none of its own, and its channel says that it isn't delivered
@@ -122,7 +124,7 @@ class Publishing:
             log.exception("telling of a failure of %s %s", document["kind"], "/".join(identity))
 
     async def close(self) -> None:
-        """Wait for what is being written."""
+        """Cancel the writes under way, and wait for their end."""
         for each in self._tasks:
             each.cancel()
         if self._tasks:
@@ -130,7 +132,7 @@ class Publishing:
 
 
 def _urgent_state(scaled: TriggerStatus) -> tuple[bool, ...]:
-    """What of a Trigger's scaling is published as soon as it changes."""
+    """The facts about a Trigger's scaling that are published as soon as they change."""
     congested, beyond_end = scaled.counts.congestion is not None, bool(scaled.beyond_end)
     healthy = scaled.error is None, scaled.counts.loop is None
     return scaled.lag is None, scaled.replicas > 0, *healthy, congested, beyond_end

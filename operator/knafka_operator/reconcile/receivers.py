@@ -45,61 +45,61 @@ from knafka_operator.scale.kafka_clusters import KafkaCluster
 log = logging.getLogger(__name__)
 
 APPLY_AGAIN: Final = 1.0
-"""Seconds before a Service that isn't Ready is applied again: its channels ask for it together."""
+"""Seconds before a Service that isn't Ready is applied again, as all its channels ask for it."""
 READ_TIMEOUT: Final = 10.0
-"""Seconds for every replica to have read what was written; after that the channel says so."""
+"""Seconds for every replica to read an entry; after that its object isn't Ready."""
 REPLICA_POLL_INTERVAL: Final = 0.1
 CHECK_AGAIN: Final = 30.0
-"""Seconds before it is asked again whether a contract's topic is as it was left."""
+"""Seconds between two checks of a contract topic for changes by others."""
 CONTRACT_PORT: Final = 8080
 ASK_TIMEOUT: Final = 2.0
 POSITION_BYTES: Final = 256
-"""Of what a pod says at `/contract`: a position, as JSON."""
+"""Most bytes of a pod's answer at `/contract`: a position, as JSON."""
 
 ReplicaPositions = Callable[[str, str], Awaitable[Mapping[str, int | None]]]
-"""Namespace and name of a receiver's Service -> each replica that takes requests, and the position
-to which it has read its contract; None: it doesn't say."""
+"""Namespace and name of a receiver's Service -> by replica that takes requests, the position to
+which it has read its contract; None: it doesn't answer."""
 
 
 @dataclass(eq=False)
 class ReceiverRecord:
-    """One receiver."""
+    """What is kept in memory of one receiver."""
 
     service: Identity
     contract: ContractTopic[Ingress]
     readings: int = 0
-    """Those of the contract that positions here are of."""
+    """The contract's `readings` for which the positions below are valid."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     manifest: Mapping[str, Any] | None = None
-    """As it was applied last."""
+    """The Service as it was last applied."""
     revision: str | None = None
-    """None: it isn't Ready."""
+    """The receiver's Ready Revision; None: it isn't Ready."""
     problem: NotReady | None = None
     tried: float = -math.inf
-    """By the event loop's clock."""
+    """When the Service was last applied, by the event loop's clock."""
     read: int = 0
-    """A position to which every replica is known to have read; one that starts later begins with
-    all. 0 whenever the topic was read again: it may be another one."""
+    """Position to which every replica is known to have read; replicas that start later read all.
+    0 after the topic was read again, as it may have been recreated."""
     written: dict[str, int] = field(default_factory=dict)
-    """Positions behind what was written since, by path."""
+    """Position after the last write of each path."""
     looking: asyncio.Lock = field(default_factory=asyncio.Lock)
     looked: float = -math.inf
-    """When replicas were asked last."""
+    """When replicas were last asked, by the event loop's clock."""
     replicas: Mapping[str, int | None] = field(default_factory=dict)
-    """What they answered."""
+    """The replicas' last answers."""
 
     async def write(self, path: str, ingress: Ingress | None) -> None:
-        """Put down an entry, or that there is none; raises `LogError`."""
+        """Write an entry, or with None remove it; raises `LogError`."""
         await self.contract.write(path, ingress)
         self.written[path] = self.contract.position
 
     def has_read(self, path: str) -> bool:
-        """Whether every replica is known to have read what was written of it last."""
+        """Whether every replica is known to have read the last write of a path."""
         return self.read >= self.written.get(path, self.contract.position)
 
     def was_read(self, path: str, document: Document) -> bool:
-        """Whether an operator before this one saw every replica read this entry, by the status of
-        the object that has it: those that started since began with it."""
+        """Whether the object's status says that every replica had read this entry under an earlier
+        operator; replicas that have started since read all entries."""
         entry = self.contract.records.get(path)
         if entry is None or path in self.written:
             return False
@@ -108,13 +108,13 @@ class ReceiverRecord:
         return bool(annotations.get(deciding.ACCEPTED) == digest)
 
     def entry(self, path: str, document: Document) -> tuple[Ingress | None, bool]:
-        """The entry of the object that has this path, and whether every replica has read that."""
+        """The entry at a path, None if there is none, and whether every replica has read it."""
         ingress = self.contract.records.get(path)
         accepted = self.has_read(path) or self.was_read(path, document)
         return ingress, ingress is not None and accepted
 
     def reset_if_reread(self) -> None:
-        """Positions are of no meaning any more once the topic was read again: it may be another."""
+        """Forget all positions if the topic was read again, as it may have been recreated."""
         if self.readings != self.contract.readings:
             self.readings = self.contract.readings
             self.read = 0
@@ -123,7 +123,7 @@ class ReceiverRecord:
 
 @dataclass(eq=False)
 class Receivers:
-    """All of one family, by their Services."""
+    """The receivers of one family, by their Services, and their contracts."""
 
     settings: Settings
     cluster: Cluster
@@ -132,12 +132,13 @@ class Receivers:
     enqueue: Callable[[Key], None]
     records: dict[Identity, ReceiverRecord] = field(default_factory=dict)
     contracts: dict[tuple[str, str], ContractTopic[Ingress]] = field(default_factory=dict)
-    """By the Kafka's servers and the topic."""
+    """Contracts by Kafka servers and topic."""
 
     async def receiver_at(
         self, service: Identity, kafka: KafkaCluster, topic: str
     ) -> ReceiverRecord:
-        """A receiver with its contract as it is read; raises `LogError`."""
+        """The record of a receiver, created if needed, with its contract loaded; raises
+        `LogError`."""
         key = kafka.bootstrap_servers, topic
         if (contract := self.contracts.get(key)) is None:
             contract = self.contracts[key] = ContractTopic(
@@ -156,24 +157,22 @@ class Receivers:
         return record
 
     def forget(self, service: Identity) -> None:
-        """It is gone, or follows another contract; a contract goes with its last receiver."""
+        """Forget a receiver, and its contract if no other receiver follows that."""
         if (record := self.records.pop(service, None)) is not None:
             gone = record.contract
             if not any(each.contract is gone for each in self.records.values()):
                 self.contracts.pop((gone.kafka.bootstrap_servers, gone.topic), None)
 
     async def delete_contract(self, record: ReceiverRecord) -> None:
-        """Delete its contract's topic, if no other receiver follows it and it has no entry; raises
-        `LogError`. One that comes meanwhile makes it anew."""
+        """Delete the topic of a receiver's contract if it has no entries and no other receiver
+        follows it. Raises `LogError`."""
         others = (each for each in self.records.values() if each is not record)
         if not any(each.contract is record.contract for each in others):
             await record.contract.delete_if_empty()
 
     async def check_contract(self, record: ReceiverRecord, asking: Identity) -> None:
-        """Have all write their entries, if somebody made the contract's topic anew; and withdraw
-        those of objects that went without us. One of them, `asking`, does it for all, now and then.
-
-        Raises `LogError`, `ClusterError`.
+        """Check a contract at most every `CHECK_AGAIN` seconds: if others have changed its topic,
+        enqueue all Brokers or channels but `asking`; remove entries of objects that are gone.
         """
         contract, now = record.contract, _now()
         if now - contract.checked_at < CHECK_AGAIN:
@@ -197,17 +196,17 @@ class Receivers:
     async def apply(
         self, record: ReceiverRecord, topic: Topic, manifest: Mapping[str, Any], asking: Identity
     ) -> str:
-        """Have its contract's topic, then its Service as it should be; gives its Revision.
+        """Create a contract's topic and apply the receiver's Service; returns its Ready Revision.
 
-        However many channels it has, it is applied once, and looked at again by whichever asks
-        while it isn't Ready. Raises `NotReady`, `LogError`.
+        The Service is applied once for all channels, and again every `APPLY_AGAIN` seconds while it
+        isn't Ready. Raises `NotReady` and `LogError`.
         """
         async with record.lock:
             await record.contract.ensure_created(topic)
             again = await self._service_is_lost(record) or (
                 record.revision is None and _now() - record.tried >= APPLY_AGAIN
             )
-            again = again or self.states.rolls.waits(record.service)
+            again = again or self.states.rolls.is_waiting(record.service)
             if record.manifest != manifest or again:
                 record.manifest, record.tried, record.problem = manifest, _now(), None
                 record.revision = None
@@ -225,13 +224,13 @@ class Receivers:
         return record.revision
 
     async def _service_is_lost(self, record: ReceiverRecord) -> bool:
-        """Whether a Service that was Ready has gone, or isn't Ready any more."""
+        """Whether a Service that was Ready is gone, or no longer Ready."""
         there = await self.cluster.get(SERVING, "Service", *record.service)
         return record.revision is not None and (there is None or not is_ready(there))
 
     async def wait_until_read(self, record: ReceiverRecord, path: str) -> None:
-        """Returns when every replica has read what was written of `path`; raises `NotReady`,
-        `LogError` and `ClusterError`.
+        """Wait until every replica has read the last write of `path`. Raises `NotReady` after
+        `READ_TIMEOUT`, `LogError` and `ClusterError`.
 
         However many channels wait, replicas are asked once in `REPLICA_POLL_INTERVAL`.
         """
@@ -257,7 +256,7 @@ class Receivers:
             ) from None
 
     async def _ask_replicas(self, record: ReceiverRecord) -> None:
-        """Ask every replica once."""
+        """Ask every replica for its position, and update the record."""
         end, record.looked = record.contract.position, _now()
         found = await self.positions(*record.service)
         if any(at is not None and at > record.contract.position for at in found.values()):
@@ -275,8 +274,8 @@ class Receivers:
 
 
 async def _keep_compacted(contract: ContractTopic[Ingress]) -> None:
-    """A contract's topic that somebody else has made may forget what is older than a week: a
-    receiver that starts then would serve nothing, and nobody would write it again."""
+    """Make sure that an existing contract topic is compacted. One that somebody else created may
+    delete old records, and a receiver that starts later would serve nothing."""
     topics = contract.kafka.topics
     found = await topics.describe_topic(contract.topic) if contract.exists else None
     if found is None or "compact" in found.config.get(CLEANUP, ""):
@@ -293,14 +292,14 @@ async def _keep_compacted(contract: ContractTopic[Ingress]) -> None:
 
 
 def identity_at_path(path: str) -> Identity:
-    """Whose entry stands at this path."""
+    """The Broker or channel whose entry has this path."""
     namespace, _, name = path[1:].partition("/")
     return Identity(namespace, name)
 
 
 def read_ingresses(records: Iterable[Record]) -> dict[str, Ingress]:
-    """What a receiver's contract says, by path; what can't be read is passed over, as receivers do,
-    and is written anew when its channel is reconciled."""
+    """Parse the records of a receivers' contract, by path. Invalid records are left out; they are
+    rewritten when their object is reconciled."""
     found: dict[str, Ingress] = {}
     for record in records:
         path, value = (record.key() or b"").decode("utf-8", "replace"), record.value()
@@ -314,7 +313,7 @@ def read_ingresses(records: Iterable[Record]) -> dict[str, Ingress]:
 
 
 class PodPositions:
-    """`ReplicaPositions` of a cluster: each pod of the Service is asked at its own address."""
+    """`ReplicaPositions` in a cluster: asks each pod of a Service at its own address."""
 
     def __init__(
         self,
@@ -323,9 +322,9 @@ class PodPositions:
         port: int = CONTRACT_PORT,
         bearers: Callable[[str, str], Sequence[str]] = lambda name, namespace: (),
     ) -> None:
-        """`url_of`: the Service's own address, which is asked where no pod can be: a mesh or a
-        NetworkPolicy keeps others from them. What answers there stands for all then. `bearers`:
-        the tokens that its pods know the operator by, by the Service's name and namespace."""
+        """`url_of` gives the Service's URL, which is asked if no pod answers, as a mesh or
+        NetworkPolicy may block them; its answer stands for all pods. `bearers` gives the tokens
+        that pods accept, by the Service's name and namespace."""
         self._cluster = cluster
         self._url_of = url_of
         self._port = port
@@ -364,8 +363,7 @@ def url_host(address: str) -> str:
 
 
 def takes_requests(pod: Document) -> bool:
-    """Whether a receiver's pod is Ready: one that ends may still be sent some; one that starts
-    reads everything before it is ready."""
+    """Whether a receiver's pod is Ready, and so may get requests, also while it terminates."""
     status = pod.get("status") or {}
     ready = any(
         each["type"] == "Ready" and each["status"] == "True"

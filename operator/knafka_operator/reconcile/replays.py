@@ -35,7 +35,7 @@ REPLAY_CHECK_INTERVAL: Final = 5.0
 
 
 class Replays:
-    """The replayers of all Triggers that are delivered."""
+    """Runs the replayers of all delivered Triggers."""
 
     def __init__(self, settings: Settings, cluster: Cluster, states: States) -> None:
         self._settings = settings
@@ -43,16 +43,16 @@ class Replays:
         self._states = states
         self._followed: dict[Identity, Watched] = {}
         self._busy: set[object] = set()
-        """KafkaClusters that are being asked, and Triggers whose replays begin or end."""
+        """KafkaClusters being asked, and Triggers whose replays are being started or stopped."""
 
     async def run(self) -> None:
-        """Look for ever."""
+        """Check for replay topics until cancelled."""
         async with asyncio.TaskGroup() as self._tasks:
             await run_repeatedly("looking for replays", self._check_kafkas, REPLAY_CHECK_INTERVAL)
 
     async def _check_kafkas(self) -> None:
-        """Begin to look at each Kafka, and at each on its own: one that is away, or a Trigger whose
-        replayer can't start, makes nobody else wait."""
+        """Start a check of each Kafka in a task of its own, so that an unreachable Kafka delays no
+        other."""
         watched = {who: each for who in self._states.triggers if (each := self._delivered(who))}
         triggers: dict[KafkaCluster, list[Identity]] = {}
         for who, each in (self._followed | watched).items():
@@ -73,13 +73,13 @@ class Replays:
                 self._start_once(who, self._set_followed, who, wanted)
 
     def _delivered(self, who: Identity) -> Watched | None:
-        """How a Trigger is delivered; None: it isn't, or it is paused."""
+        """A Trigger's delivery; None: it isn't delivered, or is paused."""
         record = self._states.triggers.get(who)
         watched = record.watched if record is not None else None
         return None if watched is None or watched.autoscaling.paused else watched
 
     def _start_once(self, what: object, work: Callable[..., Awaitable[None]], *of: Any) -> None:
-        """Do this, unless it is still being done since a look before."""
+        """Start work on `what` in a task, unless earlier work on it is still under way."""
         if what not in self._busy:
             self._busy.add(what)
             self._tasks.create_task(self._run_logged(what, partial(work, *of)))
@@ -132,7 +132,8 @@ class Replays:
         self._followed[who] = watched
 
     async def _unfollow(self, who: Identity) -> None:
-        """Its Service stays until its Trigger goes: at zero it costs nothing."""
+        """Stop a Trigger's replays. The replayer's Service stays until the Trigger is deleted,
+        scaled to zero."""
         watched = self._followed.pop(who)
         watched.kafka.watched.discard(_replay_topic(watched))
         await watched.kafka.scaler.forget(self._scaler_id(who))
@@ -143,7 +144,7 @@ class Replays:
 
 
 async def _replay_topics_in(kafka: KafkaCluster) -> Collection[str] | None:
-    """Those for replays; None: it doesn't say."""
+    """The replay topics of a Kafka; None: it doesn't answer."""
     try:
         topics = await kafka.topics.topics()
         return {each for each in topics if each.startswith(names.REPLAYS)}

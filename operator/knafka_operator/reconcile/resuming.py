@@ -50,20 +50,21 @@ CONTRACT_TIMEOUT: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ServingDispatcher:
-    """What serves a Trigger."""
+    """What the Service of a Trigger's dispatcher says of it."""
 
     egress: Egress
     secret: tuple[str, str] | None
     """Name and version of the Secret that its pods mount."""
     partitions: int
-    """What max-scale allows for; reconciling knows better."""
+    """The Service's max-scale, in place of the topic's partitions, until the Trigger is
+    reconciled."""
     min_scale: int
-    """Pods that run always."""
+    """The Service's min-scale."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServingShard:
-    """What serves the Triggers of a shard."""
+    """What the Service of a shard says of it."""
 
     number: int
     shard: Shard
@@ -72,7 +73,7 @@ class ServingShard:
 
 
 class Resuming:
-    """One look at everything; Secrets are read once each."""
+    """Finds running deliveries in one pass; each Secret is read once."""
 
     def __init__(
         self, cluster: Cluster, kafkas: KafkaClusters, shards: Shards, settings: Settings
@@ -87,7 +88,7 @@ class Resuming:
     async def delivered_by_services(
         self, triggers: Iterable[Document], found: Iterable[Document]
     ) -> list[tuple[Document, Watched]]:
-        """The Triggers that one of these Services serves, and how; others are left out."""
+        """The Triggers that one of these Services delivers, with their delivery."""
         owned = {uid: each for each in found for uid in services.owner_uids(each)}
         asked = [
             self._resumed_or_none(each, owned[each["metadata"]["uid"]])
@@ -103,10 +104,10 @@ class Resuming:
         own: Iterable[Document],
         shards: Iterable[Document],
     ) -> list[tuple[Document, Watched]]:
-        """The same of one Broker that shares dispatchers: `own` are its Triggers' Services.
+        """The delivered Triggers of one Broker with shards; `own` are its Triggers' own Services.
 
-        Each is delivered by the shard that has its record, else by its own Service. None where it
-        can't be known in time which of them that is.
+        A Trigger is delivered by the shard that has its record, else by its own Service. Empty if
+        the Broker's contract can't be read in time.
         """
         name = str(Identity.of(broker))
         try:
@@ -152,7 +153,7 @@ class Resuming:
     async def _contracts(
         self, broker: Document, serving: Mapping[str, ServingShard]
     ) -> Mapping[str, tuple[Egress, ServingShard]]:
-        """What each of these shards delivers, by group; raises `LogError`."""
+        """Egress and shard of each group in the Broker's contract; raises `LogError`."""
         records = {}
         for kafka in {each.kafka for each in serving.values()}:
             contract = await self._shards.resume(broker, kafka)
@@ -171,7 +172,7 @@ class Resuming:
         return ServingShard(number, shard, kafka, secret)
 
     async def connect(self, found: Iterable[Document]) -> None:
-        """Connect to every Kafka that these Services name."""
+        """Connect to every Kafka that the Services `found` use."""
         await asyncio.gather(*map(self._connect_logged, found))
 
     async def _connect_logged(self, service: Document) -> None:
@@ -223,7 +224,7 @@ class Resuming:
         )
 
     async def _serving_template(self, service: Document) -> Document | None:
-        """That of the Revision which serves; None: none does."""
+        """The template of a Service's serving Revision; None: none serves."""
         status = service.get("status") or {}
         serving = status.get("latestReadyRevisionName")
         if not serving:
@@ -258,7 +259,7 @@ class Resuming:
 
 
 def read_dispatcher(template: Document) -> ServingDispatcher:
-    """What a dispatcher's template, or a Revision, says; raises `InvalidDocument`."""
+    """Parse the template or Revision of a dispatcher; raises `InvalidDocument`."""
     annotations = template["metadata"].get("annotations") or {}
     try:
         egress = parse(Egress, json.loads(_environment(template)[services.EGRESS_VARIABLE]))
@@ -278,7 +279,7 @@ async def _read_dispatcher(template: Document) -> ServingDispatcher:
 
 
 def read_shard(template: Document) -> tuple[Shard, tuple[str, str] | None]:
-    """The same of a shard's, with its Secret; raises `InvalidDocument`."""
+    """Parse the template or Revision of a shard, with its Secret; raises `InvalidDocument`."""
     try:
         shard = parse(Shard, json.loads(_environment(template)[services.SHARD_VARIABLE]))
         return shard, _mounted_secret(template)
@@ -287,7 +288,7 @@ def read_shard(template: Document) -> tuple[Shard, tuple[str, str] | None]:
 
 
 def read_receiver(template: Document) -> tuple[Receiver, tuple[str, str] | None]:
-    """The same of a receiver that many KafkaChannels share; raises `InvalidDocument`."""
+    """Parse the template of a channels' receiver, with its Secret; raises `InvalidDocument`."""
     try:
         text = _environment(template)[services.RECEIVER_VARIABLE]
         return parse(Receiver, json.loads(text)), _mounted_secret(template)
@@ -301,7 +302,8 @@ def _environment(template: Document) -> Mapping[str, str]:
 
 
 def _mounted_secret(template: Document) -> tuple[str, str] | None:
-    """Name and version of the Secret that its pods mount; raises `KeyError`."""
+    """Name and version of the Secret that a template mounts, None if there is none; raises
+    `KeyError`."""
     volumes = template["spec"].get("volumes") or ()
     mounted = [each["secret"]["secretName"] for each in volumes if "secret" in each]
     annotations = template["metadata"].get("annotations") or {}

@@ -28,28 +28,28 @@ from knafka_operator.scale.repeat import run_repeatedly
 log = logging.getLogger(__name__)
 
 SENSOR_PUBLISH_INTERVAL: Final = 5.0
-"""Seconds between two looks at what the scaler has to say of each Sensor."""
+"""Seconds between two rounds of publishing the scaler's view of each Sensor."""
 
 
 @dataclass(eq=False)
 class SensorPublishing:
-    """Writes the status of all Sensors that are scaled; belongs to one event loop."""
+    """Writes the scaler's view into the status of scaled Sensors; belongs to one event loop."""
 
     cluster: Cluster
     states: States
     queue: WorkQueue
     _published: dict[str, tuple[object, float]] = field(default_factory=dict)
-    """By UID: how it stood when its status was written last, and when by the loop's clock."""
+    """By UID: the published state, and when it was published by the event loop's clock."""
 
     async def run(self) -> None:
-        """For ever."""
+        """Publish until cancelled."""
         await run_repeatedly(
             "publishing what Sensors wait for", self.publish_all, SENSOR_PUBLISH_INTERVAL
         )
 
     async def publish_all(self) -> None:
-        """Keep in each Sensor's status what is known of it; one that begins or ends to drain at
-        once, else once in `LAG_INTERVAL`."""
+        """Write the scaler's view into the status of each Sensor: at once if drains begin or end,
+        else every `LAG_INTERVAL` seconds."""
         uids = {each.uid for each in self.states.sensors.values()}
         self._published = {uid: each for uid, each in self._published.items() if uid in uids}
         for identity, record in list(self.states.sensors.items()):

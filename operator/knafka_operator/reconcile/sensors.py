@@ -63,24 +63,24 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     cluster: Cluster
     kafkas: KafkaClusters
     states: States
-    """Those that have the records of Sensors."""
+    """The states of Brokers, which also hold the records of Sensors."""
     effects: Effects
     now: Callable[[], str]
     """The time, RFC 3339."""
     buses: dict[Family, Brokers | Channels] = field(default_factory=dict)
-    """What may be one here."""
+    """The reconcilers of kinds that can be a bus, by family."""
 
     def __post_init__(self) -> None:
         self._own = SensorOwnership(self.states)
 
     def status(self, identity: Identity) -> TriggerStatus | None:
-        """What the scaler knows of it; None: it isn't scaled."""
+        """The scaler's status of a Sensor; None: it isn't scaled."""
         record = self.states.sensors.get(identity)
         scaled = None if record is None else record.scaled
         return None if record is None or scaled is None else scaled[0].scaler.status(record.id)
 
     def scaled(self) -> Mapping[Identity, tuple[TriggerStatus, Mapping[Cause, int]]]:
-        """Of those that are scaled, what the scaler knows, and how often each was woken by what."""
+        """Status and wakes by cause of each scaled Sensor."""
         return {
             who: (status, each.scaled[0].scaler.wakes(each.id))
             for who, each in self.states.sensors.items()
@@ -88,11 +88,11 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         }
 
     async def publish(self, queue: WorkQueue) -> None:
-        """Keep in their statuses what is known of them, for ever."""
+        """Publish the scaler's view in Sensors' statuses until cancelled."""
         await SensorPublishing(self.cluster, self.states, queue).run()
 
     def remember(self, document: Document) -> SensorRecord:
-        """Keep in mind which bus, topics and group a Sensor has."""
+        """Remember a Sensor's bus, and claim its topics and group; returns its record."""
         record = self.states.ensure_sensor(document, bus_of(document))
         self.states.claim_of_sensor(record, kept_names(document))
         return record
@@ -113,15 +113,16 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     def status_of(
         self, seen: Observed, decision: SensorDecision, record: SensorRecord
     ) -> Mapping[str, Any]:
-        self.states.rolls.add_to(decision.conditions, self._function_identity(record))
+        self.states.rolls.add_condition(decision.conditions, self._function_identity(record))
         return super().status_of(seen, decision, record)
 
     async def stop_on_bus(self, bus: Bus) -> set[str]:
-        """Leave none of the Sensors on a bus a function; gives their groups. Raises `ClusterError`.
+        """Delete the functions of all Sensors on a bus; returns their groups. Raises
+        `ClusterError`.
 
-        Its topic is about to go: what a process commits after that would be taken for a position in
-        a topic that is made anew. So the groups go before the topic, and with them where Sensors
-        were in their trigger topics: what is there is read again, and fires with the same ids.
+        The bus's topic is about to be deleted. A later commit would count as a position in a
+        recreated topic, so the groups must be deleted first. The Sensors then read their trigger
+        topics again, and fire with the same ids.
         """
         groups = set()
         for each in self.states.sensors_on(bus):
@@ -139,9 +140,9 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         return groups
 
     async def delete(self, document: Document) -> None:
-        """Delete its Triggers, its function, its group and its topics, in that order.
+        """Delete a Sensor's Triggers, function, group and topics, in that order.
 
-        Raises `NotReady` while one of its Triggers is there still, `LogError`, also while its group
+        Raises `NotReady` while one of the Triggers still exists, `LogError`, also while the group
         has members, and `ClusterError`.
         """
         record, of = self.remember(document), resource_of(document)
@@ -171,7 +172,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         await self.forget(document)
 
     async def forget(self, document: Document) -> None:
-        """It is gone, whatever is left of it in Kafka."""
+        """End the drains of a Sensor that is gone, and forget it; nothing in Kafka is deleted."""
         if (record := self.states.sensors.get(Identity.of(document))) is not None:
             await self._forget_drains(record)
         self.states.drop_sensor(Identity.of(document))
@@ -179,7 +180,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     # The scaler.
 
     async def _start_scaling(self, watched: WatchedSensor, record: SensorRecord) -> None:
-        """Have it woken so from now on; returns when drains of what it was before are over."""
+        """Have the scaler wake a Sensor; returns once its previous drains have ended."""
         sensor, autoscaling = watched
         kafka, before = record.kafka, record.scaled
         assert kafka is not None
@@ -197,7 +198,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
                 kafka.unwatch(topic)
 
     async def _forget_drains(self, record: SensorRecord) -> None:
-        """Wake it no more; returns when its drains are over."""
+        """Stop scaling a Sensor; returns once its drains have ended."""
         if record.scaled is None:
             return
         (kafka, sensor), record.scaled = record.scaled, None
@@ -260,7 +261,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
             return error
 
     async def _triggers(self, sensor: Resource, family: Family) -> Mapping[str, Document]:
-        """Those that it has made and that are there, by name."""
+        """The stored Triggers or Subscriptions that a Sensor owns, by name."""
         if family not in self.buses:
             return {}  # and the operator may not even ask for them
         labels = {SENSOR_NAME_KEY: sensor_manifests.sensor_label(sensor)}
@@ -269,7 +270,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         return {each["metadata"]["name"]: each for each in found if services.is_owned(each, sensor)}
 
     async def _kafka_of(self, document: Document, record: SensorRecord) -> KafkaCluster:
-        """Where its topics are, also when its bus went before it did.
+        """The Kafka with a Sensor's topics, also if its bus was deleted first.
 
         Raises `NotReady`, `InvalidDocument`.
         """
@@ -297,7 +298,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         return await self.cluster.get(family.broker_version, family.broker, *bus.identity)
 
     def _function_identity(self, record: SensorRecord) -> Identity:
-        """Where its Knative Service is."""
+        """Namespace and name of the Sensor's Knative Service."""
         family, sensor = record.bus.family, Identity.of(record.document)
         return sensor_manifests.function_identity(family, sensor, self.settings)
 
@@ -316,7 +317,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         await self._forget_drains(self.states.sensors[Identity.of(document)])
 
     async def _delete_function(self, record: SensorRecord) -> None:
-        """It is woken no more, and has no Service; raises `ClusterError`."""
+        """End a Sensor's drains and delete its Service; raises `ClusterError`."""
         await self._forget_drains(record)
         namespace, name = self._function_identity(record)
         await delete_service(self.cluster, name, resource_of(record.document), namespace)

@@ -46,7 +46,7 @@ EMPTY_FOR: Final = 60.0
 
 @dataclass(eq=False)
 class Shards:
-    """The shards of all Brokers that are ours."""
+    """The shared dispatchers of all Brokers or channels."""
 
     settings: Settings
     cluster: Cluster
@@ -54,7 +54,7 @@ class Shards:
     enqueue: Callable[[Key], None]
 
     async def loaded_contract(self, broker: Identity) -> SharedContractTopic | None:
-        """The contract of a Broker that has its topic; None: there are no shared dispatchers here.
+        """Load the contract of a Broker that has its topic; None: there are no shared dispatchers.
 
         Raises `LogError`, and `NotReady` for one that is being deleted.
         """
@@ -67,7 +67,8 @@ class Shards:
         return found
 
     def contract_in(self, broker: Identity, kafka: KafkaCluster) -> SharedContractTopic:
-        """The contract of a Broker that has its topic; raises `NotReady`."""
+        """The contract of a Broker in this Kafka, maybe not loaded; raises `NotReady` if the Broker
+        is being deleted."""
         return self.contract_record(self._record(broker), broker, kafka)
 
     def _record(self, broker: Identity) -> BrokerRecord:
@@ -81,7 +82,7 @@ class Shards:
     def contract_record(
         self, record: BrokerRecord, broker: Identity, kafka: KafkaCluster
     ) -> SharedContractTopic:
-        """A Broker's contract in one Kafka, which may have to be read yet."""
+        """The record of a Broker's contract in one Kafka, created if needed; maybe not loaded."""
         found = record.contracts.get(kafka.bootstrap_servers)
         if found is None:
             own = Identity(broker.namespace, self.states.family.own_name(broker.name))
@@ -92,7 +93,7 @@ class Shards:
         return found
 
     async def resume(self, broker: Document, kafka: KafkaCluster) -> SharedContractTopic:
-        """The contract of a Broker that wasn't reconciled yet; raises `LogError`."""
+        """Load the contract of a Broker that wasn't reconciled yet; raises `LogError`."""
         record = self.states.ensure_broker(broker)
         record.kafka = record.kafka or kafka
         found = self.contract_record(record, Identity.of(broker), kafka)
@@ -100,7 +101,7 @@ class Shards:
         return found
 
     def reserve(self, broker: Identity, watched: Watched) -> None:
-        """Have no other Trigger get the room that this one was given; it has none that it left."""
+        """Reserve a Trigger's place in its shard, and free one that it has left."""
         record, group = self.states.brokers.get(broker), watched.egress.group
         if record is None or watched.kafka.open_writer is None:
             return
@@ -111,7 +112,8 @@ class Shards:
             contract.numbers.pop(group, None)
 
     async def withdraw(self, broker: Identity, groups: Collection[str]) -> None:
-        """Have no shard deliver these groups; returns when every process has let go.
+        """Remove groups from a Broker's contract; returns when every process has stopped
+        delivering them.
 
         Raises `LogError`, and `NotReady` while one hasn't.
         """
@@ -126,9 +128,9 @@ class Shards:
                 await contract.withdraw(group)
 
     async def create_contract_topic(self, broker: Identity, topic: Topic) -> None:
-        """Have the topic with a Broker's contract, which its status says first.
+        """Create a Broker's contract topic, after its name was written to the Broker's status.
 
-        An operator that dies in between knows that there may be one.
+        So an operator that dies in between knows that it may exist.
         """
         record, contract = self._record(broker), await self.loaded_contract(broker)
         assert contract is not None
@@ -146,9 +148,9 @@ class Shards:
             await contract.ensure_created(topic)
 
     async def apply(self, identity: Identity, number: int, manifest: Manifest) -> None:
-        """Have a shard's Service as it should be; raises `NotReady` while it isn't Ready.
+        """Apply a shard's Service; raises `NotReady` while it isn't Ready.
 
-        However many Triggers are in it, it is applied once, and looked at by its Broker only.
+        It is applied once for all its Triggers, and checked by its Broker only.
         """
         record = self._record(identity)
         assert record.state is not None
@@ -178,7 +180,7 @@ class Shards:
         shard.manifest = manifest
 
     async def maintain(self, broker: Broker) -> None:
-        """Have a Broker's shards as they were applied, and none that is empty; raises
+        """Apply a Broker's shards again, and delete those that have long been empty; raises
         `ClusterError`."""
         identity = Identity(broker.metadata.namespace, broker.metadata.name)
         record = self.states.brokers[identity]
@@ -211,7 +213,7 @@ class Shards:
                         record.shards.pop(number, None)
 
     def services_of(self, broker: Identity) -> list[Identity]:
-        """The Services of a Broker's shards that are known."""
+        """Namespace and name of the Services of a Broker's known shards."""
         record = self.states.brokers.get(broker)
         return [self._service(broker, number) for number in (record.shards if record else ())]
 
@@ -225,12 +227,13 @@ class Shards:
         await delete_service(self.cluster, name, broker, namespace)
 
     async def _delete_members(self, contract: SharedContractTopic, number: int, topic: str) -> None:
-        """Delete the group of a shard's processes; raises `LogError` while there is one."""
+        """Delete the consumer group of a shard's processes; raises `LogError` while it has
+        members."""
         shard = names.shard_group(*contract.broker, number)
         await contract.kafka.topics.delete_group(names.shard_members(shard, topic))
 
     async def delete(self, broker: Broker) -> None:
-        """Have none of a Broker's shards; raises `ClusterError`."""
+        """Delete the Services of all shards of a Broker; raises `ClusterError`."""
         identity = Identity(broker.metadata.namespace, broker.metadata.name)
         record = self.states.brokers[identity]
         if record.has_contract:
@@ -239,7 +242,7 @@ class Shards:
                 await self._delete_service(broker, number)
 
     async def _withdraw_orphans(self, broker: Identity, contract: SharedContractTopic) -> None:
-        """Triggers that went without us: somebody took our finalizer away."""
+        """Remove the records of Triggers that were deleted without our finalizer."""
         for group, shared in list(contract.records.items()):
             who = Identity(shared.egress.namespace, shared.egress.trigger)
             if who not in self.states.triggers:
@@ -249,7 +252,7 @@ class Shards:
                     await contract.withdraw(group)
 
     async def _list_services(self, record: BrokerRecord, broker: Broker) -> None:
-        """Services that an operator before this one applied."""
+        """Find the shards' Services that an earlier operator has applied, once."""
         if record.shards_listed:
             return
         labels = {services.ROLE_LABEL: services.SHARD_ROLE}

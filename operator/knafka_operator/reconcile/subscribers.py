@@ -33,19 +33,19 @@ from knafka_operator.model.identity import Identity
 from knafka_operator.reconcile.state import States
 
 WRITE_ATTEMPTS: Final = 5
-"""At once, where somebody else writes the channel at the same time."""
+"""Attempts to write a channel that others write at the same time."""
 
 
 @dataclass(eq=False)
 class Subscribers:
-    """Those of all KafkaChannels."""
+    """Writes Subscriptions into the spec and status of their channels."""
 
     cluster: Cluster
     states: States
     handling: Handling
 
     def reported(self, channel: Document) -> list[Mapping[str, Any]]:
-        """`status.subscribers`, by UID."""
+        """The list `status.subscribers` of a channel, sorted by UID."""
         found = {each.reported["uid"]: each.reported for each in self._channel_entries(channel)}
         read = entries.read_entries(channel)
         for uid, problem in read.problems.items():
@@ -53,7 +53,8 @@ class Subscribers:
         return [found[uid] for uid in sorted(found)]
 
     async def write_spec_entries(self, channel: Document) -> None:
-        """KN-CHN-05: have our entries in `spec.subscribers`; raises `ClusterError`."""
+        """Write our entries into a channel's `spec.subscribers` (KN-CHN-05); raises
+        `ClusterError`."""
         if self.handling.handler is not Handler.OWN:
             return
         wanted = {
@@ -111,10 +112,9 @@ class Subscribers:
         await self.cluster.write_status(channel, {"annotations": ours})
 
     def _channel_entries(self, channel: Document) -> list[ChannelEntry]:
-        """Its Subscriptions, by UID.
+        """The entries of a channel's Subscriptions, sorted by UID.
 
-        One that wasn't reconciled since the operator began is as the channel has it: an operator
-        that starts takes nobody away.
+        A Subscription that wasn't reconciled yet keeps the entry that the channel has.
         """
         declared = _by_uid((channel.get("spec") or {}).get("subscribers"))
         reported = _by_uid((channel.get("status") or {}).get("subscribers"))
@@ -135,7 +135,8 @@ class Subscribers:
 async def explain_unserved_channel(
     cluster: Cluster, subscription: Document, handling: Handling, at: str
 ) -> None:
-    """Say of a Subscription to a Channel why nothing comes of it, where only we could say so.
+    """Write to the status of a Subscription to a Channel that nobody serves it, as Knative Eventing
+    isn't installed.
 
     `at` is the time (RFC 3339). Raises `ClusterError`.
     """
@@ -159,6 +160,6 @@ async def explain_unserved_channel(
 
 
 def _by_uid(subscribers: object) -> dict[str, Mapping[str, Any]]:
-    """Entries of a channel, whatever somebody has made of them."""
+    """The entries of a list of any shape, by UID."""
     found = subscribers if isinstance(subscribers, list | tuple) else ()
     return {str(each.get("uid")): each for each in found if isinstance(each, Mapping)}

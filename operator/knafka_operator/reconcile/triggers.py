@@ -59,7 +59,7 @@ Decision = TriggerDecision[KafkaCluster]
 
 @dataclass(eq=False)
 class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
-    """All Triggers of Brokers that are ours."""
+    """All Triggers of Brokers that Knafka serves."""
 
     settings: Settings
     cluster: Cluster
@@ -79,7 +79,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
 
     @property
     def watched(self) -> dict[Identity, Watched]:
-        """Every Trigger that is delivered to."""
+        """Every delivered Trigger, with its delivery."""
         records = self.states.triggers.items()
         return {who: each.watched for who, each in records if each.watched is not None}
 
@@ -111,7 +111,8 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         return self.states.ensure_trigger(document)
 
     async def observe(self, document: Document, record: TriggerRecord) -> Observed | None:
-        """None: it is another implementation's, or not known yet to be ours."""
+        """Read everything that a Trigger's decision needs; None: another implementation serves its
+        Broker, or its Broker hasn't been reconciled yet."""
         broker = self.states.brokers.get(broker_of(document))
         if broker is not None and broker.stopped is not None:
             await self._stop(_unread_trigger(document), record)
@@ -157,10 +158,10 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         shown["annotations"].update(scaling_annotations(scaled))
         if scaled is not None:
             conditions.set(delivering_condition(scaled))
-        self.dead_letters.add_to(document, conditions, shown["annotations"])
+        self.dead_letters.add_to_status(document, conditions, shown["annotations"])
         namespace = services.function_namespace(family, identity, self.settings)
         dispatcher = Identity(namespace, services.dispatcher_name(family, identity))
-        self.states.rolls.add_to(conditions, dispatcher)
+        self.states.rolls.add_condition(conditions, dispatcher)
         if family is CHANNELS:
             conditions = subscription.subscription_conditions(conditions)
             shown = subscription.subscription_status(shown)
@@ -171,7 +172,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
     def in_words_of_kind(
         self, seen: Observed, conditions: ConditionSet, shown: dict[str, Any]
     ) -> tuple[ConditionSet, dict[str, Any]]:
-        """Conditions and status as its kind has them."""
+        """Translate conditions and status to the words of a derived kind; here unchanged."""
         return conditions, shown
 
     def _report_to_channel(
@@ -185,8 +186,8 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
             self.enqueue((self.states.family.broker, *broker_of(document)))
 
     async def leave(self, document: Document) -> None:
-        """Its Broker is another implementation's: deliver nothing, and take our status back. Its
-        group stays, as the other one goes on with it."""
+        """Clean up after a Trigger whose Broker another implementation serves: end delivery, and
+        remove our part of its status. Its group stays, as the other implementation uses it."""
         seen, record = _unread_trigger(document), self.states.ensure_trigger(document)
         if DISPATCHER_KEY in status_annotations(document):
             await self.stop_delivery(Identity.of(document))
@@ -196,9 +197,9 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
             raise left.failure
 
     async def delete(self, document: Document) -> None:
-        """Delete its group; its dead letters stay.
+        """Delete a Trigger's functions and consumer group; its dead letters stay.
 
-        Raises `LogError` while drains go on, `NotReady` while it isn't known where its Kafka is.
+        Raises `LogError` while drains go on, `NotReady` while its Kafka isn't known.
         """
         identity, family = Identity.of(document), self.states.family
         await self.stop_delivery(identity)
@@ -227,23 +228,23 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         self.drop(document)
 
     def drop(self, document: Document) -> None:
-        """It is gone, whatever is left of it in Kafka."""
+        """Forget a Trigger that is gone; nothing in Kafka is deleted."""
         self.states.drop_trigger(Identity.of(document))
 
     def status(self, identity: Identity) -> TriggerStatus | None:
-        """What the scaler knows of it; None: it isn't scaled."""
+        """The scaler's status of a Trigger; None: it isn't scaled."""
         record = self.states.triggers.get(identity)
         watched = record.watched if record is not None else None
         family = self.states.family
         return watched.kafka.scaler.status(family.trigger_id(identity)) if watched else None
 
     async def resume(self, trigger: Document, watched: Watched) -> None:
-        """Deliver what a Service of this Trigger's says, before it is reconciled."""
+        """Resume the delivery that a Trigger's Service describes, before it is reconciled."""
         self.states.claim_group(self.states.ensure_trigger(trigger), watched.egress.group)
         await self.deliver(Identity.of(trigger), watched)
 
     async def deliver(self, identity: Identity, watched: Watched) -> None:
-        """Deliver so from now on; returns when drains of what was before are over."""
+        """Start a delivery; returns once the previous drains have ended."""
         record = self.states.triggers.get(identity)
         if record is None:
             return  # it went meanwhile
@@ -268,7 +269,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         return services.service_url(service, namespace, self.settings)
 
     async def stop_delivery(self, identity: Identity) -> None:
-        """Deliver nothing for now; returns when its drains are over, and no shard has it.
+        """End a Trigger's delivery; returns once its drains have ended and no shard delivers it.
 
         Raises `LogError`, and `NotReady` while a shard still has it.
         """
@@ -286,7 +287,8 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         await self.forget_drains(identity)
 
     async def suspend(self, identity: Identity) -> None:
-        """Deliver nothing, and have no functions; its group stays. Raises as `stop_delivery`."""
+        """End a Trigger's delivery and delete its functions; its group stays. Raises as
+        `stop_delivery`."""
         document = self.states.triggers[identity].document
         await self.stop_delivery(identity)
         if document is not None:
@@ -294,7 +296,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         self.states.mark_trigger_gone(identity)
 
     async def abandon(self, identity: Identity) -> None:
-        """It is gone: deliver nothing, as far as that can be had; never raises."""
+        """End the delivery of a Trigger that is gone, as far as possible; never raises."""
         try:
             await self.stop_delivery(identity)
         except KnafkaError as error:
@@ -303,7 +305,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
             await self.forget_drains(identity)
 
     async def forget_drains(self, identity: Identity) -> None:
-        """Ask for nothing any more; returns when its drains are over."""
+        """Stop scaling a Trigger; returns once its drains have ended."""
         record = self.states.triggers.get(identity)
         watched = record.watched if record is not None else None
         if record is None or watched is None:
@@ -341,7 +343,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         await self.stop_delivery(Identity.of(document))
 
     async def _stop(self, seen: Observed, record: TriggerRecord) -> None:
-        """Its Broker may not use its topic; what stands in the way is tried again."""
+        """End all delivery of a Trigger whose Broker may not use its topic; failures are logged."""
         stopped = await super().run_effects(
             deciding.stop_effects(seen.document, self.settings), seen, record
         )
@@ -356,5 +358,5 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
 
 
 def _unread_trigger(document: Document) -> Observed:
-    """What is known of one of which nothing needs to be: it stops, or is left."""
+    """An observation of a Trigger that wasn't read, for effects that end its delivery."""
     return Observed(document, InvalidDocument("", "it was not read"))

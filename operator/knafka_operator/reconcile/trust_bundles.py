@@ -24,28 +24,29 @@ from knafka_operator.model.settings import Settings
 log = logging.getLogger(__name__)
 
 BUNDLE_CHECK_INTERVAL: Final = 300.0
-"""Seconds after which they are read without anybody having told of a change: watches may break."""
+"""Seconds after which the bundles are read again without a change, as watches may break."""
 _OURS: Final = "app.kubernetes.io/managed-by", "knafka-operator"
 _COMPONENT: Final = "operator/deploy/trust-bundles"
 
 
 class TrustBundles:
-    """The installation's bundles and their copies; without `Settings.trust_bundles` nothing."""
+    """Keeps copies of the installation's trust bundles; does nothing without
+    `Settings.trust_bundles`."""
 
     def __init__(self, settings: Settings, cluster: Cluster) -> None:
         self._source = settings.trust_bundles
         self._cluster = cluster
         self._bundle: Bundle | None = None
-        """As it was read last."""
+        """The merged bundle as last read."""
         self._names: frozenset[str] = frozenset()
-        """Of the ConfigMaps that it was made of."""
+        """Names of the ConfigMaps that were merged."""
         self._copied: dict[str, str] = {}
-        """By namespace: what its copy says."""
+        """By namespace: the PEM text of its copy."""
         self._changed = asyncio.Event()
         self._lock = asyncio.Lock()
 
     def on_config_map(self, document: Document) -> None:
-        """This ConfigMap has changed, or went."""
+        """Note that a ConfigMap has changed or was deleted."""
         namespace, name = document["metadata"]["namespace"], document["metadata"]["name"]
         is_source = namespace == self._source and (
             name in self._names or deciding.is_bundle(document)
@@ -54,11 +55,12 @@ class TrustBundles:
             self._changed.set()
 
     def reread_soon(self) -> None:
-        """Read everything anew: something may have changed unheard."""
+        """Have the bundles read again, as a change may have been missed."""
         self._changed.set()
 
     async def ensure_copy(self, manifest: Mapping[str, Any]) -> None:
-        """Have the copy that this function mounts; raises `NotReady` and `ClusterError`."""
+        """Create or update the copy in a function's namespace, if the function mounts it. Raises
+        `NotReady` and `ClusterError`."""
         if not self._source or not mounts_trust_bundle(manifest):
             return
         async with self._lock:
@@ -70,7 +72,7 @@ class TrustBundles:
                 await self._copy(namespace, self._bundle)
 
     async def refresh_copies(self) -> None:
-        """Read the bundles, and bring every copy up to date. Raises `ClusterError`."""
+        """Read the bundles and update every copy. Raises `ClusterError`."""
         async with self._lock:
             await self._read()
             assert self._bundle is not None
@@ -109,7 +111,8 @@ class TrustBundles:
         self._names = frozenset(each["metadata"]["name"] for each in found)
 
     async def _copy(self, namespace: str, bundle: Bundle) -> None:
-        """Raises `NotReady`, also for a ConfigMap of that name which is somebody else's."""
+        """Write the copy in a namespace. Raises `NotReady`, also if somebody else made a ConfigMap
+        of that name."""
         wanted = deciding.bundle_config_map(namespace, bundle)
         there = await self._cluster.get(CORE, "ConfigMap", namespace, TRUST_BUNDLE)
         if there is not None:

@@ -96,7 +96,7 @@ class WorkQueue:
         self._some_due = asyncio.Event()
 
     def enqueue(self, key: Key) -> None:
-        """Reconcile it as soon as there is a place."""
+        """Make an object due now, and forget its failures."""
         item = self._items.get(key)
         if item is None:
             item = self._items[key] = _Item(key)
@@ -107,18 +107,18 @@ class WorkQueue:
             self._schedule_soon(item)
 
     def retry_failed(self) -> None:
-        """Reconcile at once what is backing off: what stood in its way may have changed."""
+        """Make all objects due that back off, as the cause of their failure may be gone."""
         for item in list(self._items.values()):
             if item.failures:
                 self.enqueue(item.key)
 
     def __len__(self) -> int:
-        """Objects that are kept."""
+        """Number of objects in the queue, due or not."""
         return len(self._items)
 
     @property
     def failing(self) -> int:
-        """Objects that back off."""
+        """Number of objects that back off after failures."""
         return sum(item.failures > 0 for item in self._items.values())
 
     @property
@@ -193,7 +193,7 @@ class WorkQueue:
             self._schedule_later(item, verdict)
 
     def _schedule_soon(self, item: _Item) -> None:
-        """Due now, or a moment after it was reconciled last."""
+        """Make an item due now, or `RECONCILE_SPACING` after its last reconciliation."""
         wait = item.not_before - asyncio.get_running_loop().time()
         if wait > 0:
             self._schedule_later(item, wait)
@@ -222,7 +222,7 @@ class WorkQueue:
 
 
 class _Place:
-    """One of the places, given back once."""
+    """One of the queue's places, released at most once."""
 
     def __init__(self, places: asyncio.Semaphore) -> None:
         self._places: asyncio.Semaphore | None = places

@@ -171,7 +171,7 @@ class KafkaSinks(Reconciler[ObservedSink, SinkDecision, SinkRecord], Kind):
     ) -> Mapping[str, Any]:
         namespace, _ = Identity.of(seen.document)
         receiver = Identity(namespace, sink_receiver_name(resource_of(seen.document)))
-        self.states.rolls.add_to(decision.conditions, receiver)
+        self.states.rolls.add_condition(decision.conditions, receiver)
         status = super().status_of(seen, decision, record)
         record.is_ready = ready_condition(status["conditions"]).get("status") == "True"
         if isinstance(seen.sink, KafkaSink):
