@@ -1,4 +1,4 @@
-"""Operator: the parts put together, and who is woken by what.
+"""Operator: puts the reconcilers together, and enqueues what a change concerns.
 
     Broker changed     -> itself, its Triggers
     Trigger changed    -> itself
@@ -65,21 +65,21 @@ DISPATCHERS: Final = {services.ROLE_LABEL: services.DISPATCHER_ROLE}
 """Labels of the Services that deliver, those for replays apart."""
 
 SHARDS: Final = {services.ROLE_LABEL: services.SHARD_ROLE}
-"""The same of Services that Triggers share."""
+"""Labels of the Services of shared dispatchers."""
 
 PUBLISH_INTERVAL: Final = 5.0
-"""Seconds between two looks at what the scaler has to say of each Trigger."""
+"""Seconds between two rounds of publishing the scaler's view of each Trigger."""
 
 MOVE_INTERVAL: Final = 5.0
-"""Seconds between two looks at which `auto` Triggers need another dispatcher."""
+"""Seconds between two checks which `auto` Triggers need another dispatcher."""
 
 PREWARM_LIMIT: Final = 5
-"""Triggers of one Broker that are woken before there is an event: with more, most would find
-nothing, and lag wakes them anyway."""
+"""Most Triggers of one Broker that are woken when its receiver starts. With more Triggers, most
+would find no event, and lag wakes them anyway."""
 
 
 class Operator:
-    """One operator; made inside the event loop that it lives in."""
+    """The reconcilers of one family of kinds; created inside its event loop."""
 
     def __init__(
         self,
@@ -110,7 +110,8 @@ class Operator:
         self.settings = settings
         self.family = BROKERS if beside is None else CHANNELS
         self.entries: ClusterWithEntries | None = None
-        """What others write into `spec.subscribers`, among Subscriptions."""
+        """The cluster that shows channels' entries as Subscriptions; None: the family is
+        Brokers."""
         if beside is not None:
             cluster = self.entries = ClusterWithEntries(cluster, Handling(settings.subscriptions))
         self.cluster = cluster
@@ -154,11 +155,11 @@ class Operator:
             Brokers(*of) if self.entries is None else Channels(*of, self.entries.handling)
         )
         self.sources: KafkaSources | None = None
-        """Beside the Triggers of Brokers."""
+        """The reconciler of KafkaSources; None: they aren't served."""
         self._publishing_sources: Publishing | None = None
         self.sinks: KafkaSinks | None = None
         self.sensors: Sensors | None = None
-        """One for both families: either may have the bus of one."""
+        """The reconciler of Sensors, shared by both families, as either may have a Sensor's bus."""
         if beside is not None:
             self.sensors = beside.sensors
         elif settings.sensors:
@@ -226,7 +227,7 @@ class Operator:
         return KafkaSources(settings, cluster, self.brokers, shards, *of, source_observer=topics)
 
     def _source_tasks(self, sources: KafkaSources) -> list[Coroutine[Any, Any, None]]:
-        """What goes on for them beside reconciling."""
+        """Periodic tasks for KafkaSources."""
         of, letters = (self.cluster, sources.states), sources.dead_letters
         publishing = self._publishing_sources = Publishing(*of, sources, self.queue, _now)
         return [
@@ -238,10 +239,10 @@ class Operator:
         ]
 
     async def resume(self) -> int:
-        """Go on with the drains of every Trigger that a Revision serves, as its Service says.
+        """Resume the drains of every Trigger by what its Service says; returns their number.
 
-        Before anything is reconciled: events that wait aren't to wait for that. Gives how many
-        there are; raises `ClusterError`.
+        Called before anything is reconciled, so that waiting events are delivered at once. Raises
+        `ClusterError`.
         """
         brokers, triggers, found = await asyncio.gather(
             self.cluster.list(self.family.broker_version, self.family.broker),
@@ -274,7 +275,7 @@ class Operator:
         return len(self.triggers.watched)
 
     async def prepare(self) -> None:
-        """Be ready for `resume`: find everything, and connect to every Kafka."""
+        """Prepare for `resume`: list all Services, and connect to every Kafka they use."""
         found = await asyncio.gather(
             self.cluster.list(SERVING, "Service", DISPATCHERS),
             self.cluster.list(SERVING, "Service", SHARDS),
@@ -283,11 +284,11 @@ class Operator:
         await resuming.connect([*found[0], *found[1]])
 
     def _bearers(self, name: str, namespace: str) -> Sequence[str]:
-        """The tokens that this function knows its operator by."""
+        """The tokens that a function accepts from the operator."""
         return self.settings.tokens.bearers(services.service_url(name, namespace, self.settings))
 
     def remember_class(self, broker: Document, *, gone: bool) -> None:
-        """Keep in mind whose Broker it is; thread-safe."""
+        """Remember whether another implementation serves a Broker; thread-safe."""
         if gone or self.brokers.is_ours(broker):
             self.states.foreign_brokers.discard(Identity.of(broker))
         else:
@@ -298,11 +299,11 @@ class Operator:
 
     @property
     def all_operators(self) -> Sequence[Operator]:
-        """This one and those beside it."""
+        """This operator and those of other families beside it."""
         return [self, *self._beside]
 
     async def close(self) -> None:
-        """Hang up on every drain, and wait for that; dispatchers go on without us."""
+        """End all tasks and drain requests, and wait for that; dispatchers drain on."""
         for each in self._beside:
             await each.close()
         for task in self._tasks:
@@ -321,7 +322,7 @@ class Operator:
         return self.triggers.is_ours(trigger)
 
     async def stop_triggers(self, broker: Identity) -> None:
-        """Deliver nothing to the Triggers and Sensors of a Broker; raises `KnafkaError` while
+        """End all delivery to the Triggers and Sensors of a Broker; raises `KnafkaError` while
         drains go on."""
         await self._stop_delivery(broker)
         if self.sensors is not None:
@@ -355,7 +356,7 @@ class Operator:
         await self.brokers.delete_topic(document, groups)
 
     def forget(self, document: Document) -> None:
-        """It is gone, whatever is left of it in Kafka."""
+        """Forget a Broker or Trigger that is gone; nothing in Kafka is deleted."""
         is_broker = document["kind"] == self.family.broker
         (self.brokers if is_broker else self.triggers).drop(document)
         if not is_broker:
@@ -363,8 +364,8 @@ class Operator:
             self._enqueue_channel(broker_of(document))
 
     def on_change(self, document: Document, *, gone: bool) -> None:
-        """A Broker or Trigger as it is now, or was last; it is reconciled unless only its status
-        has changed."""
+        """Note that a Broker or Trigger has changed or, with `gone`, was deleted; enqueues it
+        unless only its status has changed."""
         is_broker = document["kind"] == self.family.broker
         if is_broker:
             self.on_broker(document, gone=gone)
@@ -380,12 +381,12 @@ class Operator:
         self._on_subscriptions_changed(changed)
 
     def _enqueue_channel(self, channel: Identity) -> None:
-        """One of its Subscriptions is no more: neither is its entry, in spec and status."""
+        """Reconcile a channel, as the entry of one of its Subscriptions must be removed."""
         if self.entries is not None and channel in self.states.brokers:
             self.queue.enqueue((self.family.broker, *channel))
 
     def on_eventing(self, seen: bool | None) -> None:
-        """Whether Knative Eventing is here; None: that isn't known."""
+        """Note whether Knative Eventing is installed; None: not known."""
         if self.entries is None:
             return
         before = self.entries.handling.handler
@@ -396,7 +397,7 @@ class Operator:
                 self._wake_sensors(each)
 
     def _on_subscriptions_changed(self, changed: Collection[Identity]) -> None:
-        """These Subscriptions may be other ones than before."""
+        """Note that these Subscriptions may have changed."""
         assert self.entries is not None
         for each in changed:
             if (known := self.entries.known(each)) is not None:
@@ -408,7 +409,8 @@ class Operator:
     async def suspend_absent(
         self, identity: Identity
     ) -> float | Literal[Verdict.BACK_OFF, Verdict.GONE]:
-        """Deliver nothing to a Subscription that there is no more, or not for now; see `WorkQueue`.
+        """End the delivery of a Subscription that doesn't exist, for now or for good; returns what
+        follows (`WorkQueue`).
 
         Its group stays for a while, see `Entries`. Raises `ClusterError`.
         """
@@ -428,7 +430,7 @@ class Operator:
         return GONE if again is None else again
 
     def _after_suspension(self, identity: Identity) -> None:
-        """Nothing is delivered under this name, and no record has it."""
+        """Enqueue the Subscriptions that waited for the end of the delivery under this name."""
         if self.entries is None:
             return
         for each in self.entries.release_name(identity):
@@ -466,7 +468,7 @@ class Operator:
             record.watched.kafka.topics.forget_group(record.watched.egress.group)
 
     def _enqueue_if_changed(self, document: Document, *, gone: bool) -> bool:
-        """Whether more than its status has changed; then it is reconciled."""
+        """Enqueue an object if more than its status has changed; returns whether it has."""
         key, now = (
             (document["kind"], *Identity.of(document)),
             None if gone else without_status(document),
@@ -480,7 +482,8 @@ class Operator:
         return True
 
     def on_service(self, document: Document) -> None:
-        """A Knative Service: one of ours, or somebody's subscriber."""
+        """Note that a Knative Service has changed; enqueues its owners and the Triggers that refer
+        to it."""
         namespace, name = Identity.of(document)
         for owner in document["metadata"].get("ownerReferences") or ():
             self.queue.enqueue((owner["kind"], namespace, owner["name"]))
@@ -488,12 +491,13 @@ class Operator:
             self.queue.enqueue((self.family.trigger, *trigger))
 
     def on_policies(self, changed: Sequence[Document], gone: Sequence[Document]) -> None:
-        """EventPolicies have changed: so may have who may send in their namespaces."""
+        """Note that EventPolicies have changed; enqueues the receivers' owners in their
+        namespaces."""
         namespaces = self.states.policies.heard(changed, gone)
         self._enqueue_receivers_owners(lambda broker: broker.namespace in namespaces)
 
     def on_policies_known(self, known: bool) -> None:
-        """Whether all EventPolicies have been heard of."""
+        """Note whether all EventPolicies are known."""
         if self.states.policies.is_known != known:
             self.states.policies.is_known = known
             self._enqueue_receivers_owners(lambda broker: known)
@@ -506,7 +510,8 @@ class Operator:
             self.queue.enqueue((KAFKA_SINK, *identity))
 
     def on_receiver(self, pod: Document, *, new: bool = True, gone: bool = False) -> None:
-        """A pod of a receiver; where a `new` one is made and there was none, an event made it."""
+        """Note that a receiver's pod exists or, with `gone`, was deleted. A `new` pod means that an
+        event is on its way: the Broker's Triggers start to drain."""
         state = self.states.track_receiver_pod(pod, gone=gone)
         if state is not None and new and not gone:
             state.kafka.scaler.prewarm(state.topic.name, PREWARM_LIMIT)
@@ -517,12 +522,13 @@ class Operator:
 
     @property
     def delivering_kinds(self) -> Sequence[Triggers]:
-        """All that deliver events: Triggers, Subscriptions and KafkaSources."""
+        """The reconcilers of all kinds that deliver events: Triggers, Subscriptions,
+        KafkaSources."""
         triggers = [each.triggers for each in self.all_operators]
         return triggers if self.sources is None else [*triggers, self.sources]
 
     def wake_triggers(self, broker: Identity) -> None:
-        """Have the Triggers and Sensors that read a Broker reconciled."""
+        """Enqueue the Triggers and Sensors of a Broker."""
         for identity in self.states.triggers_of(broker):
             self.queue.enqueue((self.family.trigger, *identity))
         self._wake_sensors(broker)

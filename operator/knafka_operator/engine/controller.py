@@ -1,4 +1,4 @@
-"""Controller: what is done with one object of any kind, from what is heard of it to its end.
+"""Controller: handles one object of any kind, from its first change to its deletion.
 
     heard -> work queue -> one object: finalizer -> reconcile -> back-off
                                        deleted   -> what was made for it is deleted -> gone
@@ -32,34 +32,35 @@ from knafka_operator.reconcile.work_queue import BACK_OFF, GONE, Key, Requeue, V
 log = logging.getLogger(__name__)
 
 RESYNC_SECONDS: Final = 300.0
-"""Seconds until what is Ready is looked at again, a fifth more or less, should nothing change."""
+"""Seconds, ±20 %, until a Ready object is reconciled again, if nothing changes."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPace:
-    """How often what hasn't succeeded is tried again."""
+    """How soon failed work is repeated."""
 
     not_ready: float | Literal[Verdict.BACK_OFF] = BACK_OFF
-    """Seconds until an object that isn't Ready is looked at again."""
+    """Seconds until an object that isn't Ready is reconciled again."""
     deletion: float = 2.0
-    """Seconds until a deletion that Kafka has stood in the way of is tried again."""
+    """Seconds until a failed deletion is tried again."""
 
 
 class Store(Protocol):
-    """What the controller asks of where objects are stored, beside `Kind.get`."""
+    """How the controller accesses stored objects, besides `Kind.get`."""
 
     def tracking(self, key: Key) -> AbstractContextManager[None]:
-        """A change of whatever is read in here has this object reconciled again."""
+        """In this context, track which objects are read; their changes enqueue `key`."""
         ...
 
     def forget(self, key: Key) -> None:
-        """It is gone: changes of what it read concern it no more."""
+        """Stop tracking what an object has read, as it is gone."""
         ...
 
     async def set_finalizers(
         self, document: Document, finalizers: Sequence[str]
     ) -> Document | None:
-        """The object as it is stored then; None: it is gone. Raises `ClusterError`."""
+        """Replace an object's finalizers; returns it as stored, None: it is gone. Raises
+        `ClusterError`."""
         ...
 
 
@@ -73,7 +74,7 @@ class Controller:
         post: Post,
         pace: RetryPace = RetryPace(),  # frozen
     ) -> None:
-        """`operator` is the one of Brokers; `post` tells users of an object."""
+        """`operator` is that of Brokers; `post` posts Kubernetes Events."""
         self.kinds = kinds_of(operator)
         self._operator = operator
         self._store = store
@@ -81,19 +82,21 @@ class Controller:
         self._pace = pace
         self._deletions = Deletions(post, operator.settings)
         self._gone: dict[Key, Document] = {}
-        """What was deleted, and isn't forgotten yet."""
+        """Deleted objects that their kind hasn't forgotten yet."""
         self.ending_namespaces: set[str] = set()
-        """Namespaces that are being deleted, and with them all that they hold."""
+        """Namespaces that are being deleted, with all of their objects."""
 
     def on_change(self, kind: Kind, document: Document, *, gone: bool) -> None:
-        """An object as it is now, or was last."""
+        """Note that an object has changed or, with `gone`, was deleted; enqueues what it
+        concerns."""
         if gone:
             self._gone[key_of(document)] = document
         for key in kind.on_change(document, gone=gone):
             self._operator.queue.enqueue(key)
 
     async def reconcile(self, key: Key) -> Requeue:
-        """Have one object as it is declared, see `work_queue`; raises `ClusterError`."""
+        """Reconcile or delete one object; returns what follows (`work_queue`). Raises
+        `ClusterError`."""
         kind, identity = self.kinds.get(key[0]), Identity(*key[1:])
         if kind is None:
             return GONE  # something else that owns a Knative Service
@@ -143,7 +146,7 @@ class Controller:
         return RESYNC_SECONDS * random.uniform(0.8, 1.2) if is_ready else self._pace.not_ready
 
     async def _finalize(self, kind: Kind, key: Key, document: Document) -> Requeue:
-        """Delete what was made for an object, then let the object itself go."""
+        """Delete what was made for an object, then remove its finalizer."""
         if FINALIZER in finalizers_of(document) and kind.is_ours(document):
             if not await self._deletions.try_delete(
                 key, document, kind.delete(document), kind.left
@@ -161,7 +164,7 @@ class Controller:
     # -- the finalizer
 
     async def _ensure_finalizer(self, kind: Kind, document: Document) -> Document | None:
-        """The object with our finalizer, if it needs that; None: it is gone."""
+        """Add our finalizer to an object if it needs one; returns the object, None: it is gone."""
         finalizers = finalizers_of(document)
         if FINALIZER in finalizers or kind.has_ended(document.get("status") or {}):
             return document

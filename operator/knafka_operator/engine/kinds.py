@@ -28,7 +28,7 @@ from knafka_operator.reconcile.kind import Kind
 
 
 def kinds_of(operator: Operator) -> Mapping[str, Kind]:
-    """The kinds that an operator, and the one beside it, reconcile, by name."""
+    """The reconcilers of an operator and those beside it, by the name of their kind."""
     table: dict[str, Kind] = {}
     for beside in operator.all_operators:
         family = beside.family

@@ -29,10 +29,10 @@ from knafka_operator.reconcile.work_queue import Key
 from knafka_operator.runtime.cluster import WatchSelection
 
 APPLIED: Final = "knafka.dev/applied"
-"""Annotation of what we apply: the digest of its manifest."""
+"""Annotation of applied objects: the digest of the manifest."""
 
 MAX_GONE: Final = 1000
-"""Objects that are gone of which each selection still knows the UID."""
+"""Number of deleted objects whose UID each selection remembers."""
 
 KindKey: TypeAlias = tuple[str, str]
 """apiVersion and kind."""
@@ -43,7 +43,7 @@ Reference: TypeAlias = tuple[str, str, str, str]
 
 
 class CachedApi(Cluster, Protocol):
-    """What is cached; implemented by `ApiCluster`."""
+    """The API that the cache is in front of; implemented by `ApiCluster`."""
 
     async def patch_status(self, document: Document, status: Document) -> Document | None:
         """`write_status` that gives the object as it is stored then; None: it is gone."""
@@ -52,7 +52,7 @@ class CachedApi(Cluster, Protocol):
 
 @dataclass(eq=False, slots=True)
 class _WatchedObjects:
-    """What is known of one selection."""
+    """The cached objects of one selection."""
 
     selection: WatchSelection
     synced: bool = False
@@ -60,11 +60,10 @@ class _WatchedObjects:
     """The resourceVersion of each object of the selection; whole objects are in `documents`."""
     documents: dict[Identity, Document] = field(default_factory=dict)
     gone: dict[Identity, str] = field(default_factory=dict)
-    """UIDs of the last objects that went: an answer that was slower than the watch brings none of
-    them back."""
+    """UIDs of recently deleted objects, so that a late answer brings none of them back."""
 
     def current(self, identity: Identity) -> Document | None:
-        """The object as it is stored now, if that is known."""
+        """The object as stored now; None: not known."""
         document = self.documents.get(identity)
         if document is None or not self.synced:
             return None
@@ -77,7 +76,7 @@ class _WatchedObjects:
         return self.synced and self.selection.is_everything and identity not in known
 
     def keep(self, document: Document) -> None:
-        """Unless a newer one is known, from an answer that was faster than the watch."""
+        """Store an object, unless a newer version is known."""
         identity = _identity(document)
         before = self.documents.get(identity)
         if before is None or not _is_older(document, before):
@@ -87,27 +86,27 @@ class _WatchedObjects:
 
 
 class CachedCluster:
-    """`Cluster`; what isn't watched goes through."""
+    """A `Cluster` that answers from watched objects, and asks the API server for all others."""
 
     def __init__(self, api: CachedApi) -> None:
         self._api = api
         self._watched: dict[KindKey, list[_WatchedObjects]] = {}
         self._references: dict[Key, set[Reference]] = {}
-        """By who was reconciled: what it got then."""
+        """By key of a reconciled object: the objects that it has read."""
         self._referrers: dict[Reference, set[Key]] = {}
         self._tracked: ContextVar[set[Reference] | None] = ContextVar("tracked", default=None)
         self.changed: Callable[[Key], None] = lambda key: None
-        """Called with each object that looked at one that has changed or gone."""
+        """Called with the key of each object that has read one that has changed or is gone."""
         self.on_unwatched_read: Callable[[str, str], None] = lambda api_version, kind: None
-        """Called with the apiVersion and kind of what a reconciliation has asked for, if nobody
-        watches that."""
+        """Called with apiVersion and kind of an object that a reconciliation has read, if that kind
+        isn't watched."""
 
     # -- what watches hear
 
     def on_objects(
         self, selection: WatchSelection, changed: Sequence[Document], gone: Sequence[Document]
     ) -> None:
-        """See `watches.Listener`; what is older than what is known is passed over."""
+        """See `watches.Listener`; versions older than the known ones are ignored."""
         watched = self._watched_objects(selection)
         for document in changed:
             identity = _identity(document)
@@ -132,7 +131,7 @@ class CachedCluster:
         self._watched_objects(selection).synced = synced
 
     def forget_all(self) -> None:
-        """Nothing is watched any more: everything goes through."""
+        """Drop everything, as nothing is watched any more."""
         self._watched.clear()
         self._references.clear()
         self._referrers.clear()
@@ -146,12 +145,12 @@ class CachedCluster:
         return found
 
     def _current(self, reference: Reference) -> Document | None:
-        """The object as it is stored now, if that is known."""
+        """The object as stored now; None: not known."""
         of_kind = self._watched.get(reference[:2], ())
         return next(filter(None, (each.current(reference[2:]) for each in of_kind)), None)
 
     def keep(self, document: Document) -> None:
-        """What the API server answered to a write, or to a question."""
+        """Store an object that the API server has answered with."""
         for each in self._watched.get((document["apiVersion"], document["kind"]), ()):
             is_gone = each.gone.get(_identity(document)) == document["metadata"].get("uid", "")
             if each.synced and each.selection.matches(document) and not is_gone:
@@ -161,7 +160,8 @@ class CachedCluster:
 
     @contextmanager
     def tracking(self, key: Key) -> Iterator[None]:
-        """What is got in here concerns this object, until it is reconciled again."""
+        """In this context, track the objects that are read; their changes are reported to
+        `changed` with `key`, until it is tracked again."""
         found: set[Reference] = set()
         token = self._tracked.set(found)
         try:
@@ -174,7 +174,7 @@ class CachedCluster:
             self._set_references(key, found)
 
     def forget(self, key: Key) -> None:
-        """It is gone and looks at nothing."""
+        """Forget what an object has read, as it is gone."""
         self._set_references(key, set())
 
     def _set_references(self, key: Key, to: set[Reference]) -> None:
@@ -191,18 +191,17 @@ class CachedCluster:
                 self._drop_unread(reference)
 
     def _drop_unread(self, reference: Reference) -> None:
-        """Nobody looks at it any more: of an object of which only metadata is watched, that is
-        enough again."""
+        """Drop an object that nobody reads any more, if only its metadata is watched."""
         for each in self._watched.get(reference[:2], ()):
             if each.selection.metadata_only:
                 each.documents.pop(reference[2:], None)
 
     def identities_in(self, selection: WatchSelection, namespace: str) -> list[Identity]:
-        """The objects in a namespace that watches have told of."""
+        """The cached objects of a selection in a namespace."""
         return [each for each in self._watched_objects(selection).versions if each[0] == namespace]
 
     def notify_readers(self, reference: Reference) -> None:
-        """This object has changed, or something that belongs to it."""
+        """Call `changed` with every object that has read this one."""
         for key in list(self._referrers.get(reference, ())):
             self.changed(key)
 
@@ -271,7 +270,7 @@ class CachedCluster:
 
 
 def contains(there: Any, wanted: Any) -> bool:
-    """Whether everything that is wanted is there, beside whatever others have added to it."""
+    """Whether a stored value contains everything that is wanted; additional keys are allowed."""
     if isinstance(wanted, Mapping):
         return isinstance(there, Mapping) and all(
             key in there and contains(there[key], value) for key, value in wanted.items()
@@ -286,7 +285,7 @@ def contains(there: Any, wanted: Any) -> bool:
 
 
 def changes_nothing(there: Mapping[str, Any], patch: Mapping[str, Any]) -> bool:
-    """Whether a merge patch (RFC 7386) changes nothing."""
+    """Whether a merge patch (RFC 7386) would change nothing."""
     for key, value in patch.items():
         if value is None:
             if key in there:
@@ -301,7 +300,7 @@ def changes_nothing(there: Mapping[str, Any], patch: Mapping[str, Any]) -> bool:
 
 
 def _without_managed_fields(document: Document) -> Document:
-    """Without what nobody reads, as watches have it."""
+    """A document without `managedFields`, which nobody reads."""
     metadata = document["metadata"]
     if "managedFields" not in metadata:
         return document
@@ -322,8 +321,8 @@ def _version(document: Document) -> str:
 
 
 def _is_older(document: Document, than: Document) -> bool:
-    """By resourceVersion, which the API server counts up (KEP-5504); an object that was made anew
-    is no older version of the one before."""
+    """Whether a document is an older version of the same object, by resourceVersion, which the API
+    server counts up (KEP-5504). An object recreated under the name is another one."""
     this, that = document["metadata"], than["metadata"]
     if this.get("uid") != that.get("uid"):
         return False

@@ -36,7 +36,7 @@ from knafka_operator.runtime.json_answers import decode_json
 from knafka_operator.runtime.kinds import RestMapper
 
 MANAGER: Final = "knafka-operator"
-"""Field manager of what we apply."""
+"""The field manager of applied objects."""
 REQUEST_TIMEOUT: Final = 15.0
 """Seconds for one request."""
 THREADS: Final = 32
@@ -44,14 +44,14 @@ THREADS: Final = 32
 MAX_REQUESTS_PER_NAMESPACE: Final = 8
 """Requests at a time for objects of one namespace, whose admission webhook may hold all of them."""
 CONNECTIONS: Final = 64
-"""That are kept: one for each thread and each watch."""
+"""Connections that are kept open: one for each thread and each watch."""
 PAGE_SIZE: Final = 250
 """Objects in one answer to a list that is followed by a watch: decoding it keeps the event loop
 waiting for some 10 ms."""
 CONNECT_TIMEOUT: Final = 5.0
 
 _METADATA: Final = ";g=meta.k8s.io;v=v1,application/json"
-"""Ends an Accept header that asks for nothing but the metadata of objects."""
+"""End of an Accept header that asks for objects' metadata only."""
 
 _NAMESPACE = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?").fullmatch
 _NAME = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._:]{0,252}").fullmatch
@@ -70,15 +70,15 @@ class WatchSelection:
     fields: str = ""
     """A field selector."""
     metadata_only: bool = False
-    """Whether their spec, data and status stay where they are."""
+    """Whether only metadata is watched, without spec, data and status."""
 
     @property
     def is_everything(self) -> bool:
-        """Whether it leaves out no object of its kind."""
+        """Whether the selection includes all objects of its kind."""
         return not (self.labels or self.fields)
 
     def matches(self, document: Document) -> bool:
-        """Whether the label selector does; field selectors are the API server's alone."""
+        """Whether an object matches the label selector; field selectors aren't checked."""
         labels = document["metadata"].get("labels") or {}
         key, given, value = self.labels.partition("=")
         if not key:
@@ -98,11 +98,11 @@ class ApiCluster:
         self.kinds = RestMapper(client)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kubernetes-api")
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-        """By namespace, while something of it is asked."""
+        """Limits concurrent requests, by namespace."""
 
     @classmethod
     def from_environment(cls) -> ApiCluster:
-        """From the pod's service account, else from KUBECONFIG; raises `ClusterError`."""
+        """Connect with the pod's service account, else by KUBECONFIG; raises `ClusterError`."""
         try:
             if "KUBERNETES_SERVICE_HOST" in os.environ:
                 kubernetes.config.load_incluster_config()  # type: ignore[no-untyped-call]
@@ -194,7 +194,7 @@ class ApiCluster:
         await self.patch_status(document, status)
 
     async def patch_status(self, document: Document, status: Document) -> Document | None:
-        """`write_status` that gives the object as it is stored then; None: it is gone."""
+        """Merge `status` into the object's; returns the stored object, None: it is gone."""
 
         def ask() -> Document | None:
             kind = self._kind(document["apiVersion"], document["kind"])
@@ -206,9 +206,9 @@ class ApiCluster:
         )
 
     async def patch_metadata(self, document: Document, metadata: Document) -> Document | None:
-        """Merge `metadata` into the object's, unless it has changed since it was read.
+        """Merge `metadata` into an object's, unless it has changed since it was read.
 
-        Gives it as it is stored then; None: it is gone. Raises `ClusterError`, also for a conflict.
+        Returns the stored object, None: it is gone. Raises `ClusterError`, also for a conflict.
         """
         version = {"resourceVersion": document["metadata"].get("resourceVersion")}
 
@@ -222,7 +222,7 @@ class ApiCluster:
         )
 
     async def merge_cluster_scoped(self, manifest: Document) -> None:
-        """Have an object that is in no namespace with just these fields, beside others that it has.
+        """Create a cluster-scoped object, or merge these fields into an existing one.
 
         Lists are replaced as a whole, whoever wrote them. Raises `ClusterError`.
         """
@@ -276,10 +276,10 @@ class ApiCluster:
     def open_watch(
         self, selection: WatchSelection, version: str, seconds: int, silence: float
     ) -> Any:
-        """An open watch from a resourceVersion on, a line of JSON for each event; blocks.
+        """Open a watch from a resourceVersion on; blocks.
 
-        The API server ends it after `seconds`; `silence` is how long a read may take. Gives a
-        `urllib3` response. Raises what the client raises.
+        Returns a `urllib3` response with a line of JSON for each event, which the API server ends
+        after `seconds`; a read may take `silence` seconds. Raises what the client raises.
         """
         return self._kind(selection.api_version, selection.kind).get(
             serialize=False,
@@ -355,12 +355,12 @@ def _object_name(document: Document) -> str:
 
 
 def _is_legal_name(namespace: str, name: str) -> bool:
-    """Whether an object may have this name: the client puts both into a path as they are."""
+    """Whether namespace and name are legal; the client puts them into a path unescaped."""
     return _NAMESPACE(namespace) is not None and _NAME(name) is not None
 
 
 def _server_message(error: DynamicApiError) -> str:
-    """What the API server says, without the headers around it."""
+    """The API server's error message, without headers."""
     try:
         return str(json.loads(error.body or "")["message"])
     except (ValueError, TypeError, KeyError):

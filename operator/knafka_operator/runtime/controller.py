@@ -50,9 +50,9 @@ from knafka_operator.runtime.watches import Watch
 log = logging.getLogger(__name__)
 
 SYNC_TIMEOUT: Final = 15.0
-"""Seconds for which reconciling waits for the watches: without one of them it asks instead."""
+"""Seconds for which reconciling waits for all watches; later it asks the API server instead."""
 MAX_KINDS: Final = 32
-"""Kinds of subscribers that are watched; those beyond are looked at again now and then."""
+"""Most kinds of subscribers that are watched; objects of others are only re-read periodically."""
 
 
 class ControllerApi(cache.CachedApi, watches.WatchApi, Protocol):
@@ -64,7 +64,7 @@ class ControllerApi(cache.CachedApi, watches.WatchApi, Protocol):
 
 
 class _Store:
-    """Where objects are stored: the API server, and the cache in front of it."""
+    """The controller's `Store`: the API server, and the cache in front of it."""
 
     def __init__(self, cluster: CachedCluster, api: ControllerApi) -> None:
         self._cluster = cluster
@@ -226,8 +226,8 @@ class ClusterController(Controller):
             self._on_ending(pod)
 
     def _on_namespaces(self, changed: Sequence[Document], gone: Sequence[Document]) -> None:
-        """What a namespace that goes holds goes at once, not when Kubernetes deletes each object:
-        that is when all pods have ended, and ours end when their functions do."""
+        """Enqueue all objects of a namespace that is being deleted. Kubernetes would delete them
+        only after all pods have ended, and functions' pods end with their objects."""
         for namespace in changed:
             metadata = namespace["metadata"]
             if "deletionTimestamp" in metadata and metadata["name"] not in self.ending_namespaces:
@@ -238,13 +238,13 @@ class ClusterController(Controller):
         self.ending_namespaces -= {namespace["metadata"]["name"] for namespace in gone}
 
     def _on_ending(self, pod: Document) -> None:
-        """A reconciliation may be waiting for this pod of its Service to end."""
+        """Wake objects that have read the Service of a pod that ends."""
         metadata = pod["metadata"]
         if service := (metadata.get("labels") or {}).get("serving.knative.dev/service"):
             self._cluster.notify_readers((SERVING, "Service", metadata["namespace"], service))
 
     def _follow_policies(self) -> None:
-        """Follow EventPolicies where there is such a kind."""
+        """Watch EventPolicies if their kind exists."""
         match self._definitions.exists(POLICY_DEFINITION):
             case True if POLICIES not in self._watches:
                 self._operator.on_policies_known(False)
@@ -253,7 +253,7 @@ class ClusterController(Controller):
                 self._operator.on_policies_known(True)
 
     def _watch_kind(self, api_version: str, kind: str) -> None:
-        """What a reconciliation looks at is of this kind: hear of its changes."""
+        """Watch a kind of which a reconciliation has read an object."""
         selection = WatchSelection(api_version, kind, metadata_only=True)
         watched = len(self._watches) - len(self._always)
         # One that doesn't exist has no watch: its CustomResourceDefinition is heard of.

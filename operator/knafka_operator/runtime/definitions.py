@@ -15,19 +15,20 @@ from knafka_operator.runtime.kinds import RestMapper
 
 
 class Definitions:
-    """Belongs to one event loop; until it is synced, nobody knows of Knative Eventing."""
+    """Tracks the CustomResourceDefinitions; belongs to one event loop."""
 
     def __init__(self, kinds: RestMapper, operators: Collection[Operator]) -> None:
         self._kinds = kinds
         self._operators = operators
         self._there: set[str] = set()
-        """Their names."""
+        """Names of the existing definitions."""
         self._synced = False
         for each in operators:
             each.on_eventing(None)
 
     def on_objects(self, changed: Sequence[Document], gone: Sequence[Document]) -> None:
-        """These are there, or not any more."""
+        """Update the definitions that have changed or are gone; kinds of their groups are looked up
+        again, and failed objects retried."""
         there = {each["metadata"]["name"] for each in changed}
         left = {each["metadata"]["name"] for each in gone}
         self._there = (self._there | there) - left
@@ -40,13 +41,13 @@ class Definitions:
         self._report_eventing()
 
     def set_synced(self, synced: bool) -> None:
-        """Whether all there are were heard of; what was seen before counts until they are again."""
+        """Note whether all definitions are known."""
         self._synced = synced
         if synced:
             self._report_eventing()
 
     def exists(self, name: str) -> bool | None:
-        """Whether there is one of this name; None: that isn't known yet."""
+        """Whether a definition of this name exists; None: not known yet."""
         return name in self._there if self._synced else None
 
     def _report_eventing(self) -> None:

@@ -41,18 +41,18 @@ ASK_AGAIN: Final = 1.0
 
 
 class FunctionKeys:
-    """Keeps `Settings.tokens` as the Secret says."""
+    """Keeps `Settings.tokens` in step with the Secret."""
 
     def __init__(self, settings: Settings, cluster: Cluster) -> None:
         self._settings = settings
         self._cluster = cluster
         self._keys: Mapping[str, str] = {}
-        """By name, as they were read last."""
+        """The keys by name, as last read."""
         self._changed = asyncio.Event()
 
     async def start(self) -> None:
-        """Read the keys, and make one where there is none: for the start of a process, and of a
-        term. Waits for the API server: without them functions would answer everybody."""
+        """Read the keys, or create one if there is none, when a process or a term begins. Waits for
+        the API server, as without keys functions would answer everybody."""
         while True:
             try:
                 await self._read()
@@ -62,17 +62,17 @@ class FunctionKeys:
                 await asyncio.sleep(ASK_AGAIN)
 
     def on_secret(self, document: Document) -> None:
-        """This Secret has changed, or went."""
+        """Note that a Secret has changed or was deleted."""
         metadata = document["metadata"]
         if (metadata["namespace"], metadata["name"]) == (self._settings.namespace, KEYS_SECRET):
             self.reread_soon()
 
     def reread_soon(self) -> None:
-        """Read the Secret anew: it may have changed."""
+        """Have the Secret read again, as it may have changed."""
         self._changed.set()
 
     async def follow(self, operator: Operator, enqueue: Callable[[Key], None]) -> None:
-        """Have functions roll for each change, until cancelled."""
+        """Roll all functions after each change of the keys, until cancelled."""
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -84,7 +84,7 @@ class FunctionKeys:
                     enqueue(key)
 
     async def _read(self) -> None:
-        """Raises `ClusterError`."""
+        """Read or create the Secret, and update `Settings.tokens`. Raises `ClusterError`."""
         stored = await self._cluster.get(CORE, "Secret", self._settings.namespace, KEYS_SECRET)
         keys = {} if stored is None else _usable_keys(decoded_secret(stored))
         if not keys:
@@ -101,7 +101,7 @@ class FunctionKeys:
 
 
 def _usable_keys(values: Mapping[str, str]) -> Mapping[str, str]:
-    """The newest keys, without those that are too short."""
+    """The newest keys, without too short ones."""
     newest = sorted(values)[-MAX_VERIFIERS:]
     if short := [name for name in newest if len(values[name]) < MIN_KEY_LENGTH]:
         wanted = f"want {MIN_KEY_LENGTH} characters or more, such as `openssl rand -hex 32` writes"
@@ -122,7 +122,7 @@ def _secret_manifest(namespace: str, keys: Mapping[str, str]) -> Document:
 
 
 def _function_owners(operator: Operator) -> Sequence[Key]:
-    """All objects that have functions."""
+    """Keys of all objects that have functions."""
     of_all = [each.states for each in operator.all_operators]
     owners = [(states.family.broker, *each) for states in of_all for each in states.brokers]
     owners += [(states.family.trigger, *each) for states in of_all for each in states.triggers]

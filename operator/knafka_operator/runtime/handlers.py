@@ -34,7 +34,7 @@ WEBHOOK: Final[Mapping[str, Any]] = {
 
 
 def kopf_settings() -> kopf.OperatorSettings:
-    """What kopf is run with."""
+    """kopf's settings."""
     settings = kopf.OperatorSettings()
     # kopf takes away its finalizer where no handler of its own wants one, as here: by the name that
     # the controller uses, objects would go before their topic and group are deleted.
@@ -108,14 +108,14 @@ async def _default_class(broker: Document, memo: kopf.Memo) -> str:
 
 
 def replace_document(raw: Any, document: Document) -> None:
-    """Make `raw`, which a patch is made of, this document."""
+    """Replace the content of kopf's patch `raw` by a document."""
     # A function, since kopf passes over the empty objects of a patch, and `filter: {}` is one.
     raw.update(document)
 
 
 def check_admission(check: Callable[..., None], body: kopf.Body, memo: kopf.Memo, old: Any) -> None:
-    """Answer with what `check` refuses within the installation's maxima, as Knative's webhooks
-    do."""
+    """Run an admission check with the installation's maxima. Raises `kopf.AdmissionError` in the
+    words of Knative's webhooks."""
     try:
         check(dict(body), old and dict(old), maxima=memo.operator.settings.maxima)
     except InvalidDocument as error:

@@ -21,7 +21,7 @@ _PART = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[{]|[\]}]', re.DOTALL)
 
 
 def decode_json(text: bytes) -> Any:
-    """Decoded JSON; raises `ValueError` for what is none."""
+    """Decode JSON of any depth; raises `ValueError` if it is invalid."""
     try:
         return from_json(text)
     except ValueError:
@@ -29,7 +29,7 @@ def decode_json(text: bytes) -> Any:
 
 
 def without_deep_levels(text: bytes) -> bytes:
-    """The same JSON with null in the place of objects and lists below `MAX_DEPTH`."""
+    """Replace objects and lists deeper than `MAX_DEPTH` by null."""
     kept: list[bytes] = []
     depth = begin = 0
     for part in _PART.finditer(text):

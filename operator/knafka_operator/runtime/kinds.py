@@ -38,16 +38,16 @@ _KIND = re.compile(r"[A-Za-z](?:[-A-Za-z0-9]{0,61}[A-Za-z0-9])?").fullmatch
 
 @dataclass(frozen=True, slots=True)
 class _Listed:
-    """The kinds of one apiVersion, empty if there is no such version."""
+    """The kinds of one apiVersion; empty if the version doesn't exist."""
 
     at: float
     kinds: Mapping[str, Any]
     unknown: float = UNKNOWN_KEPT
-    """Seconds for which what isn't in it isn't asked for again."""
+    """Seconds until a kind that isn't listed is looked up again."""
 
 
 class RestMapper:
-    """Thread-safe: no lock is held while the API server is asked."""
+    """Finds the API resource of a kind. Thread-safe; no lock is held during requests."""
 
     def __init__(
         self, client: kubernetes.client.ApiClient, now: Callable[[], float] = time.monotonic
@@ -59,7 +59,7 @@ class RestMapper:
         self._listed: dict[str, _Listed] = {}
 
     def find(self, api_version: str, kind: str, timeout: float) -> Any:
-        """The kind's `kubernetes.dynamic` resource; None: there is no such kind.
+        """The `kubernetes.dynamic` resource of a kind; None: there is no such kind.
 
         Blocks. Raises what the client raises if the API server doesn't answer within `timeout`
         seconds, or refuses.
@@ -89,13 +89,13 @@ class RestMapper:
         return kinds.get(kind)
 
     def is_known(self, api_version: str, kind: str) -> bool:
-        """Whether there was such a kind when it was looked for last; asks nobody."""
+        """Whether the last look-up found this kind; makes no request."""
         with self._lock:
             listed = self._listed.get(api_version)
         return listed is not None and kind in listed.kinds
 
     def forget(self, group: str) -> None:
-        """Its kinds have changed."""
+        """Forget the kinds of an API group, as they have changed."""
         with self._lock:
             for api_version in [each for each in self._listed if each.startswith(f"{group}/")]:
                 del self._listed[api_version]

@@ -51,17 +51,17 @@ LOST_EXIT_STATUS: Final = 3
 
 
 class LeaseStore(Protocol):
-    """Where the Lease is kept; both raise `ClusterError`."""
+    """Reads and writes the stored Lease; both methods raise `ClusterError`."""
 
     async def read(self) -> Lease | None: ...
 
     async def write(self, lease: Lease) -> Lease | None:
-        """Replace the version that it names; None: there is another one by now."""
+        """Replace the stored Lease of this version; returns it, None: it has changed meanwhile."""
         ...
 
 
 class Leadership:
-    """One replica's part."""
+    """Acquires, renews and releases the Lease for one replica."""
 
     def __init__(
         self, leases: LeaseStore, election: Election, now: Callable[[], float] = time.monotonic
@@ -83,20 +83,20 @@ class Leadership:
         return None if until is None else max(0.0, until - self._now())
 
     async def hold(self, acquired: Callable[[], None]) -> None:
-        """Wait until we lead, say so, and renew until it is lost."""
+        """Acquire the Lease, call `acquired`, and renew it until it is lost."""
         await self.acquire()
         acquired()
         await self.keep_renewing()
 
     async def acquire(self) -> None:
-        """Return once we lead."""
+        """Wait until this replica leads."""
         await self._try_to_claim()
         while not self.leads():
             await asyncio.sleep(self._election.seconds_to_retry(self._now()))
             await self._try_to_claim()
 
     async def keep_renewing(self) -> None:
-        """Renew until it is lost or released."""
+        """Renew the Lease until it is lost or released."""
         renewed, sent = True, self._now()
         while self.leads():
             pause = max(RENEW_AGAIN, sent + RENEW_EVERY - self._now()) if renewed else RENEW_AGAIN
@@ -105,14 +105,15 @@ class Leadership:
             renewed = await self._try_to_claim()
 
     async def release(self) -> None:
-        """Let another replica lead at once; nothing acts any more. Raises `ClusterError`."""
+        """Release the Lease, so that another replica can lead at once; call it when this replica
+        has stopped acting. Raises `ClusterError`."""
         self._is_leaving = True
         async with self._writing:  # A renewal under way would make ours the older version.
             if (released := self._election.lease_to_release()) is not None:
                 await self._write(released)
 
     async def _try_to_claim(self) -> bool:
-        """Claim it if that is allowed, or renew it; whether the API server took it."""
+        """Claim or renew the Lease if that is allowed; returns whether it was written."""
         async with self._writing:
             try:
                 return not self._is_leaving and await self._claim()
@@ -140,7 +141,7 @@ class Leadership:
 
 
 class LeaseThread:
-    """Holds the Lease from a thread with an event loop of its own, from when it is made."""
+    """Acquires and renews the Lease in a thread with its own event loop, started at once."""
 
     def __init__(self, leadership: Leadership, acquired: Callable[[], None]) -> None:
         """`acquired` is called in that thread once this replica leads."""
@@ -151,12 +152,13 @@ class LeaseThread:
         asyncio.run_coroutine_threadsafe(leadership.hold(acquired), self._loop)
 
     async def release(self) -> None:
-        """Let another replica lead; nothing of this one acts any more. Raises `ClusterError`."""
+        """Release the Lease; call it when this replica has stopped acting. Raises
+        `ClusterError`."""
         releasing = asyncio.run_coroutine_threadsafe(self._leadership.release(), self._loop)
         await asyncio.wrap_future(releasing)
 
     async def close(self) -> None:
-        """Renew no more."""
+        """Stop renewing, and end the thread."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         await asyncio.to_thread(self._thread.join)
 
@@ -166,7 +168,7 @@ class LeaseThread:
 
 
 class Watchdog:
-    """Has the program begin anew as soon as it doesn't lead any more, unless it is left first."""
+    """A context that restarts the process as soon as this replica no longer leads."""
 
     def __init__(self, leadership: Leadership) -> None:
         self._leadership = leadership
@@ -193,16 +195,16 @@ class Watchdog:
                 armed = time.monotonic()
 
     def _arm(self) -> None:
-        """Have C end the process, which needs no lock of Python's as one long call may hold it."""
+        """Set a timer in C that ends the process even if one long call holds Python's lock."""
         if (left := self._leadership.seconds_left()) is not None:
             faulthandler.dump_traceback_later(left + STUCK_TIMEOUT, exit=True)
 
 
 def restart_process() -> NoReturn:
-    """Replace this program by itself at once, also where nobody reads its log.
+    """Replace this process by a new one (`exec`) at once, even if its log is blocked.
 
-    No thread and no connection outlives that, as at the end of the process; but no container
-    restarts, which Kubernetes delays more each time and counts as a crash.
+    All threads and connections end, as at the end of a process. But the container doesn't restart,
+    which Kubernetes would delay more each time and count as a crash.
     """
     last_words = threading.Thread(target=_log_loss, name="lease-lost", daemon=True)
     last_words.start()
@@ -223,7 +225,8 @@ def _log_loss() -> None:
 
 
 class ApiLeaseStore:
-    """`LeaseStore` on the API server, in a thread of its own: others may all be waiting."""
+    """`LeaseStore` on the API server, with a thread of its own, as other threads may all be
+    busy."""
 
     def __init__(self, namespace: str) -> None:
         configuration = kubernetes.client.Configuration.get_default_copy()
@@ -267,7 +270,7 @@ class ApiLeaseStore:
 
 
 def lease_manifest(lease: Lease, namespace: str, now: datetime) -> dict[str, Any]:
-    """As the API server keeps it; the time is for people."""
+    """The manifest of a Lease; `now` is only informational."""
     version = {"resourceVersion": lease.version} if lease.version else {}
     return {
         "apiVersion": "coordination.k8s.io/v1",
@@ -283,7 +286,7 @@ def lease_manifest(lease: Lease, namespace: str, now: datetime) -> dict[str, Any
 
 
 def lease_of_document(document: Mapping[str, Any]) -> Lease:
-    """Whatever stands there: a Lease that doesn't say for how long lasts as long as ours."""
+    """Parse a stored Lease; missing fields get defaults, the duration `DURATION`."""
     spec = document.get("spec") or {}
     return Lease(
         str(spec.get("holderIdentity") or ""),

@@ -34,7 +34,7 @@ CREATED_AT: Final = "2026-01-01T00:00:00Z"
 
 @dataclass(frozen=True, slots=True)
 class WatchEvent:
-    """One change, as a watch tells of it."""
+    """One event of a watch."""
 
     type: str
     """ADDED, MODIFIED or DELETED."""
@@ -55,7 +55,7 @@ class _Refusal:
 
 
 class MemoryCluster:
-    """`Cluster` on a dictionary."""
+    """A `Cluster` in memory, on a dictionary."""
 
     def __init__(self) -> None:
         self.objects: dict[Key, dict[str, Any]] = {}
@@ -64,7 +64,7 @@ class MemoryCluster:
         """How often each method of the Protocol was called."""
         self._refusals: list[_Refusal] = []
         self._applied: dict[Key, set[Path]] = {}
-        """The fields that our manager owns."""
+        """The fields that our field manager owns, by object."""
         self._watches: list[tuple[str, str, asyncio.Queue[WatchEvent]]] = []
         self._version = 0
 
@@ -121,7 +121,7 @@ class MemoryCluster:
     async def watch(
         self, api_version: str, kind: str, labels: Mapping[str, str] | None = None
     ) -> AsyncIterator[WatchEvent]:
-        """What there is of a kind in all namespaces, then every change of it, for ever."""
+        """Yield all objects of a kind in all namespaces, then every change, for ever."""
         queue: asyncio.Queue[WatchEvent] = asyncio.Queue()
         for each in self._matching(api_version, kind, labels):
             queue.put_nowait(WatchEvent("ADDED", _copied(each)))
@@ -169,7 +169,7 @@ class MemoryCluster:
     def set_finalizers(
         self, api_version: str, kind: str, namespace: str, name: str, *finalizers: str
     ) -> None:
-        """Have these and no others; an object that is going goes with its last."""
+        """Replace an object's finalizers; a deleted object disappears with its last one."""
         found = self.objects[api_version, kind, namespace, name]
         metadata = {**found["metadata"], "finalizers": list(finalizers)}
         stored = self._store({**found, "metadata": metadata})
@@ -184,18 +184,18 @@ class MemoryCluster:
         *,
         error: Exception | None = None,
     ) -> None:
-        """Have such requests fail, with a `ClusterError` if no error is given.
+        """Make such requests fail, with a `ClusterError` if no error is given.
 
         `verb` is a method of `Cluster`; no kind or name means every one.
         """
         self._refusals.append(_Refusal(verb, kind, name, error))
 
     def permit(self) -> None:
-        """Refuse nothing any more."""
+        """Undo all calls of `refuse`."""
         self._refusals.clear()
 
     def of(self, kind: str) -> Iterator[Document]:
-        """What is stored of a kind, in whatever version; not to be changed."""
+        """The stored objects of a kind, of any apiVersion; callers must not change them."""
         return (each for key, each in self.objects.items() if key[1] == kind)
 
     async def _count_request(self, verb: str, kind: str, name: str) -> None:
@@ -243,7 +243,7 @@ class MemoryCluster:
         return document
 
     def _stored(self, document: dict[str, Any]) -> None:
-        """For what reacts to a write before anybody hears of it."""
+        """Hook for subclasses: called after a write, before watches are notified."""
 
     def _drop(self, document: Document) -> None:
         del self.objects[_key(document)]
@@ -265,7 +265,8 @@ class MemoryCluster:
 
 
 class MemoryServing(MemoryCluster):
-    """With Knative Serving in it: every Service is Ready as soon as it is applied.
+    """A `MemoryCluster` that imitates Knative Serving: Services are Ready as soon as they are
+    applied.
 
     Another template is another Revision, and the last one that became Ready serves. Nothing runs.
     """
@@ -280,7 +281,7 @@ class MemoryServing(MemoryCluster):
         return {key[3] for key in self.objects if key[:2] == (SERVING, "Service")}
 
     def become_ready(self, namespace: str, name: str) -> None:
-        """Its newest Revision has started."""
+        """Make the newest Revision of a Knative Service Ready."""
         self.unready.discard(name)
         service = _copied(self.objects[SERVING, "Service", namespace, name])
         self._serve(service)
@@ -387,7 +388,7 @@ def _remove_field(document: dict[str, Any], path: Path) -> None:
 
 
 def _merged(before: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """A JSON merge patch (RFC 7386), applied."""
+    """Apply a JSON merge patch (RFC 7386)."""
     merged = dict(before)
     for key, value in patch.items():
         if value is None:

@@ -40,7 +40,8 @@ EVERY_PRODUCER: Final = "all"
 
 
 def operator_metrics(operator: Operator) -> Iterator[Metric]:
-    """Brokers and channels by readiness; lag, replicas and outcomes of what they deliver to."""
+    """Yield the operator's metrics: readiness of Brokers, channels and sinks; lag, replicas and
+    outcomes of Triggers; dead letters, scaling, Sensors and shards."""
     for name, kind, of in (
         ("knafka_broker_ready", "Broker", BROKERS),
         ("knafka_channel_ready", "KafkaChannel", CHANNELS),
@@ -115,7 +116,8 @@ def operator_metrics(operator: Operator) -> Iterator[Metric]:
 def _dead_letter_metrics(
     operator: Operator, scaled: Sequence[tuple[Mapping[str, str], TriggerStatus]]
 ) -> Iterator[Metric]:
-    """What waits in dead-letter topics, by their offsets; what became dead letters, by drains."""
+    """Metrics of dead letters: waiting ones by their topics' offsets, new ones by drains'
+    reports."""
     now = time.time()
     waiting = [
         (egress_labels(each.egress), found)
@@ -184,7 +186,7 @@ def _scaling_metrics(
     scaled: Sequence[tuple[Mapping[str, str], TriggerStatus]],
     watched: Sequence[tuple[str, Watched, object]],
 ) -> Iterator[Metric]:
-    """What was decided for each Trigger; of causes those that there were."""
+    """Metrics of the scaler's decisions for each Trigger."""
     yield Metric(
         "knafka_trigger_desired_replicas",
         "Drains that the last decision about the Trigger wants, in a shared dispatcher 1 at most",
@@ -223,7 +225,7 @@ def _scaling_metrics(
 
 
 def _shard_metrics(shards: Sequence[ShardStatus]) -> Iterator[Metric]:
-    """The shared dispatchers, where there are any."""
+    """Metrics of shared dispatchers."""
     found = [(_shard_labels(each), each) for each in shards]
     gauges: Sequence[tuple[str, str, Callable[[ShardStatus], int]]] = (
         ("knafka_shard_triggers", "Triggers in a shared dispatcher", lambda it: it.triggers),
@@ -250,7 +252,7 @@ def _shard_labels(shard: ShardStatus) -> dict[str, str]:
 
 
 class MetricsServer:
-    """Serves until it is closed."""
+    """The HTTP server of metrics and health probes."""
 
     def __init__(self, runner: web.AppRunner) -> None:
         self._runner = runner
@@ -264,7 +266,7 @@ class MetricsServer:
         ports: Sequence[int] = (PORT, HEALTH_PORT, CHANNEL_PORT),
         scrapers: Callers = EVERYBODY,
     ) -> MetricsServer:
-        """`scrapers`: who is told of metrics."""
+        """Start to listen. `scrapers` checks the tokens of requests for metrics."""
 
         async def answer(request: web.Request) -> web.Response:
             if not scrapers.accept(bearer_of(request.raw_headers)):

@@ -39,7 +39,7 @@ Post = Callable[[Document, Literal["Normal", "Warning"], str, str], None]
 
 
 class FollowedNaming:
-    """Keeps `Settings.naming` as the ConfigMap says."""
+    """Keeps `Settings.naming` in step with the ConfigMap."""
 
     def __init__(self, settings: Settings, cluster: Cluster) -> None:
         self._settings = settings
@@ -72,7 +72,7 @@ class FollowedNaming:
             self.reread_soon()
 
     def reread_soon(self) -> None:
-        """Read the ConfigMap anew: it may have changed."""
+        """Have the ConfigMap read again, as it may have changed."""
         self._changed.set()
 
     async def follow(self, post: Post) -> None:

@@ -124,7 +124,7 @@ async def _installation_id(settings: Settings, api: ApiCluster) -> str:
 
 
 async def _wait_for_lease(acquired: asyncio.Event, operator: Operator, stop: asyncio.Event) -> bool:
-    """Wait until this replica leads (True), or is to stop (False)."""
+    """Wait until this replica leads (returns True), or must stop (False)."""
     log.info("waiting for the Lease")
     preparing = asyncio.create_task(
         run_repeatedly("being ready", operator.prepare, PREPARE_EVERY, 0.0)
@@ -167,7 +167,7 @@ async def _lead(
 
 
 async def _release_lease(lease: LeaseThread) -> None:
-    """Let another replica lead; nothing of this one acts any more."""
+    """Release the Lease, so that another replica can lead; failures are logged."""
     try:
         await lease.release()
     except ClusterError as error:
@@ -193,7 +193,7 @@ async def _retry_until_answered(what: str, ask: Callable[[], Awaitable[T]]) -> T
 
 
 class Webhooks:
-    """kopf in a thread of its own, with what every replica does."""
+    """Serves webhooks by kopf, in a thread of its own, and keeps them registered."""
 
     def __init__(
         self,
@@ -239,7 +239,8 @@ async def _start_webhooks(
     *,
     channels: bool = False,
 ) -> Webhooks:
-    """`channels`: whether those of KafkaChannels and Subscriptions are served too."""
+    """Start kopf's webhook server. `channels`: whether webhooks of KafkaChannels and Subscriptions
+    are served, too."""
     settings, serves = handlers.kopf_settings(), asyncio.Event()
     loop = asyncio.get_running_loop()
     registration: Registration | None = None

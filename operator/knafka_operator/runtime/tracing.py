@@ -45,7 +45,7 @@ Post = Callable[[Document, Literal["Normal", "Warning"], str, str], None]
 
 
 class Owners(Protocol):
-    """Whose Services these are; implemented by `Operator`."""
+    """The states of all objects with Services; implemented by `Operator`."""
 
     states: States
 
@@ -54,7 +54,7 @@ class Owners(Protocol):
 
 
 class FollowedTracing:
-    """The functions' settings of traces: `Settings.tracing`, kept as the ConfigMaps say."""
+    """Keeps `Settings.tracing`, the functions' tracing variables, in step with the ConfigMaps."""
 
     def __init__(self, settings: Settings, cluster: Cluster) -> None:
         self._settings = settings
@@ -63,7 +63,7 @@ class FollowedTracing:
         self._problem = ""
 
     async def start(self) -> None:
-        """As it is now, for all at once: for the start of a process, and of a term."""
+        """Apply the ConfigMaps to all functions at once, when a process or a term begins."""
         tracing = self._settings.tracing
         try:
             wanted = (await self._retry_until_answered(self._read))[0]
@@ -73,14 +73,14 @@ class FollowedTracing:
         tracing.begin_rollout(wanted, ())
 
     def on_config_map(self, document: Document) -> None:
-        """This one has changed, or went."""
+        """Note that a ConfigMap has changed or was deleted."""
         metadata = document["metadata"]
         ours = metadata["namespace"] == self._settings.namespace
         if ours and metadata["name"] in CONFIG_MAPS:
             self.reread_soon()
 
     def reread_soon(self) -> None:
-        """Read both anew: one may have changed."""
+        """Have both ConfigMaps read again, as one may have changed."""
         self._changed.set()
 
     async def follow(self, operator: Owners, enqueue: Callable[[Owner], None], post: Post) -> None:
@@ -124,7 +124,7 @@ class FollowedTracing:
             post(config, "Normal", "TracingChanged", message)
 
     async def _roll_out(self, operator: Owners, enqueue: Callable[[Owner], None]) -> None:
-        """Give each its turn; what changes meanwhile is looked at first."""
+        """Admit the pending owners one after another; stops early if a ConfigMap has changed."""
         tracing = self._settings.tracing
         for owner in tracing.pending_owners:
             if self._changed.is_set():
@@ -136,7 +136,7 @@ class FollowedTracing:
             await asyncio.sleep(ROLL_OUT_SPACING)
 
     async def _read(self) -> tuple[Mapping[str, str], Document | None]:
-        """The variables, and the ConfigMap that says them; raises `InvalidDocument`."""
+        """The tracing variables, and the ConfigMap that declares them; raises `InvalidDocument`."""
         found = {name: await self._get(name) for name in CONFIG_MAPS}
         data = {name: (each or {}).get("data") or {} for name, each in found.items()}
         settings = self._settings
@@ -146,7 +146,7 @@ class FollowedTracing:
         return wanted, found[OBSERVABILITY] or found[TRACING]
 
     async def _running_variables(self) -> Mapping[str, str]:
-        """What our Services have, as one of them says."""
+        """The tracing variables of the first Service found; empty if there is none."""
         for role in (services.RECEIVER_ROLE, services.DISPATCHER_ROLE, services.SHARD_ROLE):
             for each in await self._cluster.list(SERVING, "Service", {services.ROLE_LABEL: role}):
                 return tracing_variables_of(each)
@@ -156,7 +156,8 @@ class FollowedTracing:
         return await self._cluster.get(CORE, "ConfigMap", self._settings.namespace, name)
 
     async def _retry_until_answered(self, ask: Callable[[], Awaitable[Any]]) -> Any:
-        """Its answer, however long the API server is away: without, every Revision would roll."""
+        """Repeat a request until the API server answers, as without the answer every Revision would
+        roll."""
         while True:
             try:
                 return await ask()
@@ -166,8 +167,8 @@ class FollowedTracing:
 
 
 def service_owners(states: States) -> list[Owner]:
-    """Who has Services of its own: Brokers, which have receivers and shards, and Triggers that
-    nobody's shard delivers."""
+    """The owners of Services: Brokers, for receivers and shards, and Triggers that no shard
+    delivers."""
     family = states.family
     brokers = [(family.broker, *each) for each in states.brokers]
     triggers = [
@@ -179,7 +180,7 @@ def service_owners(states: States) -> list[Owner]:
 
 
 def _triggers_in_shards(operator: Owners, owner: Owner) -> list[Owner]:
-    """Triggers by whose reconciliation the shards of this Broker are applied."""
+    """The Triggers in a Broker's shards, whose reconciliation applies the shards."""
     kind, namespace, name = owner
     found: list[Owner] = []
     for states in (

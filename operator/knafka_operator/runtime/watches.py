@@ -42,9 +42,9 @@ REFUSED_PAUSE: Final = 120.0
 """Seconds after a refusal: a change of our role is not announced."""
 
 EXPIRED: Final = 410
-"""The resourceVersion is too old: everything is listed again."""
+"""HTTP status if the resourceVersion is too old, so that everything is listed again."""
 REFUSED: Final = frozenset({403, 405})
-"""Nobody lets us watch that, or it can't be watched."""
+"""HTTP statuses if watching is forbidden or impossible."""
 
 _FAILURES: Final = (
     ApiException,
@@ -61,7 +61,7 @@ Identity = tuple[str, str]
 
 
 class WatchApi(Protocol):
-    """How objects are listed and followed; implemented by `ApiCluster`. Both block."""
+    """Lists and watches objects; implemented by `ApiCluster`. Both methods block."""
 
     def list_page(self, selection: WatchSelection, after: str | None) -> Document: ...
 
@@ -71,21 +71,21 @@ class WatchApi(Protocol):
 
 
 class Listener(Protocol):
-    """Who hears of changes; called on the event loop."""
+    """Receives changes of watched objects; called on the event loop."""
 
     def on_objects(
         self, selection: WatchSelection, changed: Sequence[Document], gone: Sequence[Document]
     ) -> None:
-        """These are there, or not any more; what is gone comes as it was last."""
+        """Handle objects that were created or changed, and last versions of those `gone`."""
         ...
 
     def set_synced(self, selection: WatchSelection, synced: bool) -> None:
-        """Whether everything there is has been heard of, and changes are being followed."""
+        """Note whether all objects of a selection are known and changes are followed."""
         ...
 
 
 class Watch:
-    """One selection, followed until it is closed."""
+    """Watches one selection in a thread until it is closed."""
 
     def __init__(self, api: WatchApi, selection: WatchSelection, listener: Listener) -> None:
         self.selection = selection
@@ -93,19 +93,19 @@ class Watch:
         self._listener = listener
         self._loop = asyncio.get_running_loop()
         self._known: dict[Identity, Document] = {}
-        """The thread's own: what there is, as it was last (its metadata is enough)."""
+        """The known objects' metadata; used by the thread only."""
         self._failures = 0
-        """In a row, since it was followed last."""
+        """Failures in a row."""
         self._closed = threading.Event()
         self._open: Any = None
-        """What is being read from."""
+        """The response that is being read."""
         self._thread = threading.Thread(
             target=self._run, name=f"watch {selection.kind}", daemon=True
         )
         self._thread.start()
 
     def close(self) -> None:
-        """Hear of nothing more; waits for nothing."""
+        """Stop watching, without waiting for the thread."""
         self._closed.set()
         answer = self._open
         if answer is not None:
@@ -132,7 +132,7 @@ class Watch:
                 self._closed.wait(MAX_PAUSE)
 
     def _must_list(self, error: Exception) -> bool:
-        """Whether it can't be followed on from where it was."""
+        """Whether all objects must be listed again after this error."""
         status = getattr(error, "status", None)
         return isinstance(error, ValueError) or status == EXPIRED or self._failures > 0
 
@@ -153,7 +153,7 @@ class Watch:
         self._closed.wait(pause * random.uniform(0.8, 1.2))
 
     def _list(self) -> str:
-        """Tell of all there is; gives the version from which on to follow."""
+        """List all objects and report them; returns the version from which to watch."""
         found: dict[Identity, Document] = {}
         after: str | None = None
         while True:
@@ -169,7 +169,7 @@ class Watch:
         return str(page["metadata"]["resourceVersion"])
 
     def _follow(self, version: str) -> str:
-        """Tell of changes until the API server ends it; gives the version it has come to."""
+        """Report changes until the API server ends the watch; returns the last version."""
         seconds = int(WATCH_SECONDS * random.uniform(0.8, 1.2))
         answer = self._open = self._api.open_watch(
             self.selection, version, seconds, SILENCE_TIMEOUT
@@ -199,8 +199,8 @@ class Watch:
         return version
 
     def _with_kind(self, document: Document) -> Document:
-        """With its kind, which lists leave out and metadata alone has another of, and without
-        `managedFields`: nobody here reads them, and they are as large as the rest."""
+        """Add apiVersion and kind, which lists lack, and remove `managedFields`, which nobody
+        reads."""
         metadata = {k: v for k, v in document["metadata"].items() if k != "managedFields"}
         kind = {"apiVersion": self.selection.api_version, "kind": self.selection.kind}
         return {**document, **kind, "metadata": metadata}
@@ -240,7 +240,7 @@ def _lines(answer: Any) -> Any:
 
 
 def _identity_only(document: Document) -> Document:
-    """What is needed of an object that is gone: who it was."""
+    """Type, identity and labels of an object, which are reported once it is gone."""
     metadata = document["metadata"]
     kept = {key: metadata[key] for key in ("namespace", "name", "uid", "labels") if key in metadata}
     return {"apiVersion": document["apiVersion"], "kind": document["kind"], "metadata": kept}

@@ -37,7 +37,7 @@ Pem = dict[str, str]
 
 
 async def ensure_certificate(cluster: Cluster, namespace: str, now: datetime) -> Pem:
-    """The certificate in the Secret, made if there is none or if it expires soon."""
+    """The webhooks' certificate from its Secret; created if there is none or if it expires soon."""
     found = await cluster.get(CORE, "Secret", namespace, SECRET)
     if found is not None:
         pem = dict(decoded_secret(found))
@@ -59,7 +59,8 @@ async def ensure_certificate(cluster: Cluster, namespace: str, now: datetime) ->
 
 
 def make_certificate(host: str, now: datetime) -> Pem:
-    """An authority that signs one certificate, for `host`, and is then forgotten."""
+    """Create a certificate for `host`, and the authority that signs it; the authority's key isn't
+    kept."""
     authority_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "knafka-webhook-ca")])
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
