@@ -19,33 +19,33 @@ from knafka.ports.log import LogAdmin, Positions
 from knafka_operator.scale.kafka_clusters import KafkaCluster
 
 ENDS_MAX_AGE: Final = 10.0
-"""Seconds for which a look is as good as another."""
+"""Seconds for which the ends of topics are reused."""
 GROUP_LAGS_AT_ONCE: Final = 16
-"""Topics of which one group's lag is asked at a time."""
+"""Most concurrent requests for the lags of one group."""
 
 
 @dataclass(eq=False, slots=True)
 class _TopicEnds:
     ends: Mapping[str, Positions] = field(default_factory=dict)
-    """Of all dead-letter topics."""
+    """End offsets of all dead-letter topics."""
     at: float = float("-inf")
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 @dataclass(eq=False, slots=True)
 class UncompactedCounts:
-    """What one archive's group has not compacted, by topic, and where each topic ended then."""
+    """Known lags of one archive's group."""
 
     group: str = ""
     counted: dict[str, tuple[Positions, int]] = field(default_factory=dict)
 
     def forget(self) -> None:
-        """It has committed since, or may have."""
+        """Forget all lags, as the group may have committed."""
         self.counted.clear()
 
 
 class UncompactedDeadLetters:
-    """The dead-letter topics of every Kafka; belongs to one event loop."""
+    """Counts dead letters that archives haven't compacted; belongs to one event loop."""
 
     def __init__(self) -> None:
         self._looks: WeakKeyDictionary[KafkaCluster, _TopicEnds] = WeakKeyDictionary()
@@ -53,7 +53,8 @@ class UncompactedDeadLetters:
     async def waiting(
         self, kafka: KafkaCluster, namespace: str, broker: str, group: str, known: UncompactedCounts
     ) -> int:
-        """Dead letters of a Broker that a group has not compacted. Raises `LogError`."""
+        """Number of a Broker's dead letters that an archive's group has not compacted. Raises
+        `LogError`."""
         if known.group != group:
             known.group = group
             known.forget()

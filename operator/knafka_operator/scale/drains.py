@@ -39,22 +39,23 @@ LINE_BYTES: Final = 64 * 1024
 """The longest line of a Trigger's progress, which has some hundred bytes and the numbers of its
 partitions."""
 SENSOR_LINE_BYTES: Final = 1024 * 1024
-"""That of a Sensor: it has what each trigger holds in each partition."""
+"""The longest line of a Sensor's progress, with what each trigger holds in each partition."""
 TRIGGER_LINE_BYTES: Final = 4 * 1024
-"""What each Trigger adds to a shard's line, at most; usual are some hundred bytes."""
+"""Most bytes that each Trigger adds to a shard's line; some hundred bytes are usual."""
 MAX_LINE_BYTES: Final = 8 * 1024 * 1024
 """The longest line of a shard of any size."""
 LINES_PER_SECOND: Final = 4.0
-"""Lines a second; a dispatcher writes one, and a shard one more for each change of its contract."""
+"""Lines a second that are read. A dispatcher writes one, a shard one more for each change of its
+contract."""
 
 LONGEST_LINE_SECONDS: Final = 4.0
-"""Seconds that the longest line takes; the usual ones are a hundredth of it."""
+"""Seconds in which the longest line may be read; usual lines are a hundredth of it."""
 
 Progress = TypeVar("Progress", DrainProgress, ShardProgress)
 
 
 class DrainRefused(KnafkaError):
-    """A dispatcher, or what is in front of it, answered something else than progress."""
+    """The error if a dispatcher, or a proxy in front of it, doesn't answer with progress."""
 
 
 class HttpDrains:
@@ -67,19 +68,20 @@ class HttpDrains:
         shard_size: int = SHARD_SIZE,
         tokens: FunctionTokens | None = None,
     ) -> None:
-        """`tokens`: what functions want to see of their operator."""
+        """`tokens` are those that functions expect from the operator."""
         self._urls = urls
         self._tokens = tokens or FunctionTokens()
         self._shard_line = min(LINE_BYTES + shard_size * TRIGGER_LINE_BYTES, MAX_LINE_BYTES)
         self._session: aiohttp.ClientSession | None = None
         self._paces: dict[str, LinePace] = {}
-        """By unit, also while none of its requests is open: one that ends and begins again is
-        not to be heard faster."""
+        """Rate limits by unit, kept while no request is open, so that new requests aren't
+        faster."""
 
     def hold(
         self, trigger_id: str, egress: Egress, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[DrainProgress]:
-        """Hold one drain; leaving the iterator hangs up. Raises `DrainRefused`, `aiohttp`'s own."""
+        """Hold one drain; yields its progress. Leaving the iterator hangs up. Raises `DrainRefused`
+        and what `aiohttp` raises."""
         wanted = request.model_copy(update={"egress": documents.digest(egress)})
         return self._progress_lines(DrainProgress, trigger_id, wanted, stop, LINE_BYTES)
 
@@ -150,7 +152,7 @@ class HttpDrains:
 
 
 async def _next_line(told: AsyncIterator[bytes], url: str, limit: int) -> bytes | None:
-    """The next line; None: there is none. Raises `DrainRefused` for one that is too long."""
+    """The next line; None at the end. Raises `DrainRefused` for a line that is too long."""
     try:
         return await anext(told, None)
     except (ValueError, LineTooLong) as error:
@@ -160,7 +162,7 @@ async def _next_line(told: AsyncIterator[bytes], url: str, limit: int) -> bytes 
 
 
 def _parsed_progress(of: type[Progress], line: bytes) -> Progress:
-    """What a line says; raises `InvalidDocument`."""
+    """Parse and bound a line of progress; raises `InvalidDocument`."""
     told = documents.parse_json(of, line.decode("utf-8", "replace"))
     if len(line) < LARGE_DOCUMENT:
         return told

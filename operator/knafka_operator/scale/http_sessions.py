@@ -20,8 +20,8 @@ from knafka.core import addresses
 
 
 class CheckedResolver(AbstractResolver):
-    """Leaves out addresses that nothing which a user names may lead to; raises `OSError` where none
-    is left."""
+    """Resolves names without addresses of the operator's pod or node; raises `OSError` if no
+    address is left."""
 
     def __init__(self) -> None:
         self._resolver = aiohttp.ThreadedResolver()
@@ -50,8 +50,8 @@ def checked_session(timeout: aiohttp.ClientTimeout, **options: Any) -> aiohttp.C
 
 
 def shown_error(error: Exception) -> str:
-    """What may be told of a request that failed: nothing of what was answered, which aiohttp
-    quotes where that is no HTTP."""
+    """A message about a failed request that quotes nothing of the answer, which other aiohttp
+    errors may."""
     if isinstance(error, aiohttp.ClientConnectorError):
         return str(error)
     return type(error).__name__

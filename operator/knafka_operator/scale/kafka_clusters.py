@@ -29,43 +29,43 @@ from knafka_operator.scale.repeat import run_repeatedly
 from knafka_operator.scale.scaler import Drains, Scaler
 
 ENDS_CHECK_INTERVAL: Final = 0.5
-"""Seconds between two looks at the ends of topics."""
+"""Seconds between two checks of the ends of topics."""
 RESTING_TURNS: Final = 8
-"""Looks of which one is at a topic that rests."""
+"""A resting topic is part of one in so many checks."""
 REST_AFTER_SECONDS: Final = 60.0
-"""Seconds without anything new after which a topic may rest."""
+"""Seconds without a new record after which a topic may rest."""
 UNUSED_TIMEOUT: Final = 1800.0
-"""Seconds after which a Kafka that nobody asked for is let go, if nobody uses it either."""
+"""Seconds after which an unused Kafka is disconnected."""
 ENDS_CHECK_TIMEOUT: Final = 10.0
-"""Seconds after which a look is given up; the next one follows."""
+"""Seconds after which a check is given up; the next one follows."""
 MAX_ANSWER: Final = 16 * 1024 * 1024
 """Bytes of one answer of a Kafka; the metadata of 200,000 partitions, Kafka's own limit for a
 cluster, have 12 MB. librdkafka's 100 MB would be as much as the operator has, several times over,
 once they are objects."""
 WRITER_CLOSE_TIMEOUT: Final = 1.0
-"""Seconds for what is in flight, for which nobody waits any more."""
+"""Seconds for records in flight when a writer is closed."""
 
 
 @dataclass(eq=False, repr=False)
 class KafkaCluster:
-    """One Kafka."""
+    """One Kafka: its admin client, scaler and writer."""
 
     topics: LogAdmin
     scaler: Scaler
     bootstrap_servers: str = ""
     open_writer: Callable[[], LogWriter] | None = None
-    """Opens a writer here; None: contracts can't be written, so no Trigger is shared."""
+    """Opens a writer; None: contracts can't be written, so there are no shared dispatchers."""
     watched: set[str] = field(default_factory=set)
-    """Topics whose new events wake somebody."""
+    """Topics whose new records wake Triggers or Sensors."""
     needed: float = 0.0
-    """When it was asked for or seen in use last, by the event loop's clock."""
+    """When it was last requested or seen in use, by the event loop's clock."""
     on_return: Callable[[], None] = lambda: None
-    """Called when it answers again after it didn't."""
+    """Called when Kafka answers again after a failure."""
     resting: Callable[[KafkaCluster], Collection[str]] = lambda _: ()
-    """Topics here to which nothing writes, as far as is known; asked before each look."""
+    """Returns topics to which nobody writes; called before each check."""
     _ends: dict[str, Positions] = field(default_factory=dict)
     _moved: dict[str, float] = field(default_factory=dict)
-    """When each topic was seen first, or to have grown, by the event loop's clock."""
+    """When each topic was first seen or last grew, by the event loop's clock."""
     _writer: LogWriter | None = None
     _closing: set[asyncio.Future[None]] = field(default_factory=set)
     _turn: int = 0
@@ -73,16 +73,16 @@ class KafkaCluster:
 
     @property
     def ends(self) -> Mapping[str, Positions]:
-        """The ends of watched topics, as the last look has found them."""
+        """End offsets of watched topics, as of the last check."""
         return self._ends
 
     def unwatch(self, topic: str) -> None:
-        """Nobody is woken by this topic, unless somebody else reads it."""
+        """Stop watching a topic, unless another Trigger or Sensor reads it."""
         if not self.scaler.reads(topic):
             self.watched.discard(topic)
 
     def writer(self) -> LogWriter:
-        """For contracts: opened when first needed, and anew after one that can't go on."""
+        """The writer for contracts; opened when first needed, and again after a fatal error."""
         assert self.open_writer is not None
         if self._writer is not None and self._writer.failure is not None:
             self._close_writer()
@@ -132,7 +132,7 @@ class KafkaCluster:
                 self.scaler.wake(topic, grown=_added_records(before or {}, now))
 
     def _due_topics(self) -> frozenset[str]:
-        """Topics to look at now."""
+        """The topics to check now."""
         self._turn = (self._turn + 1) % RESTING_TURNS
         now = asyncio.get_running_loop().time()
         resting = set(self.resting(self)) - self.scaler.drained()
@@ -149,12 +149,12 @@ class KafkaCluster:
 
 
 def _added_records(before: Positions, now: Positions) -> int:
-    """Records that were added to partitions whose ends were known."""
+    """Number of records added to partitions whose ends were known."""
     return sum(max(0, end - before.get(number, end)) for number, end in now.items())
 
 
 class KafkaClusters:
-    """Every Kafka that was asked for."""
+    """The KafkaClusters in use, by configuration."""
 
     def __init__(
         self,
@@ -187,9 +187,10 @@ class KafkaClusters:
     def cluster_at(
         self, bootstrap_servers: str, secret: Mapping[str, str] | None, *, is_own: bool = False
     ) -> KafkaCluster:
-        """The Kafka there; `is_own`: an administrator has written that Secret, not a user.
+        """The KafkaCluster at these servers with this Secret, connected if needed; `is_own`: an
+        administrator has written the Secret, not a user.
 
-        Raises `InvalidDocument` for a Secret that can't work, or may not, and `NotReady` for
+        Raises `InvalidDocument` for a Secret that is invalid or not allowed, and `NotReady` for
         servers that are not allowed.
         """
         check_servers(bootstrap_servers, self._allowed)
@@ -219,7 +220,7 @@ class KafkaClusters:
         return side
 
     def _drop_unused(self, now: float) -> None:
-        """End those that nobody needs any more: a Secret was changed, or a ConfigMap."""
+        """Disconnect KafkaClusters that are no longer used."""
         before = now - UNUSED_TIMEOUT
         if all(side.needed >= before for side, _ in self._clusters.values()):
             return
@@ -231,11 +232,11 @@ class KafkaClusters:
                 del self._clusters[key]
 
     def all(self) -> list[KafkaCluster]:
-        """Those that are kept."""
+        """All connected KafkaClusters."""
         return [side for side, _ in self._clusters.values()]
 
     async def close(self) -> None:
-        """End every drain, and wait for it."""
+        """Disconnect all KafkaClusters, and wait for their tasks."""
         tasks = [task for _, task in self._clusters.values()]
         for task in tasks:
             task.cancel()

@@ -1,4 +1,4 @@
-"""Looks: the scaler's periodic checks of a topic or a Sensor: ask Kafka for lags, scale by them.
+"""Lag checks: the scaler asks Kafka for the lags of a topic or Sensor, and scales by them.
 
     topic     the lags of all its Triggers, in one request
     Sensor    the lag of its group in the bus and in its trigger topic, and its next timeout
@@ -52,22 +52,22 @@ class LagCheck:
         self.over = False
         """Whether it has ended (`end`)."""
         self._changed = asyncio.Event()
-        """Set when `due` became earlier, or it has ended."""
+        """Set when `due` became earlier, or the checks have ended."""
 
     def check_soon(self) -> None:
-        """Make the next look due now, or `CHECK_SPACING` after the last one."""
+        """Make the next check due now, or `CHECK_SPACING` after the last one."""
         soon = max(asyncio.get_running_loop().time(), self.checked_at + CHECK_SPACING)
         if soon < self.due:
             self.due = soon
             self._changed.set()
 
     def end(self) -> None:
-        """End: there are no further looks."""
+        """End the checks."""
         self.over = True
         self._changed.set()
 
     async def run(self) -> None:
-        """Look whenever it is due, until it is over."""
+        """Check whenever it is due, until `end` is called."""
         while not self.over:
             self._changed.clear()
             try:
@@ -82,11 +82,11 @@ class LagCheck:
 
 
 class LagChecks:
-    """Runs a task for each look, also for those that are added later."""
+    """Runs a task for each check, also for those that are added later."""
 
     def __init__(self) -> None:
         self._waiting: list[LagCheck] = []
-        """Looks that have no task yet."""
+        """Checks that have no task yet."""
         self._added = asyncio.Event()
 
     def add(self, look: LagCheck) -> None:
@@ -94,7 +94,7 @@ class LagChecks:
         self._added.set()
 
     async def run(self, looks: Iterable[LagCheck]) -> None:
-        """Follow these, and what is added, until cancelled."""
+        """Run these checks, and those that are added, until cancelled."""
         self._waiting = list(looks)
         async with asyncio.TaskGroup() as tasks:
             while True:
@@ -106,7 +106,7 @@ class LagChecks:
 
 
 class TopicLagCheck(LagCheck):
-    """A topic of which Triggers are scaled, or several that KafkaSources read together."""
+    """Checks the Triggers of one topic, or of several topics that KafkaSources read together."""
 
     def __init__(self, names: Sequence[str], kafka: GroupSource, ending: EndingHolds) -> None:
         super().__init__(kafka, ending)
@@ -114,7 +114,7 @@ class TopicLagCheck(LagCheck):
         self.triggers: dict[str, ScaledTrigger] = {}
 
     async def check(self) -> None:
-        """Ask for the lags of all its Triggers in one request, and scale each of them."""
+        """Ask Kafka for the lags of all Triggers in one request, and scale each of them."""
         if not (triggers := self.triggers.values()):
             return  # the last of them has gone since it was due
         self.checked_at = asyncio.get_running_loop().time()

@@ -23,7 +23,8 @@ T = TypeVar("T")
 
 
 async def parsed_off_loop(read: Callable[[], T], size: int) -> T:
-    """What `read` gives, of so many characters or bytes; raises what it raises."""
+    """Call `read`, which parses `size` characters or bytes: in a thread if they are many. Returns
+    and raises what it does."""
     if size < LARGE_DOCUMENT:
         return read()
     return await asyncio.get_running_loop().run_in_executor(_THREAD, read)

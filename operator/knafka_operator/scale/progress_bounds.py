@@ -22,7 +22,7 @@ MAX_PARTITIONS: Final = 2_000
 
 
 def within_bounds(progress: DrainProgress) -> DrainProgress:
-    """The same without what is too much of it."""
+    """Progress with lists, texts and reasons cut to the bounds."""
     bounded: dict[str, Any] = {
         "dead_letters": bounded_reasons(progress.dead_letters),
         "partitions": progress.partitions[:MAX_PARTITIONS],
@@ -33,7 +33,7 @@ def within_bounds(progress: DrainProgress) -> DrainProgress:
 
 
 def bounded_reasons(letters: Mapping[str, int]) -> dict[str, int]:
-    """Counts by reason, with those beyond `MAX_REASONS`, and the odd ones, together."""
+    """Counts by reason; reasons beyond `MAX_REASONS`, and too long ones, are counted as `other`."""
     few: Counter[str] = Counter()
     for reason, count in letters.items():
         known = reason in few or len(few) < MAX_REASONS
@@ -42,7 +42,7 @@ def bounded_reasons(letters: Mapping[str, int]) -> dict[str, int]:
 
 
 def bounded_text(text: str | None) -> str | None:
-    """Its first `MAX_TEXT_LENGTH` characters."""
+    """A text cut to `MAX_TEXT_LENGTH` characters."""
     return (
         text if text is None or len(text) <= MAX_TEXT_LENGTH else f"{text[: MAX_TEXT_LENGTH - 1]}…"
     )

@@ -1,4 +1,4 @@
-"""One shard: the Triggers that it has, and what its request reports of each.
+"""Scaled shard: the Triggers of one shard, and what its request reports of each.
 
 Many Triggers have one request, so one pod (docs/decisions/0019-contract-topic.md). What they cost
 here they cost once a request; a line costs as much as it has changes.
@@ -22,13 +22,13 @@ from knafka_operator.scale.holds import Hold, Holds
 from knafka_operator.scale.scaled_groups import ScaledTrigger, has_settled, sum_progress
 
 MAX_STRANGERS: Final = 1_000
-"""Groups of an open request that are no members: on their way there, or all after a start."""
+"""Most groups of an open request that aren't members yet: Triggers on their way to the shard."""
 
 _NO_COUNTS: Final[dict[str, Any]] = {**dict.fromkeys(COUNTED, 0), "dead_letters": {}}
 
 
 class SettledGroups(NamedTuple):
-    """Groups, and what each of them has committed; see `LagSource.note_committed`."""
+    """Groups and their committed offsets; see `LagSource.note_committed`."""
 
     groups: Sequence[str]
     topic: str
@@ -41,25 +41,25 @@ class ScaledShard:
 
     def __init__(self, shard: Shard) -> None:
         self.holds: Holds[Any]
-        """Its request, whose lines are a `ShardProgress`: one at most."""
+        """At most one request, whose lines are `ShardProgress`."""
         self.shard = shard
         self.error: str | None = None
-        """What went wrong last with all of them."""
+        """The last error of the whole request; None: there is none."""
         self.changed = asyncio.Event()
-        """Set, and replaced, when its position in the contract's topic has changed."""
+        """Set, and replaced, when the shard's position in the contract topic changes."""
         self._members: dict[str, ScaledTrigger] = {}
-        """By group."""
+        """The shard's Triggers, by group."""
         self._began: float | None = None
         """When the first of its requests in a row was opened, on the loop's clock."""
         self._settled: SettledGroups | None = None
         self._is_open = False
         self._contract: int | None = None
-        """Of the open request; None: it has no line yet."""
+        """Position in the contract topic that the open request has reported; None: no line yet."""
         self._told: dict[str, DrainProgress] = {}
-        """Of the open request, the last of each group, whether it is a member or not."""
+        """The last progress of each group in the open request, member or not."""
         self._counted: dict[str, tuple[Counts, Mapping[str, int]]] = {}
-        """By group, what was counted of the open request, and its dead letters by reason."""
-        """Of the open request, what of each group's counts is in its Trigger's."""
+        """By group, the counts of the open request, and its dead letters by reason, that are
+        already included in the Trigger's."""
 
     @property
     def wanted(self) -> int:
@@ -79,11 +79,11 @@ class ScaledShard:
 
     @property
     def topics(self) -> set[str]:
-        """Of its members."""
+        """The topics of its Triggers."""
         return {each.egress.topic for each in self._members.values()}
 
     def status(self) -> ShardStatus:
-        """It has members."""
+        """The shard's status; it must have a Trigger."""
         egress = next(iter(self._members.values())).egress
         return ShardStatus(
             egress.namespace,
@@ -98,7 +98,7 @@ class ScaledShard:
         )
 
     def add(self, trigger: ScaledTrigger) -> None:
-        """Have it; also while a request is open, which goes on."""
+        """Add a Trigger; an open request goes on."""
         group = trigger.egress.group
         self._members[group] = trigger
         trigger.shard = self
@@ -106,15 +106,15 @@ class ScaledShard:
             self._count(trigger, progress)
 
     def remove(self, trigger: ScaledTrigger) -> None:
-        """Have it no more: its record in the contract's topic is gone, or another shard's."""
+        """Remove a Trigger, whose record in the contract topic is gone or another shard's."""
         group = trigger.egress.group
         del self._members[group]
         self._told.pop(group, None)
         trigger.shard = trigger.drain_error = None
 
     def wake(self, topic: str, grown: int) -> None:
-        """Open its request, as its topic has so many more records and nobody drains, if that is
-        enough for one of its members for sure."""
+        """Open a request if there is none and `grown` new records in the topic wake a Trigger for
+        certain."""
         members = [each for each in self._members.values() if each.egress.topic == topic]
         if self.holds.all or all(each.autoscaling.activation_lag_threshold for each in members):
             return
@@ -123,14 +123,14 @@ class ScaledShard:
         self.holds.open(members[0].scale.cause)
 
     def progress_of(self, trigger: ScaledTrigger) -> Sequence[DrainProgress]:
-        """What a member's drain does right now, without counts; empty: no request is open."""
+        """The current progress of a Trigger, without counts; empty if no request is open."""
         if not self._is_open:
             return ()
         told = self._told.get(trigger.egress.group)
         return (told.model_copy(update=_NO_COUNTS) if told is not None else DrainProgress(),)
 
     def has_applied(self, position: int) -> bool:
-        """Whether nothing drains that isn't known to deliver by all records before `position`."""
+        """Whether the shard delivers by all records before `position`, or doesn't drain at all."""
         if not self.holds.all:
             return True
         return self._is_open and self._contract is not None and self._contract >= position
@@ -174,7 +174,7 @@ class ScaledShard:
             self._settled = self._groups_of(last, last.settled, began)
 
     def take_settled(self) -> SettledGroups | None:
-        """What is known of the commits of its last request, once: it holds as it ends."""
+        """Take the commits that the last request has reported; None if taken already or unknown."""
         settled, self._settled = self._settled, None
         return settled
 
@@ -192,7 +192,7 @@ class ScaledShard:
         return SettledGroups(groups, settled.topic, settled.offsets, since)
 
     def notify_waiting(self) -> None:
-        """Wake those who wait for `has_applied`."""
+        """Wake the tasks that wait for `has_applied`."""
         self.changed.set()
         self.changed = asyncio.Event()
 

@@ -46,15 +46,15 @@ from knafka_operator.scale.scaled_shard import ScaledShard
 log = logging.getLogger(__name__)
 
 BUDGET: Final = 570.0
-"""Seconds, by one request after another, after which it is decided whether a drain is still wanted:
-seldom, as each that ends moves partitions."""
+"""Seconds of a drain, over several requests, after which it may end if it isn't needed. Long, as
+each end of a drain moves partitions."""
 LEAVE_TIMEOUT: Final = 120.0
 """Seconds for all to leave the group of what has changed. Those that live ask for themselves within
 18, are refused and leave within 5 (`draining.lease`); the session of the others ends after 10."""
 MEMBERS_CHECK_INTERVAL: Final = 0.5
-"""Seconds between two questions who is in a group."""
+"""Seconds between two requests for the members of a group."""
 MAX_FORGOTTEN: Final = 1_000
-"""Triggers that aren't scaled for now of which it is known how they were delivered."""
+"""Number of forgotten Triggers whose Egress is remembered."""
 
 
 class Drains(Protocol):
@@ -63,11 +63,10 @@ class Drains(Protocol):
     def hold(
         self, trigger_id: str, egress: Egress, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[DrainProgress]:
-        """Ask a dispatcher of this Trigger to drain; gives what it tells, until it has ended.
+        """Ask a dispatcher of this Trigger to drain; yields its progress until it has ended.
 
-        Several may be held for one Trigger, each by a dispatcher of its own. Raises whatever went
-        wrong. `stop` has the drain end, which it tells with its last progress; cancelled, the
-        caller hangs up and the drain goes on.
+        Several may be held for one Trigger, each by another dispatcher. Setting `stop` ends the
+        drain, which the last progress reports; if cancelled, the drain goes on. Raises any error.
         """
         ...
 
@@ -85,7 +84,7 @@ class Drains(Protocol):
 
 
 class Scaler:
-    """Looks at lags and holds drains; all methods belong to the event loop that runs `run`."""
+    """Holds as many drains as lags require; all methods belong to the event loop of `run`."""
 
     def __init__(
         self,
@@ -96,7 +95,7 @@ class Scaler:
         request_budgets: tuple[float, float] = REQUEST_BUDGETS,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`now`: seconds since the Unix epoch, by which what is due comes."""
+        """`now` returns Unix time in seconds, with which Sensors' timeouts are compared."""
         self._request_budgets = request_budgets
         self._kafka = kafka
         self._drains = drains
@@ -104,20 +103,19 @@ class Scaler:
         self._now = now
         self._triggers: dict[str, ScaledTrigger] = {}
         self._topics: dict[str, TopicLagCheck] = {}
-        """By `topics_key` what reads it."""
+        """Checks of topics, by `topics_key`."""
         self._several: dict[str, TopicLagCheck] = {}
-        """Those of them that look at several topics together."""
+        """Those checks that cover several topics."""
         self._sensors: dict[str, SensorLagCheck] = {}
         self._shards: dict[str, ScaledShard] = {}
-        """Those with members, or a request that isn't over, by group."""
+        """Shards with Triggers, or with a request that hasn't ended, by group."""
         self._ending = EndingHolds(self._on_drains_ended)
         self._forgotten: dict[str, Egress] = {}
-        """By what Triggers with drains of their own were delivered last, of those that aren't
-        scaled for now or for good."""
+        """The last Egress of Triggers with own drains that are no longer scaled."""
         self._lag_checks = LagChecks()
 
     async def run(self) -> None:
-        """Look and hold until cancelled; the drains go on without."""
+        """Scale until cancelled; the drains then go on by themselves."""
         try:
             await self._lag_checks.run([*self._topics.values(), *self._sensors.values()])
         finally:
@@ -137,11 +135,11 @@ class Scaler:
         autoscaling: Autoscaling,
         shard: Shard | None = None,
     ) -> None:
-        """Scale this Trigger from now on, or by what has changed; its counts go on.
+        """Start to scale a Trigger, or apply changes to it; its counts go on.
 
         A changed egress, a pause and a `shard` end its own drains. A shard's request goes on
-        without a Trigger that is paused or moved, whose record in the contract's topic is gone by
-        now, and ends with the last one. Returns when what was to end is over.
+        without a paused or moved Trigger, whose record must be removed by now, and ends with its
+        last Trigger. Returns once those drains have ended.
         """
         trigger = self._triggers.get(trigger_id)
         own_before = (
@@ -175,10 +173,9 @@ class Scaler:
         await self._ending.wait(trigger_id)
 
     async def watch_sensor(self, sensor_id: str, sensor: Sensor, autoscaling: Autoscaling) -> None:
-        """Scale this Sensor from now on, or by what has changed; its counts go on.
+        """Start to scale a Sensor, or apply changes to it; its counts go on.
 
-        Drains of what it was before end, and so do all while it is paused. Returns when what was to
-        end is over.
+        A changed contract and a pause end its drains. Returns once these have ended.
         """
         look = self._sensors.get(sensor_id)
         if look is None:
@@ -199,7 +196,7 @@ class Scaler:
         await self._ending.wait(sensor_id)
 
     async def forget(self, id_: str) -> None:
-        """Scale this Trigger or Sensor no more; returns when what drained for it alone is over."""
+        """Stop scaling a Trigger or Sensor; returns once its own drains have ended."""
         if trigger := self._triggers.pop(id_, None):
             self._remove_from_check(trigger)
             self._leave(trigger)
@@ -214,10 +211,9 @@ class Scaler:
         await self._ending.wait(id_)
 
     async def wait_until_applied(self, shard_group: str, position: int, timeout: float) -> bool:
-        """Whether this shard delivers by every record before `position` of the contract's topic.
+        """Wait until a shard delivers by every record before `position` of the contract topic.
 
-        Waits for its open request to say so; at once if there is none. False after `timeout`
-        seconds.
+        Returns True at once if the shard has no open request, and False after `timeout` seconds.
         """
         try:
             async with asyncio.timeout(timeout):
@@ -230,11 +226,11 @@ class Scaler:
         return True
 
     def wake(self, topic: str, grown: int = 0) -> None:
-        """There are new events: look at this topic now, if any of its Triggers is at zero, and at
-        the Sensors that read it and sleep.
+        """Note new events in a topic: check it now if one of its Triggers has no drain, and the
+        Sensors that read it and have no drain.
 
-        `grown`, if that is known, is by how many records: that many wait for each Trigger of a
-        shard at zero, which therefore drains without a question for each of its groups.
+        `grown` is the number of new records, 0 if not known. With it, a shard without a request
+        drains without asking Kafka for each group's lag.
         """
         found = self._topics.get(topic)
         for several in self._checks_of(topic):
@@ -257,8 +253,8 @@ class Scaler:
                 look.check_soon()
 
     def prewarm(self, topic: str, limit: int) -> None:
-        """An event is on its way there: Triggers at zero drain already, if at most `limit` are;
-        those of one shard count as one.
+        """Note that an event is on its way to a topic: open drains for Triggers without any, if
+        there are at most `limit`; those of one shard count as one.
 
         Their start and the receiver's then take the same time, not one after the other.
         """
@@ -278,69 +274,70 @@ class Scaler:
                 holds.open(Cause.PREWARM)
 
     def status(self, id_: str) -> TriggerStatus | None:
-        """Of one Trigger or Sensor; None: it isn't scaled."""
+        """The status of a Trigger or Sensor; None: it isn't scaled."""
         if (sensor := self._sensors.get(id_)) is not None:
             return sensor.scaled.status()
         trigger = self._triggers.get(id_)
         return None if trigger is None else trigger.status()
 
     def wakes(self, sensor_id: str) -> Mapping[Cause, int]:
-        """Times that drains of one Sensor were opened where none was held, by what for."""
+        """Times that drains of a Sensor were opened while it had none, by cause."""
         look = self._sensors.get(sensor_id)
         return {} if look is None else look.scaled.holds.wakes
 
     def held_events(self, sensor_id: str) -> Sequence[Waiting] | None:
-        """What the triggers of one Sensor hold, as drains have reported it; None: none has yet."""
+        """The events that a Sensor's triggers hold, as reported by drains; None: not reported
+        yet."""
         look = self._sensors.get(sensor_id)
         if look is None or not look.scaled.holding:
             return None
         return [each for of in look.scaled.holding.values() for each in of]
 
     def settled(self, trigger_id: str) -> Positions:
-        """By partition of its topic, records that one Trigger's group has settled."""
+        """Number of records that a Trigger's group has settled, by partition."""
         trigger = self._triggers.get(trigger_id)
         return {} if trigger is None else trigger.settled
 
     def counts(self, trigger_id: str) -> ScalingCounts | None:
-        """What was decided for one Trigger; None: it isn't scaled."""
+        """Counts of the decisions for a Trigger; None: it isn't scaled."""
         trigger = self._triggers.get(trigger_id)
         return None if trigger is None else trigger.counts()
 
     def shards(self) -> Sequence[ShardStatus]:
-        """Those that have Triggers."""
+        """The status of each shard with Triggers."""
         return [each.status() for each in self._shards.values() if not each.is_empty]
 
     def reads(self, topic: str) -> bool:
-        """Whether any Trigger of this topic is scaled, or any Sensor that reads it."""
+        """Whether a scaled Trigger or Sensor reads this topic."""
         sensors = (each.scaled for each in self._sensors.values())
         return bool(self._checks_of(topic)) or any(topic in each.topics for each in sensors)
 
     def _checks_of(self, topic: str) -> Sequence[TopicLagCheck]:
-        """Those at this topic, alone or with others."""
+        """The checks that cover this topic."""
         found = [self._several[key] for key in self._several if topic in self._several[key].names]
         return [*found, self._topics[topic]] if topic in self._topics else found
 
     def drained(self) -> set[str]:
-        """Topics whose Triggers have drains; replies may go there."""
+        """Topics whose Triggers have drains, to which replies may be written."""
         drained = (each.egress.topics for each in self._triggers.values() if each.holds)
         return {topic for topics in drained for topic in topics}
 
     def statuses(self) -> Mapping[str, TriggerStatus]:
-        """Of all Triggers, by id."""
+        """The status of all Triggers, by id."""
         return {each.id: each.status() for each in self._triggers.values()}
 
     def _await_empty(self, id_: str, before: str, group: str, autoscaling: Autoscaling) -> None:
-        """Begin nothing of what has changed before nobody is in its group any more: a drain that we
-        don't hold goes on by what was before, such as that of a pod which another pod has asked.
+        """Open no new drains before the consumer group is empty, as drains without a request of
+        ours may go on by the old contract, such as one that another pod has asked for.
 
-        Not where the group has changed, too, and not for min-scale: its pods drain unasked, and
-        those of before have been waited for.
+        Not if the group has changed, too, and not with min-scale, whose old pods have been waited
+        for.
         """
         if before == group and not autoscaling.min_scale:
             self._ending.wait_for(id_, partial(self._wait_until_empty, id_, group))
 
     async def _wait_until_empty(self, id_: str, group: str) -> None:
-        """Returns when nobody is in the group, or after `LEAVE_TIMEOUT`, which the log tells."""
+        """Wait until the group is empty, or log a warning after `LEAVE_TIMEOUT`."""
         loop, why = asyncio.get_running_loop(), ""
         deadline = loop.time() + LEAVE_TIMEOUT
         while loop.time() < deadline:
@@ -423,7 +420,7 @@ class Scaler:
             topic.end()
 
     def _join(self, trigger: ScaledTrigger) -> None:
-        """Have its shard hold it, if it is to and nothing else does any more."""
+        """Add a Trigger to its shard, once its own drains have ended and unless it is paused."""
         declared = trigger.declared
         if declared is None or trigger.autoscaling.paused or trigger.id in self._ending:
             return
@@ -434,7 +431,8 @@ class Scaler:
             shard.add(trigger)
 
     def _leave(self, trigger: ScaledTrigger, *, stays: bool = False) -> None:
-        """Take it out of its shard, which ends with its last one unless that `stays`."""
+        """Remove a Trigger from its shard; the request of an empty shard is ended unless
+        `stays`."""
         if trigger.shard is None:
             return
         shard = self._shards[trigger.shard.shard.group]
@@ -462,5 +460,5 @@ class Scaler:
 
 
 def topics_key(egress: Egress) -> str:
-    """Its topic's name; of one that reads several, theirs: no topic's has a comma."""
+    """The name of an Egress's topic, or of all its topics, separated by commas."""
     return ",".join(egress.topics)

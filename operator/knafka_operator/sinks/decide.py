@@ -64,27 +64,28 @@ SINK_CONDITIONS: Final = (
 
 @dataclass(frozen=True)
 class ObservedSink(Observed):
-    """What reading gave; where it failed, the error that says why stands in place of the value."""
+    """A KafkaSink and what was read for it; where reading failed, the error stands for the
+    value."""
 
     sink: KafkaSink | InvalidDocument
     kafka: Kafka | KnafkaError | None = None
-    """As its receiver reaches it; None: the sink can't be read."""
+    """Kafka settings of its receiver; None: the sink is invalid."""
     secret: tuple[str, str] | None = None
     """Name and version of the Secret that its receiver mounts; None: it needs none."""
     topic: TopicDescription | KnafkaError | None = None
-    """As Kafka has it; None: there is none, or Kafka isn't known."""
+    """The topic as Kafka describes it; None: it doesn't exist, or Kafka isn't known."""
     taken: bool = False
-    """Whether another sink has made a topic of this name there, or is about to."""
+    """Whether another sink has created a topic of this name, or is about to."""
     disputed: bool = True
     """Whether the topic has records, so that an empty id says nothing of whose it is."""
     others: int = 0
-    """Partitions of the topics that its namespace has besides."""
+    """Number of partitions of the namespace's other topics."""
     authentication: Authentication | KnafkaError = NO_AUTHENTICATION
     encryption: Encryption | KnafkaError = NO_ENCRYPTION
     https: Https | NotReady | None = None
-    """How its receiver is reached by https, or why it isn't; None: nobody wants that."""
+    """How the receiver is reached by https, or why not; None: https is off."""
     probed: str | None = None
-    """The Revision that has answered now."""
+    """The receiver's Revision that has answered a probe."""
 
     def after(self, effect: Effect, result: Any) -> ObservedSink:
         seen = super().after(effect, result)
@@ -98,7 +99,7 @@ class ObservedSink(Observed):
 
 @dataclass(frozen=True, slots=True)
 class SinkDecision:
-    """What to do next; the status counts once there is nothing."""
+    """Effects to run next, and the status, which is final once there are no effects."""
 
     effects: tuple[Effect, ...]
     conditions: ConditionSet
@@ -107,7 +108,7 @@ class SinkDecision:
 
 
 def decide(seen: ObservedSink, settings: Settings) -> SinkDecision:
-    """Judge a KafkaSink; the effects are in the order of `BROKER_ORDER`."""
+    """Decide a KafkaSink's conditions, status and next effects, which keep `BROKER_ORDER`."""
     before = seen.document.get("status") or {}
     conditions, needed = ConditionSet(SINK_CONDITIONS), Needed(seen.failed)
     annotations = seen.annotations
@@ -184,7 +185,8 @@ def _owned_or_external_topic(
     needed: Needed,
     conditions: ConditionSet,
 ) -> TopicDescription:
-    """The topic, which `annotations` say the owner of. Raises `NotReady`, `TopicRefused`."""
+    """Check or create the sink's topic, and note its owner in `annotations`; returns the topic.
+    Raises `NotReady` and `TopicRefused`."""
     wanted = topic_to_create(sink)
     is_own = wanted is not None and is_made_for(sink, found, annotations, seen)
     if found is None and wanted is None:
@@ -221,7 +223,7 @@ def _owned_or_external_topic(
 
 
 def topic_to_create(sink: KafkaSink) -> Topic | None:
-    """The topic as it is to be made, if the sink says so."""
+    """The topic that the sink has Knafka create; None: it declares no partitions or replicas."""
     partitions, replication = sink.spec.num_partitions, sink.spec.replication_factor
     if partitions is None or replication is None:
         return None
@@ -237,7 +239,7 @@ def is_made_for(
     annotations: Mapping[str, str],
     seen: ObservedSink,
 ) -> bool:
-    """Whether the topic that is there was made for this sink, as far as its status may say so."""
+    """Whether an existing topic was created for this sink, by the id in its status."""
     known = annotations.get(TOPIC_ID)
     if found is None or known is None or annotations.get(TOPIC_STATUS) != sink.spec.topic:
         return False

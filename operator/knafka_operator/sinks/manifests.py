@@ -19,7 +19,7 @@ from knafka_operator.model.resources import KNAFKA_PREFIX, Resource
 from knafka_operator.model.settings import Settings
 
 SINK: Final = f"{KNAFKA_PREFIX}sink"
-"""Label of what is of one KafkaSink."""
+"""Label of objects that belong to one KafkaSink."""
 MAX_CONTRACT: Final = 100_000
 """Bytes; Linux takes 128 KiB for one variable."""
 
@@ -36,8 +36,9 @@ def sink_receiver_service(
     *,
     oidc: bool = False,
 ) -> Manifest:
-    """`secret` is the mounted Secret's name and version, `oidc`: whether it verifies senders'
-    tokens. `autoscaling.knative.dev/...` annotations of the sink are the receiver's.
+    """The Knative Service of a KafkaSink's receiver; `secret` is the mounted Secret's name and
+    version, `oidc`: whether it verifies senders' tokens. The sink's autoscaling annotations are
+    copied.
 
     Raises `NotReady` for a contract that is too large.
     """

@@ -69,8 +69,9 @@ _ADDRESSES: Final = {
 def kafka_secret_values(
     spec: KafkaSourceSpec, found: Mapping[Credential, str | None], namespace: str
 ) -> Mapping[str, str] | None:
-    """Its credentials by the names that a Secret for Kafka has (`kafka_secret`); None: it needs
-    none. `found` has the values. Raises `NotReady` for one that is missing."""
+    """A source's credentials in the form of a Secret for Kafka (`kafka_secret`); None: it needs
+    none. `found` has the values of the required credentials. Raises `NotReady` if one is
+    missing."""
     for (_, path, secret, key), value in found.items():
         if value is None:
             raise NotReady(
@@ -86,7 +87,7 @@ def kafka_secret_values(
 
 
 def missing_topics_error(topics: list[str], servers: str) -> NotReady:
-    """Topics that Kafka hasn't; nobody but their owner makes them."""
+    """The error for topics that don't exist in Kafka; their owner must create them."""
     return NotReady(
         "TopicNotFound",
         f"{servers:.300} has no topic {', '.join(topics):.600}: create it, correct spec.topics, or "
@@ -95,7 +96,7 @@ def missing_topics_error(topics: list[str], servers: str) -> NotReady:
 
 
 def source_conditions(decided: ConditionSet, failed: Mapping[Step, KnafkaError]) -> ConditionSet:
-    """A Trigger's conditions as a KafkaSource's; `failed` are the steps that failed."""
+    """Translate a Trigger's conditions to a KafkaSource's; `failed` are the steps that failed."""
     found, shown = decided.by_type(), ConditionSet(CONDITIONS)
     for before, type_ in _RENAMED.items():
         shown.set(replace(found[before], type=type_, message=_reworded(found[before])))
@@ -120,7 +121,7 @@ _BEHIND_OFFSETS: Final = frozenset(each for each in Step if each.value > Step.CO
 
 
 def _reworded(condition: Condition) -> str:
-    """What a Trigger's condition says, of a source."""
+    """The message of a Trigger's condition in a source's words."""
     if condition.type == SUBSCRIPTION_READY and condition.reason == "Waiting":
         return condition.message.replace("subscriber to deliver to", "sink to deliver to").replace(
             "it has no KafkaSource that could send it events", f"waits for {CONNECTION}"
@@ -134,7 +135,7 @@ def source_status(
     trigger: SourceTrigger | KnafkaError,
     scaled: TriggerStatus | None,
 ) -> dict[str, Any]:
-    """A Trigger's status as a KafkaSource's, conditions apart."""
+    """Translate a Trigger's status, without conditions, to a KafkaSource's."""
     named = {_ADDRESSES.get(key, key): each for key, each in decided.items()}
     named["sinkUri"] = named.get("sinkUri") or None
     who = Identity.of(document)

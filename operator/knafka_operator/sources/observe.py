@@ -31,12 +31,12 @@ from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
 from knafka_operator.sources.decide import kafka_secret_values, missing_topics_error
 
 MOUNTED: Final = ""
-"""In place of a Secret's name: its pods mount keys of several (`SourceTrigger.volume`)."""
+"""Stands for a Secret's name: pods mount keys of several (`SourceTrigger.credentials_volume`)."""
 
 
 @dataclass(eq=False)
 class SourceObserver:
-    """Reads what stands where a Trigger has a Broker."""
+    """Reads what a KafkaSource has in place of a Broker: its Kafka and topics."""
 
     settings: Settings
     cluster: Cluster
@@ -46,8 +46,8 @@ class SourceObserver:
     """Whether a Broker or KafkaChannel has a topic of this name."""
 
     async def kafka_of(self, source: KafkaSource) -> tuple[KafkaCluster, tuple[str, str] | None]:
-        """Its Kafka, and the version of the credentials by which it is reached; None: it needs
-        none. Raises `EXPECTED` and `ClusterError`."""
+        """A source's Kafka, and the version of its credentials, None: it needs none. Raises
+        `EXPECTED` and `ClusterError`."""
         spec, namespace = source.spec, source.metadata.namespace
         wanted = list(required_credentials(spec.net))
         stored = {
@@ -70,7 +70,8 @@ class SourceObserver:
         return kafka, (MOUNTED, ".".join(versions)) if wanted else None
 
     async def broker_state_of(self, document: Document, source: KafkaSource) -> BrokerState:
-        """What its Trigger goes by; raises `EXPECTED` and `ClusterError`."""
+        """A source's Kafka and topics in the form of a Broker's state. Raises `EXPECTED` and
+        `ClusterError`."""
         spec, namespace = source.spec, source.metadata.namespace
         refuse_taken_topics(spec.topics, self.is_taken, "spec.topics")
         kafka, secret = await self.kafka_of(source)
