@@ -16,7 +16,7 @@ import yaml
 from support.gate import IN_CI
 from support.network_policies import Network, Peer
 
-from knafka_operator.decide import sensor_manifests, services
+from knafka_operator.decide import receiver_services, sensor_manifests, services
 from knafka_operator.decide.encryption import TLS_PORT
 from knafka_operator.reconcile.receivers import CONTRACT_PORT
 
@@ -39,7 +39,7 @@ def of_knafka(component: str) -> Peer:
 
 OPERATOR, CONSOLE = of_knafka("operator"), of_knafka("console")
 RECEIVER = function("a receiver", "shop", services.RECEIVER_ROLE)
-DIRECT = Peer("a direct receiver", "shop", {**RECEIVER.labels, **services.DIRECT_LABEL})
+DIRECT = Peer("a direct receiver", "shop", {**RECEIVER.labels, **receiver_services.DIRECT_LABEL})
 DISPATCHER = function("a dispatcher", "shop", services.DISPATCHER_ROLE)
 REPLAYER = function("a replayer", "shop", services.REPLAYER_ROLE)
 SHARD = function("a shared dispatcher", "shop", services.SHARD_ROLE)

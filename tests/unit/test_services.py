@@ -10,7 +10,7 @@ import pytest
 
 from knafka.core import contract, documents
 from knafka.core.contract import Egress, Kafka, Shard, Sink
-from knafka_operator.decide import desired, services
+from knafka_operator.decide import desired, receiver_services, services
 from knafka_operator.decide.desired import Defaults
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.resources import Broker, Trigger
@@ -50,7 +50,7 @@ FOLLOWED = contract.Receiver(
 
 
 def _receiver(broker: Broker, secret: tuple[str, str] | None = None) -> dict[str, Any]:
-    return services.receiver_service(broker, FOLLOWED, secret, SETTINGS)
+    return receiver_services.receiver_service(broker, FOLLOWED, secret, SETTINGS)
 
 
 def _egress(**changed: Any) -> Egress:
@@ -154,7 +154,7 @@ def test_every_function_can_be_profiled_where_the_installation_says_so(
     broker = _broker()
     shard = Shard(group="knafka-shard-0", kafka=DEFAULTS.kafka, contract_topic="knafka-contract")
     for service in (
-        services.receiver_service(broker, FOLLOWED, None, settings),
+        receiver_services.receiver_service(broker, FOLLOWED, None, settings),
         services.dispatcher_service(_trigger(), _egress(), Autoscaling(), 3, None, settings),
         services.shard_service(broker, shard, 0, None, settings),
     ):
@@ -168,7 +168,7 @@ def test_every_function_logs_json_and_traces_as_the_installation_says() -> None:
     for settings, said in ((SETTINGS, None), (traced, "zipkin")):
         broker = _broker()
         for service in (
-            services.receiver_service(broker, FOLLOWED, None, settings),
+            receiver_services.receiver_service(broker, FOLLOWED, None, settings),
             services.dispatcher_service(_trigger(), _egress(), Autoscaling(), 3, None, settings),
         ):
             assert _environment(service).get("OTEL_TRACES_EXPORTER") == said

@@ -36,7 +36,7 @@ from knafka_local.cluster.local_cluster import (
     service_status,
 )
 from knafka_local.processes.programs import Identity, Programs, program_of
-from knafka_operator.decide import sensor_manifests, services
+from knafka_operator.decide import receiver_services, sensor_manifests, services
 from knafka_operator.decide.shards import DISPATCHER_KEY
 from knafka_operator.decide.status import NotReady
 from knafka_operator.model import identity
@@ -211,7 +211,9 @@ def _contract_of_all(receiver: Document) -> ReceiverContract:
 
 def _family(receiver: Document) -> Family:
     """Whose receiver's Service it is."""
-    return CHANNELS if services.CHANNELS_OWNER in services.owner_uids(receiver) else BROKERS
+    return (
+        CHANNELS if receiver_services.CHANNELS_OWNER in services.owner_uids(receiver) else BROKERS
+    )
 
 
 def _environment(document: Document) -> Mapping[str, str]:

@@ -13,7 +13,7 @@ from typing import Any, Final
 from knafka.core.contract import Ingress, Receiver, Sink
 from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka.ports.log import TopicDescription
-from knafka_operator.decide import desired, receivers, services
+from knafka_operator.decide import desired, receiver_services, receivers, services
 from knafka_operator.decide.authentication import (
     NO_AUTHENTICATION,
     Authentication,
@@ -262,7 +262,7 @@ def decide(seen: ObservedBroker, settings: Settings) -> BrokerDecision:
 
     ingress = desired.broker_ingress(broker, topic.desired, found.config, connection.defaults)
     ingress = encryption.with_encryption_rule(senders.with_sender_rules(ingress, broker))
-    service = Identity(broker.metadata.namespace, services.receiver_name(broker))
+    service = Identity(broker.metadata.namespace, receiver_services.receiver_name(broker))
     with conditions.step(CONTRACT_UPDATED):
         if annotations.get(RECEIVER_CONTRACT) != receiver.contract_topic:
             needed.run_first(Annotate(Step.RECORD_CONTRACT, recorded))
@@ -279,7 +279,7 @@ def decide(seen: ObservedBroker, settings: Settings) -> BrokerDecision:
             secret = None if mount is None else (mount.name, mount.version)
             # Also of a Secret that can't be used now: what is shown goes on until it can.
             tls = broker.metadata.annotations.get(TLS_SECRET) if encryption.is_on else None
-            manifest = services.receiver_service(
+            manifest = receiver_services.receiver_service(
                 broker,
                 receiver,
                 secret,

@@ -14,7 +14,7 @@ from typing import Any, Final
 from knafka.core.contract import Ingress, Receiver, Sink
 from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka.ports.log import TopicDescription
-from knafka_operator.decide import desired, receivers, routes, services
+from knafka_operator.decide import desired, receiver_services, receivers, routes, services
 from knafka_operator.decide.authentication import (
     NO_AUTHENTICATION,
     Authentication,
@@ -227,14 +227,14 @@ def decide(seen: ObservedChannel, settings: Settings) -> ChannelDecision:
     if topic is None or found is None:
         return decision()
 
-    receiver = services.channels_receiver_name(_secret_name(connection))
+    receiver = receiver_services.channels_receiver_name(_secret_name(connection))
     service, whose = Identity(settings.namespace, receiver), receiver_contract(connection, settings)
     contract = receivers.contract_topic(whose, connection.defaults)
     direct = False
     with conditions.step(DATA_PLANE_AVAILABLE):
         direct = is_direct_channel(channel, settings)
         if seen.revision is None:
-            manifest = services.channels_receiver_service(
+            manifest = receiver_services.channels_receiver_service(
                 whose, connection.secret, settings, oidc=senders.is_on, event_types=seen.event_types
             )
             needed.run_first(ApplyReceiver(service, contract, manifest))
@@ -313,7 +313,7 @@ def _receivers_with_current(
     annotations: Mapping[str, str], connection: ChannelConnection
 ) -> tuple[str, ...]:
     """The receivers in the status, and the one that serves the channel now."""
-    name = services.channels_receiver_name(_secret_name(connection))
+    name = receiver_services.channels_receiver_name(_secret_name(connection))
     return tuple(dict.fromkeys((*receivers_of(annotations), name)))
 
 

@@ -17,7 +17,7 @@ from typing import Final
 
 from knafka.core import names
 from knafka.core.errors import InvalidDocument
-from knafka_operator.decide import services
+from knafka_operator.decide import receiver_services, services
 from knafka_operator.decide.receiver_scaling import min_receiver_pods
 from knafka_operator.decide.services import MIN_SCALE
 from knafka_operator.model.resources import KNAFKA_PREFIX, Resource, annotation_path
@@ -68,7 +68,7 @@ def _declared_direct(resource: Resource) -> bool | None:
 
 def direct_service(broker: Resource) -> services.Manifest:
     """The Service that leads to the port of the receiver's pods."""
-    return services.receiver_pods_service(broker, _direct_service_name(broker), HTTP_PORT)
+    return receiver_services.receiver_pods_service(broker, _direct_service_name(broker), HTTP_PORT)
 
 
 def direct_url(broker: Resource, settings: Settings) -> str:
@@ -79,7 +79,7 @@ def direct_url(broker: Resource, settings: Settings) -> str:
 def channels_direct_service(receiver: str, settings: Settings) -> services.Manifest:
     """The Service that leads to the pods of `receiver`, which KafkaChannels share. It is never
     deleted, like that receiver."""
-    return services.channels_receiver_pods_service(
+    return receiver_services.channels_receiver_pods_service(
         receiver, _channels_direct_service_name(receiver), HTTP_PORT, settings
     )
 

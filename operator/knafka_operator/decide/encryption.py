@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, TypeAlias, cast, get_args
 
 from knafka.core import names
 from knafka.core.contract import Ingress
-from knafka_operator.decide import services
+from knafka_operator.decide import receiver_services
 from knafka_operator.decide.services import Manifest
 from knafka_operator.decide.status import TRANSPORT_ENCRYPTED, NotReady
 from knafka_operator.model.conditions import Condition, Severity, Status
@@ -132,6 +132,6 @@ def tls_host(broker: Resource, settings: Settings) -> str:
 
 def tls_service(broker: Resource) -> Manifest:
     """The Service that leads to the port of the TLS which the receiver's pods end themselves."""
-    return services.receiver_pods_service(
+    return receiver_services.receiver_pods_service(
         broker, tls_service_name(broker), {"name": "https", "port": 443, "targetPort": TLS_PORT}
     )

@@ -1,14 +1,15 @@
 """Services: the functions as Knative Services, from the contract's entries. Pure.
 
-    Broker, Receiver -> the receiver's Service
     Trigger, Egress  -> a dispatcher's Service, and one for its replays
     Broker, Shard    -> the Service of a dispatcher that many Triggers share
+    any function     -> `knative_service`: what all functions have in common
 
-An Egress goes into the environment as JSON, so that a change is a new Revision; of a contract in a
-topic the name does. A Secret is mounted as files. The owner is in the same namespace, so deletion
-needs nobody.
+An Egress is in the environment as JSON, so that a change makes a new Revision; of a contract in a
+topic only the topic's name is. A Secret is mounted as files. The owner is in the same namespace, so
+that Kubernetes deletes the Service with it.
 
-Not here: applying them, and deciding how many drains are held (`scaler`).
+Not here: receivers (`receiver_services`), applying Services (`reconcile.functions`), and how many
+drains are held (`scale.scaler`).
 """
 
 from __future__ import annotations
@@ -22,10 +23,9 @@ from typing import Any, Final
 from knafka.core import documents, names
 from knafka.core.addresses import LOCAL_ADDRESSES
 from knafka.core.caller_tokens import CALLERS, SCRAPERS, verifiers_of
-from knafka.core.contract import Delivery, Egress, Receiver, Shard
+from knafka.core.contract import Delivery, Egress, Shard
 from knafka.settings import (
     API_FOLDER,
-    EVENT_TYPES,
     LEAVING,
     LOG_FORMAT,
     OIDC_URL,
@@ -35,9 +35,9 @@ from knafka.settings import (
     TRUST_BUNDLES,
 )
 from knafka_operator.model.autoscaling import Autoscaling
-from knafka_operator.model.family import BROKERS, Family, family_of
+from knafka_operator.model.family import Family, family_of
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.resources import KNAFKA_PREFIX, SERVING, Broker, Resource, Trigger
+from knafka_operator.model.resources import SERVING, Broker, Resource, Trigger
 from knafka_operator.model.settings import Settings
 from knafka_operator.model.tracing import Owner
 
@@ -74,11 +74,6 @@ SHARD_VARIABLE: Final = "KNAFKA_SHARD"
 """Environment variable that tells a shared dispatcher its shard, as JSON."""
 RECEIVER_VARIABLE: Final = "KNAFKA_RECEIVER"
 """Environment variable that tells a receiver its Kafka and contract topic, as JSON."""
-CHANNELS_RECEIVER: Final = "kafka-channel-receiver"
-CHANNELS_OWNER: Final = "kafka-channels"
-"""Value of `OWNER_LABEL` on objects that belong to all KafkaChannels together."""
-DIRECT_LABEL: Final[Mapping[str, str]] = {f"{KNAFKA_PREFIX}direct": "true"}
-"""Label of receivers' pods that senders reach past Knative; NetworkPolicies select by it."""
 SHARD_PODS: Final = 2
 """Largest number of a shard's pods: the old and the new one during a roll. Only one drains, as one
 request is held."""
@@ -117,16 +112,10 @@ _API_CREDENTIALS: Final[Mapping[str, Any]] = {
 has one may read the issuer's keys (Kubernetes' role system:service-account-issuer-discovery), and
 this one is bound to nothing else by us. A dispatcher's is of an account that may ask for tokens of
 its Triggers' accounts (`service_accounts`)."""
-_OIDC_DIGEST_INPUT: Final[Mapping[str, str]] = {"oidc": "enabled"}
+OIDC_DIGEST_INPUT: Final[Mapping[str, str]] = {"oidc": "enabled"}
 """At once for every receiver and shard: without the keys it can take no event that wants a token,
 without the way to tokens send none to a destination that does."""
 
-_EVENT_TYPES_VARIABLE: Final[Mapping[bool, Mapping[str, str]]] = {
-    # Not in the contract: a receiver of an earlier release, which runs until its turn, knows no
-    # such field, and would serve nothing.
-    True: {EVENT_TYPES: "enabled"},
-    False: {},
-}
 
 TRUST_BUNDLE: Final = "knafka-trust-bundle"
 """Name of the ConfigMap with trusted certificates that dispatchers mount."""
@@ -148,33 +137,6 @@ LIVENESS_PROBE: Final[Mapping[str, Any]] = {
 KNATIVE_AUTOSCALING: Final = "autoscaling.knative.dev/"
 MAX_SCALE: Final = "autoscaling.knative.dev/max-scale"
 MIN_SCALE: Final = "autoscaling.knative.dev/min-scale"
-
-RECEIVER_SCALING: Final[Mapping[str, str]] = {
-    "min-scale": "0",
-    "max-scale": "10",
-    # By how many events arrive, and not by how many are under way: those are the more the slower a
-    # busy node is, and each pod that starts for them makes it slower.
-    "metric": "rps",
-    "target": "500",
-    # The activator is in the path of one pod or two, as with Knative's own target.
-    "target-burst-capacity": "1000",
-}
-
-
-_DIRECT_SCALING: Final[Mapping[str, str]] = {
-    **RECEIVER_SCALING,
-    "min-scale": "1",  # nothing starts a pod for who comes past Knative
-    # By the requests that a receiver holds for the events that it has counted, 50 a second each
-    # (`knafka.receiver.direct`): seven held ones are 350 events a second, as above.
-    "metric": "concurrency",
-    "target": "10",
-    # Not with the activator in the path of them.
-    "target-burst-capacity": "0",
-}
-
-
-def receiver_name(broker: Resource) -> str:
-    return names.child(broker.metadata.name, "-kn-receiver")
 
 
 def dispatcher_name(family: Family, trigger: Identity) -> str:
@@ -198,146 +160,6 @@ def shard_number(service: Mapping[str, Any]) -> int | None:
     """The shard number in the labels of a Service; None: it is no shard's."""
     text = (service["metadata"].get("labels") or {}).get(SHARD_NUMBER_LABEL, "")
     return int(text) if text.isdecimal() else None
-
-
-def receiver_service(
-    broker: Broker,
-    receiver: Receiver,
-    secret: tuple[str, str] | None,
-    settings: Settings,
-    *,
-    oidc: bool = False,
-    tls: str | None = None,
-    direct: bool = False,
-    event_types: bool = False,
-) -> Manifest:
-    """The Knative Service of a Broker's receiver.
-
-    `secret` is the mounted Secret's name and version. `oidc`: whether it verifies senders' tokens;
-    `tls`: the Secret with which it terminates TLS itself; `direct`: whether senders bypass
-    Knative's proxy; `event_types`: whether it reports new event types. The Broker's
-    `autoscaling.knative.dev/...` annotations are copied to it.
-    """
-    defaults = _DIRECT_SCALING if direct else RECEIVER_SCALING
-    scaling = {KNATIVE_AUTOSCALING + key: value for key, value in defaults.items()}
-    declared = {
-        key: value
-        for key, value in broker.metadata.annotations.items()
-        if key.startswith(KNATIVE_AUTOSCALING)
-    }
-    environment = {
-        "FUNCTION_TARGET": "receive",
-        RECEIVER_VARIABLE: compact_json(documents.dump(receiver)),
-        **_EVENT_TYPES_VARIABLE[event_types],
-    }
-    if direct:
-        environment[SERVICE_URL] = service_url(
-            receiver_name(broker), broker.metadata.namespace, settings
-        )
-    return knative_service(
-        receiver_name(broker),
-        owned_metadata(broker, BROKERS, settings),
-        labels={
-            ROLE_LABEL: RECEIVER_ROLE,
-            BROKER_LABEL: names.child(broker.metadata.name, ""),
-            **(DIRECT_LABEL if direct else {}),
-        },
-        annotations={**scaling, **declared},
-        declared={
-            **declared,
-            **(_OIDC_DIGEST_INPUT if oidc else {}),
-            **({} if tls is None else {"tls": tls}),
-            **({"direct": "true"} if direct else {}),
-        },
-        environment=environment,
-        secret=secret,
-        resources=settings.pods.receiver_resources,
-        settings=settings,
-        tracing=settings.tracing.of(owner_key(broker)),
-        oidc=oidc,
-        tls=tls,
-    )
-
-
-def receiver_pods_service(broker: Resource, name: str, port: Mapping[str, Any]) -> Manifest:
-    """A Kubernetes Service for a port of the pods of a Broker's receiver, past Knative."""
-    metadata = {
-        "namespace": broker.metadata.namespace,
-        "ownerReferences": [owner_reference(broker)],
-    }
-    return _pods_service(name, metadata, names.child(broker.metadata.name, ""), port)
-
-
-def channels_receiver_pods_service(
-    receiver: str, name: str, port: Mapping[str, Any], settings: Settings
-) -> Manifest:
-    """A Kubernetes Service for a port of the pods of the KafkaChannels' receiver `receiver`."""
-    return _pods_service(name, {"namespace": settings.namespace}, receiver, port)
-
-
-def _pods_service(
-    name: str, metadata: Mapping[str, Any], receiver: str, port: Mapping[str, Any]
-) -> Manifest:
-    """A Kubernetes Service for receiver pods whose `BROKER_LABEL` is `receiver`."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        # Not the role: what has that is a function.
-        "metadata": {
-            "name": name,
-            "labels": with_common_labels({BROKER_LABEL: receiver}),
-            **metadata,
-        },
-        "spec": {
-            "selector": {ROLE_LABEL: RECEIVER_ROLE, BROKER_LABEL: receiver},
-            "ports": [{"protocol": "TCP", **port}],
-        },
-    }
-
-
-def channels_receiver_name(secret: str | None) -> str:
-    """The name of the receiver of all KafkaChannels with this Secret (CHN-11)."""
-    return CHANNELS_RECEIVER if secret is None else names.child(secret, f"-{CHANNELS_RECEIVER}")
-
-
-def channels_receiver_service(
-    receiver: Receiver,
-    secret: tuple[str, str] | None,
-    settings: Settings,
-    *,
-    oidc: bool = False,
-    event_types: bool = False,
-) -> Manifest:
-    """The Knative Service of the receiver that KafkaChannels share (CHN-23); it is never deleted.
-    `oidc` and `event_types` as in `receiver_service`. The installation's setting says whether
-    senders bypass Knative's proxy."""
-    metadata = {"namespace": settings.namespace, "labels": {OWNER_LABEL: CHANNELS_OWNER}}
-    name = channels_receiver_name(None if secret is None else secret[0])
-    direct = settings.direct
-    scaling = _DIRECT_SCALING if direct else RECEIVER_SCALING
-    environment = {
-        "FUNCTION_TARGET": "receive",
-        RECEIVER_VARIABLE: compact_json(documents.dump(receiver)),
-        **_EVENT_TYPES_VARIABLE[event_types],
-    }
-    if direct:
-        environment[SERVICE_URL] = service_url(name, settings.namespace, settings)
-    return knative_service(
-        name,
-        metadata,
-        labels={ROLE_LABEL: RECEIVER_ROLE, BROKER_LABEL: name, **(DIRECT_LABEL if direct else {})},
-        annotations={KNATIVE_AUTOSCALING + key: value for key, value in scaling.items()},
-        declared={
-            **(_OIDC_DIGEST_INPUT if oidc else {}),
-            **({"direct": "true"} if direct else {}),
-        },
-        environment=environment,
-        secret=secret,
-        resources=settings.pods.receiver_resources,
-        settings=settings,
-        tracing=settings.tracing.desired,  # it is one for all channels
-        oidc=oidc,
-    )
 
 
 def dispatcher_service(
@@ -432,7 +254,7 @@ def shard_service(
             SHARD_NUMBER_LABEL: str(number),
         },
         annotations=one_pod_per_drain(0, SHARD_PODS, settings),
-        declared={} if account is None else _OIDC_DIGEST_INPUT,
+        declared={} if account is None else OIDC_DIGEST_INPUT,
         environment={
             "FUNCTION_TARGET": "dispatch",
             SHARD_VARIABLE: compact_json(documents.dump(shard)),

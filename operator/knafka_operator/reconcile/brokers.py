@@ -22,7 +22,7 @@ from knafka.core.contract import Kafka
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument, KnafkaError, LogError
 from knafka_operator.decide import broker as deciding
-from knafka_operator.decide import credentials, desired, receivers, services
+from knafka_operator.decide import credentials, desired, receiver_services, receivers, services
 from knafka_operator.decide import status as statuses
 from knafka_operator.decide.broker import (
     RECEIVER_CONTRACT,
@@ -124,7 +124,7 @@ class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
         record.state = None  # a Trigger that is just being reconciled would begin to drain again
         await self.remember_kafka(document)
         await self.neighbours.stop_triggers(identity)
-        await delete_service(self.cluster, services.receiver_name(broker), broker)
+        await delete_service(self.cluster, receiver_services.receiver_name(broker), broker)
         await self.shards.delete(broker)
         kafka = await self._kafka_of(broker)
         if (entry := broker.status.annotations.get(RECEIVER_CONTRACT)) is not None:
@@ -147,7 +147,7 @@ class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
         broker = parse(Broker, document)
         metadata, annotations = broker.metadata, broker.status.annotations
         # No event may be accepted into a topic that is about to go (KN-BRK-22).
-        await delete_service(self.cluster, services.receiver_name(broker), broker)
+        await delete_service(self.cluster, receiver_services.receiver_name(broker), broker)
         record = self.states.ensure_broker(document)
         await self.shards.delete(broker)
         if (entry := annotations.get(RECEIVER_CONTRACT)) is not None:
@@ -434,12 +434,12 @@ class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
         """Delete a Broker's receiver, so that no event is accepted; raises `ClusterError`."""
         broker = resource_of(document)
         record.stopped, record.state = why, None
-        await delete_service(self.cluster, services.receiver_name(broker), broker)
+        await delete_service(self.cluster, receiver_services.receiver_name(broker), broker)
 
 
 def _receiver_identity(broker: Resource) -> Identity:
     """Namespace and name of the Knative Service of a Broker's receiver."""
-    return Identity(broker.metadata.namespace, services.receiver_name(broker))
+    return Identity(broker.metadata.namespace, receiver_services.receiver_name(broker))
 
 
 def _update_state(

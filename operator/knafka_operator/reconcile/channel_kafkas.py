@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from knafka.core.contract import Kafka
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument, KnafkaError
-from knafka_operator.decide import credentials, desired, kafka_settings, services
+from knafka_operator.decide import credentials, desired, kafka_settings, receiver_services, services
 from knafka_operator.decide.channel import ChannelConnection, receivers_of
 from knafka_operator.decide.credentials import KAFKA_SECRET
 from knafka_operator.decide.desired import Defaults
@@ -101,7 +101,7 @@ class ChannelKafkas:
         such receiver. Raises `NotReady` and `InvalidDocument`."""
         namespace = self.settings.namespace
         service = await self.cluster.get(SERVING, "Service", namespace, name)
-        if service is None or services.CHANNELS_OWNER not in services.owner_uids(service):
+        if service is None or receiver_services.CHANNELS_OWNER not in services.owner_uids(service):
             return None
         receiver, mounted = read_receiver(service["spec"]["template"])
         values = None

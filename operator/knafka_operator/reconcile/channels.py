@@ -19,7 +19,7 @@ from knafka.core import names
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument, KnafkaError, LogError
 from knafka_operator.decide import channel as deciding
-from knafka_operator.decide import desired, routes, services
+from knafka_operator.decide import desired, receiver_services, routes, services
 from knafka_operator.decide import status as statuses
 from knafka_operator.decide.broker import ObservedTopic
 from knafka_operator.decide.channel import (
@@ -316,7 +316,7 @@ class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
 
 def _receiver_name(connection: ChannelConnection) -> str:
     """The name of the receiver's Knative Service for channels with this connection."""
-    return services.channels_receiver_name(connection.secret and connection.secret[0])
+    return receiver_services.channels_receiver_name(connection.secret and connection.secret[0])
 
 
 def _update_state(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from knafka_operator.decide import services
+from knafka_operator.decide import receiver_services
 from knafka_operator.decide.encryption import (
     TLS_SECRET,
     Https,
@@ -23,7 +23,7 @@ async def observe_https(
     `ClusterError`."""
     namespace = broker.metadata.namespace
     if (name := broker.metadata.annotations.get(TLS_SECRET)) is None:
-        return await observe_https_of(cluster, namespace, services.receiver_name(broker))
+        return await observe_https_of(cluster, namespace, receiver_services.receiver_name(broker))
     # Here, as few name one.
     from knafka_operator.decide.certificates import https_of_secret
 

@@ -23,7 +23,7 @@ from typing import Final
 import aiohttp
 
 from knafka_operator.decide import event_types as deciding
-from knafka_operator.decide import services
+from knafka_operator.decide import receiver_services, services
 from knafka_operator.decide.event_types import EVENT_TYPE, EVENT_TYPE_VERSION, ReportedType
 from knafka_operator.model.cluster import Cluster, ClusterError, Document, Rejected
 from knafka_operator.model.identity import Identity
@@ -116,7 +116,7 @@ class EventTypes:
             return None
         if self.states.family.centralized:
             return owner
-        mine = Identity(owner.namespace, services.receiver_name(record.state.broker))
+        mine = Identity(owner.namespace, receiver_services.receiver_name(record.state.broker))
         return owner if mine == service else None
 
     async def _create_types(self, new: Mapping[Identity, Mapping[ReportedType, None]]) -> None:

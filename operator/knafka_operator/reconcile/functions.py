@@ -17,8 +17,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from knafka_operator.decide import receiver_services, services, status
 from knafka_operator.decide import rolls as deciding
-from knafka_operator.decide import services, status
 from knafka_operator.decide.rolls import ROLL_TIMEOUT
 from knafka_operator.decide.status import ConditionSet, NotReady
 from knafka_operator.model.cluster import Cluster, ClusterError, NotAllowed, Rejected
@@ -175,7 +175,7 @@ async def apply_service(
     manifest = deciding.with_template_digest(manifest)
     metadata = manifest["metadata"]
     there = await cluster.get(SERVING, "Service", metadata["namespace"], metadata["name"])
-    uid = services.CHANNELS_OWNER if owner is None else owner.metadata.uid
+    uid = receiver_services.CHANNELS_OWNER if owner is None else owner.metadata.uid
     if there is not None and uid not in services.owner_uids(there):
         of = "all KafkaChannels" if owner is None else f"this {owner.kind}"
         raise NotReady(

@@ -11,7 +11,7 @@ from typing import Final
 from knafka.core import documents, names
 from knafka.core.contract import Ingress
 from knafka.settings import INGRESSES
-from knafka_operator.decide import services
+from knafka_operator.decide import receiver_services, services
 from knafka_operator.decide.services import KNATIVE_AUTOSCALING, Manifest
 from knafka_operator.decide.status import NotReady
 from knafka_operator.model.family import BROKERS
@@ -55,7 +55,9 @@ def sink_receiver_service(
         for key, value in sink.metadata.annotations.items()
         if key.startswith(KNATIVE_AUTOSCALING)
     }
-    scaling = {KNATIVE_AUTOSCALING + key: each for key, each in services.RECEIVER_SCALING.items()}
+    scaling = {
+        KNATIVE_AUTOSCALING + key: each for key, each in receiver_services.RECEIVER_SCALING.items()
+    }
     return services.knative_service(
         sink_receiver_name(sink),
         services.owned_metadata(sink, BROKERS, settings),
