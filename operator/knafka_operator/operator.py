@@ -215,6 +215,7 @@ class Operator:
         probe: Callable[[str], Awaitable[None]],
         wake: Callable[[str], Awaitable[None]],
     ) -> KafkaSources:
+        """Create the reconciler of KafkaSources, with states of its own."""
         settings, enqueue, cluster = self.settings, self.queue.enqueue, self.cluster
         states = States(SOURCES, self.states.rolls, settings.naming)
         states.urls, states.policies = self.states.urls, self.states.policies
@@ -222,9 +223,14 @@ class Operator:
         parts = states, shards, self.effects.receivers, self.trust_bundles
         effects = Effects(cluster, *parts, probe, wake)
         observer = TriggerObserver(settings, cluster, lambda broker: True, shards, states)
-        of = states, observer, DeadLetterMonitor(states, enqueue), effects, _now, enqueue
-        topics = SourceObserver(settings, cluster, self._kafkas, states, self._has_topic)
-        return KafkaSources(settings, cluster, self.brokers, shards, *of, source_observer=topics)
+        dead_letters = DeadLetterMonitor(states, enqueue)
+        return KafkaSources(
+            *(settings, cluster, self.brokers, shards, states, observer, dead_letters),
+            *(effects, _now, enqueue),
+            source_observer=SourceObserver(
+                settings, cluster, self._kafkas, states, self._has_topic
+            ),
+        )
 
     def _source_tasks(self, sources: KafkaSources) -> list[Coroutine[Any, Any, None]]:
         """Periodic tasks for KafkaSources."""
@@ -256,9 +262,11 @@ class Operator:
         for each in triggers:
             if (broker := broker_of(each)) in wanted:
                 wanted[broker].append(each)
-        sharing = {who: each for who, each in ours.items() if has_contract(each)}
+        sharing = {identity: each for identity, each in ours.items() if has_contract(each)}
         resuming = Resuming(self.cluster, self._kafkas, self._shards, self.settings)
-        apart = [each for who, some in wanted.items() if who not in sharing for each in some]
+        apart = [
+            each for identity, some in wanted.items() if identity not in sharing for each in some
+        ]
         for trigger, watched in await resuming.delivered_by_services(apart, found):
             await self.triggers.resume(trigger, watched)
         if sharing:

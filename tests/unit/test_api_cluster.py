@@ -23,9 +23,9 @@ from knafka_operator.model.resources import (
     Destination,
     TriggerSpec,
 )
-from knafka_operator.runtime import kinds
+from knafka_operator.runtime import rest_mapper
 from knafka_operator.runtime.cluster import MAX_REQUESTS_PER_NAMESPACE, THREADS, ApiCluster
-from knafka_operator.runtime.kinds import RestMapper
+from knafka_operator.runtime.rest_mapper import RestMapper
 
 Served = tuple[ApiServer, kubernetes.client.ApiClient]
 
@@ -146,7 +146,7 @@ async def test_a_kind_that_comes_later_is_found_within_seconds(
     assert found.find("apps/v1", "Deployment", 1) is None
     assert found.find(SERVING, "Domain", 1) is None
     assert len(server.asked) == asked
-    now = kinds.UNKNOWN_KEPT
+    now = rest_mapper.UNKNOWN_KEPT
     assert found.find("apps/v1", "Deployment", 1).name == "deployments"
     assert found.find(SERVING, "Domain", 1).name == "domains"
 

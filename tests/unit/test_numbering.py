@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from knafka.core.numbering import STRIDE, Numbering, partition_of
 from knafka.ports.log import Lag
-from knafka_operator.scale.looks import merged_lags
+from knafka_operator.scale.lag_checks import merged_lags
 
 TOPICS = ("a", "b", "c")
 

@@ -55,7 +55,7 @@ async def test_a_broker_that_is_deleted_ends_the_drains_of_its_sensors(
     await world.inner.delete_broker("shop")
     assert world.inner.drains.held[ID] == 0
     assert world.inner.operator.sensors is not None
-    assert world.inner.operator.sensors.scaled() == {}
+    assert world.inner.operator.sensors.scaled_sensors() == {}
 
 
 async def test_a_paused_sensor_has_no_function_and_its_events_wait(world: SensorsWorld) -> None:

@@ -121,13 +121,13 @@ class ObservedArchive(Observed, Generic[K]):
         return next(iter(self.failed.values()), None)
 
     def after(self, effect: Effect, result: Any) -> ObservedArchive[K]:
-        seen = super().after(effect, result)
+        observed = super().after(effect, result)
         match effect:
             case WriteStatus(patch=news):
-                return replace(seen, status={**seen.status, **news})
+                return replace(observed, status={**observed.status, **news})
             case Apply(Step.APPLY_ACCOUNT):
-                return replace(seen, account_applied=True)
-        return seen
+                return replace(observed, account_applied=True)
+        return observed
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,68 +140,68 @@ class ArchiveDecision:
     """Seconds until it is looked at again, should nothing change."""
 
 
-def decide(seen: ObservedArchive[K], settings: Settings, now: datetime) -> ArchiveDecision:
+def decide(observed: ObservedArchive[K], settings: Settings, now: datetime) -> ArchiveDecision:
     """Decide an archive's status and effects, which are in the order of `ARCHIVE_ORDER`."""
-    conditions, before = ConditionSet(ARCHIVE_CONDITIONS), seen.status
+    conditions, before = ConditionSet(ARCHIVE_CONDITIONS), observed.status
     status: dict[str, Any] = {
-        "observedGeneration": seen.document["metadata"].get("generation", 0),
-        "run": max([before.get("run", 0), *map(run_number, seen.jobs)]),
+        "observedGeneration": observed.document["metadata"].get("generation", 0),
+        "run": max([before.get("run", 0), *map(run_number, observed.jobs)]),
         "failures": before.get("failures", 0),
     }
 
     def decided(*effects: Effect, phase: str, again: float = RECHECK_SECONDS) -> ArchiveDecision:
-        running = next((object_name(each) for each in seen.jobs if not job_outcome(each)), "")
+        running = next((object_name(each) for each in observed.jobs if not job_outcome(each)), "")
         status.update(phase=phase, job=running)
-        some = () if seen.failure is not None else effects
+        some = () if observed.failure is not None else effects
         return ArchiveDecision(some, conditions, status, again)
 
-    archive = seen.archive
+    archive = observed.archive
     if isinstance(archive, InvalidDocument):
         conditions.fail(STORAGE_READY, archive)
     else:
         with conditions.step(BROKER_READY):
-            if not seen.broker_is_ours:
+            if not observed.broker_is_ours:
                 message = f'Broker "{archive.spec.broker}" is another implementation\'s'
                 raise NotReady("BrokerNotOurs", message)
-            if seen.broker is None:  # whether it is Ready says nothing about its dead letters
-                check_broker(BROKERS, archive.spec.broker, None, None, seen.stored_broker)
+            if observed.broker is None:  # whether it is Ready says nothing about its dead letters
+                check_broker(BROKERS, archive.spec.broker, None, None, observed.stored_broker)
         with conditions.step(STORAGE_READY):
-            if seen.storage is not None:
-                raise seen.storage
+            if observed.storage is not None:
+                raise observed.storage
         with conditions.step(TOPICS_READ):
-            if isinstance(seen.waiting, KnafkaError):
-                raise seen.waiting
-            if seen.waiting is None:
+            if isinstance(observed.waiting, KnafkaError):
+                raise observed.waiting
+            if observed.waiting is None:
                 raise NotReady("Waiting", "what waits isn't known yet", transient=True)
-            status |= _waiting_status(seen.waiting, before, now)
-    _set_succeeded_condition(conditions, seen)
+            status |= _waiting_status(observed.waiting, before, now)
+    _set_succeeded_condition(conditions, observed)
 
     # Finish Jobs that exist, whatever else is wrong.
-    for each in seen.jobs:
+    for each in observed.jobs:
         name, going = object_name(each), "deletionTimestamp" in each["metadata"]
         if not (ended := job_outcome(each)):
-            ending = (_delete_job(each),) if name in seen.unwanted and not going else ()
+            ending = (_delete_job(each),) if name in observed.unwanted and not going else ()
             return decided(*ending, phase="Running", again=JOB_RECHECK_SECONDS)
         if not is_recorded(each, before):
-            generation = seen.document["metadata"].get("generation", 0)
-            news = run_status_patch(each, ended, seen.pods.get(name), before, generation, now)
+            generation = observed.document["metadata"].get("generation", 0)
+            news = run_status_patch(each, ended, observed.pods.get(name), before, generation, now)
             return decided(
                 WriteStatus(Step.RECORD_RUN, news), phase="Ending", again=JOB_RECHECK_SECONDS
             )
-        effects = () if going or name in seen.unrecorded else (_delete_job(each),)
+        effects = () if going or name in observed.unrecorded else (_delete_job(each),)
         return decided(*effects, phase="Ending", again=JOB_RECHECK_SECONDS)
 
     idle = "Failing" if status["failures"] else "Idle"
-    mine = lease_holder(seen.document)
-    held = seen.lease is not None and seen.lease["spec"].get("holderIdentity") == mine
-    releasing = (_release_lease(seen.lease, settings),) if held and seen.lease else ()
+    mine = lease_holder(observed.document)
+    held = observed.lease is not None and observed.lease["spec"].get("holderIdentity") == mine
+    releasing = (_release_lease(observed.lease, settings),) if held and observed.lease else ()
     if isinstance(archive, InvalidDocument) or not conditions.holds(
         BROKER_READY, STORAGE_READY, TOPICS_READ
     ):
         return decided(*releasing, phase=idle)
-    assert seen.broker is not None
+    assert observed.broker is not None
     wanted, report, again = _due_run(archive, {**before, **status}, now)
-    operation, again = seen.next_operation, min(again, seen.operations_again)
+    operation, again = observed.next_operation, min(again, observed.operations_again)
     if operation is not None and wanted and not _last_run_was_own(before):
         operation = None
     if not wanted and operation is None:
@@ -209,30 +209,30 @@ def decide(seen: ObservedArchive[K], settings: Settings, now: datetime) -> Archi
 
     of = manifests.storage_root(archive.metadata.namespace, archive.spec.storage)
     taking = manifests.lease_manifest(of, mine, now, settings)
-    if seen.lease is None:
+    if observed.lease is None:
         return decided(Create(Step.TAKE_LEASE, taking), phase="Queued", again=JOB_RECHECK_SECONDS)
     if not held:
-        if not seen.holder_is_gone:
+        if not observed.holder_is_gone:
             return decided(phase="Queued", again=JOB_RECHECK_SECONDS)
-        version = seen.lease["metadata"].get("resourceVersion")
+        version = observed.lease["metadata"].get("resourceVersion")
         taking = {**taking, "metadata": {**taking["metadata"], "resourceVersion": version}}
         return decided(
             Apply(Step.REPLACE_LEASE, (taking,)), phase="Queued", again=JOB_RECHECK_SECONDS
         )
-    if archive.spec.executors and not seen.account_applied:
+    if archive.spec.executors and not observed.account_applied:
         applying = Apply(Step.APPLY_ACCOUNT, manifests.account_manifests(archive), ACCOUNT_REFUSAL)
         return decided(applying, phase="Queued", again=JOB_RECHECK_SECONDS)
-    servers = seen.broker.defaults.kafka.bootstrap_servers
-    secret, run = seen.broker.secret, status["run"] + 1
+    servers = observed.broker.defaults.kafka.bootstrap_servers
+    secret, run = observed.broker.secret, status["run"] + 1
     job = manifests.job_manifest(
         archive,
         run,
-        seen.group,
+        observed.group,
         servers,
         secret,
         settings,
         report=report,
-        address=seen.address,
+        address=observed.address,
         operation=operation,
     )
     creating = Create(Step.CREATE_JOB, job, JOB_REFUSAL, ARCHIVE_LABEL)
@@ -323,17 +323,17 @@ def lease_holder(document: Mapping[str, Any]) -> str:
     return f"{metadata['namespace']}/{metadata['name']}/{metadata.get('uid', '')}"
 
 
-def _set_succeeded_condition(conditions: ConditionSet, seen: ObservedArchive[K]) -> None:
-    last = seen.status.get("lastRun") or {}
+def _set_succeeded_condition(conditions: ConditionSet, observed: ObservedArchive[K]) -> None:
+    last = observed.status.get("lastRun") or {}
     with conditions.step(SUCCEEDED):
-        if seen.failure is not None:
-            raise seen.failure
-        for each in seen.jobs:
-            pod = seen.pods.get(object_name(each))
+        if observed.failure is not None:
+            raise observed.failure
+        for each in observed.jobs:
+            pod = observed.pods.get(object_name(each))
             if not job_outcome(each) and pod is not None and (why := start_problem(pod)):
                 message = f"Job {object_name(each)} doesn't start: {why:.500}"
                 raise NotReady("JobNotStarted", message)
-        if seen.status.get("failures", 0):
-            times = seen.status["failures"]
+        if observed.status.get("failures", 0):
+            times = observed.status["failures"]
             message = f"Job {last.get('job')} failed ({times} in a row): {last.get('message', '')}"
             raise NotReady("JobFailed", message)

@@ -158,23 +158,23 @@ class ObservedBroker(Observed):
     """The receiver's Revision that has answered a probe."""
 
     def after(self, effect: Effect, result: Any) -> ObservedBroker:
-        seen = super().after(effect, result)
+        observed = super().after(effect, result)
         match effect:
             case Apply(Step.PROJECT_SECRET):
-                return replace(seen, projected=True)
-            case CreateTopic() if isinstance(seen.topic, ObservedTopic):
-                return replace(seen, topic=replace(seen.topic, existing=result))
+                return replace(observed, projected=True)
+            case CreateTopic() if isinstance(observed.topic, ObservedTopic):
+                return replace(observed, topic=replace(observed.topic, existing=result))
             case WriteIngress(ingress=ingress):
-                return replace(seen, ingress=ingress, accepted=False)
+                return replace(observed, ingress=ingress, accepted=False)
             case AwaitReceivers():
-                return replace(seen, accepted=True)
+                return replace(observed, accepted=True)
             case Apply(Step.APPLY_TLS_SERVICE):
-                return replace(seen, tls_served=True)
+                return replace(observed, tls_served=True)
             case Apply(Step.APPLY_DIRECT_SERVICE):
-                return replace(seen, direct_served=True)
+                return replace(observed, direct_served=True)
             case Probe(answers_for=revision):
-                return replace(seen, probed=revision)
-        return seen
+                return replace(observed, probed=revision)
+        return observed
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,20 +189,20 @@ class BrokerDecision:
     """The Broker's topic; None: it has none yet."""
 
 
-def decide(seen: ObservedBroker, settings: Settings) -> BrokerDecision:
+def decide(observed: ObservedBroker, settings: Settings) -> BrokerDecision:
     """Decide a Broker's conditions, status and next effects, which keep `BROKER_ORDER`."""
-    before = seen.document.get("status") or {}
-    conditions, needed = ConditionSet(BROKER_CONDITIONS), Needed(seen.failed)
-    annotations = seen.annotations
+    before = observed.document.get("status") or {}
+    conditions, needed = ConditionSet(BROKER_CONDITIONS), Needed(observed.failed)
+    annotations = observed.annotations
     status: dict[str, Any] = {
-        "observedGeneration": seen.document["metadata"].get("generation", 0),
+        "observedGeneration": observed.document["metadata"].get("generation", 0),
         "annotations": annotations,
         # KN-BRK-01: once there is a receiver, it receives; while replaced, the old one does.
         "address": before.get("address"),
         "deadLetterSinkUri": None,
         "deadLetterSinkCACerts": None,
     }
-    if seen.stopped:
+    if observed.stopped:
         status["address"] = None
         annotations.pop(PROBED, None)
 
@@ -219,28 +219,28 @@ def decide(seen: ObservedBroker, settings: Settings) -> BrokerDecision:
     senders: Authentication | None = None
     encryption: Encryption | None = None
     with conditions.step(CONFIG_PARSED):
-        broker = value_or_raise(seen.broker)
-        connection = value_or_raise(seen.connection)
-        senders = value_or_raise(seen.authentication)
-        encryption = value_or_raise(seen.encryption)
+        broker = value_or_raise(observed.broker)
+        connection = value_or_raise(observed.connection)
+        senders = value_or_raise(observed.authentication)
+        encryption = value_or_raise(observed.encryption)
     if broker is not None:
         with conditions.step(DEAD_LETTER_SINK_RESOLVED):
             if broker.spec.delivery.dead_letter_sink is None:
                 conditions.set(no_dead_letter_sink_condition())
-            elif (sink := value_or_raise(seen.dead_letter_sink)) is not None:
+            elif (sink := value_or_raise(observed.dead_letter_sink)) is not None:
                 status["deadLetterSinkUri"] = sink.url  # KN-BRK-03
                 status["deadLetterSinkCACerts"] = sink.ca_certs
-    if seen.refused is not None:
+    if observed.refused is not None:
         with conditions.step(TOPIC_READY):
-            raise TopicRefused("ExternalTopicNotAllowed", seen.refused)
+            raise TopicRefused("ExternalTopicNotAllowed", observed.refused)
     if broker is None or connection is None or senders is None or encryption is None:
         return decision()
     mount = connection.mount
-    if mount is not None and mount.projected is not None and not seen.projected:
+    if mount is not None and mount.projected is not None and not observed.projected:
         with conditions.step(CONFIG_PARSED):
             needed.run_first(Apply(Step.PROJECT_SECRET, (mount.projected,)))
         return decision()
-    if seen.refused is not None:
+    if observed.refused is not None:
         return decision()
 
     receiver = receiver_contract(broker, connection, settings)
@@ -248,7 +248,7 @@ def decide(seen: ObservedBroker, settings: Settings) -> BrokerDecision:
     topic: ObservedTopic | None = None
     found: TopicDescription | None = None
     with conditions.step(TOPIC_READY):
-        topic = value_or_raise(seen.topic)
+        topic = value_or_raise(observed.topic)
         assert topic is not None
         trusts = settings.trusts_statuses
         if making := topic.effects(annotations, settings.maxima, recorded, may_be_used=trusts):
@@ -266,7 +266,7 @@ def decide(seen: ObservedBroker, settings: Settings) -> BrokerDecision:
     with conditions.step(CONTRACT_UPDATED):
         if annotations.get(RECEIVER_CONTRACT) != receiver.contract_topic:
             needed.run_first(Annotate(Step.RECORD_CONTRACT, recorded))
-        if seen.ingress != ingress:
+        if observed.ingress != ingress:
             contract = receivers.contract_topic(receiver, connection.defaults)
             needed.run_first(WriteIngress(service, contract, ingress.path, ingress))
     if not conditions.holds(CONTRACT_UPDATED):
@@ -274,7 +274,7 @@ def decide(seen: ObservedBroker, settings: Settings) -> BrokerDecision:
     direct = False
     with conditions.step(DATA_PLANE_AVAILABLE):
         direct = is_direct(broker, settings)
-        if seen.revision is None:
+        if observed.revision is None:
             check_receiver_scaling(broker.metadata.annotations, settings.maxima)
             secret = None if mount is None else (mount.name, mount.version)
             # Also of a Secret that can't be used now: what is shown goes on until it can.
@@ -287,32 +287,32 @@ def decide(seen: ObservedBroker, settings: Settings) -> BrokerDecision:
                 oidc=senders.is_on,
                 tls=tls,
                 direct=direct,
-                event_types=seen.event_types,
+                event_types=observed.event_types,
             )
             needed.run_first(ApplyService(Step.APPLY_RECEIVER, manifest))
-    if seen.revision is None:
+    if observed.revision is None:
         return decision(topic)
     with conditions.step(CONTRACT_UPDATED):
-        if not seen.accepted:
+        if not observed.accepted:
             needed.run_first(AwaitReceivers(service, receiver.contract_topic, ingress.path))
         annotations[receivers.ACCEPTED] = receivers.entry_digest(receiver.contract_topic, ingress)
     url = services.service_url(service.name, service.namespace, settings) + ingress.path
-    https = seen.https
-    if isinstance(https, Https) and https.secret is not None and not seen.tls_served:
+    https = observed.https
+    if isinstance(https, Https) and https.secret is not None and not observed.tls_served:
         try:
             needed.run_first(Apply(Step.APPLY_TLS_SERVICE, (tls_service(broker),), TLS_REFUSAL))
         except NotReady as error:
             https = error
     if isinstance(https, NotReady):
         unaddressed = https
-    answered = seen.revision in (annotations.get(PROBED), seen.probed)
+    answered = observed.revision in (annotations.get(PROBED), observed.probed)
     probed = url
     if direct:
         with conditions.step(DATA_PLANE_AVAILABLE):
-            if not seen.direct_served:
+            if not observed.direct_served:
                 manifest = direct_service(broker)
                 needed.run_first(Apply(Step.APPLY_DIRECT_SERVICE, (manifest,), DIRECT_REFUSAL))
-        if not seen.direct_served:
+        if not observed.direct_served:
             return decision(topic)
         probed = direct_url(broker, settings) + ingress.path
         # Once it has answered, and on from then while the receiver is replaced.
@@ -328,8 +328,8 @@ def decide(seen: ObservedBroker, settings: Settings) -> BrokerDecision:
         conditions.set(policies)
     with conditions.step(PROBE_SUCCEEDED):
         if not answered:
-            needed.run_first(Probe(probed, seen.revision))
-        annotations[PROBED] = seen.revision
+            needed.run_first(Probe(probed, observed.revision))
+        annotations[PROBED] = observed.revision
     return decision(topic)
 
 

@@ -133,23 +133,23 @@ class ObservedChannel(Observed):
     """Who reconciles Subscriptions."""
 
     def after(self, effect: Effect, result: Any) -> ObservedChannel:
-        seen = super().after(effect, result)
+        observed = super().after(effect, result)
         match effect:
-            case CreateTopic() if isinstance(seen.topic, ObservedTopic):
-                return replace(seen, topic=replace(seen.topic, existing=result))
+            case CreateTopic() if isinstance(observed.topic, ObservedTopic):
+                return replace(observed, topic=replace(observed.topic, existing=result))
             case WriteIngress(ingress=ingress):
-                return replace(seen, ingress=ingress, accepted=False)
+                return replace(observed, ingress=ingress, accepted=False)
             case AwaitReceivers():
-                return replace(seen, accepted=True)
+                return replace(observed, accepted=True)
             case Apply(Step.APPLY_ROUTE, (*_, service)):
-                return replace(seen, routed=service["spec"]["externalName"])
+                return replace(observed, routed=service["spec"]["externalName"])
             case Apply(Step.APPLY_DIRECT_SERVICE):
-                return replace(seen, direct_served=True)
+                return replace(observed, direct_served=True)
             case Probe(answers_for=url):
-                return replace(seen, probed=url)
+                return replace(observed, probed=url)
             case LeaveReceivers(stays=stays):
-                return seen.with_annotations({RECEIVERS: stays})
-        return seen
+                return observed.with_annotations({RECEIVERS: stays})
+        return observed
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,20 +163,20 @@ class ChannelDecision:
     topic: ObservedTopic | None
 
 
-def decide(seen: ObservedChannel, settings: Settings) -> ChannelDecision:
+def decide(observed: ObservedChannel, settings: Settings) -> ChannelDecision:
     """Decide a KafkaChannel's conditions, status and next effects, which keep `CHANNEL_ORDER`."""
-    before = seen.document.get("status") or {}
-    conditions, needed = ConditionSet(CHANNEL_CONDITIONS), Needed(seen.failed)
-    if (handled := _subscriptions_handled_condition(seen.handling)) is not None:
+    before = observed.document.get("status") or {}
+    conditions, needed = ConditionSet(CHANNEL_CONDITIONS), Needed(observed.failed)
+    if (handled := _subscriptions_handled_condition(observed.handling)) is not None:
         conditions.set(handled)
-    annotations = seen.annotations
+    annotations = observed.annotations
     status: dict[str, Any] = {
-        "observedGeneration": seen.document["metadata"].get("generation", 0),
+        "observedGeneration": observed.document["metadata"].get("generation", 0),
         "annotations": annotations,
         "address": before.get("address"),
         "deadLetterSinkUri": None,
         "deadLetterSinkCACerts": None,
-        "subscribers": list(seen.subscribers),
+        "subscribers": list(observed.subscribers),
     }
 
     unaddressed = NotReady("NoAddress", "it has no address yet", transient=True)
@@ -192,21 +192,21 @@ def decide(seen: ObservedChannel, settings: Settings) -> ChannelDecision:
     senders: Authentication | None = None
     encryption: Encryption | None = None
     with conditions.step(CONFIG_PARSED):
-        channel = value_or_raise(seen.channel)
-        if seen.rival is not None:
+        channel = value_or_raise(observed.channel)
+        if observed.rival is not None:
             connection = None
-            raise NotReady("OtherImplementation", _rival_message(seen.rival))
-        connection = value_or_raise(seen.connection)
-        senders = value_or_raise(seen.authentication)
-        encryption = value_or_raise(seen.encryption)
+            raise NotReady("OtherImplementation", _rival_message(observed.rival))
+        connection = value_or_raise(observed.connection)
+        senders = value_or_raise(observed.authentication)
+        encryption = value_or_raise(observed.encryption)
     if channel is not None:
         with conditions.step(DEAD_LETTER_SINK_RESOLVED):
             if channel.spec.delivery.dead_letter_sink is None:
                 conditions.set(no_dead_letter_sink_condition())
-            elif (sink := value_or_raise(seen.dead_letter_sink)) is not None:
+            elif (sink := value_or_raise(observed.dead_letter_sink)) is not None:
                 status["deadLetterSinkUri"] = sink.url  # KN-CHN-04
                 status["deadLetterSinkCACerts"] = sink.ca_certs
-    broker = seen.broker
+    broker = observed.broker
     if channel is None or broker is None or connection is None or senders is None:
         return decision()
     if encryption is None:
@@ -215,7 +215,7 @@ def decide(seen: ObservedChannel, settings: Settings) -> ChannelDecision:
     topic: ObservedTopic | None = None
     found: TopicDescription | None = None
     with conditions.step(TOPIC_READY):
-        topic = value_or_raise(seen.topic)
+        topic = value_or_raise(observed.topic)
         assert topic is not None
         recorded = {RECEIVERS: " ".join(_receivers_with_current(annotations, connection))}
         if making := topic.effects(annotations, settings.maxima, recorded):
@@ -233,12 +233,16 @@ def decide(seen: ObservedChannel, settings: Settings) -> ChannelDecision:
     direct = False
     with conditions.step(DATA_PLANE_AVAILABLE):
         direct = is_direct_channel(channel, settings)
-        if seen.revision is None:
+        if observed.revision is None:
             manifest = receiver_services.channels_receiver_service(
-                whose, connection.secret, settings, oidc=senders.is_on, event_types=seen.event_types
+                whose,
+                connection.secret,
+                settings,
+                oidc=senders.is_on,
+                event_types=observed.event_types,
             )
             needed.run_first(ApplyReceiver(service, contract, manifest))
-    if seen.revision is None:
+    if observed.revision is None:
         return decision(topic)
     hosts = routes.channel_hosts(broker, settings)
     ingress = desired.broker_ingress(
@@ -250,23 +254,26 @@ def decide(seen: ObservedChannel, settings: Settings) -> ChannelDecision:
         if receiver not in receivers_of(annotations):
             more = " ".join(_receivers_with_current(annotations, connection))
             needed.run_first(Annotate(Step.RECORD_RECEIVERS, {RECEIVERS: more}))
-        if seen.ingress != ingress:
+        if observed.ingress != ingress:
             needed.run_first(WriteIngress(service, contract, ingress.path, ingress), awaiting)
-        if not seen.accepted:
+        if not observed.accepted:
             needed.run_first(awaiting)
         annotations[receivers.ACCEPTED] = receivers.entry_digest(whose.contract_topic, ingress)
     if not conditions.holds(CONTRACT_UPDATED):
         return decision(topic)
-    gateway, leads_to = seen.gateway, services.service_host(receiver, settings.namespace, settings)
+    gateway, leads_to = (
+        observed.gateway,
+        services.service_host(receiver, settings.namespace, settings),
+    )
     if direct:
         with conditions.step(DATA_PLANE_AVAILABLE):
-            if not seen.direct_served:
+            if not observed.direct_served:
                 manifest = channels_direct_service(receiver, settings)
                 needed.run_first(Apply(Step.APPLY_DIRECT_SERVICE, (manifest,), DIRECT_REFUSAL))
-        if not seen.direct_served:
+        if not observed.direct_served:
             return decision(topic)
     with conditions.step(PROBE_SUCCEEDED):
-        answered = annotations.get(PROBED), seen.probed
+        answered = annotations.get(PROBED), observed.probed
         if direct:
             leads_to = channels_direct_host(receiver, settings)
         elif gateway is not None:
@@ -276,7 +283,7 @@ def decide(seen: ObservedChannel, settings: Settings) -> ChannelDecision:
         probed = path if direct else url
         if direct and probed not in answered:
             needed.run_first(ProbeDirect(probed, probed))
-        if gateway is not None and seen.routed != leads_to:
+        if gateway is not None and observed.routed != leads_to:
             manifests = (
                 routes.route_manifest(broker, receiver, gateway, settings),
                 routes.external_name_service(broker, leads_to),
@@ -285,15 +292,15 @@ def decide(seen: ObservedChannel, settings: Settings) -> ChannelDecision:
         if probed not in answered:
             needed.run_first(Probe(probed, probed))
         annotations[PROBED] = probed
-        if isinstance(seen.https, NotReady):
-            unaddressed = seen.https
+        if isinstance(observed.https, NotReady):
+            unaddressed = observed.https
         http = http_address(url, ingress.audience)
-        addresses = encryption.addresses(http, ingress.path, seen.https)
+        addresses = encryption.addresses(http, ingress.path, observed.https)
         status["address"] = addresses[-1] if addresses else None
         status.update(
             addresses_status(addresses, before) | senders.policies_status(channel, before)
         )
-        if (encrypted := encryption.encrypted_condition(seen.https)) is not None:
+        if (encrypted := encryption.encrypted_condition(observed.https)) is not None:
             conditions.set(encrypted)
         if (policies := senders.policies_condition(channel)) is not None:
             conditions.set(policies)

@@ -101,21 +101,21 @@ def as_subscription(
 
     `stored` is the object with its UID: its annotations (order, isolation, pause) count.
     """
-    who = Identity.of(channel)
+    identity = Identity.of(channel)
     annotations = (stored or {"metadata": {}})["metadata"].get("annotations") or {}
     metadata: dict[str, Any] = {
-        "namespace": who.namespace,
+        "namespace": identity.namespace,
         "name": name,
         "uid": uid,
         "generation": 0 if entry is None else _generation(entry),
         "annotations": {key: each for key, each in annotations.items() if not _is_large(key)},
         "finalizers": [FINALIZER],  # it is let go of as any other
-        ENTRY: who.name,
+        ENTRY: identity.name,
         SENDS_AS: None if stored is None else _service_account(entry or {}),
     }
     if entry is None:
         metadata["deletionTimestamp"] = "now"
-    of = {"apiVersion": KAFKA_CHANNEL_VERSIONS[0], "kind": KAFKA_CHANNEL, "name": who.name}
+    of = {"apiVersion": KAFKA_CHANNEL_VERSIONS[0], "kind": KAFKA_CHANNEL, "name": identity.name}
     return {
         "apiVersion": MESSAGING,
         "kind": CHANNELS.trigger,

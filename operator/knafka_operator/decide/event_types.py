@@ -71,20 +71,20 @@ def event_type_name(owner: Identity, told: ReportedType) -> str:
 
 def event_type(owner: Document, told: ReportedType) -> Mapping[str, Any]:
     """The manifest of an EventType, which its Broker or KafkaChannel owns."""
-    who = Identity.of(owner)
-    reference = {"apiVersion": owner["apiVersion"], "kind": owner["kind"], "name": who.name}
+    identity = Identity.of(owner)
+    reference = {"apiVersion": owner["apiVersion"], "kind": owner["kind"], "name": identity.name}
     spec = {
         "type": told.type,
         "source": told.source,
         "description": DESCRIPTION,
-        "reference": {**reference, "namespace": who.namespace},
+        "reference": {**reference, "namespace": identity.namespace},
     }
     return {
         "apiVersion": EVENT_TYPE_VERSION,
         "kind": EVENT_TYPE,
         "metadata": {
-            "name": event_type_name(who, told),
-            "namespace": who.namespace,
+            "name": event_type_name(identity, told),
+            "namespace": identity.namespace,
             "ownerReferences": [{**reference, "uid": owner["metadata"]["uid"]}],
         },
         "spec": spec if told.schema is None else {**spec, "schema": told.schema},

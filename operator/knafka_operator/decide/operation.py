@@ -97,42 +97,42 @@ class OperationDecision:
     effects: tuple[Effect, ...] = ()
 
 
-def decide(seen: ObservedOperation, now: datetime) -> OperationDecision:
-    if is_finished(seen.status):
-        ended = seen.status.get("completionTime") or timestamp(now)
-        kept = _decision_after_end(seen, ended, now)
-        return replace(kept, effects=()) if seen.deleted else kept
+def decide(observed: ObservedOperation, now: datetime) -> OperationDecision:
+    if is_finished(observed.status):
+        ended = observed.status.get("completionTime") or timestamp(now)
+        kept = _decision_after_end(observed, ended, now)
+        return replace(kept, effects=()) if observed.deleted else kept
     conditions = ConditionSet(OPERATION_CONDITIONS, of=SUCCEEDED)
     status: dict[str, Any] = {
-        "observedGeneration": seen.document["metadata"].get("generation", 0),
-        "attempts": seen.status.get("attempts", 0),
+        "observedGeneration": observed.document["metadata"].get("generation", 0),
+        "attempts": observed.status.get("attempts", 0),
         "job": "",
     }
-    if isinstance(seen.operation, Replay):
-        status["replayID"] = seen.operation.metadata.uid
+    if isinstance(observed.operation, Replay):
+        status["replayID"] = observed.operation.metadata.uid
 
     def decided(phase: str, message: str = "") -> OperationDecision:
         status.update(phase=phase, message=message)
-        before = seen.status.get("conditions") or ()
+        before = observed.status.get("conditions") or ()
         status["conditions"] = conditions.merged_into(before, timestamp(now))
         if phase not in FINISHED:
             return OperationDecision(status, RECHECK_SECONDS)
         status["completionTime"] = timestamp(now)
         return OperationDecision(
-            status, _decision_after_end(seen, timestamp(now), now).requeue_after
+            status, _decision_after_end(observed, timestamp(now), now).requeue_after
         )
 
     def waits(reason: str, message: str) -> None:
         conditions.fail(JOB_SUCCEEDED, NotReady(reason, message, transient=True))
 
-    operation = seen.operation
+    operation = observed.operation
     if isinstance(operation, InvalidDocument):  # and never will be valid, as it can't change
         conditions.fail(JOB_SUCCEEDED, operation)
         return decided("Failed", str(operation))
     # What was begun comes to its end, whatever has become of its archive.
-    for job in sorted(seen.jobs, key=lambda each: str(each["metadata"]["creationTimestamp"])):
-        name, pod = object_name(job), seen.pods.get(object_name(job))
-        status["startTime"] = seen.status.get("startTime") or start_time(job) or timestamp(now)
+    for job in sorted(observed.jobs, key=lambda each: str(each["metadata"]["creationTimestamp"])):
+        name, pod = object_name(job), observed.pods.get(object_name(job))
+        status["startTime"] = observed.status.get("startTime") or start_time(job) or timestamp(now)
         conditions.set_true(ARCHIVE_READY)
         if not (ended := job_outcome(job)):
             status["job"] = name
@@ -140,7 +140,7 @@ def decide(seen: ObservedOperation, now: datetime) -> OperationDecision:
             message = f"Job {name} doesn't start: {unstarted:.500}" if unstarted else ""
             waits("JobNotStarted" if message else "Running", message or f"Job {name} runs")
             return decided("Running", message)
-        if seen.status.get("lastJob") == name:
+        if observed.status.get("lastJob") == name:
             continue
         status["lastJob"] = name
         found = run_report(terminated_state(pod).get("message") or "")
@@ -154,19 +154,19 @@ def decide(seen: ObservedOperation, now: datetime) -> OperationDecision:
             "message": failure_message(job, pod, found),
         }
         break
-    failure = status.get("lastFailure") or seen.status.get("lastFailure") or {}
+    failure = status.get("lastFailure") or observed.status.get("lastFailure") or {}
     if status["attempts"] >= MAX_ATTEMPTS:
         message = f"{status['attempts']} attempts failed, the last with: {failure.get('message')}"
         conditions.set_true(ARCHIVE_READY)
         conditions.fail(JOB_SUCCEEDED, NotReady("JobFailed", message))
         return decided("Failed", message)
     with conditions.step(ARCHIVE_READY):
-        _check_archive(operation, seen.archive)
+        _check_archive(operation, observed.archive)
     if not conditions.holds(ARCHIVE_READY):
         waits("ArchiveNotReady", "it begins once its archive is ready")
         return decided("Pending", conditions.by_type()[ARCHIVE_READY].message)
-    assert seen.archive is not None
-    message = _queue_message(seen, failure.get("message", ""), {**seen.status, **status})
+    assert observed.archive is not None
+    message = _queue_message(observed, failure.get("message", ""), {**observed.status, **status})
     waits("Retrying" if failure else "Queued", message)
     return decided(QUEUED, message)
 
@@ -216,9 +216,9 @@ def _check_archive(operation: Operation, archive: Mapping[str, Any] | None) -> N
         raise NotReady("ArchiveNotReady", message, transient=True)
 
 
-def _queue_message(seen: ObservedOperation, failure: str, status: Mapping[str, Any]) -> str:
+def _queue_message(observed: ObservedOperation, failure: str, status: Mapping[str, Any]) -> str:
     """A sentence for people: what a queued operation waits for."""
-    archive = (seen.archive or {}).get("status") or {}
+    archive = (observed.archive or {}).get("status") or {}
     told = "its turn comes next"
     if job := archive.get("job"):
         told = f"Job {job} of its archive runs"
@@ -244,16 +244,18 @@ def _counts_of_job(operation: Operation, found: Mapping[str, Any]) -> Mapping[st
     return counts
 
 
-def _decision_after_end(seen: ObservedOperation, ended: str, now: datetime) -> OperationDecision:
+def _decision_after_end(
+    observed: ObservedOperation, ended: str, now: datetime
+) -> OperationDecision:
     """The decision for an operation that ended at `ended`: delete it if its time to live is over,
     else look again then."""
-    operation, metadata = seen.operation, seen.document["metadata"]
+    operation, metadata = observed.operation, observed.document["metadata"]
     if isinstance(operation, InvalidDocument):
         return OperationDecision({}, FINISHED_RECHECK_SECONDS)
     seconds = operation.spec.ttl_seconds_after_finished
     if seconds is None:
         return OperationDecision({}, FINISHED_RECHECK_SECONDS)
     left = (parse_timestamp(ended) + timedelta(seconds=seconds) - now).total_seconds()
-    of = ObjectName(KNAFKA, seen.document["kind"], metadata["namespace"], metadata["name"])
+    of = ObjectName(KNAFKA, observed.document["kind"], metadata["namespace"], metadata["name"])
     deleting = (Delete(Step.DELETE_OPERATION, (of,)),)
     return OperationDecision({}, max(1.0, left), () if left > 0 else deleting)

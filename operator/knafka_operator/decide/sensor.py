@@ -113,20 +113,20 @@ class ObservedSensor(Observed, Generic[K]):
     """The Sensor's Triggers or Subscriptions, by name."""
 
     def after(self, effect: Effect, result: Any) -> ObservedSensor[K]:
-        seen = super().after(effect, result)
+        observed = super().after(effect, result)
         match effect:
             case Delete(Step.DELETE_FUNCTIONS):
-                return replace(seen, stands=False)
-            case CreateTopic(topic) if isinstance(seen.topics, Mapping):
-                return replace(seen, topics={**seen.topics, topic.name: result})
+                return replace(observed, stands=False)
+            case CreateTopic(topic) if isinstance(observed.topics, Mapping):
+                return replace(observed, topics={**observed.topics, topic.name: result})
             case ApplyService():
-                return replace(seen, stands=True)
+                return replace(observed, stands=True)
             case StartDelivery():
-                return replace(seen, scaled=True, scaling=result)
+                return replace(observed, scaled=True, scaling=result)
             case Apply(Step.APPLY_TRIGGERS):
                 triggers = {each["metadata"]["name"]: each for each in result}
-                return replace(seen, triggers=triggers, applied=True)
-        return seen
+                return replace(observed, triggers=triggers, applied=True)
+        return observed
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,45 +139,47 @@ class SensorDecision:
     """All but the conditions."""
 
 
-def decide(seen: ObservedSensor[K], taken: Container[str], settings: Settings) -> SensorDecision:
+def decide(
+    observed: ObservedSensor[K], taken: Container[str], settings: Settings
+) -> SensorDecision:
     """Decide a Sensor's conditions, status and next effects, which keep `SENSOR_ORDER`.
 
     `taken` are the topics and consumer groups of other Sensors.
     """
-    family = bus_of(seen.document).family
+    family = bus_of(observed.document).family
     of_sensor = SENSOR_CONDITIONS if family is BROKERS else SENSOR_ON_CHANNEL_CONDITIONS
     bus_ready, _, _, triggers_ready = of_sensor
-    conditions, needed = ConditionSet(of_sensor), Needed(seen.failed)
-    annotations = seen.annotations
+    conditions, needed = ConditionSet(of_sensor), Needed(observed.failed)
+    annotations = observed.annotations
     status = {
-        "observedGeneration": seen.document["metadata"].get("generation", 0),
+        "observedGeneration": observed.document["metadata"].get("generation", 0),
         "annotations": annotations,
     }
 
     def decided() -> SensorDecision:
         return SensorDecision(tuple(needed.effects), conditions, status)
 
-    sensor, broker = seen.sensor, seen.broker
+    sensor, broker = observed.sensor, observed.broker
     if isinstance(sensor, InvalidDocument):
         conditions.fail(FUNCTION_READY, sensor)
         return decided()
     with conditions.step(bus_ready):
-        check_bus(sensor, seen)
-    if broker is None or seen.stopped is not None:
+        check_bus(sensor, observed)
+    if broker is None or observed.stopped is not None:
         with conditions.step(FUNCTION_READY):
-            if seen.stands and _bus_is_gone(seen):
-                needed.run_first(*_delete_function_effects(seen, settings))
+            if observed.stands and _bus_is_gone(observed):
+                needed.run_first(*_delete_function_effects(observed, settings))
             message = f"it has no {family.broker} whose events it could read"
             raise NotReady("Waiting", message, transient=True)
         return decided()
 
     with conditions.step(TOPICS_READY):
-        found = value_or_raise(seen.topics)
+        found = value_or_raise(observed.topics)
         wanted = sensor_topics.desired_topics(sensor, broker, annotations, found, taken)
-        group = _consumer_group(sensor, annotations, taken, foreign=seen.group_is_foreign)
+        group = _consumer_group(sensor, annotations, taken, foreign=observed.group_is_foreign)
         if news := sensor_topics.annotations_to_record(wanted, group, broker, annotations, found):
             needed.run_first(Annotate(Step.RECORD_TOPIC, news))
-        maxima, disputed = settings.maxima, seen.disputed
+        maxima, disputed = settings.maxima, observed.disputed
         if missing := sensor_topics.topics_to_create(wanted, annotations, found, maxima, disputed):
             needed.run_first(*missing)
         ids = {
@@ -188,9 +190,9 @@ def decide(seen: ObservedSensor[K], taken: Container[str], settings: Settings) -
         conditions.set(sensor_topics.as_declared_condition(wanted, found))
         bus = broker.topic.name
         if annotations.get(BUS) != bus:
-            if seen.stands:
+            if observed.stands:
                 # While it reads, its group takes no offsets on another topic.
-                needed.run_first(*_delete_function_effects(seen, settings))
+                needed.run_first(*_delete_function_effects(observed, settings))
             needed.run_first(
                 # Its own topic first: an offset there says whose group it is.
                 CommitOffsets(group, wanted[TRIGGER].name, "earliest"),
@@ -205,30 +207,30 @@ def decide(seen: ObservedSensor[K], taken: Container[str], settings: Settings) -
         function = function_contract(sensor, broker, annotations)
         autoscaling = sensor_scaling.sensor_autoscaling(sensor, settings.maxima)
         if (
-            found_out := sensor_scaling.sensor_delivering_condition(autoscaling, seen.scaling)
+            found_out := sensor_scaling.sensor_delivering_condition(autoscaling, observed.scaling)
         ) is not None:
             conditions.set(found_out)
-        if (letters := sensor_scaling.dead_letters_condition(seen.scaling)) is not None:
+        if (letters := sensor_scaling.dead_letters_condition(observed.scaling)) is not None:
             conditions.set(letters)
-        if (late := sensor_scaling.in_order_condition(seen.scaling)) is not None:
+        if (late := sensor_scaling.in_order_condition(observed.scaling)) is not None:
             conditions.set(late)
         if autoscaling.paused:
-            if seen.stands:
+            if observed.stands:
                 # No pod of min-scale drains, and none goes on by itself.
-                needed.run_first(*_delete_function_effects(seen, settings))
-        elif seen.revision is None:
+                needed.run_first(*_delete_function_effects(observed, settings))
+        elif observed.revision is None:
             partitions = max(broker.partitions, wanted[TRIGGER].partitions)
             manifest = sensor_manifests.function_service(
                 sensor, function, autoscaling, partitions, broker.secret, settings
             )
             needed.run_first(ApplyService(Step.APPLY_FUNCTION, manifest))
-        if not seen.scaled:
+        if not observed.scaled:
             needed.run_first(StartDelivery(WatchedSensor(function, autoscaling)))
-    declared = sensor_manifests.trigger_manifests(sensor, seen.document)
+    declared = sensor_manifests.trigger_manifests(sensor, observed.document)
     with conditions.step(triggers_ready):
-        check_subscriptions_handler(seen.handler)
-        if not seen.applied:
-            left = seen.triggers.keys() - {each["metadata"]["name"] for each in declared}
+        check_subscriptions_handler(observed.handler)
+        if not observed.applied:
+            left = observed.triggers.keys() - {each["metadata"]["name"] for each in declared}
             kind = family.trigger_version, family.trigger, sensor.metadata.namespace
             gone = tuple(ObjectName(*kind, name) for name in sorted(left))
             reasons = f"{family.trigger}NotOurs", f"{family.trigger}Rejected"
@@ -237,27 +239,27 @@ def decide(seen: ObservedSensor[K], taken: Container[str], settings: Settings) -
                 *((Delete(Step.DELETE_TRIGGERS, gone),) if gone else ()),
             )
         for each in declared:
-            check_trigger(seen.triggers[each["metadata"]["name"]])
+            check_trigger(observed.triggers[each["metadata"]["name"]])
     return decided()
 
 
-def _delete_function_effects(seen: ObservedSensor[K], settings: Settings) -> tuple[Effect, ...]:
+def _delete_function_effects(observed: ObservedSensor[K], settings: Settings) -> tuple[Effect, ...]:
     """The effects that end a Sensor's drains and delete its function; group and topics stay."""
-    family = bus_of(seen.document).family
-    function = sensor_manifests.function_identity(family, Identity.of(seen.document), settings)
+    family = bus_of(observed.document).family
+    function = sensor_manifests.function_identity(family, Identity.of(observed.document), settings)
     objects = (ObjectName(SERVING, "Service", *function),)
     return StopDelivery(), Delete(Step.DELETE_FUNCTIONS, objects, owned=True)
 
 
-def check_bus(sensor: Sensor, seen: ObservedSensor[K]) -> None:
+def check_bus(sensor: Sensor, observed: ObservedSensor[K]) -> None:
     """Check that a Sensor's Broker or channel is served by Knafka and Ready; raises `NotReady`."""
-    if not seen.ours:
+    if not observed.ours:
         raise NotReady("BrokerNotOurs", f"{sensor.bus} is another implementation's")
-    family, who = sensor.bus
-    if not seen.served:
+    family, identity = sensor.bus
+    if not observed.served:
         message = f"KNAFKA_CHANNELS is not enabled: {family.broker}s are not served here"
         raise NotReady("ChannelsDisabled", message)
-    check_broker(family, who.name, seen.stopped, seen.broker, seen.stored_broker)
+    check_broker(family, identity.name, observed.stopped, observed.broker, observed.stored_broker)
 
 
 def check_subscriptions_handler(handler: Handler | None) -> None:
@@ -283,11 +285,11 @@ def check_trigger(document: Mapping[str, Any]) -> None:
         raise NotReady(f"{kind}NotReady", message, transient=found.get("status") != "False")
 
 
-def _bus_is_gone(seen: ObservedSensor[K]) -> bool:
+def _bus_is_gone(observed: ObservedSensor[K]) -> bool:
     """Whether the Sensor's bus is gone or may not be read; False while that isn't known yet."""
-    stored = seen.stored_broker
+    stored = observed.stored_broker
     is_going = stored is None or "deletionTimestamp" in stored["metadata"]
-    return seen.stopped is not None or not seen.ours or is_going
+    return observed.stopped is not None or not observed.ours or is_going
 
 
 # The function.

@@ -66,8 +66,11 @@ def function_service(
     With min-scale, Knative itself keeps that many, which drain from their start without being
     asked.
     """
-    family, who = sensor.bus.family, services.identity_of(sensor)
-    name, namespace = function_name(family, who), services.function_namespace(family, who, settings)
+    family, identity = sensor.bus.family, services.identity_of(sensor)
+    name, namespace = (
+        function_name(family, identity),
+        services.function_namespace(family, identity, settings),
+    )
     most = max(1, min(autoscaling.max_scale, partitions))
     always = min(autoscaling.min_scale, most)
     environment = {
@@ -84,7 +87,7 @@ def function_service(
         labels={
             ROLE_LABEL: SENSOR_ROLE,
             services.BROKER_LABEL: family.label_value(sensor.bus.identity),
-            SENSOR_NAME_KEY: family.label_value(who),
+            SENSOR_NAME_KEY: family.label_value(identity),
         },
         annotations=services.one_pod_per_drain(always, most, settings),
         declared={"pods": [always, most]},
@@ -156,8 +159,8 @@ def _trigger_manifest(
 
 
 def _trigger_source(sensor: Sensor, trigger: TriggerOfSensor) -> Mapping[str, Any]:
-    family, who = sensor.bus
+    family, identity = sensor.bus
     if family is CHANNELS:
         of = {"apiVersion": family.broker_version, "kind": family.broker}
-        return {"channel": {**of, "name": who.name}}
-    return {"broker": who.name, "filters": [{"exact": {records.TRIGGER: trigger.name}}]}
+        return {"channel": {**of, "name": identity.name}}
+    return {"broker": identity.name, "filters": [{"exact": {records.TRIGGER: trigger.name}}]}

@@ -130,12 +130,12 @@ def account_effects(
 def delete_accounts(document: Mapping[str, Any], name: str) -> Delete:
     """The effect that deletes a Trigger's accounts and rights once OIDC is off; objects that the
     Trigger doesn't own stay."""
-    family, who = family_of(document["kind"]), Identity.of(document)
+    family, identity = family_of(document["kind"]), Identity.of(document)
     kinds = ((RBAC, "RoleBinding"), (RBAC, "Role"), (CORE, "ServiceAccount"))
-    objects = [ObjectName(*kind, who.namespace, name) for kind in kinds]
+    objects = [ObjectName(*kind, identity.namespace, name) for kind in kinds]
     if not family.centralized:
-        runs_as = services.dispatcher_name(family, who)
-        objects.append(ObjectName(CORE, "ServiceAccount", who.namespace, runs_as))
+        runs_as = services.dispatcher_name(family, identity)
+        objects.append(ObjectName(CORE, "ServiceAccount", identity.namespace, runs_as))
     return Delete(Step.DELETE_ACCOUNT, tuple(objects), owned=True)
 
 

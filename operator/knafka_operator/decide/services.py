@@ -182,14 +182,14 @@ def dispatcher_service(
     """
     most = max(1, min(autoscaling.max_scale, partitions))
     always = 0 if replays else min(autoscaling.min_scale, most)
-    family, who = family_of(trigger.kind), identity_of(trigger)
-    name = replayer_name(family, who) if replays else dispatcher_name(family, who)
+    family, identity = family_of(trigger.kind), identity_of(trigger)
+    name = replayer_name(family, identity) if replays else dispatcher_name(family, identity)
     timeout = dispatcher_timeout(egress)
     environment = {
         "FUNCTION_TARGET": "dispatch",
         EGRESS_VARIABLE: compact_json(documents.dump(egress)),
         # Where it asks for its next drain when there is work left and nobody else asks.
-        SERVICE_URL: service_url(name, function_namespace(family, who, settings), settings),
+        SERVICE_URL: service_url(name, function_namespace(family, identity, settings), settings),
         "KNAFKA_GRACE_PERIOD": str(timeout - STOP_SECONDS),
     }
     if always:
@@ -200,7 +200,7 @@ def dispatcher_service(
         labels={
             ROLE_LABEL: REPLAYER_ROLE if replays else DISPATCHER_ROLE,
             BROKER_LABEL: family.label_value(Identity(egress.namespace, egress.broker)),
-            TRIGGER_LABEL: family.label_value(who),
+            TRIGGER_LABEL: family.label_value(identity),
         },
         annotations=one_pod_per_drain(always, most, settings),
         declared={"pods": [always, most]},
@@ -243,14 +243,14 @@ def shard_service(
 ) -> Manifest:
     """The Knative Service of a Broker's shared dispatcher `number`; `account` as in
     `dispatcher_service`."""
-    family, who = family_of(broker.kind), identity_of(broker)
-    name = shard_name(family, who, number)
+    family, identity = family_of(broker.kind), identity_of(broker)
+    name = shard_name(family, identity, number)
     return knative_service(
         name,
         owned_metadata(broker, family, settings),
         labels={
             ROLE_LABEL: SHARD_ROLE,
-            BROKER_LABEL: family.label_value(who),
+            BROKER_LABEL: family.label_value(identity),
             SHARD_NUMBER_LABEL: str(number),
         },
         annotations=one_pod_per_drain(0, SHARD_PODS, settings),
@@ -258,7 +258,9 @@ def shard_service(
         environment={
             "FUNCTION_TARGET": "dispatch",
             SHARD_VARIABLE: compact_json(documents.dump(shard)),
-            SERVICE_URL: service_url(name, function_namespace(family, who, settings), settings),
+            SERVICE_URL: service_url(
+                name, function_namespace(family, identity, settings), settings
+            ),
             "KNAFKA_GRACE_PERIOD": str(GRACE_PERIOD),
         },
         secret=secret,

@@ -84,15 +84,15 @@ def channel_entry(
     declared: when `AddedToChannel` is True (DSP-10).
     """
     metadata, added = document["metadata"], conditions.by_type()[ADDED_TO_CHANNEL]
-    who = {"uid": metadata.get("uid", "")}
+    identity = {"uid": metadata.get("uid", "")}
     generation = metadata.get("generation", 0)
-    reported = {**who, "observedGeneration": generation, "ready": str(added.status)}
+    reported = {**identity, "observedGeneration": generation, "ready": str(added.status)}
     if added.message:
         reported["message"] = added.message
     if egress is None or is_entry(document):  # which is there already
         return ChannelEntry(None, reported)
     declared: dict[str, Any] = {
-        **who,
+        **identity,
         "generation": generation,
         "name": metadata["name"],
         "subscriberUri": egress.subscriber.url,
@@ -143,5 +143,5 @@ def orphaned_finalizers(
         f"kubectl -n {metadata['namespace']} patch subscription {metadata['name']} --type=merge "
         """-p '{"metadata":{"finalizers":null}}'"""
     )
-    who = f"the finalizer {EVENTING_FINALIZER} of Knative Eventing's controller"
-    return (), f"it keeps {who}. If that is gone: {command}"
+    identity = f"the finalizer {EVENTING_FINALIZER} of Knative Eventing's controller"
+    return (), f"it keeps {identity}. If that is gone: {command}"

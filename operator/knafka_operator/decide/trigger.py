@@ -181,13 +181,13 @@ class ObservedTrigger(Observed, Generic[K]):
         return next(iter(self.failed.values()), None)
 
     def after(self, effect: Effect, result: Any) -> ObservedTrigger[K]:
-        seen = super().after(effect, result)
+        observed = super().after(effect, result)
         start = (self.document["metadata"].get("annotations") or {}).get(START)
         status = (self.document.get("status") or {}).get("annotations") or {}
         match effect:
             case CommitOffsets(group) if start is not None and status.get(GROUP_STATUS) != group:
-                return seen.with_annotations({START: start})
-        return seen
+                return observed.with_annotations({START: start})
+        return observed
 
 
 @dataclass(frozen=True)
@@ -205,28 +205,28 @@ class TriggerDecision(Generic[K]):
 
 
 def decide(
-    seen: ObservedTrigger[K], taken: Container[str], settings: Settings
+    observed: ObservedTrigger[K], taken: Container[str], settings: Settings
 ) -> TriggerDecision[K]:
     """Decide a Trigger's conditions, status and effects, which keep `TRIGGER_ORDER`.
 
     `taken` are the consumer groups of other Triggers.
     """
-    decision = _decide(seen, taken, settings)
-    decision.status["annotations"].update(seen.written)
-    if seen.failure is not None:
-        decision.conditions.fail(SUBSCRIPTION_READY, seen.failure)
-    if (refused := seen.failed.get(Step.APPLY_ACCOUNT)) is not None:
+    decision = _decide(observed, taken, settings)
+    decision.status["annotations"].update(observed.written)
+    if observed.failure is not None:
+        decision.conditions.fail(SUBSCRIPTION_READY, observed.failure)
+    if (refused := observed.failed.get(Step.APPLY_ACCOUNT)) is not None:
         decision.conditions.fail(OIDC_IDENTITY_CREATED, refused)
-    return replace(decision, effects=()) if seen.acted else decision
+    return replace(decision, effects=()) if observed.acted else decision
 
 
 def _decide(
-    seen: ObservedTrigger[K], taken: Container[str], settings: Settings
+    observed: ObservedTrigger[K], taken: Container[str], settings: Settings
 ) -> TriggerDecision[K]:
-    before = seen.document.get("status") or {}
+    before = observed.document.get("status") or {}
     conditions = ConditionSet(TRIGGER_CONDITIONS)
     status: dict[str, Any] = {
-        "observedGeneration": seen.document["metadata"].get("generation", 0),
+        "observedGeneration": observed.document["metadata"].get("generation", 0),
         "annotations": dict(before.get("annotations") or {}),
         "subscriberUri": "",  # KN-TRG-03
         "subscriberCACerts": None,
@@ -237,53 +237,53 @@ def _decide(
     }
     subscriber = dead_letter_sink = reply = None
 
-    if isinstance(seen.trigger, InvalidDocument):
-        conditions.fail(SUBSCRIPTION_READY, seen.trigger)
+    if isinstance(observed.trigger, InvalidDocument):
+        conditions.fail(SUBSCRIPTION_READY, observed.trigger)
         return TriggerDecision((), conditions, status)
-    trigger, broker = seen.trigger, seen.broker
+    trigger, broker = observed.trigger, observed.broker
     paused = trigger.metadata.annotations.get(PAUSED) == "true"
-    stopping = stop_effects(seen.document, settings) if paused else (StopDelivery(),)
+    stopping = stop_effects(observed.document, settings) if paused else (StopDelivery(),)
     if paused:
         conditions.set(trigger_conditions.PAUSED)
     with conditions.step(BROKER_READY):
-        if seen.unreachable is not None:
-            raise seen.unreachable
+        if observed.unreachable is not None:
+            raise observed.unreachable
         of = family_of(trigger.kind), trigger.spec.broker
-        check_broker(*of, seen.stopped, seen.broker, seen.stored_broker)
+        check_broker(*of, observed.stopped, observed.broker, observed.stored_broker)
     with conditions.step(DEPENDENCY_READY):
-        check_dependency(trigger, value_or_raise(seen.dependency))
+        check_dependency(trigger, value_or_raise(observed.dependency))
     with conditions.step(SUBSCRIBER_RESOLVED):
-        subscriber = value_or_raise(seen.subscriber)
+        subscriber = value_or_raise(observed.subscriber)
         assert subscriber is not None
         status["subscriberUri"] = subscriber.url
         status["subscriberCACerts"] = subscriber.ca_certs
-        if (reply := value_or_raise(seen.reply)) is not None:
+        if (reply := value_or_raise(observed.reply)) is not None:
             status["replyUri"] = reply.url  # KN-SUB-03
             status["replyCACerts"] = reply.ca_certs
     if broker is None:
         kind = family_of(trigger.kind).broker
         conditions.set(_waiting_condition(f"it has no {kind} that could send it events"))
-        goes_on = not paused and (seen.watched is None or seen.stored_broker is not None)
+        goes_on = not paused and (observed.watched is None or observed.stored_broker is not None)
         return TriggerDecision(() if goes_on else stopping, conditions, status)
 
     conditions.set(
         service_accounts.ACCOUNT_WAITS if broker.oidc else service_accounts.OIDC_DISABLED
     )
-    if isinstance(seen.actions, KnafkaError):
-        conditions.fail(SUBSCRIPTION_READY, seen.actions)
-        return TriggerDecision(stop_effects(seen.document, settings), conditions, status)
-    source = broker.topic if seen.actions is None else seen.actions.topic
+    if isinstance(observed.actions, KnafkaError):
+        conditions.fail(SUBSCRIPTION_READY, observed.actions)
+        return TriggerDecision(stop_effects(observed.document, settings), conditions, status)
+    source = broker.topic if observed.actions is None else observed.actions.topic
     sink = desired.dead_letter_destination(trigger, broker.broker)
     with conditions.step(DEAD_LETTER_SINK_RESOLVED):
         if sink is None:
             conditions.set(no_dead_letter_sink_condition())
-        elif (dead_letter_sink := value_or_raise(seen.dead_letter_sink)) is not None:
+        elif (dead_letter_sink := value_or_raise(observed.dead_letter_sink)) is not None:
             status["deadLetterSinkUri"] = dead_letter_sink.url  # KN-TRG-04
             status["deadLetterSinkCACerts"] = dead_letter_sink.ca_certs
     found = trigger_conditions.loop_condition(
-        trigger, seen.document, sink, subscriber, dead_letter_sink
+        trigger, observed.document, sink, subscriber, dead_letter_sink
     )
-    if found is not None and seen.actions is None:  # a Sensor's aren't its Broker's events
+    if found is not None and observed.actions is None:  # a Sensor's aren't its Broker's events
         conditions.set(found)
     needed = DEPENDENCY_READY, SUBSCRIBER_RESOLVED, DEAD_LETTER_SINK_RESOLVED
     if subscriber is None or not conditions.holds(*needed):
@@ -295,7 +295,7 @@ def _decide(
     sender = None
     with conditions.step(OIDC_IDENTITY_CREATED):
         if broker.oidc:
-            sender = service_accounts.sender_account(trigger, seen.document)
+            sender = service_accounts.sender_account(trigger, observed.document)
             status["auth"] = {"serviceAccountName": sender}
             status.update(_audiences(subscriber, dead_letter_sink, reply))
             conditions.set_true(OIDC_IDENTITY_CREATED)
@@ -309,8 +309,8 @@ def _decide(
         autoscaling = Autoscaling.from_annotations(
             trigger.metadata.annotations, DEFAULT_AUTOSCALING, settings.maxima
         )
-        granted = seen.watched.autoscaling.min_scale if seen.watched else 0
-        check_min_scale(autoscaling.min_scale, granted, seen.others_min_scale, settings.maxima)
+        granted = observed.watched.autoscaling.min_scale if observed.watched else 0
+        check_min_scale(autoscaling.min_scale, granted, observed.others_min_scale, settings.maxima)
         egress = desired.trigger_egress(
             trigger,
             broker.broker,
@@ -323,11 +323,11 @@ def _decide(
             sender,
             settings.naming,
         )
-        if seen.actions is not None:
+        if observed.actions is not None:
             batch = trigger.metadata.annotations.get(PAYLOAD) == BATCH
             # A Sensor's actions lie in a topic of its own, which is nobody's business.
             more: dict[str, Any] = {
-                "filters": seen.actions.filters,
+                "filters": observed.actions.filters,
                 "batch": batch,
                 "record_position": False,
                 "shares_topic": False,
@@ -338,15 +338,15 @@ def _decide(
             autoscaling = replace(autoscaling, may_rest=False)
         elif not settings.record_position:
             egress = egress.model_copy(update={"record_position": False})
-        contract = value_or_raise(seen.contract)
+        contract = value_or_raise(observed.contract)
         shared = automatic = None
         # What reads another topic than its Broker's shares nothing with those that do.
-        if contract is not None and seen.actions is None:
+        if contract is not None and observed.actions is None:
             default = settings.isolation if trigger.kind == BROKERS.trigger else Isolation.SHARED
             isolation = shards.effective_isolation(trigger, broker.broker, default)
             if isolation is Isolation.AUTO:
                 isolation = automatic = _automatic_isolation(
-                    trigger, egress, autoscaling, contract, seen
+                    trigger, egress, autoscaling, contract, observed
                 )
             if isolation is Isolation.SHARED and not autoscaling.paused:
                 number = shards.shard_number_for(
@@ -360,17 +360,19 @@ def _decide(
             status["annotations"].pop(DISPATCHER_KEY, None)
         broker = replace(broker, topic=source)
         effects: tuple[Effect, ...] = ()
-        if not seen.acted:
+        if not observed.acted:
             effects = _delivery_effects(
-                trigger, broker, watched, contract or SharedContract(), seen, settings
+                trigger, broker, watched, contract or SharedContract(), observed, settings
             )
-        account = service_accounts.account_in_status(seen.document)
+        account = service_accounts.account_in_status(observed.document)
         if account is not None and not broker.oidc:
             # It stands in the status until it is gone.
             effects += (
-                () if seen.acted else (service_accounts.delete_accounts(seen.document, account),)
+                ()
+                if observed.acted
+                else (service_accounts.delete_accounts(observed.document, account),)
             )
-            status["auth"] = None if seen.failure is None else {"serviceAccountName": account}
+            status["auth"] = None if observed.failure is None else {"serviceAccountName": account}
         return TriggerDecision(effects, conditions, status, watched, automatic)
     return TriggerDecision(stopping if paused else (), conditions, status)
 
@@ -380,7 +382,7 @@ def _delivery_effects(
     broker: BrokerState[K],
     watched: Watched[K],
     contract: SharedContract,
-    seen: ObservedTrigger[K],
+    observed: ObservedTrigger[K],
     settings: Settings,
 ) -> tuple[Effect, ...]:
     """The effects that deliver a Trigger: offsets, Service or shard, scaler. Once they have run, no
@@ -389,9 +391,9 @@ def _delivery_effects(
     A paused Trigger has no Service, so that no pod of min-scale drains. The scaler watches it, for
     its lag.
     """
-    egress, before, place = watched.egress, seen.watched, watched.place
+    egress, before, place = watched.egress, observed.watched, watched.place
     paused = watched.autoscaling.paused
-    promised = ((seen.document.get("status") or {}).get("annotations") or {}).get(GROUP_STATUS)
+    promised = ((observed.document.get("status") or {}).get("annotations") or {}).get(GROUP_STATUS)
     record = contract.records.get(egress.group)
     shared = record is not None or egress.group in contract.leaving
     delivered = before or record
@@ -416,7 +418,9 @@ def _delivery_effects(
         effects.append(StopDelivery())
         before, record, shared = None, None, False
     if paused:
-        effects.append(_delete_owned(Step.DELETE_FUNCTIONS, own_services(seen.document, settings)))
+        effects.append(
+            _delete_owned(Step.DELETE_FUNCTIONS, own_services(observed.document, settings))
+        )
     effects.append(ClaimGroup(egress.group))
     if before is None:
         if promised is None and family_of(trigger.kind).owns_group:
@@ -428,14 +432,14 @@ def _delivery_effects(
         # Broker was made anew or it rested for a week, it begins at the beginning.
     if place is not None:
         effects += _shared_effects(
-            trigger, broker, watched, contract, place, seen, settings, elsewhere=elsewhere
+            trigger, broker, watched, contract, place, observed, settings, elsewhere=elsewhere
         )
         return tuple(effects)
-    family, who = family_of(trigger.kind), services.identity_of(trigger)
-    name = services.dispatcher_name(family, who)
-    namespace = services.function_namespace(family, who, settings)
-    effects.append(_promise_group(egress, None if paused else name, seen))
-    effects += _account_effects(trigger, broker, watched, seen, settings)
+    family, identity = family_of(trigger.kind), services.identity_of(trigger)
+    name = services.dispatcher_name(family, identity)
+    namespace = services.function_namespace(family, identity, settings)
+    effects.append(_promise_group(egress, None if paused else name, observed))
+    effects += _account_effects(trigger, broker, watched, observed, settings)
     if not paused:
         manifest = services.dispatcher_service(
             trigger,
@@ -450,7 +454,7 @@ def _delivery_effects(
         if shared or (elsewhere and before is not None and before.place is not None):
             url = services.service_url(name, namespace, settings)
             effects += [Wake(url), StopDelivery(Step.HAND_OVER)]
-    replaces = seen.replaced
+    replaces = observed.replaced
     if before != watched:
         replaces = replaces or (before is not None and before.drains_unasked)
         effects.append(StartDelivery(watched, replaces))
@@ -465,7 +469,7 @@ def _shared_effects(
     watched: Watched[K],
     contract: SharedContract,
     place: ShardPlacement,
-    seen: ObservedTrigger[K],
+    observed: ObservedTrigger[K],
     settings: Settings,
     *,
     elsewhere: bool,
@@ -475,25 +479,25 @@ def _shared_effects(
 
     `elsewhere`: the running delivery reaches the same Kafka by other servers.
     """
-    egress, before = watched.egress, seen.watched
-    annotations = (seen.document.get("status") or {}).get("annotations") or {}
+    egress, before = watched.egress, observed.watched
+    annotations = (observed.document.get("status") or {}).get("annotations") or {}
     family, of_broker = family_of(trigger.kind), services.identity_of(broker.broker)
-    who = services.identity_of(trigger)
+    identity = services.identity_of(trigger)
     own, namespace = (
-        services.dispatcher_name(family, who),
-        services.function_namespace(family, who, settings),
+        services.dispatcher_name(family, identity),
+        services.function_namespace(family, identity, settings),
     )
     name = services.shard_name(family, of_broker, place.number)
     # Whatever was promised before may have a Service; what is written down says which.
     moves = GROUP_STATUS in annotations and annotations.get(DISPATCHER_KEY, own) == own
-    replaces = seen.replaced or (moves and (before is None or before.drains_unasked))
+    replaces = observed.replaced or (moves and (before is None or before.drains_unasked))
     own_delivers = before is not None and before.place is None and not before.autoscaling.paused
     hands_over = elsewhere or own_delivers
     wanted = SharedEgress(shard=place.shard.group, egress=egress)
     news = hands_over or contract.records.get(egress.group) != wanted
 
-    yield _promise_group(egress, None if moves else name, seen)
-    yield from _account_effects(trigger, broker, watched, seen, settings)
+    yield _promise_group(egress, None if moves else name, observed)
+    yield from _account_effects(trigger, broker, watched, observed, settings)
     if not contract.exists:
         yield CreateContract(shards.contract_topic(broker.broker, broker.topic))
     manifest = services.shard_service(
@@ -514,7 +518,7 @@ def _shared_effects(
     if moves:
         dispatcher = ObjectName(SERVING, "Service", namespace, own)
         yield _delete_owned(Step.DELETE_DISPATCHER, (dispatcher,), {DISPATCHER_KEY: name})
-    if news or not is_ready(seen.document):
+    if news or not is_ready(observed.document):
         yield AwaitShard(place.shard.group)
     if replaces:
         yield AwaitReplacement(namespace, own)
@@ -524,13 +528,13 @@ def _account_effects(
     trigger: Trigger,
     broker: BrokerState[K],
     watched: Watched[K],
-    seen: ObservedTrigger[K],
+    observed: ObservedTrigger[K],
     settings: Settings,
 ) -> tuple[Effect, ...]:
     if not broker.oidc:
         return ()
     shared = watched.place is not None
-    of = trigger, seen.document, broker.broker, watched.egress
+    of = trigger, observed.document, broker.broker, watched.egress
     return service_accounts.account_effects(*of, settings, shared=shared)
 
 
@@ -552,9 +556,9 @@ def stop_effects(document: Mapping[str, Any], settings: Settings) -> tuple[Effec
 
 def own_services(document: Mapping[str, Any], settings: Settings) -> tuple[ObjectName, ...]:
     """Names of the Services that a Trigger may have of its own: dispatcher and replayer."""
-    family, who = family_of(document["kind"]), Identity.of(document)
-    namespace = services.function_namespace(family, who, settings)
-    own = services.dispatcher_name(family, who), services.replayer_name(family, who)
+    family, identity = family_of(document["kind"]), Identity.of(document)
+    namespace = services.function_namespace(family, identity, settings)
+    own = services.dispatcher_name(family, identity), services.replayer_name(family, identity)
     return tuple(ObjectName(SERVING, "Service", namespace, name) for name in own)
 
 
@@ -564,13 +568,15 @@ def _delete_owned(
     return Delete(step, objects, owned=True, annotations=annotations or {})
 
 
-def _promise_group(egress: Egress, dispatcher: str | None, seen: ObservedTrigger[K]) -> Annotate:
+def _promise_group(
+    egress: Egress, dispatcher: str | None, observed: ObservedTrigger[K]
+) -> Annotate:
     """The effect that records the Trigger's group, dead-letter topic and `dispatcher`, the Service
     that will deliver. `dispatcher` None keeps the recorded one, which is still to be deleted."""
     promise = {GROUP_STATUS: egress.group, DEAD_LETTER_TOPIC: egress.dead_letter_topic}
     if dispatcher is not None:
         promise[DISPATCHER_KEY] = dispatcher
-    status = (seen.document.get("status") or {}).get("annotations") or {}
+    status = (observed.document.get("status") or {}).get("annotations") or {}
     news = any(key in promise and status.get(key) != promise[key] for key in RECORDED_BEFORE_MADE)
     return Annotate(Step.PROMISE_GROUP, promise, at_once=news)
 
@@ -580,12 +586,12 @@ def _automatic_isolation(
     egress: Egress,
     autoscaling: Autoscaling,
     contract: SharedContract,
-    seen: ObservedTrigger[K],
+    observed: ObservedTrigger[K],
 ) -> Isolation:
-    annotations = (seen.document.get("status") or {}).get("annotations") or {}
+    annotations = (observed.document.get("status") or {}).get("annotations") or {}
     return shards.automatic_isolation(
-        seen.needed,
-        seen.watched.isolation if seen.watched else None,
+        observed.needed,
+        observed.watched.isolation if observed.watched else None,
         drains_always=bool(autoscaling.min_scale),
         has_record=egress.group in contract.records,
         has_own=annotations.get(DISPATCHER_KEY)

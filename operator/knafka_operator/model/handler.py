@@ -64,6 +64,6 @@ class Handling:
             return ""
         if self.declared is Handler.OWN and not self.seen:
             return ""
-        who = "Knafka" if self.handler is Handler.OWN else "Knative Eventing's controller"
-        seen = f"{there} (CustomResourceDefinition {EVENTING_DEFINITION})"
-        return f"{who} adds Subscriptions to spec.subscribers: {seen}, and {setting}"
+        identity = "Knafka" if self.handler is Handler.OWN else "Knative Eventing's controller"
+        observed = f"{there} (CustomResourceDefinition {EVENTING_DEFINITION})"
+        return f"{identity} adds Subscriptions to spec.subscribers: {observed}, and {setting}"

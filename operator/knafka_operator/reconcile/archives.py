@@ -145,23 +145,23 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
 
     async def observe(self, document: Document, record: _ArchiveRecord) -> Observed:
         declared = _parse_or_error(document, self.settings.maxima)
-        seen: Observed = ObservedArchive(document, declared, document.get("status") or {})
-        if isinstance(seen.archive, DeadLetterArchive):
-            seen = await self._observe_declared(seen, seen.archive, record)
-        if not record.at_rest or self.decide(seen, record).effects:
-            seen = await self._with_jobs(seen, record)
-        return seen
+        observed: Observed = ObservedArchive(document, declared, document.get("status") or {})
+        if isinstance(observed.archive, DeadLetterArchive):
+            observed = await self._observe_declared(observed, observed.archive, record)
+        if not record.at_rest or self.decide(observed, record).effects:
+            observed = await self._with_jobs(observed, record)
+        return observed
 
-    def stored_status(self, seen: Observed) -> Mapping[str, Any]:
-        return seen.status
+    def stored_status(self, observed: Observed) -> Mapping[str, Any]:
+        return observed.status
 
-    def decide(self, seen: Observed, record: _ArchiveRecord) -> deciding.ArchiveDecision:
-        decision = deciding.decide(seen, self.settings, self.now())
+    def decide(self, observed: Observed, record: _ArchiveRecord) -> deciding.ArchiveDecision:
+        decision = deciding.decide(observed, self.settings, self.now())
         record.requeue_after = decision.requeue_after
         return decision
 
     async def _observe_declared(
-        self, seen: Observed, archive: DeadLetterArchive, record: _ArchiveRecord
+        self, observed: Observed, archive: DeadLetterArchive, record: _ArchiveRecord
     ) -> Observed:
         broker = Identity(archive.metadata.namespace, archive.spec.broker)
         state, stored = self.states.broker_state(broker), None
@@ -174,35 +174,39 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
             uid,
         )
         group = names.archive_group(broker.namespace, archive.metadata.name, *mine, broker.name)
-        seen = replace(
-            seen,
+        observed = replace(
+            observed,
             broker=state,
             stored_broker=stored,
             broker_is_ours=stored is None or self.is_our_broker(stored),
             storage=storage,
             group=group,
         )
-        return await self._with_operations(await self._with_waiting_count(seen, record))
+        return await self._with_operations(await self._with_waiting_count(observed, record))
 
-    async def _with_operations(self, seen: Observed) -> Observed:
+    async def _with_operations(self, observed: Observed) -> Observed:
         """Add the operation whose turn is next. Raises `ClusterError`."""
-        operation, again = await self.operations.next_operation(Identity.of(seen.document))
-        return replace(seen, next_operation=operation, operations_again=again)
+        operation, again = await self.operations.next_operation(Identity.of(observed.document))
+        return replace(observed, next_operation=operation, operations_again=again)
 
-    async def _with_waiting_count(self, seen: Observed, record: _ArchiveRecord) -> Observed:
+    async def _with_waiting_count(self, observed: Observed, record: _ArchiveRecord) -> Observed:
         """Add the number of waiting dead letters."""
-        archive, state = seen.archive, seen.broker
-        if not isinstance(archive, DeadLetterArchive) or state is None or seen.storage is not None:
-            return seen
-        record.kafka, record.group = state.kafka, seen.group
+        archive, state = observed.archive, observed.broker
+        if (
+            not isinstance(archive, DeadLetterArchive)
+            or state is None
+            or observed.storage is not None
+        ):
+            return observed
+        record.kafka, record.group = state.kafka, observed.group
         broker = archive.metadata.namespace, archive.spec.broker
         try:
             waiting = await self._dead_letters.waiting(
-                state.kafka, *broker, seen.group, record.waiting
+                state.kafka, *broker, observed.group, record.waiting
             )
         except EXPECTED as error:
-            return replace(seen, waiting=error)
-        return replace(seen, waiting=waiting)
+            return replace(observed, waiting=error)
+        return replace(observed, waiting=waiting)
 
     async def _storage_problem(self, archive: DeadLetterArchive) -> tuple[KnafkaError | None, str]:
         """The problem with an archive's storage, None if there is none; and the UID of its
@@ -239,9 +243,9 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
             return NotReady("CredentialsIncomplete", message)
         return None
 
-    async def _with_jobs(self, seen: Observed, record: _ArchiveRecord) -> Observed:
+    async def _with_jobs(self, observed: Observed, record: _ArchiveRecord) -> Observed:
         """Add Jobs, their pods, and the Lease of the tables. Raises `ClusterError`."""
-        document = seen.document
+        document = observed.document
         jobs = await self._jobs(document)
         pods, judged = await last_pods(self.cluster, jobs), await self.operations.job_verdicts(jobs)
         lease = await self._stored_lease(document)
@@ -249,23 +253,23 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         gone = lease is not None and await self._holder_is_gone(
             str(lease["spec"].get("holderIdentity") or "")
         )
-        seen = replace(
-            seen,
+        observed = replace(
+            observed,
             jobs=tuple(jobs),
             pods=pods,
             unrecorded=judged.unrecorded,
             unwanted=judged.unwanted,
             lease=lease,
             holder_is_gone=gone,
-            address=await self._broker_address(seen),
+            address=await self._broker_address(observed),
         )
-        return await self._with_operations(seen)
+        return await self._with_operations(observed)
 
-    async def _broker_address(self, seen: Observed) -> str:
+    async def _broker_address(self, observed: Observed) -> str:
         """The URL in the status of the archive's Broker; empty: it has none."""
-        if not isinstance(seen.archive, DeadLetterArchive):
+        if not isinstance(observed.archive, DeadLetterArchive):
             return ""
-        broker = seen.archive.metadata.namespace, seen.archive.spec.broker
+        broker = observed.archive.metadata.namespace, observed.archive.spec.broker
         stored = await self.cluster.get(BROKERS.broker_version, BROKERS.broker, *broker)
         address = ((stored or {}).get("status") or {}).get("address") or {}
         return str(address.get("url") or "")
@@ -299,17 +303,19 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
 
     # Effects.
 
-    async def follow_up(self, effect: Effect, seen: Observed, record: _ArchiveRecord) -> Observed:
+    async def follow_up(
+        self, effect: Effect, observed: Observed, record: _ArchiveRecord
+    ) -> Observed:
         match effect.step:
             case Step.RECORD_RUN:
                 record.waiting.forget()
-                return await self._with_waiting_count(seen, record)
+                return await self._with_waiting_count(observed, record)
             case Step.APPLY_ACCOUNT:
-                return seen
+                return observed
         if isinstance(effect, Create):
             labels = effect.manifest["metadata"].get("labels") or {}
             self.operations.on_job(labels.get(OPERATION_LABEL, ""))
-        return await self._with_jobs(seen, record)
+        return await self._with_jobs(observed, record)
 
 
 def _parse_or_error(document: Document, maxima: Maxima) -> DeadLetterArchive | InvalidDocument:

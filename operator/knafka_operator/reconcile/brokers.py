@@ -98,7 +98,7 @@ class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
     def with_topic(self) -> Mapping[Identity, BrokerState]:
         """The state of every Broker that has its topic."""
         records = self.states.brokers.items()
-        return {who: each.state for who, each in records if each.state is not None}
+        return {identity: each.state for identity, each in records if each.state is not None}
 
     def is_ours(self, document: Document) -> bool:
         """Whether the Broker's class is one of ours (KN-BRK-04), and no other implementation serves
@@ -220,30 +220,30 @@ class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
         refused, stop = await self._external_topic_refusals(document, record)
         if stop is not None:
             await self._stop_receiver(stop, document, record)
-        seen = await self._observe_without_topic(document, record)
-        seen = replace(seen, refused=refused, stopped=stop is not None)
+        observed = await self._observe_without_topic(document, record)
+        observed = replace(observed, refused=refused, stopped=stop is not None)
         if refused is None:
-            seen = replace(seen, topic=await self._observe_topic(seen, record))
-        if isinstance(seen.topic, ObservedTopic):
+            observed = replace(observed, topic=await self._observe_topic(observed, record))
+        if isinstance(observed.topic, ObservedTopic):
             assert record.kafka is not None
-            seen = await self._observe_entry(seen, record.kafka)
-        return seen
+            observed = await self._observe_entry(observed, record.kafka)
+        return observed
 
-    def decide(self, seen: ObservedBroker, record: BrokerRecord) -> BrokerDecision:
-        return deciding.decide(seen, self.settings)
+    def decide(self, observed: ObservedBroker, record: BrokerRecord) -> BrokerDecision:
+        return deciding.decide(observed, self.settings)
 
     def status_of(
-        self, seen: ObservedBroker, decision: BrokerDecision, record: BrokerRecord
+        self, observed: ObservedBroker, decision: BrokerDecision, record: BrokerRecord
     ) -> Mapping[str, Any]:
-        identity = Identity.of(seen.document)
-        receiver = _receiver_identity(resource_of(seen.document))
+        identity = Identity.of(observed.document)
+        receiver = _receiver_identity(resource_of(observed.document))
         functions = receiver, *self.shards.services_of(identity)
         self.states.rolls.add_condition(decision.conditions, *functions)
-        status = super().status_of(seen, decision, record)
-        _update_state(seen, decision, record, status["conditions"])
+        status = super().status_of(observed, decision, record)
+        _update_state(observed, decision, record, status["conditions"])
         return status
 
-    async def finish(self, seen: ObservedBroker, record: BrokerRecord) -> None:
+    async def finish(self, observed: ObservedBroker, record: BrokerRecord) -> None:
         if record.state is not None:
             await self.shards.maintain(record.state.broker)
 
@@ -305,7 +305,7 @@ class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
             self.cluster, self.settings, self.states.policies, broker.metadata.namespace
         )
         encryption = features.encryption
-        seen = ObservedBroker(
+        observed = ObservedBroker(
             document,
             broker,
             connection,
@@ -315,8 +315,10 @@ class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
             event_types=features.event_types,
         )
         if isinstance(encryption, Encryption) and encryption.is_on:
-            seen = replace(seen, https=await observe_https(self.cluster, broker, self.settings))
-        return seen
+            observed = replace(
+                observed, https=await observe_https(self.cluster, broker, self.settings)
+            )
+        return observed
 
     async def _connect(self, broker: Broker) -> tuple[BrokerConnection, KafkaCluster]:
         """Configuration and client of a Broker's Kafka, by its ConfigMap over the installation's.
@@ -353,22 +355,22 @@ class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
         return with_default_delivery(broker, await self._config_map(namespace, name))
 
     async def _observe_topic(
-        self, seen: ObservedBroker, record: BrokerRecord
+        self, observed: ObservedBroker, record: BrokerRecord
     ) -> ObservedTopic | KnafkaError | None:
         """Claim the name of a Broker's topic and describe the topic; None: the Kafka isn't
         known."""
-        if isinstance(seen.broker, InvalidDocument) or not isinstance(
-            seen.connection, BrokerConnection
+        if isinstance(observed.broker, InvalidDocument) or not isinstance(
+            observed.connection, BrokerConnection
         ):
             return None
         assert record.kafka is not None
         taken = desired.NamesOfOthers(self.states.topics, record.uid)
         try:
-            await self._own.claim_if_proved(seen.document, record, taken)
+            await self._own.claim_if_proved(observed.document, record, taken)
             wanted = desired.broker_topic(
-                seen.broker,
-                seen.connection.config,
-                seen.connection.defaults,
+                observed.broker,
+                observed.connection.config,
+                observed.connection.defaults,
                 taken,
                 self.states.naming,
             )
@@ -379,31 +381,31 @@ class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
             if (
                 disputed
                 and found is not None
-                and status_annotations(seen.document).get(TOPIC_ID) == ""
+                and status_annotations(observed.document).get(TOPIC_ID) == ""
             ):
-                identity = Identity.of(seen.document)
+                identity = Identity.of(observed.document)
                 disputed = await has_records(record.kafka.topics, wanted.name) or (
                     await self._own.is_claimed(identity, wanted.name)
                 )
         except EXPECTED as error:
             return error
-        others = 0 if found else partitions_of_others(self.states, Identity.of(seen.document))
+        others = 0 if found else partitions_of_others(self.states, Identity.of(observed.document))
         return ObservedTopic(wanted, found, others, disputed)
 
-    async def _observe_entry(self, seen: ObservedBroker, kafka: KafkaCluster) -> ObservedBroker:
+    async def _observe_entry(self, observed: ObservedBroker, kafka: KafkaCluster) -> ObservedBroker:
         """Add the Broker's entry in its receiver's contract (decision 0024), and whether every
         replica has read it. Raises `ClusterError`."""
-        assert isinstance(seen.broker, Broker)
-        assert isinstance(seen.connection, BrokerConnection)
-        contract = deciding.receiver_contract(seen.broker, seen.connection, self.settings)
-        identity, service = Identity.of(seen.document), _receiver_identity(seen.broker)
+        assert isinstance(observed.broker, Broker)
+        assert isinstance(observed.connection, BrokerConnection)
+        contract = deciding.receiver_contract(observed.broker, observed.connection, self.settings)
+        identity, service = Identity.of(observed.document), _receiver_identity(observed.broker)
         try:
             receiver = await self.receivers.receiver_at(service, kafka, contract.contract_topic)
             await self.receivers.check_contract(receiver, identity)
         except LogError:
-            return seen  # its topic can't be had either, or what writes its entry says why
-        ingress, accepted = receiver.entry(f"/{identity}", seen.document)
-        return replace(seen, ingress=ingress, accepted=accepted)
+            return observed  # its topic can't be had either, or what writes its entry says why
+        ingress, accepted = receiver.entry(f"/{identity}", observed.document)
+        return replace(observed, ingress=ingress, accepted=accepted)
 
     async def _kafka_of(self, broker: Broker) -> KafkaCluster:
         """The Kafka with a Broker's topic, also if its ConfigMap was deleted first."""
@@ -443,22 +445,22 @@ def _receiver_identity(broker: Resource) -> Identity:
 
 
 def _update_state(
-    seen: ObservedBroker,
+    observed: ObservedBroker,
     decision: BrokerDecision,
     record: BrokerRecord,
     conditions: list[dict[str, Any]],
 ) -> None:
     """Update the record's state, by which the Broker's Triggers are reconciled. It stays as it is
     if the Broker's topic or connection was not found."""
-    topic, connection = decision.topic, seen.connection
+    topic, connection = decision.topic, observed.connection
     if topic is None or topic.existing is None or not isinstance(connection, BrokerConnection):
         return
-    assert isinstance(seen.broker, Broker)
+    assert isinstance(observed.broker, Broker)
     assert record.kafka is not None
     ready, mount = statuses.ready_condition(conditions), connection.mount
     record.stopped = None
     record.state = BrokerState(
-        broker=seen.broker,
+        broker=observed.broker,
         topic=topic.desired,
         partitions=topic.existing.partitions,
         defaults=connection.defaults,
@@ -466,5 +468,5 @@ def _update_state(
         kafka=record.kafka,
         ready=ready.get("status", "Unknown"),
         why_not=f"{ready.get('reason', '')} {ready.get('message', '')}".strip(),
-        oidc=is_authentication_on(seen.authentication),
+        oidc=is_authentication_on(observed.authentication),
     )

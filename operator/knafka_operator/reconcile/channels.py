@@ -85,7 +85,7 @@ class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
     def with_topic(self) -> Mapping[Identity, BrokerState]:
         """The state of every channel that has its topic."""
         records = self.states.brokers.items()
-        return {who: each.state for who, each in records if each.state is not None}
+        return {identity: each.state for identity, each in records if each.state is not None}
 
     def is_ours(self, document: Document) -> bool:
         """Whether the document is a KafkaChannel; a setting says whether they are served at all."""
@@ -157,32 +157,32 @@ class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
     async def observe(self, document: Document, record: BrokerRecord) -> ObservedChannel:
         return replace(await self._observe_channel(document, record), handling=self.handling)
 
-    def decide(self, seen: ObservedChannel, record: BrokerRecord) -> ChannelDecision:
-        return deciding.decide(seen, self.settings)
+    def decide(self, observed: ObservedChannel, record: BrokerRecord) -> ChannelDecision:
+        return deciding.decide(observed, self.settings)
 
     def status_of(
-        self, seen: ObservedChannel, decision: ChannelDecision, record: BrokerRecord
+        self, observed: ObservedChannel, decision: ChannelDecision, record: BrokerRecord
     ) -> Mapping[str, Any]:
-        if seen.rival is not None and (
+        if observed.rival is not None and (
             shown := deciding.conditions_beside_rival(
-                self.stored_status(seen), seen.rival, self.now()
+                self.stored_status(observed), observed.rival, self.now()
             )
         ):
             return {"conditions": shown}
-        waiting = self.shards.services_of(Identity.of(seen.document))
-        if isinstance(seen.connection, ChannelConnection):
-            waiting.append(self._service(_receiver_name(seen.connection)))
+        waiting = self.shards.services_of(Identity.of(observed.document))
+        if isinstance(observed.connection, ChannelConnection):
+            waiting.append(self._service(_receiver_name(observed.connection)))
         self.states.rolls.add_condition(decision.conditions, *waiting)
-        status = super().status_of(seen, decision, record)
-        _update_state(seen, decision, record, status["conditions"])
+        status = super().status_of(observed, decision, record)
+        _update_state(observed, decision, record, status["conditions"])
         return status
 
-    async def write(self, seen: ObservedChannel, status: Mapping[str, Any]) -> None:
+    async def write(self, observed: ObservedChannel, status: Mapping[str, Any]) -> None:
         if "annotations" in status:  # else it is another implementation's
-            await self._subscribers.write_spec_entries(seen.document)
-        await super().write(seen, status)
+            await self._subscribers.write_spec_entries(observed.document)
+        await super().write(observed, status)
 
-    async def finish(self, seen: ObservedChannel, record: BrokerRecord) -> None:
+    async def finish(self, observed: ObservedChannel, record: BrokerRecord) -> None:
         if record.state is not None:
             await self.shards.maintain(record.state.broker)
 
@@ -196,7 +196,7 @@ class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
             return ObservedChannel(
                 document, error, subscribers=self._subscribers.reported(document)
             )
-        seen = ObservedChannel(
+        observed = ObservedChannel(
             document,
             channel,
             CHANNELS.read_broker(document),
@@ -206,20 +206,20 @@ class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
         if declared is not None:
             namespace = channel.metadata.namespace
             sink = await observe_sink(self.cluster, declared, namespace, self.settings)
-            seen = replace(seen, dead_letter_sink=sink)
+            observed = replace(observed, dead_letter_sink=sink)
         if await self.cluster.get(*RIVAL) is not None:
-            return replace(seen, rival="/".join(RIVAL[1:]))
+            return replace(observed, rival="/".join(RIVAL[1:]))
         try:
             connection, record.kafka = await self.connections.connect(document)
         except EXPECTED as error:
-            return replace(seen, connection=error)
+            return replace(observed, connection=error)
         topic = await self._observe_topic(document, channel, connection, record)
         features = await observe_features(
             self.cluster, self.settings, self.states.policies, channel.metadata.namespace
         )
         encryption = features.encryption
-        seen = replace(
-            seen,
+        observed = replace(
+            observed,
             connection=connection,
             topic=topic,
             authentication=features.authentication,
@@ -228,15 +228,15 @@ class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
         )
         if isinstance(encryption, Encryption) and encryption.is_on:
             service = self._service(_receiver_name(connection))
-            seen = replace(seen, https=await observe_https_of(self.cluster, *service))
+            observed = replace(observed, https=await observe_https_of(self.cluster, *service))
         try:
             receiver = await self._receiver(connection, record.kafka)
             await self.receivers.check_contract(receiver, Identity.of(document))
         except LogError:
-            return seen  # its topic can't be had either, or what writes its entry says why
+            return observed  # its topic can't be had either, or what writes its entry says why
         ingress, accepted = receiver.entry(f"/{channel.id}", document)
         gateway = await self._gateway(receiver.service.name)
-        return replace(seen, ingress=ingress, accepted=accepted, gateway=gateway)
+        return replace(observed, ingress=ingress, accepted=accepted, gateway=gateway)
 
     async def _gateway(self, receiver: str) -> routes.Gateway | None:
         of = routes.NETWORKING, "Ingress", self.settings.namespace, receiver
@@ -284,11 +284,11 @@ class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
     # Effects.
 
     async def follow_up(
-        self, effect: Effect, seen: ObservedChannel, record: BrokerRecord
+        self, effect: Effect, observed: ObservedChannel, record: BrokerRecord
     ) -> ObservedChannel:
         if not isinstance(effect, ApplyReceiver):
-            return seen
-        return replace(seen, gateway=await self._gateway(effect.receiver.name))
+            return observed
+        return replace(observed, gateway=await self._gateway(effect.receiver.name))
 
     async def leave_receiver(self, document: Document, receiver: str) -> None:
         """Remove a channel from a receiver; returns when every replica has read that.
@@ -320,21 +320,21 @@ def _receiver_name(connection: ChannelConnection) -> str:
 
 
 def _update_state(
-    seen: ObservedChannel,
+    observed: ObservedChannel,
     decision: ChannelDecision,
     record: BrokerRecord,
     conditions: list[dict[str, Any]],
 ) -> None:
     """Update the record's state, which its Subscriptions are reconciled by. It stays as it is where
     the channel's topic or connection was not found."""
-    topic, connection = decision.topic, seen.connection
+    topic, connection = decision.topic, observed.connection
     if topic is None or topic.existing is None or not isinstance(connection, ChannelConnection):
         return
-    assert seen.broker is not None
+    assert observed.broker is not None
     assert record.kafka is not None
     ready = statuses.ready_condition(conditions)
     record.state = BrokerState(
-        broker=seen.broker,
+        broker=observed.broker,
         topic=topic.desired,
         partitions=topic.existing.partitions,
         defaults=connection.defaults,
@@ -342,5 +342,5 @@ def _update_state(
         kafka=record.kafka,
         ready=ready.get("status", "Unknown"),
         why_not=f"{ready.get('reason', '')} {ready.get('message', '')}".strip(),
-        oidc=is_authentication_on(seen.authentication),
+        oidc=is_authentication_on(observed.authentication),
     )

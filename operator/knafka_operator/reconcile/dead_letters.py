@@ -107,22 +107,24 @@ class DeadLetterMonitor:
         differs."""
         self._turn = (self._turn + 1) % TURNS
         due: dict[KafkaCluster, list[tuple[Identity, TriggerRecord, Watched]]] = {}
-        found = [(who, each) for who, each in self.states.triggers.items() if each.watched]
-        for who in self._topics.keys() - {who for who, _ in found}:
-            del self._topics[who]
-        for number, (who, record) in enumerate(found, 1):
+        found = [
+            (identity, each) for identity, each in self.states.triggers.items() if each.watched
+        ]
+        for identity in self._topics.keys() - {identity for identity, _ in found}:
+            del self._topics[identity]
+        for number, (identity, record) in enumerate(found, 1):
             if number % TRIGGERS_AT_ONCE == 0:
                 await asyncio.sleep(0)
-            if (watched := record.watched) is not None and self._is_check_due(who, watched):
-                due.setdefault(watched.kafka, []).append((who, record, watched))
+            if (watched := record.watched) is not None and self._is_check_due(identity, watched):
+                due.setdefault(watched.kafka, []).append((identity, record, watched))
         # Together: a Kafka that is away makes no other one wait.
         await asyncio.gather(*(self._check_kafka(kafka, each) for kafka, each in due.items()))
 
-    def _is_check_due(self, who: Identity, watched: Watched) -> bool:
-        name, topic = watched.egress.dead_letter_topic, self._topics.get(who)
+    def _is_check_due(self, identity: Identity, watched: Watched) -> bool:
+        name, topic = watched.egress.dead_letter_topic, self._topics.get(identity)
         if topic is None or (topic.name, topic.kafka) != (name, watched.kafka):
-            topic = self._topics[who] = _DeadLetterTopic(name, watched.kafka)
-        scaled = watched.kafka.scaler.status(self.states.family.trigger_id(who))
+            topic = self._topics[identity] = _DeadLetterTopic(name, watched.kafka)
+        scaled = watched.kafka.scaler.status(self.states.family.trigger_id(identity))
         before, topic.reported = topic.reported, scaled.counts.dead_lettered if scaled else 0
         has_more = topic.reported != before
         return topic.starts is not None or has_more or hash(name) % TURNS == self._turn
@@ -130,22 +132,22 @@ class DeadLetterMonitor:
     async def _check_kafka(
         self, kafka: KafkaCluster, due: list[tuple[Identity, TriggerRecord, Watched]]
     ) -> None:
-        of = {each.egress.dead_letter_topic: self._topics[who] for who, _, each in due}
+        of = {each.egress.dead_letter_topic: self._topics[identity] for identity, _, each in due}
         try:
             async with asyncio.timeout(LOOK_TIMEOUT):
                 ranges = await kafka.topics.ranges_of_all(of)
                 await self._update_waiting(
                     kafka, [(of[name], each) for name, each in ranges.items()]
                 )
-                for who, record, _ in due:
-                    if self._topics[who].name not in ranges:
-                        await self._note_missing(self._topics[who], record)
+                for identity, record, _ in due:
+                    if self._topics[identity].name not in ranges:
+                        await self._note_missing(self._topics[identity], record)
                 await self._judge_topics(kafka, due)
         except (LogError, TimeoutError) as error:
             # Its Triggers' status and the scaler say that Kafka is away.
             log.info("dead letters: %s", error or "Kafka did not answer")
-        for who, record, _ in due:
-            self._enqueue_if_changed(who, record)
+        for identity, record, _ in due:
+            self._enqueue_if_changed(identity, record)
 
     async def _update_waiting(
         self, kafka: KafkaCluster, found: Iterable[tuple[_DeadLetterTopic, Range]]
@@ -192,8 +194,8 @@ class DeadLetterMonitor:
     ) -> None:
         """Judge topics that are new or whose retention has changed, and alter Knafka's own."""
         described = 0
-        for who, record, watched in due:
-            topic, settings = self._topics.get(who), watched.egress.dead_letter_settings
+        for identity, record, watched in due:
+            topic, settings = self._topics.get(identity), watched.egress.dead_letter_settings
             if topic is None or topic.waiting is None or topic.starts is None:
                 continue
             if topic.waiting.records and topic.waiting.oldest is None:
@@ -224,10 +226,14 @@ class DeadLetterMonitor:
             topic.judged = by[0], topic.waiting.oldest if judged.would_expire else None
             self._apply_retention(topic)
 
-    def _enqueue_if_changed(self, who: Identity, record: TriggerRecord) -> None:
+    def _enqueue_if_changed(self, identity: Identity, record: TriggerRecord) -> None:
         """Enqueue a Trigger whose status differs from what is known, and report its first dead
         letters."""
-        topic, document, now = self._topics.get(who), record.document, self._condition(who)
+        topic, document, now = (
+            self._topics.get(identity),
+            record.document,
+            self._condition(identity),
+        )
         if topic is None or document is None or now is None or is_entry(document):
             return
         assert topic.waiting is not None
@@ -245,7 +251,7 @@ class DeadLetterMonitor:
         is_news = is_new or not wanted.items() <= _status_annotations(record).items()
         if is_news or (before != now and at - topic.written >= MESSAGE_INTERVAL):
             topic.written = at
-            self.enqueue((self.states.family.trigger, *who))
+            self.enqueue((self.states.family.trigger, *identity))
 
 
 def _status_annotations(record: TriggerRecord) -> Mapping[str, str]:

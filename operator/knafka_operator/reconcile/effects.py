@@ -88,13 +88,13 @@ class Effects:
     """Has a function's pod run; raises `NotReady`."""
 
     async def run(
-        self, effect: Effect, seen: Observed, kafka: KafkaCluster | None, delivery: Delivery
+        self, effect: Effect, observed: Observed, kafka: KafkaCluster | None, delivery: Delivery
     ) -> Any:
         """Run one effect; returns its result. Raises `EXPECTED` and `ClusterError`.
 
         `kafka` is where the object's topics and group are.
         """
-        document, cluster = seen.document, self.cluster
+        document, cluster = observed.document, self.cluster
         match effect:
             case Annotate(_, annotations, at_once):
                 if at_once:
@@ -114,7 +114,7 @@ class Effects:
                 owner = resource_of(document)
                 return await apply_service(cluster, manifest, owner, self.states.rolls)
             case AwaitReplacement(namespace, service):
-                await check_old_pods_gone(cluster, namespace, service, seen.revision)
+                await check_old_pods_gone(cluster, namespace, service, observed.revision)
             case Probe(url):
                 await self.probe(url)
             case Wake(url):

@@ -84,36 +84,36 @@ class ClusterWithEntries:
     # What changes. Each gives the Subscriptions that may be other ones now.
 
     def on_channel(self, channel: Document, *, gone: bool) -> Collection[Identity]:
-        who = Identity.of(channel)
-        before = self._channels.pop(who, None)
-        had = self._read.pop(who, _NONE)
+        identity = Identity.of(channel)
+        before = self._channels.pop(identity, None)
+        had = self._read.pop(identity, _NONE)
         if not gone:
-            self._channels[who] = channel
+            self._channels[identity] = channel
             if before is not None and _outline(before) == _outline(channel):
-                self._read[who] = had
+                self._read[identity] = had
                 return ()
-            self._read[who] = entries.read_entries(channel)
-        now = _NONE if gone else self._read[who]
+            self._read[identity] = entries.read_entries(channel)
+        now = _NONE if gone else self._read[identity]
         uids = set() if gone else now.valid.keys() | entries.promised_uids(channel)
         changed = {
             name
-            for uid, name in self._names.get(who, {}).items()
+            for uid, name in self._names.get(identity, {}).items()
             if had.valid.get(uid) != now.valid.get(uid)
         }
-        for uid in self._names.get(who, {}).keys() | uids:
-            changed |= self._assign_name(who, uid, uid in uids)
+        for uid in self._names.get(identity, {}).keys() | uids:
+            changed |= self._assign_name(identity, uid, uid in uids)
         return changed
 
     def on_subscription(self, subscription: Document, *, gone: bool) -> Collection[Identity]:
-        who, uid = Identity.of(subscription), str(subscription["metadata"].get("uid", ""))
-        before = self._subscriptions.pop((who.namespace, uid), None)
+        identity, uid = Identity.of(subscription), str(subscription["metadata"].get("uid", ""))
+        before = self._subscriptions.pop((identity.namespace, uid), None)
         if not gone:
-            self._subscriptions[who.namespace, uid] = subscription
+            self._subscriptions[identity.namespace, uid] = subscription
         named = CHANNELS.broker_of(subscription)
         if (gone or before is None) and (channel := self._channels.get(named)) is not None:
             if uid in self._read[named].valid or entries.is_promised(channel, uid):
-                return {who} | self._assign_name(named, uid, True)
-        return {who}
+                return {identity} | self._assign_name(named, uid, True)
+        return {identity}
 
     def on_handling(self, seen: bool | None) -> Collection[Identity]:
         """Note whether Knative Eventing is installed (None: not known); returns the Subscriptions
@@ -165,23 +165,23 @@ class ClusterWithEntries:
 
     # What there is.
 
-    def known(self, who: Identity) -> Document | None:
+    def known(self, identity: Identity) -> Document | None:
         """The Subscription of this name as last heard of; None: nothing is delivered by it."""
-        place = self._places.get(who)
+        place = self._places.get(identity)
         channel = None if place is None else self._channels.get(place.channel)
-        return self._effective_subscription(who, self._stored(who, place), channel)
+        return self._effective_subscription(identity, self._stored(identity, place), channel)
 
-    def _stored(self, who: Identity, place: EntryPlace | None) -> Document | None:
+    def _stored(self, identity: Identity, place: EntryPlace | None) -> Document | None:
         if place is not None:
-            found = self._subscriptions.get((who.namespace, place.uid))
-            return found if found is not None and Identity.of(found) == who else None
-        named = (each for each in self._subscriptions.values() if Identity.of(each) == who)
+            found = self._subscriptions.get((identity.namespace, place.uid))
+            return found if found is not None and Identity.of(found) == identity else None
+        named = (each for each in self._subscriptions.values() if Identity.of(each) == identity)
         return next(named, None)
 
     def _effective_subscription(
-        self, who: Identity, stored: Document | None, channel: Document | None
+        self, identity: Identity, stored: Document | None, channel: Document | None
     ) -> Document | None:
-        place, handler = self._places.get(who), self.handling.handler
+        place, handler = self._places.get(identity), self.handling.handler
         ours = stored is not None and is_of_kafka_channel(stored)
         if place is None or channel is None:
             return None if ours and handler is Handler.EVENTING else stored
@@ -192,38 +192,38 @@ class ClusterWithEntries:
             return entries.with_promise(stored, channel)
         entry = self._entries_of(place.channel, channel).valid.get(place.uid)
         if entry is not None:
-            return entries.as_subscription(channel, place.uid, who.name, entry, stored)
+            return entries.as_subscription(channel, place.uid, identity.name, entry, stored)
         if stored is None and self._is_missing_too_long(place):
-            return entries.as_subscription(channel, place.uid, who.name, None, None)
+            return entries.as_subscription(channel, place.uid, identity.name, None, None)
         return None if ours or stored is None else stored
 
-    def _entries_of(self, who: Identity, channel: Document) -> entries.ListedEntries:
-        heard = self._channels.get(who)
+    def _entries_of(self, identity: Identity, channel: Document) -> entries.ListedEntries:
+        heard = self._channels.get(identity)
         if heard is not None and _listed(heard) == _listed(channel):
-            return self._read[who]
+            return self._read[identity]
         return entries.read_entries(channel)
 
     def _is_missing_too_long(self, place: EntryPlace) -> bool:
         since = self._missing.get((place.channel, place.uid))
         return since is not None and self._now() - since >= MISSING_ENTRY_KEPT
 
-    def requeue_after(self, who: Identity) -> float | None:
+    def requeue_after(self, identity: Identity) -> float | None:
         """Seconds until a missing entry's time is over; None: it isn't missing."""
-        place = self._places.get(who)
+        place = self._places.get(identity)
         since = None if place is None else self._missing.get((place.channel, place.uid))
         return None if since is None else max(since + MISSING_ENTRY_KEPT - self._now(), 1.0)
 
-    def release_name(self, who: Identity) -> Collection[Identity]:
+    def release_name(self, identity: Identity) -> Collection[Identity]:
         """Note that nothing is delivered under this name any more; returns the Subscriptions that
         waited for that."""
-        waited = [each for each, name in self._leaving.items() if name == who]
+        waited = [each for each, name in self._leaving.items() if name == identity]
         for each in waited:
             del self._leaving[each]
-        return [self._names.get(channel, {}).get(uid, who) for channel, uid in waited]
+        return [self._names.get(channel, {}).get(uid, identity) for channel, uid in waited]
 
-    async def stored(self, who: Identity) -> Document | None:
+    async def stored(self, identity: Identity) -> Document | None:
         """The stored Subscription of this name, whatever its entry says."""
-        return await self._inner.get(CHANNELS.trigger_version, CHANNELS.trigger, *who)
+        return await self._inner.get(CHANNELS.trigger_version, CHANNELS.trigger, *identity)
 
     # As a Cluster.
 
@@ -231,18 +231,23 @@ class ClusterWithEntries:
         found = await self._inner.get(api_version, kind, namespace, name)
         if (api_version, kind) != (MESSAGING, CHANNELS.trigger):
             return found
-        who = Identity(namespace, name)
-        place = self._places.get(who)
+        identity = Identity(namespace, name)
+        place = self._places.get(identity)
         if self.handling.handler is None and (place is not None or found is not None):
             raise ClusterError(
-                f"can't reconcile {kind} {who}: it isn't known yet whether Knative Eventing is here"
+                f"can't reconcile {kind} {identity}: it isn't known yet whether Knative Eventing "
+                "is here"
             )
         if place is None:
-            return self._effective_subscription(who, found, None)
+            return self._effective_subscription(identity, found, None)
         if (before := self._leaving.get((place.channel, place.uid))) is not None:
-            raise ClusterError(f"can't reconcile {kind} {who}: it is delivered as {before} still")
+            raise ClusterError(
+                f"can't reconcile {kind} {identity}: it is delivered as {before} still"
+            )
         of = CHANNELS.broker_version, CHANNELS.broker
-        return self._effective_subscription(who, found, await self._inner.get(*of, *place.channel))
+        return self._effective_subscription(
+            identity, found, await self._inner.get(*of, *place.channel)
+        )
 
     async def list(
         self,

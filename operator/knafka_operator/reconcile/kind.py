@@ -214,16 +214,16 @@ class Reconciler(Generic[S, D, R]):
         `ClusterError`."""
         raise NotImplementedError
 
-    def decide(self, seen: S, record: R) -> D:
+    def decide(self, observed: S, record: R) -> D:
         raise NotImplementedError
 
-    def kafka_of(self, seen: S, record: R) -> KafkaCluster | None:
+    def kafka_of(self, observed: S, record: R) -> KafkaCluster | None:
         """The Kafka in which the object's effects are run."""
         return None
 
-    async def follow_up(self, effect: Effect, seen: S, record: R) -> S:
+    async def follow_up(self, effect: Effect, observed: S, record: R) -> S:
         """Read again what an effect has changed; raises as `Effects.run`."""
-        return seen
+        return observed
 
     async def start_delivery(self, document: Document, watched: Any, *, replaces: bool) -> Any:
         raise TypeError(f"nothing of {type(self).__name__} is delivered")
@@ -234,53 +234,57 @@ class Reconciler(Generic[S, D, R]):
     async def leave_receiver(self, document: Document, receiver: str) -> None:
         raise TypeError(f"none of {type(self).__name__} shares a receiver")
 
-    def stored_status(self, seen: S) -> Mapping[str, Any]:
+    def stored_status(self, observed: S) -> Mapping[str, Any]:
         """The object's status as it is stored now."""
-        return seen.document.get("status") or {}
+        return observed.document.get("status") or {}
 
-    def status_of(self, seen: S, decision: D, record: R) -> Mapping[str, Any]:
+    def status_of(self, observed: S, decision: D, record: R) -> Mapping[str, Any]:
         """The status of the last decision, with its conditions."""
         conditions: ConditionSet = getattr(decision, "conditions")  # noqa: B009
-        return {**decision.status, "conditions": self.conditions(seen, conditions)}
+        return {**decision.status, "conditions": self.conditions(observed, conditions)}
 
-    def conditions(self, seen: S, found: ConditionSet) -> list[dict[str, Any]]:
+    def conditions(self, observed: S, found: ConditionSet) -> list[dict[str, Any]]:
         """The list `status.conditions`, with transition times and summary."""
-        return found.merged_into(self.stored_status(seen).get("conditions") or (), self.timestamp())
+        return found.merged_into(
+            self.stored_status(observed).get("conditions") or (), self.timestamp()
+        )
 
-    async def write(self, seen: S, status: Mapping[str, Any]) -> None:
+    async def write(self, observed: S, status: Mapping[str, Any]) -> None:
         """Write the changes of the object's status."""
-        if patch := statuses.merge_patch(self.stored_status(seen), status):
-            await self.cluster.write_status(seen.document, patch)
+        if patch := statuses.merge_patch(self.stored_status(observed), status):
+            await self.cluster.write_status(observed.document, patch)
 
-    async def finish(self, seen: S, record: R) -> None:
+    async def finish(self, observed: S, record: R) -> None:
         """Work after the status was written."""
 
     async def reconcile(self, document: Document) -> Mapping[str, Any] | None:
         """Observe, then decide and run effects until there are none; see `Kind.reconcile`."""
         record = self.ensure_record(document)
-        seen = await self.observe(document, record)
-        if seen is None:
+        observed = await self.observe(document, record)
+        if observed is None:
             return None
-        decision = self.decide(seen, record)
+        decision = self.decide(observed, record)
         for _ in range(MAX_DECISIONS):
             if not decision.effects:
                 break
-            seen = await self.run_effects(decision.effects, seen, record)
-            decision = self.decide(seen, record)
-        status = self.status_of(seen, decision, record)
-        await self.write(seen, status)
-        await self.finish(seen, record)
+            observed = await self.run_effects(decision.effects, observed, record)
+            decision = self.decide(observed, record)
+        status = self.status_of(observed, decision, record)
+        await self.write(observed, status)
+        await self.finish(observed, record)
         return status
 
-    async def run_effects(self, effects: Iterable[Effect], seen: S, record: R) -> S:
+    async def run_effects(self, effects: Iterable[Effect], observed: S, record: R) -> S:
         """Run effects in order until one fails; returns what is observed after them."""
         for effect in effects:
             try:
-                result = await self.effects.run(effect, seen, self.kafka_of(seen, record), self)
-                seen = await self.follow_up(effect, seen.after(effect, result), record)
+                result = await self.effects.run(
+                    effect, observed, self.kafka_of(observed, record), self
+                )
+                observed = await self.follow_up(effect, observed.after(effect, result), record)
             except EXPECTED as error:
-                return seen.with_failure(effect, error)
-        return seen
+                return observed.with_failure(effect, error)
+        return observed
 
 
 class BrokerReconciler(Reconciler[S, D, BrokerRecord], Kind):
@@ -294,7 +298,7 @@ class BrokerReconciler(Reconciler[S, D, BrokerRecord], Kind):
     def ensure_record(self, document: Document) -> BrokerRecord:
         return self.states.ensure_broker(document)
 
-    def kafka_of(self, seen: S, record: BrokerRecord) -> KafkaCluster | None:
+    def kafka_of(self, observed: S, record: BrokerRecord) -> KafkaCluster | None:
         return record.kafka
 
     def on_change(self, document: Document, *, gone: bool) -> Collection[Key]:

@@ -53,20 +53,20 @@ class Moves:
         """Take a sample of each `auto` Trigger, and move those that need it."""
         now = asyncio.get_running_loop().time()
         wanted: list[Move] = []
-        for number, (who, record) in enumerate(list(self.states.triggers.items()), 1):
+        for number, (identity, record) in enumerate(list(self.states.triggers.items()), 1):
             if number % TRIGGERS_AT_ONCE == 0:
                 await asyncio.sleep(0)
-            if (move := self._judge(who, record, now)) is not None:
+            if (move := self._judge(identity, record, now)) is not None:
                 wanted.append(move)
-        for who in self._histories.keys() - self.states.triggers.keys():
-            del self._histories[who]
+        for identity in self._histories.keys() - self.states.triggers.keys():
+            del self._histories[identity]
         while self._made and now - self._made[0][0] >= MOVES_PERIOD:
             self._made.popleft()
         for move in deciding.choose_moves(wanted, [made for _, made in self._made]):
             self._made.append((now, move))
             self._move(move)
 
-    def _judge(self, who: Identity, record: TriggerRecord, now: float) -> Move | None:
+    def _judge(self, identity: Identity, record: TriggerRecord, now: float) -> Move | None:
         needed, watched = record.needed, record.watched
         if (
             needed is None
@@ -74,18 +74,19 @@ class Moves:
             or watched is None
             or watched.isolation is not needed  # paused, or on its way
             or watched.autoscaling.min_scale
-            or (scaled := watched.kafka.scaler.status(self.states.family.trigger_id(who))) is None
+            or (scaled := watched.kafka.scaler.status(self.states.family.trigger_id(identity)))
+            is None
         ):
-            self._histories.pop(who, None)
+            self._histories.pop(identity, None)
             return None
-        history = self._histories.get(who)
+        history = self._histories.get(identity)
         if history is None or history.state.activity is not ACTIVITY_BY_ISOLATION[needed]:
-            history = self._histories[who] = History(
+            history = self._histories[identity] = History(
                 ActivityState(ACTIVITY_BY_ISOLATION[needed], now)
             )
         history.add(deciding.sample_of(scaled, now), self.limits)
         threshold = watched.autoscaling.lag_threshold
-        return deciding.desired_move(who, record.broker, history, threshold, self.limits)
+        return deciding.desired_move(identity, record.broker, history, threshold, self.limits)
 
     def _move(self, move: Move) -> None:
         record = self.states.triggers.get(move.trigger)

@@ -65,7 +65,7 @@ class TriggerObserver:
         stored = None if state else await self.cluster.get(*kind, *broker)
         if stored is not None and not self.is_ours(stored):
             return ObservedTrigger(document, trigger, stored_broker=stored)
-        seen = ObservedTrigger(
+        observed = ObservedTrigger(
             document,
             trigger,
             broker=state,
@@ -76,22 +76,22 @@ class TriggerObserver:
             contract=await self._contract(broker) if state else None,
             actions=await self._actions(document, state) if state else None,
         )
-        seen = await self.with_destinations(seen, identity)
-        return replace(seen, needed=record.needed)  # last, as it may change meanwhile
+        observed = await self.with_destinations(observed, identity)
+        return replace(observed, needed=record.needed)  # last, as it may change meanwhile
 
     async def with_destinations(
-        self, seen: ObservedTrigger[KafkaCluster], identity: Identity
+        self, observed: ObservedTrigger[KafkaCluster], identity: Identity
     ) -> ObservedTrigger[KafkaCluster]:
         """Add the Trigger's destinations, dependency and its namespace's min-scale; its `trigger`
         must be valid. Raises `ClusterError`."""
-        trigger, state = seen.trigger, seen.broker
+        trigger, state = observed.trigger, observed.broker
         assert isinstance(trigger, Trigger)
         namespace, subscriber = identity.namespace, trigger.spec.subscriber
         sink = desired.dead_letter_destination(trigger, state.broker) if state else None
-        reply = self.states.family.reply_of(seen.document)
+        reply = self.states.family.reply_of(observed.document)
         self._record_references(identity, subscriber, reply, sink)
         return replace(
-            seen,
+            observed,
             dependency=await self._dependency(trigger),
             subscriber=await self._sink(subscriber, namespace),
             dead_letter_sink=await self._sink(sink, namespace) if sink else None,
@@ -193,8 +193,10 @@ def min_scale_of_others(states: States, trigger: Identity) -> int:
     """Sum of min-scale of the other Triggers in a Trigger's namespace."""
     return sum(
         record.watched.autoscaling.min_scale
-        for who, record in states.triggers.items()
-        if who.namespace == trigger.namespace and who != trigger and record.watched is not None
+        for identity, record in states.triggers.items()
+        if identity.namespace == trigger.namespace
+        and identity != trigger
+        and record.watched is not None
     )
 
 
@@ -202,6 +204,8 @@ def partitions_of_others(states: States, broker: Identity) -> int:
     """Number of partitions of the other Brokers' topics in a Broker's namespace."""
     return sum(
         record.state.partitions
-        for who, record in states.brokers.items()
-        if who.namespace == broker.namespace and who != broker and record.state is not None
+        for identity, record in states.brokers.items()
+        if identity.namespace == broker.namespace
+        and identity != broker
+        and record.state is not None
     )

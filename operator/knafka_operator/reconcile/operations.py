@@ -179,19 +179,24 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
     async def observe(
         self, document: Document, record: _OperationRecord | None
     ) -> ObservedOperation:
-        seen = ObservedOperation(document, _parse_or_error(document))
-        return seen if record is None else await self._observe(seen, record)
+        observed = ObservedOperation(document, _parse_or_error(document))
+        return observed if record is None else await self._observe(observed, record)
 
-    def decide(self, seen: ObservedOperation, record: _OperationRecord | None) -> OperationDecision:
-        decision = deciding.decide(seen, self.now())
-        self._again[seen.document["metadata"].get("uid", "")] = decision.requeue_after
+    def decide(
+        self, observed: ObservedOperation, record: _OperationRecord | None
+    ) -> OperationDecision:
+        decision = deciding.decide(observed, self.now())
+        self._again[observed.document["metadata"].get("uid", "")] = decision.requeue_after
         return decision
 
     def status_of(
-        self, seen: ObservedOperation, decision: OperationDecision, record: _OperationRecord | None
+        self,
+        observed: ObservedOperation,
+        decision: OperationDecision,
+        record: _OperationRecord | None,
     ) -> Mapping[str, Any]:
-        status = {**seen.status, **decision.status}
-        self.remember({**seen.document, "status": status})
+        status = {**observed.status, **decision.status}
+        self.remember({**observed.document, "status": status})
         return status
 
     async def delete(self, document: Document) -> None:
@@ -209,16 +214,16 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
             raise NotReady("Waiting", message, transient=True)
 
     async def _observe(
-        self, seen: ObservedOperation, record: _OperationRecord
+        self, observed: ObservedOperation, record: _OperationRecord
     ) -> ObservedOperation:
-        if not isinstance(seen.operation, InvalidDocument):
+        if not isinstance(observed.operation, InvalidDocument):
             archive = await self.cluster.get(KNAFKA, ARCHIVE, *record.archive)
-            seen = replace(seen, archive=archive)
+            observed = replace(observed, archive=archive)
         if record.at_rest:
-            return seen
-        jobs = await self._jobs(seen.document)
+            return observed
+        jobs = await self._jobs(observed.document)
         record.at_rest = not jobs
-        return replace(seen, jobs=jobs, pods=await last_pods(self.cluster, jobs))
+        return replace(observed, jobs=jobs, pods=await last_pods(self.cluster, jobs))
 
     async def _jobs(self, document: Document) -> list[Document]:
         metadata = document["metadata"]

@@ -186,11 +186,11 @@ class Receivers:
         record.reset_if_reread()
         # Where it isn't known who writes there they may be another installation's.
         for path in list(contract.records) if self.settings.installation else ():
-            who = identity_at_path(path)
-            if who in self.states.brokers:
+            identity = identity_at_path(path)
+            if identity in self.states.brokers:
                 continue
-            if await self.cluster.get(family.broker_version, family.broker, *who) is None:
-                log.warning("%s %s is gone and still had an entry", family.broker, who)
+            if await self.cluster.get(family.broker_version, family.broker, *identity) is None:
+                log.warning("%s %s is gone and still had an entry", family.broker, identity)
                 await contract.write(path, None)
 
     async def apply(
@@ -247,7 +247,7 @@ class Receivers:
                         await asyncio.sleep(REPLICA_POLL_INTERVAL)
         except TimeoutError:
             answers = record.replicas.items()
-            behind = sorted(who for who, at in answers if at is None or at < wanted)
+            behind = sorted(identity for identity, at in answers if at is None or at < wanted)
             raise NotReady(
                 "ReceiverBehind",
                 f"{len(behind)} replicas of {record.service.name} have not read offset {wanted} of "
@@ -262,8 +262,8 @@ class Receivers:
         if any(at is not None and at > record.contract.position for at in found.values()):
             # Of the topic before this one, or of another one after it: what there is is asked.
             found = {
-                who: at if at and at <= record.contract.position else None
-                for who, at in found.items()
+                identity: at if at and at <= record.contract.position else None
+                for identity, at in found.items()
             }
             record.contract.checked_at = -math.inf
         # To the end that there is by now: whichever waits next need not ask.

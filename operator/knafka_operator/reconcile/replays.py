@@ -53,28 +53,32 @@ class Replays:
     async def _check_kafkas(self) -> None:
         """Start a check of each Kafka in a task of its own, so that an unreachable Kafka delays no
         other."""
-        watched = {who: each for who in self._states.triggers if (each := self._delivered(who))}
+        watched = {
+            identity: each
+            for identity in self._states.triggers
+            if (each := self._delivered(identity))
+        }
         triggers: dict[KafkaCluster, list[Identity]] = {}
-        for who, each in (self._followed | watched).items():
-            triggers.setdefault(each.kafka, []).append(who)
+        for identity, each in (self._followed | watched).items():
+            triggers.setdefault(each.kafka, []).append(identity)
         for kafka, those in triggers.items():
             self._start_once(kafka, self._check_kafka, kafka, those)
 
     async def _check_kafka(self, kafka: KafkaCluster, triggers: Collection[Identity]) -> None:
         topics = await _replay_topics_in(kafka)
-        for who in triggers:
-            wanted, before = self._delivered(who), self._followed.get(who)
+        for identity in triggers:
+            wanted, before = self._delivered(identity), self._followed.get(identity)
             if wanted is not None and wanted.kafka is not kafka:
                 continue  # it moved while that was asked
             if wanted is not None and topics is not None:
                 wanted = wanted if topics and _replay_topic(wanted) in topics else None
             # Of a Kafka that doesn't say, those that are followed stay so.
             if wanted != before and (topics is not None or before is not None):
-                self._start_once(who, self._set_followed, who, wanted)
+                self._start_once(identity, self._set_followed, identity, wanted)
 
-    def _delivered(self, who: Identity) -> Watched | None:
+    def _delivered(self, identity: Identity) -> Watched | None:
         """A Trigger's delivery; None: it isn't delivered, or is paused."""
-        record = self._states.triggers.get(who)
+        record = self._states.triggers.get(identity)
         watched = record.watched if record is not None else None
         return None if watched is None or watched.autoscaling.paused else watched
 
@@ -96,15 +100,15 @@ class Replays:
         finally:
             self._busy.discard(what)
 
-    async def _set_followed(self, who: Identity, wanted: Watched | None) -> None:
-        before = self._followed.get(who)
+    async def _set_followed(self, identity: Identity, wanted: Watched | None) -> None:
+        before = self._followed.get(identity)
         if before is not None and (wanted is None or wanted.kafka is not before.kafka):
-            await self._unfollow(who)
+            await self._unfollow(identity)
         if wanted is not None:
-            await self._follow(who, wanted)
+            await self._follow(identity, wanted)
 
-    async def _follow(self, who: Identity, watched: Watched) -> None:
-        record = self._states.triggers.get(who)
+    async def _follow(self, identity: Identity, watched: Watched) -> None:
+        record = self._states.triggers.get(identity)
         if record is None or record.document is None:
             return
         family = self._states.family
@@ -123,24 +127,24 @@ class Replays:
             account=dispatcher_account(egress),
         )
         await apply_service(self._cluster, manifest, trigger)
-        namespace = services.function_namespace(family, who, self._settings)
-        self._states.urls[self._scaler_id(who)] = services.service_url(
-            services.replayer_name(family, who), namespace, self._settings
+        namespace = services.function_namespace(family, identity, self._settings)
+        self._states.urls[self._scaler_id(identity)] = services.service_url(
+            services.replayer_name(family, identity), namespace, self._settings
         )
         watched.kafka.watched.add(egress.topic)
-        await watched.kafka.scaler.watch(self._scaler_id(who), egress, autoscaling)
-        self._followed[who] = watched
+        await watched.kafka.scaler.watch(self._scaler_id(identity), egress, autoscaling)
+        self._followed[identity] = watched
 
-    async def _unfollow(self, who: Identity) -> None:
+    async def _unfollow(self, identity: Identity) -> None:
         """Stop a Trigger's replays. The replayer's Service stays until the Trigger is deleted,
         scaled to zero."""
-        watched = self._followed.pop(who)
+        watched = self._followed.pop(identity)
         watched.kafka.watched.discard(_replay_topic(watched))
-        await watched.kafka.scaler.forget(self._scaler_id(who))
-        self._states.urls.pop(self._scaler_id(who), None)
+        await watched.kafka.scaler.forget(self._scaler_id(identity))
+        self._states.urls.pop(self._scaler_id(identity), None)
 
-    def _scaler_id(self, who: Identity) -> str:
-        return f"{self._states.family.trigger_id(who)} (replays)"
+    def _scaler_id(self, identity: Identity) -> str:
+        return f"{self._states.family.trigger_id(identity)} (replays)"
 
 
 async def _replay_topics_in(kafka: KafkaCluster) -> Collection[str] | None:

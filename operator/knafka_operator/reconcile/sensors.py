@@ -79,12 +79,12 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         scaled = None if record is None else record.scaled
         return None if record is None or scaled is None else scaled[0].scaler.status(record.id)
 
-    def scaled(self) -> Mapping[Identity, tuple[TriggerStatus, Mapping[Cause, int]]]:
+    def scaled_sensors(self) -> Mapping[Identity, tuple[TriggerStatus, Mapping[Cause, int]]]:
         """Status and wakes by cause of each scaled Sensor."""
         return {
-            who: (status, each.scaled[0].scaler.wakes(each.id))
-            for who, each in self.states.sensors.items()
-            if each.scaled is not None and (status := self.status(who)) is not None
+            identity: (status, each.scaled[0].scaler.wakes(each.id))
+            for identity, each in self.states.sensors.items()
+            if each.scaled is not None and (status := self.status(identity)) is not None
         }
 
     async def publish(self, queue: WorkQueue) -> None:
@@ -100,9 +100,9 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     def ensure_record(self, document: Document) -> SensorRecord:
         return self.remember(document)
 
-    def decide(self, seen: Observed, record: SensorRecord) -> SensorDecision:
+    def decide(self, observed: Observed, record: SensorRecord) -> SensorDecision:
         taken = desired.NamesOfOthers(self.states.of_sensors, record.uid)
-        decision = deciding.decide(seen, taken, self.settings)
+        decision = deciding.decide(observed, taken, self.settings)
         # Before anything is awaited: another Sensor gets none of these names from here on.
         for effect in decision.effects:
             if isinstance(effect, Annotate):
@@ -111,10 +111,10 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         return decision
 
     def status_of(
-        self, seen: Observed, decision: SensorDecision, record: SensorRecord
+        self, observed: Observed, decision: SensorDecision, record: SensorRecord
     ) -> Mapping[str, Any]:
         self.states.rolls.add_condition(decision.conditions, self._function_identity(record))
-        return super().status_of(seen, decision, record)
+        return super().status_of(observed, decision, record)
 
     async def stop_on_bus(self, bus: Bus) -> set[str]:
         """Delete the functions of all Sensors on a bus; returns their groups. Raises
@@ -215,7 +215,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         except InvalidDocument as error:
             return ObservedSensor(document, error)
         there = await self.cluster.get(SERVING, "Service", *self._function_identity(record))
-        seen: Observed = ObservedSensor(
+        observed: Observed = ObservedSensor(
             document,
             sensor,
             stands=there is not None and services.is_owned(there, sensor),
@@ -224,29 +224,29 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         )
         brokers, of_bus = self.buses.get(record.bus.family), self._bus_record(record.bus)
         if brokers is None:
-            return replace(seen, served=False)
+            return replace(observed, served=False)
         state, stored = of_bus.state if of_bus else None, None
         if state is None:
             stored = await self._stored_bus(record.bus)
-        seen = replace(
-            seen,
+        observed = replace(
+            observed,
             broker=state,
             stored_broker=stored,
             ours=stored is None or brokers.is_ours(stored),
             stopped=of_bus.stopped if of_bus else None,
         )
         if isinstance(brokers, Channels):
-            seen = replace(seen, handler=brokers.handling.handler)
+            observed = replace(observed, handler=brokers.handling.handler)
         if state is None:
-            return seen
+            return observed
         record.kafka = state.kafka
         topics = await self._topics(sensor, annotations, state)
         try:
             disputed = await self._own.disputed_topics(annotations, topics, state.kafka, record)
             foreign = await self._own.group_is_foreign(record, annotations, state.kafka)
         except EXPECTED as error:
-            return replace(seen, topics=error)
-        return replace(seen, topics=topics, disputed=disputed, group_is_foreign=foreign)
+            return replace(observed, topics=error)
+        return replace(observed, topics=topics, disputed=disputed, group_is_foreign=foreign)
 
     async def _topics(
         self, sensor: Sensor, annotations: Mapping[str, str], bus: BrokerState
@@ -304,7 +304,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
 
     # Effects.
 
-    def kafka_of(self, seen: Observed, record: SensorRecord) -> KafkaCluster | None:
+    def kafka_of(self, observed: Observed, record: SensorRecord) -> KafkaCluster | None:
         return record.kafka
 
     async def start_delivery(

@@ -244,11 +244,14 @@ class Shards:
     async def _withdraw_orphans(self, broker: Identity, contract: SharedContractTopic) -> None:
         """Remove the records of Triggers that were deleted without our finalizer."""
         for group, shared in list(contract.records.items()):
-            who = Identity(shared.egress.namespace, shared.egress.trigger)
-            if who not in self.states.triggers:
+            identity = Identity(shared.egress.namespace, shared.egress.trigger)
+            if identity not in self.states.triggers:
                 kind = self.states.family.trigger
-                if await self.cluster.get(self.states.family.trigger_version, kind, *who) is None:
-                    log.warning("%s %s is gone and was still delivered", kind, who)
+                if (
+                    await self.cluster.get(self.states.family.trigger_version, kind, *identity)
+                    is None
+                ):
+                    log.warning("%s %s is gone and was still delivered", kind, identity)
                     await contract.withdraw(group)
 
     async def _list_services(self, record: BrokerRecord, broker: Broker) -> None:

@@ -93,9 +93,9 @@ class Subscribers:
                 channel = await self._stored(channel)
             kind = {"apiVersion": channel["apiVersion"], "kind": channel["kind"]}
             kept = ("namespace", "name", "uid", "resourceVersion")
-            who = {key: channel["metadata"][key] for key in kept if key in channel["metadata"]}
+            identity = {key: channel["metadata"][key] for key in kept if key in channel["metadata"]}
             spec = {"subscribers": merged}
-            await self.cluster.apply({**kind, "metadata": who, "spec": spec})
+            await self.cluster.apply({**kind, "metadata": identity, "spec": spec})
         if wanted.keys() != entries.own_uids(channel):
             await self._record_own_uids(channel, wanted.keys())
 

@@ -81,7 +81,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
     def watched(self) -> dict[Identity, Watched]:
         """Every delivered Trigger, with its delivery."""
         records = self.states.triggers.items()
-        return {who: each.watched for who, each in records if each.watched is not None}
+        return {identity: each.watched for identity, each in records if each.watched is not None}
 
     def on_change(self, document: Document, *, gone: bool) -> Collection[Key]:
         self.neighbours.on_change(document, gone=gone)
@@ -116,43 +116,43 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         broker = self.states.brokers.get(broker_of(document))
         if broker is not None and broker.stopped is not None:
             await self._stop(_unread_trigger(document), record)
-        seen = await self.observer.observe(document)
-        if seen.stored_broker is not None:
-            if not self.brokers.is_ours(seen.stored_broker):
+        observed = await self.observer.observe(document)
+        if observed.stored_broker is not None:
+            if not self.brokers.is_ours(observed.stored_broker):
                 await self.leave(document)
                 return None
-            if seen.watched is not None and not (broker is not None and broker.reconciled):
+            if observed.watched is not None and not (broker is not None and broker.reconciled):
                 # It was resumed, and its Broker's turn is to come, which wakes it: until then what
                 # its status says is the best that is known.
                 return None
-        if seen.broker is not None:
+        if observed.broker is not None:
             await self.own.claim_if_proved(
-                document, record, self._groups_of_others(record), seen.broker
+                document, record, self._groups_of_others(record), observed.broker
             )
-            foreign = await self.own.foreign_groups(document, seen.broker)
-            seen = replace(seen, foreign_groups=foreign)
-        return seen
+            foreign = await self.own.foreign_groups(document, observed.broker)
+            observed = replace(observed, foreign_groups=foreign)
+        return observed
 
     def _groups_of_others(self, record: TriggerRecord) -> desired.NamesOfOthers:
         return desired.NamesOfOthers(self.states.groups, record.uid)
 
-    def decide(self, seen: Observed, record: TriggerRecord) -> Decision:
-        taken = replace(self._groups_of_others(record), applications=seen.foreign_groups)
-        decision = deciding.decide(seen, taken, self.settings)
-        if decision.watched is not None and not seen.acted:
-            self.shards.reserve(broker_of(seen.document), decision.watched)
+    def decide(self, observed: Observed, record: TriggerRecord) -> Decision:
+        taken = replace(self._groups_of_others(record), applications=observed.foreign_groups)
+        decision = deciding.decide(observed, taken, self.settings)
+        if decision.watched is not None and not observed.acted:
+            self.shards.reserve(broker_of(observed.document), decision.watched)
             record.needed = decision.automatic
         return decision
 
     async def run_effects(
-        self, effects: Iterable[Effect], seen: Observed, record: TriggerRecord
+        self, effects: Iterable[Effect], observed: Observed, record: TriggerRecord
     ) -> Observed:
-        return replace(await super().run_effects(effects, seen, record), acted=True)
+        return replace(await super().run_effects(effects, observed, record), acted=True)
 
     def status_of(
-        self, seen: Observed, decision: Decision, record: TriggerRecord
+        self, observed: Observed, decision: Decision, record: TriggerRecord
     ) -> Mapping[str, Any]:
-        document, conditions, shown = seen.document, decision.conditions, decision.status
+        document, conditions, shown = observed.document, decision.conditions, decision.status
         family, identity = self.states.family, Identity.of(document)
         scaled = self.status(identity)
         shown["annotations"].update(scaling_annotations(scaled))
@@ -166,11 +166,11 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
             conditions = subscription.subscription_conditions(conditions)
             shown = subscription.subscription_status(shown)
             self._report_to_channel(document, record, conditions)
-        conditions, shown = self.in_words_of_kind(seen, conditions, shown)
-        return {**shown, "conditions": self.conditions(seen, conditions)}
+        conditions, shown = self.in_words_of_kind(observed, conditions, shown)
+        return {**shown, "conditions": self.conditions(observed, conditions)}
 
     def in_words_of_kind(
-        self, seen: Observed, conditions: ConditionSet, shown: dict[str, Any]
+        self, observed: Observed, conditions: ConditionSet, shown: dict[str, Any]
     ) -> tuple[ConditionSet, dict[str, Any]]:
         """Translate conditions and status to the words of a derived kind; here unchanged."""
         return conditions, shown
@@ -188,11 +188,11 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
     async def leave(self, document: Document) -> None:
         """Clean up after a Trigger whose Broker another implementation serves: end delivery, and
         remove our part of its status. Its group stays, as the other implementation uses it."""
-        seen, record = _unread_trigger(document), self.states.ensure_trigger(document)
+        observed, record = _unread_trigger(document), self.states.ensure_trigger(document)
         if DISPATCHER_KEY in status_annotations(document):
             await self.stop_delivery(Identity.of(document))
             await self._delete_functions(document)
-        left = await super().run_effects(leaving.effects_of_leaving(document), seen, record)
+        left = await super().run_effects(leaving.effects_of_leaving(document), observed, record)
         if left.failure is not None:
             raise left.failure
 
@@ -319,13 +319,15 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
 
     # Effects.
 
-    def kafka_of(self, seen: Observed, record: TriggerRecord) -> KafkaCluster | None:
-        return None if seen.broker is None else seen.broker.kafka
+    def kafka_of(self, observed: Observed, record: TriggerRecord) -> KafkaCluster | None:
+        return None if observed.broker is None else observed.broker.kafka
 
-    async def follow_up(self, effect: Effect, seen: Observed, record: TriggerRecord) -> Observed:
+    async def follow_up(
+        self, effect: Effect, observed: Observed, record: TriggerRecord
+    ) -> Observed:
         if isinstance(effect, AwaitReplacement):
             record.replaced = False
-        return seen
+        return observed
 
     async def start_delivery(
         self, document: Document, watched: Watched, *, replaces: bool
@@ -342,13 +344,13 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
     async def end_delivery(self, document: Document) -> None:
         await self.stop_delivery(Identity.of(document))
 
-    async def _stop(self, seen: Observed, record: TriggerRecord) -> None:
+    async def _stop(self, observed: Observed, record: TriggerRecord) -> None:
         """End all delivery of a Trigger whose Broker may not use its topic; failures are logged."""
         stopped = await super().run_effects(
-            deciding.stop_effects(seen.document, self.settings), seen, record
+            deciding.stop_effects(observed.document, self.settings), observed, record
         )
         if stopped.failure is not None:
-            kind, identity = self.states.family.trigger, Identity.of(seen.document)
+            kind, identity = self.states.family.trigger, Identity.of(observed.document)
             log.warning("%s %s is to stop: %s", kind, identity, stopped.failure)
 
     async def _delete_functions(self, document: Document) -> None:

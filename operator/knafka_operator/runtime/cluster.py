@@ -33,7 +33,7 @@ from urllib3.exceptions import HTTPError
 
 from knafka_operator.model.cluster import ClusterError, Conflict, Document, NotAllowed, Rejected
 from knafka_operator.runtime.json_answers import decode_json
-from knafka_operator.runtime.kinds import RestMapper
+from knafka_operator.runtime.rest_mapper import RestMapper
 
 MANAGER: Final = "knafka-operator"
 """The field manager of applied objects."""

@@ -31,8 +31,8 @@ from knafka_operator.runtime.cluster import WatchSelection
 from knafka_operator.runtime.definitions import Definitions
 from knafka_operator.runtime.events import Events
 from knafka_operator.runtime.function_keys import FunctionKeys
-from knafka_operator.runtime.kinds import RestMapper
 from knafka_operator.runtime.naming import FollowedNaming
+from knafka_operator.runtime.rest_mapper import RestMapper
 from knafka_operator.runtime.selections import (
     BESIDE,
     CONFIG_MAPS,

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.handler import EVENTING_DEFINITION
 from knafka_operator.operator import Operator
-from knafka_operator.runtime.kinds import RestMapper
+from knafka_operator.runtime.rest_mapper import RestMapper
 
 
 class Definitions:

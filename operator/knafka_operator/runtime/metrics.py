@@ -48,24 +48,24 @@ def operator_metrics(operator: Operator) -> Iterator[Metric]:
     ):
         label = kind.removeprefix("Kafka").lower()
         ready = [
-            ({"namespace": who.namespace, label: who.name}, int(each.ready == "True"))
+            ({"namespace": identity.namespace, label: identity.name}, int(each.ready == "True"))
             for beside in operator.all_operators
             if beside.family is of
-            for who, each in beside.brokers.with_topic.items()
+            for identity, each in beside.brokers.with_topic.items()
         ]
         if ready or of is BROKERS:
             yield Metric(name, f"Whether the {kind} is Ready", ready, "gauge")
     if operator.sinks is not None:
         ready = [
-            ({"namespace": who.namespace, "sink": who.name}, int(each.is_ready))
-            for who, each in operator.sinks.records.items()
+            ({"namespace": identity.namespace, "sink": identity.name}, int(each.is_ready))
+            for identity, each in operator.sinks.records.items()
             if each.is_ready is not None
         ]
         yield Metric("knafka_sink_ready", "Whether the KafkaSink is Ready", ready, "gauge")
     watched = [
-        (triggers.states.family.trigger_id(who), each, triggers.status(who))
+        (triggers.states.family.trigger_id(identity), each, triggers.status(identity))
         for triggers in operator.delivering_kinds
-        for who, each in triggers.watched.items()
+        for identity, each in triggers.watched.items()
     ]
     scaled = [
         (egress_labels(each.egress), status) for _, each, status in watched if status is not None
@@ -122,8 +122,8 @@ def _dead_letter_metrics(
     waiting = [
         (egress_labels(each.egress), found)
         for triggers in operator.delivering_kinds
-        for who, each in triggers.watched.items()
-        if (found := triggers.dead_letters.waiting(who)) is not None
+        for identity, each in triggers.watched.items()
+        if (found := triggers.dead_letters.waiting(identity)) is not None
     ]
     yield Metric(
         "knafka_dead_letters",
@@ -156,8 +156,8 @@ def _dead_letter_metrics(
 
 def _sensor_metrics(sensors: Sensors) -> Iterator[Metric]:
     found = [
-        ({"namespace": who.namespace, "sensor": who.name}, status, wakes)
-        for who, (status, wakes) in sensors.scaled().items()
+        ({"namespace": identity.namespace, "sensor": identity.name}, status, wakes)
+        for identity, (status, wakes) in sensors.scaled_sensors().items()
     ]
     yield Metric(
         "knafka_sensor_lag",

@@ -66,7 +66,7 @@ class FollowedTracing:
         """Apply the ConfigMaps to all functions at once, when a process or a term begins."""
         tracing = self._settings.tracing
         try:
-            wanted = (await self._retry_until_answered(self._read))[0]
+            wanted = (await self._retry_until_answered(self._read_variables))[0]
         except InvalidDocument as error:
             wanted = await self._retry_until_answered(self._running_variables)
             log.warning("%s: functions go on as they were", error)
@@ -101,7 +101,7 @@ class FollowedTracing:
     async def _apply_config(self, operator: Owners, post: Post) -> None:
         tracing = self._settings.tracing
         try:
-            wanted, config = await self._read()
+            wanted, config = await self._read_variables()
         except InvalidDocument as error:
             if self._problem != (problem := f"{error}: functions go on as they were"):
                 self._problem = problem
@@ -135,7 +135,7 @@ class FollowedTracing:
                 enqueue(trigger)
             await asyncio.sleep(ROLL_OUT_SPACING)
 
-    async def _read(self) -> tuple[Mapping[str, str], Document | None]:
+    async def _read_variables(self) -> tuple[Mapping[str, str], Document | None]:
         """The tracing variables, and the ConfigMap that declares them; raises `InvalidDocument`."""
         found = {name: await self._get(name) for name in CONFIG_MAPS}
         data = {name: (each or {}).get("data") or {} for name, each in found.items()}

@@ -63,7 +63,9 @@ Identity = tuple[str, str]
 class WatchApi(Protocol):
     """Lists and watches objects; implemented by `ApiCluster`. Both methods block."""
 
-    def list_page(self, selection: WatchSelection, after: str | None) -> Document: ...
+    def list_page(self, selection: WatchSelection, after: str | None) -> Document:
+        """One page of a list; `after` is the `continue` of the page before."""
+        ...
 
     def open_watch(
         self, selection: WatchSelection, version: str, seconds: int, silence: float

@@ -6,7 +6,7 @@ A unit is what has processes of its own: a Trigger, a shard of many, or a Sensor
 itself when it has been idle; one too many is ended when its budget is nearly spent, which several
 requests share, one after the other.
 
-Not here: how many there are to be (`looks`), what lines of progress mean (`scaled_groups`,
+Not here: how many there are to be (`lag_checks`), what lines of progress mean (`scaled_groups`,
 `scaled_shard`), HTTP (`drains`).
 """
 
@@ -374,6 +374,7 @@ def error_text(error: Exception) -> str:
 
 
 def _current_task() -> Hold:
+    """The task that runs now, which is a hold."""
     task = asyncio.current_task()
     assert task is not None
     return task

@@ -112,6 +112,8 @@ class KafkaCluster:
                 await asyncio.wait(set(self._closing))
 
     async def _check_ends(self) -> None:
+        """Ask for the ends of the due topics, and wake the readers of those that have moved.
+        Raises `LogError`."""
         if not (wanted := self._due_topics()):
             return
         was_away, self._is_away = self._is_away, True
@@ -124,8 +126,8 @@ class KafkaCluster:
         if was_away:
             self.on_return()
         for topic, now in ends.items():
-            # Also at the first look: what came since the scaler's own is not to wait for the next.
-            # But only what grew since then is known to be new.
+            # Also at the first check: records since the scaler's own check mustn't wait for the
+            # next one. But only growth between two checks is known to be new.
             if (before := self._ends.get(topic)) != now:
                 self._ends[topic] = now
                 self._moved[topic] = asyncio.get_running_loop().time()

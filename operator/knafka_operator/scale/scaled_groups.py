@@ -3,7 +3,8 @@
 A Trigger has one consumer group, and so has a Sensor. A shard has many, each of which is a
 Trigger's.
 
-Not here: deciding (`looks`), holding (`holds`), what a shard reports of a Trigger (`scaled_shard`).
+Not here: deciding (`lag_checks`), holding (`holds`), what a shard reports of a Trigger
+(`scaled_shard`).
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ or goes is held by one of them at a time:
 Drains of what changes or goes are ended at once; what merely ends, such as this process, ends no
 drain: dispatchers go on, and the next scaler holds them. Time is the event loop's.
 
-Not here: when Kafka is asked, and what is decided then (`looks`), how a request is held (`holds`),
-Kafka and HTTP, which `GroupSource` and `Drains` bring in for the operator and the local mode. One
-Scaler serves one Kafka.
+Not here: when Kafka is asked, and what is decided then (`lag_checks`), how a request is held
+(`holds`), Kafka and HTTP, which `GroupSource` and `Drains` bring in for the operator and the local
+mode. One Scaler serves one Kafka.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from knafka_operator.decide.scaling import (
 )
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.scale.holds import REQUEST_BUDGETS, EndingHolds, Holds, cancel_holds
-from knafka_operator.scale.looks import LagChecks, SensorLagCheck, TopicLagCheck
+from knafka_operator.scale.lag_checks import LagChecks, SensorLagCheck, TopicLagCheck
 from knafka_operator.scale.scaled_groups import ScaledSensor, ScaledTrigger
 from knafka_operator.scale.scaled_shard import ScaledShard
 

@@ -88,13 +88,13 @@ class ObservedSink(Observed):
     """The receiver's Revision that has answered a probe."""
 
     def after(self, effect: Effect, result: Any) -> ObservedSink:
-        seen = super().after(effect, result)
+        observed = super().after(effect, result)
         match effect:
             case CreateTopic():
-                return replace(seen, topic=result)
+                return replace(observed, topic=result)
             case Probe(answers_for=revision):
-                return replace(seen, probed=revision)
-        return seen
+                return replace(observed, probed=revision)
+        return observed
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +107,13 @@ class SinkDecision:
     """All but the conditions."""
 
 
-def decide(seen: ObservedSink, settings: Settings) -> SinkDecision:
+def decide(observed: ObservedSink, settings: Settings) -> SinkDecision:
     """Decide a KafkaSink's conditions, status and next effects, which keep `BROKER_ORDER`."""
-    before = seen.document.get("status") or {}
-    conditions, needed = ConditionSet(SINK_CONDITIONS), Needed(seen.failed)
-    annotations = seen.annotations
+    before = observed.document.get("status") or {}
+    conditions, needed = ConditionSet(SINK_CONDITIONS), Needed(observed.failed)
+    annotations = observed.annotations
     status: dict[str, Any] = {
-        "observedGeneration": seen.document["metadata"].get("generation", 0),
+        "observedGeneration": observed.document["metadata"].get("generation", 0),
         "annotations": annotations,
         # Once there is a receiver, it receives; while replaced, the old one does.
         "address": before.get("address"),
@@ -127,15 +127,18 @@ def decide(seen: ObservedSink, settings: Settings) -> SinkDecision:
         return SinkDecision(tuple(needed.effects), conditions, status)
 
     with conditions.step(CONFIG_PARSED):
-        sink, kafka = value_or_raise(seen.sink), value_or_raise(seen.kafka)
-        senders, encryption = value_or_raise(seen.authentication), value_or_raise(seen.encryption)
+        sink, kafka = value_or_raise(observed.sink), value_or_raise(observed.kafka)
+        senders, encryption = (
+            value_or_raise(observed.authentication),
+            value_or_raise(observed.encryption),
+        )
     if not conditions.holds(CONFIG_PARSED):
         return decision()
     assert kafka is not None
     with conditions.step(TOPIC_READY):
-        topic = value_or_raise(seen.topic)
+        topic = value_or_raise(observed.topic)
         found = _owned_or_external_topic(
-            seen, sink, topic, annotations, settings, needed, conditions
+            observed, sink, topic, annotations, settings, needed, conditions
         )
     if not conditions.holds(TOPIC_READY):
         return decision()
@@ -151,33 +154,38 @@ def decide(seen: ObservedSink, settings: Settings) -> SinkDecision:
     )
     ingress = encryption.with_encryption_rule(senders.with_sender_rules(ingress, sink))
     with conditions.step(DATA_PLANE_AVAILABLE):
-        if seen.revision is None:
+        if observed.revision is None:
             check_receiver_scaling(sink.metadata.annotations, settings.maxima)
             manifest = sink_receiver_service(
-                sink, ingress, seen.secret, settings, oidc=senders.is_on
+                sink, ingress, observed.secret, settings, oidc=senders.is_on
             )
             needed.run_first(ApplyService(Step.APPLY_RECEIVER, manifest))
-    if seen.revision is None:
+    if observed.revision is None:
         return decision()
-    if isinstance(seen.https, NotReady):
-        unaddressed = seen.https
+    if isinstance(observed.https, NotReady):
+        unaddressed = observed.https
     name, namespace = sink_receiver_name(sink), sink.metadata.namespace
     url = services.service_url(name, namespace, settings) + ingress.path
-    addresses = encryption.addresses(http_address(url, ingress.audience), ingress.path, seen.https)
+    addresses = encryption.addresses(
+        http_address(url, ingress.audience), ingress.path, observed.https
+    )
     status["address"] = addresses[-1] if addresses else None
     status.update(addresses_status(addresses, before) | senders.policies_status(sink, before))
-    for condition in (encryption.encrypted_condition(seen.https), senders.policies_condition(sink)):
+    for condition in (
+        encryption.encrypted_condition(observed.https),
+        senders.policies_condition(sink),
+    ):
         if condition is not None:
             conditions.set(condition)
     with conditions.step(PROBE_SUCCEEDED):
-        if seen.revision not in (annotations.get(PROBED), seen.probed):
-            needed.run_first(Probe(url, seen.revision))
-        annotations[PROBED] = seen.revision
+        if observed.revision not in (annotations.get(PROBED), observed.probed):
+            needed.run_first(Probe(url, observed.revision))
+        annotations[PROBED] = observed.revision
     return decision()
 
 
 def _owned_or_external_topic(
-    seen: ObservedSink,
+    observed: ObservedSink,
     sink: KafkaSink,
     found: TopicDescription | None,
     annotations: dict[str, str],
@@ -188,14 +196,14 @@ def _owned_or_external_topic(
     """Check or create the sink's topic, and note its owner in `annotations`; returns the topic.
     Raises `NotReady` and `TopicRefused`."""
     wanted = topic_to_create(sink)
-    is_own = wanted is not None and is_made_for(sink, found, annotations, seen)
+    is_own = wanted is not None and is_made_for(sink, found, annotations, observed)
     if found is None and wanted is None:
         raise TopicRefused(
             "TopicNotFound",
             f"{sink.servers:.300} has no topic {sink.spec.topic}: create it, let the sink's user "
             "describe it, or have it made by spec.numPartitions and spec.replicationFactor",
         )
-    if found is None and seen.taken:
+    if found is None and observed.taken:
         message = f"topic {sink.spec.topic} is being made for another KafkaSink"
         raise NotReady("TopicNotOurs", message, transient=True)
     if wanted is None or (found is not None and not is_own):
@@ -211,8 +219,8 @@ def _owned_or_external_topic(
         found,
         annotations,
         settings.maxima,
-        seen.others,
-        disputed=seen.disputed,
+        observed.others,
+        disputed=observed.disputed,
         recorded=recorded,
     ):
         needed.run_first(*making)
@@ -237,10 +245,10 @@ def is_made_for(
     sink: KafkaSink,
     found: TopicDescription | None,
     annotations: Mapping[str, str],
-    seen: ObservedSink,
+    observed: ObservedSink,
 ) -> bool:
     """Whether an existing topic was created for this sink, by the id in its status."""
     known = annotations.get(TOPIC_ID)
     if found is None or known is None or annotations.get(TOPIC_STATUS) != sink.spec.topic:
         return False
-    return known == found.id if known else not (seen.disputed or seen.taken)
+    return known == found.id if known else not (observed.disputed or observed.taken)

@@ -155,28 +155,28 @@ class KafkaSinks(Reconciler[ObservedSink, SinkDecision, SinkRecord], Kind):
 
     # Reconcile.
 
-    def decide(self, seen: ObservedSink, record: SinkRecord) -> SinkDecision:
-        decision = decide(seen, self.settings)
+    def decide(self, observed: ObservedSink, record: SinkRecord) -> SinkDecision:
+        decision = decide(observed, self.settings)
         # Before anything is awaited: no other sink makes a topic of this name from here on.
         for effect in decision.effects:
-            if isinstance(effect, Annotate) and isinstance(seen.sink, KafkaSink):
-                self._claim(record, seen.sink.servers, effect.annotations[TOPIC_STATUS])
+            if isinstance(effect, Annotate) and isinstance(observed.sink, KafkaSink):
+                self._claim(record, observed.sink.servers, effect.annotations[TOPIC_STATUS])
         return decision
 
-    def kafka_of(self, seen: ObservedSink, record: SinkRecord) -> KafkaCluster | None:
+    def kafka_of(self, observed: ObservedSink, record: SinkRecord) -> KafkaCluster | None:
         return record.kafka
 
     def status_of(
-        self, seen: ObservedSink, decision: SinkDecision, record: SinkRecord
+        self, observed: ObservedSink, decision: SinkDecision, record: SinkRecord
     ) -> Mapping[str, Any]:
-        namespace, _ = Identity.of(seen.document)
-        receiver = Identity(namespace, sink_receiver_name(resource_of(seen.document)))
+        namespace, _ = Identity.of(observed.document)
+        receiver = Identity(namespace, sink_receiver_name(resource_of(observed.document)))
         self.states.rolls.add_condition(decision.conditions, receiver)
-        status = super().status_of(seen, decision, record)
+        status = super().status_of(observed, decision, record)
         record.is_ready = ready_condition(status["conditions"]).get("status") == "True"
-        if isinstance(seen.sink, KafkaSink):
+        if isinstance(observed.sink, KafkaSink):
             is_own = TOPIC_STATUS in status["annotations"]
-            record.partitions = (seen.sink.spec.num_partitions or 0) if is_own else 0
+            record.partitions = (observed.sink.spec.num_partitions or 0) if is_own else 0
         return status
 
     # Observe.
@@ -197,7 +197,7 @@ class KafkaSinks(Reconciler[ObservedSink, SinkDecision, SinkRecord], Kind):
         )
         path = None if secret is None else services.SECRET_PATH
         reached = Kafka(bootstrap_servers=sink.servers, secret_path=path)
-        seen = ObservedSink(
+        observed = ObservedSink(
             document,
             sink,
             reached,
@@ -207,17 +207,17 @@ class KafkaSinks(Reconciler[ObservedSink, SinkDecision, SinkRecord], Kind):
             authentication=features.authentication,
             encryption=features.encryption,
         )
-        if isinstance(seen.encryption, Encryption) and seen.encryption.is_on:
+        if isinstance(observed.encryption, Encryption) and observed.encryption.is_on:
             receiver = identity.namespace, sink_receiver_name(sink)
-            seen = replace(seen, https=await observe_https_of(self.cluster, *receiver))
+            observed = replace(observed, https=await observe_https_of(self.cluster, *receiver))
         try:
             topics = record.kafka.topics
             found = await topics.describe_topic(sink.spec.topic)
             asked = found is not None and status_annotations(document).get(TOPIC_ID) == ""
             disputed = not asked or await has_records(topics, sink.spec.topic)
         except EXPECTED as error:
-            return replace(seen, topic=error)
-        return replace(seen, topic=found, disputed=disputed)
+            return replace(observed, topic=error)
+        return replace(observed, topic=found, disputed=disputed)
 
     async def _connect(self, sink: KafkaSink) -> tuple[KafkaCluster, tuple[str, str] | None]:
         """The sink's Kafka, and the name and version of its Secret; None if it needs no Secret.

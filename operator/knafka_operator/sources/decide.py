@@ -138,8 +138,8 @@ def source_status(
     """Translate a Trigger's status, without conditions, to a KafkaSource's."""
     named = {_ADDRESSES.get(key, key): each for key, each in decided.items()}
     named["sinkUri"] = named.get("sinkUri") or None
-    who = Identity.of(document)
-    dispatcher = services.dispatcher_name(SOURCES, who)
+    identity = Identity.of(document)
+    dispatcher = services.dispatcher_name(SOURCES, identity)
     named["consumers"] = 0 if scaled is None else scaled.replicas
     named["selector"] = f"serving.knative.dev/service={dispatcher}"
     if isinstance(trigger, SourceTrigger):

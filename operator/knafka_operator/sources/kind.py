@@ -93,25 +93,25 @@ class KafkaSources(Triggers):
         except InvalidDocument as error:
             return Observed(document, error, watched=record.watched)
         assert isinstance(trigger, SourceTrigger)
-        seen = Observed(document, trigger, watched=record.watched, replaced=record.replaced)
+        observed = Observed(document, trigger, watched=record.watched, replaced=record.replaced)
         try:
             broker = await self.source_observer.broker_state_of(document, trigger.source)
         except EXPECTED as error:
             # What is delivered goes on: a stored Broker without a topic has that effect.
-            seen = replace(seen, unreachable=error, stored_broker=document)
+            observed = replace(observed, unreachable=error, stored_broker=document)
         else:
             record.kafka = broker.kafka
-            seen = replace(seen, broker=broker)
-        return await self.observer.with_destinations(seen, identity)
+            observed = replace(observed, broker=broker)
+        return await self.observer.with_destinations(observed, identity)
 
     def in_words_of_kind(
-        self, seen: Observed, conditions: ConditionSet, shown: dict[str, Any]
+        self, observed: Observed, conditions: ConditionSet, shown: dict[str, Any]
     ) -> tuple[ConditionSet, dict[str, Any]]:
-        trigger = seen.trigger
+        trigger = observed.trigger
         assert isinstance(trigger, SourceTrigger | KnafkaError)
-        scaled = self.status(Identity.of(seen.document))
-        own = source_status(shown, seen.document, trigger, scaled)
-        return source_conditions(conditions, seen.failed), own
+        scaled = self.status(Identity.of(observed.document))
+        own = source_status(shown, observed.document, trigger, scaled)
+        return source_conditions(conditions, observed.failed), own
 
     async def start_delivery(
         self, document: Document, watched: Watched, *, replaces: bool

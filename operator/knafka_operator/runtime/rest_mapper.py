@@ -1,4 +1,4 @@
-"""Kinds: REST mapper. Where the API server keeps the objects of a kind, asked by apiVersion and
+"""REST mapper: where the API server keeps the objects of a kind, asked by apiVersion and
 remembered, also that there is no such kind.
 
 The dynamic client's own discovery isn't used: it lets go of everything it knows for each kind that
