@@ -345,6 +345,7 @@ class Operator:
                 raise failure
 
     async def delete_broker(self, document: Document) -> None:
+        """End all delivery from a Broker, and delete its topic and groups; raises `KnafkaError`."""
         identity = Identity.of(document)
         # First of all: a Trigger that is just being reconciled would begin to drain again.
         self.states.ensure_broker(document).state = None
@@ -450,6 +451,7 @@ class Operator:
             self._on_subscriptions_changed([identity])
 
     def on_broker(self, document: Document, *, gone: bool) -> None:
+        """Note that a Broker or channel has changed or was deleted; enqueues what it concerns."""
         identity, ours = Identity.of(document), self.brokers.is_ours(document)
         self.remember_class(document, gone=gone)
         if gone:
@@ -461,6 +463,7 @@ class Operator:
             self.wake_triggers(identity)
 
     def on_trigger(self, document: Document, *, gone: bool) -> None:
+        """Note that a Trigger has changed or was deleted; enqueues it if needed."""
         identity = Identity.of(document)
         if gone:
             self.states.mark_trigger_gone(identity)

@@ -121,6 +121,7 @@ class ObservedArchive(Observed, Generic[K]):
         return next(iter(self.failed.values()), None)
 
     def after(self, effect: Effect, result: Any) -> ObservedArchive[K]:
+        """A copy that includes an effect's result."""
         observed = super().after(effect, result)
         match effect:
             case WriteStatus(patch=news):

@@ -60,10 +60,12 @@ _INSTALLATION_POD_FIELDS: Final = ("imagePullSecrets", "nodeSelector", "tolerati
 
 
 def job_name(archive: str, run: int) -> str:
+    """The name of an archive's Job of this run number."""
     return f"{archive.replace('.', '-')}-{run}"
 
 
 def account_name(archive: str) -> str:
+    """The name of the ServiceAccount of an archive's Jobs with executors."""
     return names.child(archive, "-dead-letter-driver")
 
 

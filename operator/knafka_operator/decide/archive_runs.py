@@ -35,6 +35,7 @@ def job_outcome(job: Mapping[str, Any]) -> str:
 
 
 def run_number(job: Mapping[str, Any]) -> int:
+    """The run number of a Job; 0: its name has none."""
     return run_number_in(object_name(job))
 
 
@@ -45,6 +46,7 @@ def run_number_in(name: str) -> int:
 
 
 def object_name(job: Mapping[str, Any]) -> str:
+    """The name in an object's metadata."""
     return str(job["metadata"]["name"])
 
 
@@ -132,6 +134,7 @@ def terminated_state(pod: Mapping[str, Any] | None) -> Mapping[str, Any]:
 def failure_message(
     job: Mapping[str, Any], pod: Mapping[str, Any] | None, found: Mapping[str, Any]
 ) -> str:
+    """Why a Job failed: by its report, its container's state, or its conditions."""
     if error := found.get("error"):
         return str(error)[:1000]
     reason = terminated_state(pod).get("reason")
@@ -158,8 +161,10 @@ def start_problem(pod: Mapping[str, Any]) -> str:
 
 
 def timestamp(moment: datetime) -> str:
+    """A time as RFC 3339 in whole seconds; it must be UTC."""
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def parse_timestamp(text: str) -> datetime:
+    """The time of an RFC 3339 text."""
     return datetime.fromisoformat(text)

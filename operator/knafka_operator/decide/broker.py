@@ -158,6 +158,7 @@ class ObservedBroker(Observed):
     """The receiver's Revision that has answered a probe."""
 
     def after(self, effect: Effect, result: Any) -> ObservedBroker:
+        """A copy that includes an effect's result."""
         observed = super().after(effect, result)
         match effect:
             case Apply(Step.PROJECT_SECRET):

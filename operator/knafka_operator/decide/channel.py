@@ -133,6 +133,7 @@ class ObservedChannel(Observed):
     """Who reconciles Subscriptions."""
 
     def after(self, effect: Effect, result: Any) -> ObservedChannel:
+        """A copy that includes an effect's result."""
         observed = super().after(effect, result)
         match effect:
             case CreateTopic() if isinstance(observed.topic, ObservedTopic):

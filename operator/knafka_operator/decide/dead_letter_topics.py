@@ -118,10 +118,12 @@ class Ownership:
 
     @classmethod
     def of(cls, annotations: Mapping[str, str]) -> Ownership | None:
+        """Read the claim in a status's annotations; None: there is none."""
         id_, given = annotations.get(TOPIC_ID), annotations.get(RETENTION_ANNOTATION)
         return cls(id_, given) if id_ and given else None
 
     def annotations(self) -> dict[str, str]:
+        """The annotations of a status that keep the claim."""
         return {TOPIC_ID: self.id, RETENTION_ANNOTATION: self.retention}
 
 

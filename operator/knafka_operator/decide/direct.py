@@ -85,6 +85,7 @@ def channels_direct_service(receiver: str, settings: Settings) -> services.Manif
 
 
 def channels_direct_host(receiver: str, settings: Settings) -> str:
+    """The host of the Service that leads past Knative to a receiver's pods."""
     return services.service_host(
         _channels_direct_service_name(receiver), settings.namespace, settings
     )

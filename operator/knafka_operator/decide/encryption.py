@@ -64,6 +64,7 @@ class Encryption:
 
     @property
     def is_on(self) -> bool:
+        """Whether receivers serve https."""
         return self.mode != "disabled"
 
     def with_encryption_rule(self, ingress: Ingress) -> Ingress:
@@ -121,6 +122,7 @@ def https_of_service(service: Mapping[str, Any] | None, name: str) -> Https:
 
 
 def tls_service_name(broker: Resource) -> str:
+    """The name of the Service that leads to the TLS port of a Broker's receiver."""
     return names.child(broker.metadata.name, "-kn-receiver-tls")
 
 

@@ -54,6 +54,7 @@ class Observed:
         return self
 
     def with_annotations(self, written: Mapping[str, str]) -> Self:
+        """A copy in which these annotations of the status are written."""
         return replace(self, written={**self.written, **written})
 
     def with_failure(self, effect: Effect, error: KnafkaError) -> Self:

@@ -79,12 +79,15 @@ class ObservedOperation(Observed):
 
     @property
     def status(self) -> Mapping[str, Any]:
+        """The stored status; empty: there is none."""
         return self.document.get("status") or {}
 
     def after(self, effect: Effect, result: Any) -> ObservedOperation:
+        """A copy after the only effect, which deletes the operation."""
         return replace(self, deleted=True)
 
     def with_failure(self, effect: Effect, error: KnafkaError) -> ObservedOperation:
+        """A copy after a failed deletion, which is tried again later."""
         return replace(self, deleted=True)  # it is tried again later
 
 
@@ -98,6 +101,7 @@ class OperationDecision:
 
 
 def decide(observed: ObservedOperation, now: datetime) -> OperationDecision:
+    """Decide an operation's status, and whether it is deleted now."""
     if is_finished(observed.status):
         ended = observed.status.get("completionTime") or timestamp(now)
         kept = _decision_after_end(observed, ended, now)
@@ -172,6 +176,7 @@ def decide(observed: ObservedOperation, now: datetime) -> OperationDecision:
 
 
 def is_finished(status: Mapping[str, Any]) -> bool:
+    """Whether an operation has succeeded or failed for good."""
     return status.get("phase") in FINISHED
 
 

@@ -73,6 +73,7 @@ _DIRECT_SCALING: Final[Mapping[str, str]] = {
 
 
 def receiver_name(broker: Resource) -> str:
+    """The name of the Knative Service of a Broker's receiver."""
     return names.child(broker.metadata.name, "-kn-receiver")
 
 

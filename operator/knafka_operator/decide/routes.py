@@ -51,6 +51,7 @@ def gateway_of(ingress: Mapping[str, Any] | None) -> Gateway | None:
 
 
 def service_name(channel: Broker) -> str:
+    """The name of a channel's ExternalName Service, which is also its host's first label."""
     return names.child(channel.metadata.name, ROUTE_SUFFIX)
 
 

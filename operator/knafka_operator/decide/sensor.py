@@ -113,6 +113,7 @@ class ObservedSensor(Observed, Generic[K]):
     """The Sensor's Triggers or Subscriptions, by name."""
 
     def after(self, effect: Effect, result: Any) -> ObservedSensor[K]:
+        """A copy that includes an effect's result."""
         observed = super().after(effect, result)
         match effect:
             case Delete(Step.DELETE_FUNCTIONS):

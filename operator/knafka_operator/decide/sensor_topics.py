@@ -197,5 +197,6 @@ def as_declared_condition(
 
 
 def topic_id(found: TopicDescription | None) -> str:
+    """Kafka's id of an existing topic."""
     assert found is not None
     return found.id

@@ -140,14 +140,17 @@ MIN_SCALE: Final = "autoscaling.knative.dev/min-scale"
 
 
 def dispatcher_name(family: Family, trigger: Identity) -> str:
+    """The name of the Knative Service of a Trigger's own dispatcher."""
     return names.child(family.function_name_prefix(trigger), f"-kn{family.infix}-dispatcher")
 
 
 def replayer_name(family: Family, trigger: Identity) -> str:
+    """The name of the Knative Service of a Trigger's replayer."""
     return names.child(family.function_name_prefix(trigger), f"-kn{family.infix}-replayer")
 
 
 def shard_name(family: Family, broker: Identity, number: int) -> str:
+    """The name of the Knative Service of a Broker's shared dispatcher."""
     return names.child(family.function_name_prefix(broker), f"-kn{family.infix}-shard-{number}")
 
 
@@ -302,6 +305,7 @@ def service_host(name: str, namespace: str, settings: Settings) -> str:
 
 
 def owner_reference(owner: Resource) -> Manifest:
+    """The owner reference by which Kubernetes deletes an object with its owner."""
     return {
         "apiVersion": owner.api_version,
         "kind": owner.kind,
@@ -326,10 +330,12 @@ def owner_uids(service: Mapping[str, Any]) -> Sequence[str]:
 
 
 def identity_of(resource: Resource) -> Identity:
+    """Namespace and name of a parsed object."""
     return Identity(resource.metadata.namespace, resource.metadata.name)
 
 
 def owner_key(owner: Resource) -> Owner:
+    """Kind, namespace and name of a parsed object."""
     return owner.kind, *identity_of(owner)
 
 
@@ -461,6 +467,7 @@ def mounts_trust_bundle(service: Mapping[str, Any]) -> bool:
 
 
 def with_common_labels(of: Mapping[str, str]) -> Mapping[str, str]:
+    """Add the labels that all of Knafka's objects have."""
     return {
         "app.kubernetes.io/name": "knafka",
         "app.kubernetes.io/component": of.get(ROLE_LABEL, "config"),
@@ -470,6 +477,7 @@ def with_common_labels(of: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def compact_json(document: object) -> str:
+    """A document as one line of JSON without `$`, for an environment variable."""
     text = json.dumps(document, separators=(",", ":"))
     # So that a variable's value reads as the document itself, without `escape_dollars`'s escape.
     return text.replace("$", r"\u0024")

@@ -184,6 +184,7 @@ class ConditionSet:
         self.set(Condition(type_, Status.TRUE))
 
     def set(self, condition: Condition) -> None:
+        """Set a condition, also one that isn't among the initial types."""
         self._found[condition.type] = condition
         self._pending.discard(condition.type)
 

@@ -123,6 +123,7 @@ class Watched(Generic[K]):
     """The shard that delivers the Trigger; None: its own Service does."""
 
     def offsets_key(self) -> tuple[str, tuple[str, ...], str]:
+        """What identifies the offsets of this delivery: Kafka servers, topics and group."""
         return _offsets_key(self.egress)
 
     @property
@@ -181,6 +182,7 @@ class ObservedTrigger(Observed, Generic[K]):
         return next(iter(self.failed.values()), None)
 
     def after(self, effect: Effect, result: Any) -> ObservedTrigger[K]:
+        """A copy that includes an effect's result."""
         observed = super().after(effect, result)
         start = (self.document["metadata"].get("annotations") or {}).get(START)
         status = (self.document.get("status") or {}).get("annotations") or {}

@@ -115,10 +115,14 @@ class BrokerReadiness(Protocol):
     """Readiness of a Broker that has its topic."""
 
     @property
-    def ready(self) -> str: ...
+    def ready(self) -> str:
+        """Status of the `Ready` condition: True, False or Unknown."""
+        ...
 
     @property
-    def why_not(self) -> str: ...
+    def why_not(self) -> str:
+        """Reason and message of a `Ready` condition that isn't True."""
+        ...
 
 
 def check_broker(

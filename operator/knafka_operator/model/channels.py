@@ -121,6 +121,7 @@ class ChannelReference(KReference):
 
     @property
     def is_kafka_channel(self) -> bool:
+        """Whether the reference names a KafkaChannel."""
         return self.kind == KAFKA_CHANNEL and self.api_version in KAFKA_CHANNEL_VERSIONS
 
 

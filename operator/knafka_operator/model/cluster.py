@@ -67,7 +67,9 @@ class Cluster(Protocol):
         """Merge `status` into the object's; nothing happens if the object is gone."""
         ...
 
-    async def delete(self, api_version: str, kind: str, namespace: str, name: str) -> None: ...
+    async def delete(self, api_version: str, kind: str, namespace: str, name: str) -> None:
+        """Delete an object; nothing happens if it doesn't exist."""
+        ...
 
 
 def decoded_secret(secret: Document) -> Mapping[str, str]:

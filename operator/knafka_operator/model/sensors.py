@@ -176,6 +176,7 @@ class Sensor(Resource):
 
     @property
     def bus(self) -> Bus:
+        """The Broker or KafkaChannel that the Sensor reads."""
         namespace, spec = self.metadata.namespace, self.spec
         if spec.channel is not None:
             return Bus(CHANNELS, Identity(namespace, spec.channel))

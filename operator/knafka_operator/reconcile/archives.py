@@ -91,12 +91,15 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         self.operations = Operations(self.cluster, self.effects, lambda: self.now())
 
     def remember(self, document: Document) -> object:
+        """Create the archive's record, so that its Jobs' changes find it."""
         return self.ensure_record(document)
 
     def timestamp(self) -> str:
+        """The time, RFC 3339."""
         return archive_runs.timestamp(self.now())
 
     async def forget(self, document: Document) -> None:
+        """Drop the archive's record."""
         self._records.pop(document["metadata"].get("uid", ""), None)
 
     def on_job(self, job: Document) -> list[Key]:
@@ -138,12 +141,14 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
     # Observe.
 
     def ensure_record(self, document: Document) -> _ArchiveRecord:
+        """The archive's record, created if needed."""
         uid = document["metadata"].get("uid", "")
         if (record := self._records.get(uid)) is None:
             record = self._records[uid] = _ArchiveRecord(Identity.of(document))
         return record
 
     async def observe(self, document: Document, record: _ArchiveRecord) -> Observed:
+        """Read what the decision needs; Jobs and Lease only if there may be any."""
         declared = _parse_or_error(document, self.settings.maxima)
         observed: Observed = ObservedArchive(document, declared, document.get("status") or {})
         if isinstance(observed.archive, DeadLetterArchive):
@@ -153,9 +158,11 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         return observed
 
     def stored_status(self, observed: Observed) -> Mapping[str, Any]:
+        """The status including what effects have written."""
         return observed.status
 
     def decide(self, observed: Observed, record: _ArchiveRecord) -> deciding.ArchiveDecision:
+        """Decide by what was observed, and remember when to reconcile again."""
         decision = deciding.decide(observed, self.settings, self.now())
         record.requeue_after = decision.requeue_after
         return decision
@@ -306,6 +313,7 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
     async def follow_up(
         self, effect: Effect, observed: Observed, record: _ArchiveRecord
     ) -> Observed:
+        """Read again what an effect has changed."""
         match effect.step:
             case Step.RECORD_RUN:
                 record.waiting.forget()

@@ -216,6 +216,7 @@ class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
     # Reconcile.
 
     async def observe(self, document: Document, record: BrokerRecord) -> ObservedBroker:
+        """Read what a Broker's decision needs; stops a receiver that may not use its topic."""
         # Before anything that can fail: what a Broker may not use it doesn't keep by being broken.
         refused, stop = await self._external_topic_refusals(document, record)
         if stop is not None:
@@ -230,11 +231,13 @@ class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
         return observed
 
     def decide(self, observed: ObservedBroker, record: BrokerRecord) -> BrokerDecision:
+        """Decide by what was observed."""
         return deciding.decide(observed, self.settings)
 
     def status_of(
         self, observed: ObservedBroker, decision: BrokerDecision, record: BrokerRecord
     ) -> Mapping[str, Any]:
+        """The status of the last decision; also updates the record for the Broker's Triggers."""
         identity = Identity.of(observed.document)
         receiver = _receiver_identity(resource_of(observed.document))
         functions = receiver, *self.shards.services_of(identity)
@@ -244,6 +247,7 @@ class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
         return status
 
     async def finish(self, observed: ObservedBroker, record: BrokerRecord) -> None:
+        """Maintain the Broker's shards."""
         if record.state is not None:
             await self.shards.maintain(record.state.broker)
 

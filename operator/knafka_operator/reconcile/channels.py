@@ -155,14 +155,17 @@ class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
     # Reconcile.
 
     async def observe(self, document: Document, record: BrokerRecord) -> ObservedChannel:
+        """Read what a channel's decision needs."""
         return replace(await self._observe_channel(document, record), handling=self.handling)
 
     def decide(self, observed: ObservedChannel, record: BrokerRecord) -> ChannelDecision:
+        """Decide by what was observed."""
         return deciding.decide(observed, self.settings)
 
     def status_of(
         self, observed: ObservedChannel, decision: ChannelDecision, record: BrokerRecord
     ) -> Mapping[str, Any]:
+        """The status of the last decision; also updates the record for the Subscriptions."""
         if observed.rival is not None and (
             shown := deciding.conditions_beside_rival(
                 self.stored_status(observed), observed.rival, self.now()
@@ -178,11 +181,13 @@ class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
         return status
 
     async def write(self, observed: ObservedChannel, status: Mapping[str, Any]) -> None:
+        """Write the entries in `spec.subscribers`, then the status."""
         if "annotations" in status:  # else it is another implementation's
             await self._subscribers.write_spec_entries(observed.document)
         await super().write(observed, status)
 
     async def finish(self, observed: ObservedChannel, record: BrokerRecord) -> None:
+        """Maintain the channel's shards."""
         if record.state is not None:
             await self.shards.maintain(record.state.broker)
 
@@ -286,6 +291,7 @@ class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
     async def follow_up(
         self, effect: Effect, observed: ObservedChannel, record: BrokerRecord
     ) -> ObservedChannel:
+        """Read the gateway again once the receiver was applied."""
         if not isinstance(effect, ApplyReceiver):
             return observed
         return replace(observed, gateway=await self._gateway(effect.receiver.name))

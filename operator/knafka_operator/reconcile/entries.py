@@ -84,6 +84,7 @@ class ClusterWithEntries:
     # What changes. Each gives the Subscriptions that may be other ones now.
 
     def on_channel(self, channel: Document, *, gone: bool) -> Collection[Identity]:
+        """Note that a channel has changed or was deleted; returns the changed Subscriptions."""
         identity = Identity.of(channel)
         before = self._channels.pop(identity, None)
         had = self._read.pop(identity, _NONE)
@@ -105,6 +106,7 @@ class ClusterWithEntries:
         return changed
 
     def on_subscription(self, subscription: Document, *, gone: bool) -> Collection[Identity]:
+        """Note a stored Subscription's change; returns the changed Subscriptions."""
         identity, uid = Identity.of(subscription), str(subscription["metadata"].get("uid", ""))
         before = self._subscriptions.pop((identity.namespace, uid), None)
         if not gone:
@@ -228,6 +230,7 @@ class ClusterWithEntries:
     # As a Cluster.
 
     async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
+        """As `Cluster.get`; a Subscription may be an entry."""
         found = await self._inner.get(api_version, kind, namespace, name)
         if (api_version, kind) != (MESSAGING, CHANNELS.trigger):
             return found
@@ -256,6 +259,7 @@ class ClusterWithEntries:
         labels: Mapping[str, str] | None = None,
         namespace: str | None = None,
     ) -> list[Document]:
+        """As `Cluster.list`; Subscriptions include entries."""
         found = await self._inner.list(api_version, kind, labels, namespace)
         if (api_version, kind) != (MESSAGING, CHANNELS.trigger):
             return found
@@ -270,6 +274,7 @@ class ClusterWithEntries:
         return [each for each in map(listed.known, sorted(all_)) if each is not None]
 
     async def write_status(self, document: Document, status: Document) -> None:
+        """As `Cluster.write_status`; an entry's goes to its channel's annotations."""
         if not _is_entry(document):
             await self._inner.write_status(document, status)
             return

@@ -207,6 +207,7 @@ class Reconciler(Generic[S, D, R]):
         return str(self.now())
 
     def ensure_record(self, document: Document) -> R:
+        """The object's record in memory, created if needed."""
         raise NotImplementedError
 
     async def observe(self, document: Document, record: R) -> S | None:
@@ -215,6 +216,7 @@ class Reconciler(Generic[S, D, R]):
         raise NotImplementedError
 
     def decide(self, observed: S, record: R) -> D:
+        """Decide by what was observed; no IO."""
         raise NotImplementedError
 
     def kafka_of(self, observed: S, record: R) -> KafkaCluster | None:
@@ -326,9 +328,11 @@ class BrokerReconciler(Reconciler[S, D, BrokerRecord], Kind):
 
 
 def rfc3339_now() -> str:
+    """The current time in UTC, RFC 3339."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def key_of(document: Document) -> Key:
+    """Kind, namespace and name of a stored object."""
     metadata = document["metadata"]
     return document["kind"], metadata["namespace"], metadata["name"]

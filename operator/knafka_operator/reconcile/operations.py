@@ -81,10 +81,12 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
     # What is heard.
 
     def on_change(self, document: Document, *, gone: bool) -> Collection[Key]:
+        """As `Kind.on_change`; also returns the operation's archive."""
         keys, archive = super().on_change(document, gone=gone), archive_of(document)
         return [*keys, (ARCHIVE, *archive)] if archive.name else keys
 
     def remember(self, document: Document) -> object:
+        """Keep a record of an operation until it has finished."""
         metadata = document["metadata"]
         uid = metadata.get("uid", "")
         if deciding.is_finished(document.get("status") or {}):
@@ -96,6 +98,7 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
         return self._records.get(uid)
 
     async def forget(self, document: Document) -> None:
+        """Drop everything kept of an operation."""
         uid = document["metadata"].get("uid", "")
         self._records.pop(uid, None)
         self._again.pop(uid, None)
@@ -109,9 +112,11 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
         return record.key
 
     def has_ended(self, status: Mapping[str, Any]) -> bool:
+        """Whether the operation has finished."""
         return deciding.is_finished(status)
 
     def event_news(self, document: Document, now: Mapping[str, Any]) -> EventNews | None:
+        """The Event for an operation that has just finished."""
         if self.has_ended(document.get("status") or {}) or not self.has_ended(now):
             return None
         if now["phase"] == "Succeeded":
@@ -119,6 +124,7 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
         return EventNews("Warning", "Failed", now["message"])
 
     def requeue_after(self, document: Document, now: Mapping[str, Any]) -> float | None:
+        """Seconds that the last decision set."""
         return self._again.get(document["metadata"].get("uid", ""), deciding.RECHECK_SECONDS)
 
     # What an archive asks.
@@ -173,18 +179,21 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
     # Reconciling.
 
     def ensure_record(self, document: Document) -> _OperationRecord | None:
+        """The operation's record; None: it has finished."""
         self.remember(document)
         return self._records.get(document["metadata"].get("uid", ""))
 
     async def observe(
         self, document: Document, record: _OperationRecord | None
     ) -> ObservedOperation:
+        """Read the operation's archive, Jobs and pods, unless it has finished."""
         observed = ObservedOperation(document, _parse_or_error(document))
         return observed if record is None else await self._observe(observed, record)
 
     def decide(
         self, observed: ObservedOperation, record: _OperationRecord | None
     ) -> OperationDecision:
+        """Decide by what was observed, and remember when to reconcile again."""
         decision = deciding.decide(observed, self.now())
         self._again[observed.document["metadata"].get("uid", "")] = decision.requeue_after
         return decision
@@ -195,6 +204,7 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
         decision: OperationDecision,
         record: _OperationRecord | None,
     ) -> Mapping[str, Any]:
+        """The status of the last decision over the stored one."""
         status = {**observed.status, **decision.status}
         self.remember({**observed.document, "status": status})
         return status

@@ -98,9 +98,11 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         return record
 
     def ensure_record(self, document: Document) -> SensorRecord:
+        """The Sensor's record, created if needed."""
         return self.remember(document)
 
     def decide(self, observed: Observed, record: SensorRecord) -> SensorDecision:
+        """Decide by what was observed, and reserve the names that will be recorded."""
         taken = desired.NamesOfOthers(self.states.of_sensors, record.uid)
         decision = deciding.decide(observed, taken, self.settings)
         # Before anything is awaited: another Sensor gets none of these names from here on.
@@ -113,6 +115,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     def status_of(
         self, observed: Observed, decision: SensorDecision, record: SensorRecord
     ) -> Mapping[str, Any]:
+        """The status of the last decision, with the condition of a waiting roll."""
         self.states.rolls.add_condition(decision.conditions, self._function_identity(record))
         return super().status_of(observed, decision, record)
 
@@ -209,6 +212,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     # Observe.
 
     async def observe(self, document: Document, record: SensorRecord) -> Observed:
+        """Read the Sensor's bus, topics, function and Triggers."""
         annotations = status_annotations(document)
         try:
             sensor = await parsed_off_loop(lambda: parse(Sensor, document), spec_size(document))
@@ -305,6 +309,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     # Effects.
 
     def kafka_of(self, observed: Observed, record: SensorRecord) -> KafkaCluster | None:
+        """The Kafka of the Sensor's bus; None: not known."""
         return record.kafka
 
     async def start_delivery(

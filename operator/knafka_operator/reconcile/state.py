@@ -287,6 +287,7 @@ class States:
             self.subscribers.setdefault(to, set()).add(trigger)
 
     def clear_references(self, trigger: Identity) -> None:
+        """Remove all references of a Trigger."""
         record = self.triggers.get(trigger)
         for each in record.references if record is not None else ():
             referring = self.subscribers[each]

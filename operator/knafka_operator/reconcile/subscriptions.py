@@ -28,10 +28,12 @@ class Subscriptions(Triggers):
     entries: ClusterWithEntries
 
     async def leave(self, document: Document) -> None:
+        """As a Trigger's; also reports a Channel that nobody serves."""
         await super().leave(document)
         await explain_unserved_channel(self.cluster, document, self.entries.handling, self.now())
 
     async def object_to_release(self, key: Key, document: Document | None) -> Document | None:
+        """The stored Subscription, if another controller handles it."""
         if self.entries.handling.handler is not Handler.EVENTING:
             return None  # ours to handle, not only to deliver
         if document is not None and not deciding.is_entry(document):
@@ -50,4 +52,5 @@ class Subscriptions(Triggers):
         return subscription.orphaned_finalizers(document, self.entries.handling)
 
     def event_news(self, document: Document, now: Mapping[str, Any]) -> EventNews | None:
+        """As `Kind.event_news`; entries get no Events."""
         return None if deciding.is_entry(document) else super().event_news(document, now)

@@ -84,6 +84,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         return {identity: each.watched for identity, each in records if each.watched is not None}
 
     def on_change(self, document: Document, *, gone: bool) -> Collection[Key]:
+        """Note the change at the operator, which enqueues what it concerns."""
         self.neighbours.on_change(document, gone=gone)
         return ()
 
@@ -95,19 +96,23 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         return broker_of(document) not in self.states.foreign_brokers
 
     async def needs_finalizer(self, document: Document) -> bool:
+        """Whether the Trigger's Broker exists and is served by Knafka."""
         family = self.states.family
         kind = family.broker_version, family.broker
         broker = await self.cluster.get(*kind, *broker_of(document))
         return broker is not None and self.brokers.is_ours(broker)
 
     async def on_absent(self, identity: Identity) -> Requeue:
+        """End the delivery of a Trigger that doesn't exist."""
         return await self.neighbours.suspend_absent(identity)
 
     async def forget(self, document: Document) -> None:
+        """End the delivery of a deleted Trigger, and drop its record."""
         await self.abandon(Identity.of(document))
         self.neighbours.forget(document)
 
     def ensure_record(self, document: Document) -> TriggerRecord:
+        """The Trigger's record, created if needed."""
         return self.states.ensure_trigger(document)
 
     async def observe(self, document: Document, record: TriggerRecord) -> Observed | None:
@@ -137,6 +142,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         return desired.NamesOfOthers(self.states.groups, record.uid)
 
     def decide(self, observed: Observed, record: TriggerRecord) -> Decision:
+        """Decide by what was observed, and reserve the Trigger's place in a shard."""
         taken = replace(self._groups_of_others(record), applications=observed.foreign_groups)
         decision = deciding.decide(observed, taken, self.settings)
         if decision.watched is not None and not observed.acted:
@@ -147,11 +153,13 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
     async def run_effects(
         self, effects: Iterable[Effect], observed: Observed, record: TriggerRecord
     ) -> Observed:
+        """Run effects once; the next decision asks for none."""
         return replace(await super().run_effects(effects, observed, record), acted=True)
 
     def status_of(
         self, observed: Observed, decision: Decision, record: TriggerRecord
     ) -> Mapping[str, Any]:
+        """The status of the last decision, with scaling and dead letters."""
         document, conditions, shown = observed.document, decision.conditions, decision.status
         family, identity = self.states.family, Identity.of(document)
         scaled = self.status(identity)
@@ -320,11 +328,13 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
     # Effects.
 
     def kafka_of(self, observed: Observed, record: TriggerRecord) -> KafkaCluster | None:
+        """The Kafka of the Trigger's Broker; None: the Broker has no topic."""
         return None if observed.broker is None else observed.broker.kafka
 
     async def follow_up(
         self, effect: Effect, observed: Observed, record: TriggerRecord
     ) -> Observed:
+        """Note that pods of older Revisions have ended."""
         if isinstance(effect, AwaitReplacement):
             record.replaced = False
         return observed
@@ -332,6 +342,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
     async def start_delivery(
         self, document: Document, watched: Watched, *, replaces: bool
     ) -> TriggerStatus | None:
+        """Start the decided delivery; raises `NotReady` if the Broker is being deleted."""
         identity, broker = Identity.of(document), broker_of(document)
         if self.states.broker_state(broker) is None:
             family = self.states.family

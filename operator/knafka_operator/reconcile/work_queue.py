@@ -228,6 +228,7 @@ class _Place:
         self._places: asyncio.Semaphore | None = places
 
     def leave(self) -> None:
+        """Release the place, unless it was released before."""
         if self._places is not None:
             self._places.release()
             self._places = None

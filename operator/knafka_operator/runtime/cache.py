@@ -72,6 +72,7 @@ class _WatchedObjects:
         return document
 
     def is_absent(self, identity: Identity) -> bool:
+        """Whether the object certainly doesn't exist."""
         known = self.versions if self.selection.metadata_only else self.documents
         return self.synced and self.selection.is_everything and identity not in known
 
@@ -128,6 +129,7 @@ class CachedCluster:
             self.notify_readers((selection.api_version, selection.kind, *identity))
 
     def set_synced(self, selection: WatchSelection, synced: bool) -> None:
+        """See `watches.Listener`."""
         self._watched_objects(selection).synced = synced
 
     def forget_all(self) -> None:
@@ -208,6 +210,7 @@ class CachedCluster:
     # -- Cluster
 
     async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
+        """As `Cluster.get`, from watched objects if possible."""
         reference = api_version, kind, namespace, name
         tracked = self._tracked.get()
         if tracked is not None:
@@ -237,6 +240,7 @@ class CachedCluster:
         return await self._api.create(manifest)
 
     async def apply(self, manifest: Document) -> Document:
+        """As `Cluster.apply`; makes no request if the stored object has it all."""
         metadata = manifest["metadata"]
         if "data" not in manifest:  # a digest of a Secret's would be one of a password
             digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:32]
@@ -256,6 +260,7 @@ class CachedCluster:
         return stored
 
     async def write_status(self, document: Document, status: Document) -> None:
+        """As `Cluster.write_status`; makes no request if nothing would change."""
         there = self._current((document["apiVersion"], document["kind"], *_identity(document)))
         if there is not None and changes_nothing(there.get("status") or {}, status):
             return

@@ -30,10 +30,12 @@ def register(registry: kopf.OperatorRegistry) -> None:
 
 
 def default_channel(patch: kopf.Patch, **_: Any) -> None:
+    """Fill in a KafkaChannel's defaults."""
     patch.fns.append(lambda raw: replace_document(raw, channel_admission.defaulted_channel(raw)))
 
 
 def default_subscription(body: kopf.Body, patch: kopf.Patch, **_: Any) -> None:
+    """Fill in the defaults of a Subscription to a KafkaChannel."""
     if channel_admission.may_be_ours(body):
         patch.fns.append(
             lambda raw: replace_document(raw, channel_admission.defaulted_subscription(raw))
@@ -41,9 +43,11 @@ def default_subscription(body: kopf.Body, patch: kopf.Patch, **_: Any) -> None:
 
 
 def check_channel(body: kopf.Body, memo: kopf.Memo, old: Any = None, **_: Any) -> None:
+    """Refuse an invalid KafkaChannel."""
     check_admission(channel_admission.check_channel, body, memo, old)
 
 
 def check_subscription(body: kopf.Body, memo: kopf.Memo, old: Any = None, **_: Any) -> None:
+    """Refuse an invalid Subscription to a KafkaChannel."""
     if channel_admission.may_be_ours(old or body):
         check_admission(channel_admission.check_subscription, body, memo, old)

@@ -292,6 +292,7 @@ class ApiCluster:
         )
 
     def close(self) -> None:
+        """Stop the threads, and cancel waiting requests."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _patch(self, of: Any, document: Document, body: Document) -> Document | None:

@@ -45,6 +45,7 @@ def kopf_settings() -> kopf.OperatorSettings:
 
 @kopf.on.event(*BROKERS, registry=REGISTRY)
 async def remember_class(body: kopf.Body, memo: kopf.Memo, type: str | None, **_: Any) -> None:  # noqa: A002  # kopf's name
+    """Remember whether Knafka serves a Broker, for the webhooks of Triggers."""
     memo.operator.remember_class(dict(body), gone=type == "DELETED")
 
 
@@ -52,6 +53,7 @@ async def remember_class(body: kopf.Body, memo: kopf.Memo, type: str | None, **_
 async def default_broker(
     body: kopf.Body, patch: kopf.Patch, memo: kopf.Memo, old: Any = None, **_: Any
 ) -> None:
+    """Fill in the defaults of a Broker that Knafka serves."""
     names_one = old or BROKER_CLASS in (body.metadata.annotations or {})
     filled_in = admission.defaulted_broker(
         dict(body),
@@ -65,6 +67,7 @@ async def default_broker(
 
 @kopf.on.mutate(*TRIGGERS, id="default-trigger", **WEBHOOK)
 def default_trigger(body: kopf.Body, patch: kopf.Patch, memo: kopf.Memo, **_: Any) -> None:
+    """Fill in the defaults of a Trigger whose Broker Knafka may serve."""
     if memo.operator.may_be_ours(body):
         patch.fns.append(lambda raw: replace_document(raw, admission.defaulted_trigger(raw)))
 
@@ -73,6 +76,7 @@ def default_trigger(body: kopf.Body, patch: kopf.Patch, memo: kopf.Memo, **_: An
 def check_broker(
     body: kopf.Body, memo: kopf.Memo, warnings: list[str], old: Any = None, **_: Any
 ) -> None:
+    """Refuse an invalid Broker, or warn about the class of another one."""
     if memo.operator.brokers.is_ours(old or body):
         check_admission(admission.check_broker, body, memo, old)
     else:
@@ -84,6 +88,7 @@ def check_broker(
 def check_trigger(
     body: kopf.Body, memo: kopf.Memo, warnings: list[str], old: Any = None, **_: Any
 ) -> None:
+    """Refuse an invalid Trigger, and warn about filters that pass nothing."""
     if memo.operator.may_be_ours(old or body):
         check_admission(admission.check_trigger, body, memo, old)
         warnings.extend(admission.trigger_warnings(dict(body)))

@@ -295,6 +295,7 @@ class MetricsServer:
         return cls(runner)
 
     async def close(self) -> None:
+        """Stop listening."""
         await self._runner.cleanup()
 
 

@@ -25,8 +25,10 @@ def register(registry: kopf.OperatorRegistry) -> None:
 
 
 def default_kafka_sink(patch: kopf.Patch, **_: Any) -> None:
+    """Fill in a KafkaSink's defaults."""
     patch.fns.append(lambda raw: replace_document(raw, defaulted_sink(raw)))
 
 
 def check_kafka_sink(body: kopf.Body, memo: kopf.Memo, old: Any = None, **_: Any) -> None:
+    """Refuse an invalid KafkaSink."""
     check_admission(check_sink, body, memo, old)

@@ -26,6 +26,7 @@ def register(registry: kopf.OperatorRegistry) -> None:
 
 
 def default_kafka_source(patch: kopf.Patch, old: Any = None, **_: Any) -> None:
+    """Fill in a KafkaSource's defaults."""
     before, unique = old and dict(old), str(uuid4())
     patch.fns.append(
         lambda raw: replace_document(raw, defaulted_source(raw, before, unique=unique))
@@ -33,4 +34,5 @@ def default_kafka_source(patch: kopf.Patch, old: Any = None, **_: Any) -> None:
 
 
 def check_kafka_source(body: kopf.Body, memo: kopf.Memo, old: Any = None, **_: Any) -> None:
+    """Refuse an invalid KafkaSource."""
     check_admission(check_source, body, memo, old)

@@ -139,6 +139,7 @@ class HttpDrains:
         return self._paces[unit]
 
     async def close(self) -> None:
+        """Close the HTTP session, which hangs up on all drains."""
         if self._session is not None:
             await self._session.close()
 

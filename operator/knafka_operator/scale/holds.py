@@ -78,6 +78,7 @@ class Slots:
         return self._slots[request]
 
     def slot_of(self, request: Hashable) -> int | None:
+        """The slot of a request; None: it has none."""
         return self._slots.get(request)
 
     def note_slot(self, request: Hashable, slot: int) -> None:
@@ -325,6 +326,7 @@ class EndingHolds:
 
     @property
     def all(self) -> set[Hold]:
+        """All holds that are ending."""
         return set[Hold]().union(*self._holds.values())
 
     def end(self, id_: str, holds: Holds[Any]) -> None:

@@ -29,6 +29,7 @@ class CheckedResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
+        """The allowed addresses of a host; raises `OSError` if there is none."""
         found = await self._resolver.resolve(host, port, family)
         allowed = [each for each in found if addresses.refusal(each["host"]) is None]
         if not allowed:

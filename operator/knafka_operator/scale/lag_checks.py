@@ -90,6 +90,7 @@ class LagChecks:
         self._added = asyncio.Event()
 
     def add(self, look: LagCheck) -> None:
+        """Add a check, which starts at once if `run` is running."""
         self._waiting.append(look)
         self._added.set()
 
@@ -216,6 +217,7 @@ class SensorLagCheck(LagCheck):
         self.check_soon()
 
     async def check(self) -> None:
+        """Ask for the Sensor's lags, and open as many drains as it needs."""
         scaled, sensor = self.scaled, self.scaled.sensor
         self.checked_at = asyncio.get_running_loop().time()
         # Before the request: events that wake the Sensor meanwhile may be missing in the answer.

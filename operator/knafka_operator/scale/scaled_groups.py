@@ -70,19 +70,24 @@ class ScaledGroup:
 
     @property
     def wanted(self) -> int:
+        """Drains that the last decision asks for."""
         return self.scale.replicas
 
     @property
     def cooldown(self) -> float:
+        """Seconds without work after which a drain ends."""
         return self.autoscaling.cooldown_period
 
     def on_open(self, hold: Hold) -> None:
+        """Note that a request has begun."""
         self.open[hold] = DrainProgress()
 
     def on_close(self, hold: Hold) -> None:
+        """Add the counts of a request that has ended."""
         self.ended = sum_progress([self.ended, self.open.pop(hold)], [])
 
     def on_end(self, ended: Ended, last: DrainProgress | None, error: str | None) -> None:
+        """Note a request's error, or that the group was joined."""
         self.drain_error = error
         if ended in (Ended.IDLE, Ended.BUDGET):
             self.note_joined()
@@ -100,7 +105,9 @@ class SharedDrain(Protocol):
     shard: Shard
     error: str | None
 
-    def progress_of(self, trigger: ScaledTrigger) -> Sequence[DrainProgress]: ...
+    def progress_of(self, trigger: ScaledTrigger) -> Sequence[DrainProgress]:
+        """The current progress of a Trigger in the shard."""
+        ...
 
 
 @dataclass(eq=False, slots=True)
@@ -157,6 +164,7 @@ class ScaledTrigger(ScaledGroup):
         ScaledGroup.on_close(self, hold)
 
     def on_line(self, hold: Hold, line: DrainProgress) -> None:
+        """Note a line of progress of an own drain."""
         self.rest.on_progress(self.open.get(hold), line, asyncio.get_running_loop().time())
         self.open[hold] = line
         if has_settled(line):
@@ -218,9 +226,11 @@ class ScaledTrigger(ScaledGroup):
         self.note_lag_known()
 
     def counts(self) -> ScalingCounts:
+        """Counts of the decisions so far."""
         return ScalingCounts(self.decisions, self.own.wakes, self.lag_error is None)
 
     def status(self) -> TriggerStatus:
+        """The Trigger's scaling now."""
         shard = self.shard
         open_ = [*self.open.values(), *(shard.progress_of(self) if shard else ())]
         return TriggerStatus(
@@ -256,6 +266,7 @@ class ScaledSensor(ScaledGroup):
         return {self.sensor.topic, self.sensor.trigger_topic}
 
     def on_line(self, hold: Hold, line: DrainProgress) -> None:
+        """Note a line of progress, with held events and slot."""
         self.open[hold] = line
         if (now := line.holding) is not None:
             for number in now.partitions:
@@ -267,6 +278,7 @@ class ScaledSensor(ScaledGroup):
             self.drain_error = None
 
     def status(self) -> TriggerStatus:
+        """The Sensor's scaling now."""
         open_ = list(self.open.values())
         return TriggerStatus(
             lag=self.lag,

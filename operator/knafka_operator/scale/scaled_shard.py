@@ -63,18 +63,22 @@ class ScaledShard:
 
     @property
     def wanted(self) -> int:
+        """Requests that the shard needs: 1 if any of its Triggers needs a drain, else 0."""
         return int(any(each.scale.replicas for each in self._members.values()))
 
     @property
     def floor(self) -> int:
+        """Requests that the shard needs even if idle: 0 or 1."""
         return int(any(each.floor for each in self._members.values()))
 
     @property
     def cooldown(self) -> float:
+        """Seconds without work after which a drain ends: the longest of its Triggers."""
         return max((each.cooldown for each in self._members.values()), default=0.0)
 
     @property
     def is_empty(self) -> bool:
+        """Whether the shard has no Triggers."""
         return not self._members
 
     @property
@@ -136,12 +140,14 @@ class ScaledShard:
         return self._is_open and self._contract is not None and self._contract >= position
 
     def on_open(self, hold: Hold) -> None:
+        """Note that a request has begun, and reset what the last one reported."""
         self._is_open, self._contract = True, None
         if self._began is None:
             self._began = asyncio.get_running_loop().time()
         self._told, self._counted, self._settled = {}, {}, None
 
     def on_line(self, hold: Hold, line: ShardProgress) -> None:
+        """Note the reported progress of each Trigger, and the contract's position."""
         for group, progress in line.egresses.items():
             # One that becomes a member may be told of before; whoever answers can name any.
             if group in self._members or len(self._told) < len(self._members) + MAX_STRANGERS:
@@ -153,9 +159,11 @@ class ScaledShard:
             self.notify_waiting()
 
     def on_close(self, hold: Hold) -> None:
+        """Note that the request has ended."""
         self._is_open = False
 
     def on_end(self, ended: Ended, last: ShardProgress | None, error: str | None) -> None:
+        """Note an error, or what the idle request has committed."""
         self.error = error
         began, self._settled = self._began, None
         if ended is not Ended.BUDGET:

@@ -88,6 +88,7 @@ class ObservedSink(Observed):
     """The receiver's Revision that has answered a probe."""
 
     def after(self, effect: Effect, result: Any) -> ObservedSink:
+        """A copy that includes an effect's result."""
         observed = super().after(effect, result)
         match effect:
             case CreateTopic():

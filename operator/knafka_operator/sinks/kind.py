@@ -91,9 +91,11 @@ class KafkaSinks(Reconciler[ObservedSink, SinkDecision, SinkRecord], Kind):
         return record
 
     def ensure_record(self, document: Document) -> SinkRecord:
+        """The sink's record, created if needed."""
         return self.remember(document)
 
     async def forget(self, document: Document) -> None:
+        """Drop the sink's record, and release its topic names."""
         self._drop(Identity.of(document))
 
     def _claim(self, record: SinkRecord, servers: str, topic: str) -> None:
@@ -156,6 +158,7 @@ class KafkaSinks(Reconciler[ObservedSink, SinkDecision, SinkRecord], Kind):
     # Reconcile.
 
     def decide(self, observed: ObservedSink, record: SinkRecord) -> SinkDecision:
+        """Decide by what was observed, and reserve the name of a new topic."""
         decision = decide(observed, self.settings)
         # Before anything is awaited: no other sink makes a topic of this name from here on.
         for effect in decision.effects:
@@ -164,11 +167,13 @@ class KafkaSinks(Reconciler[ObservedSink, SinkDecision, SinkRecord], Kind):
         return decision
 
     def kafka_of(self, observed: ObservedSink, record: SinkRecord) -> KafkaCluster | None:
+        """The sink's Kafka; None: not known."""
         return record.kafka
 
     def status_of(
         self, observed: ObservedSink, decision: SinkDecision, record: SinkRecord
     ) -> Mapping[str, Any]:
+        """The status of the last decision; also updates the sink's record."""
         namespace, _ = Identity.of(observed.document)
         receiver = Identity(namespace, sink_receiver_name(resource_of(observed.document)))
         self.states.rolls.add_condition(decision.conditions, receiver)
@@ -182,6 +187,7 @@ class KafkaSinks(Reconciler[ObservedSink, SinkDecision, SinkRecord], Kind):
     # Observe.
 
     async def observe(self, document: Document, record: SinkRecord) -> ObservedSink:
+        """Read the sink's Secret, Kafka, topic and features."""
         try:
             sink = parse(KafkaSink, document)
             refuse_taken_topics([sink.spec.topic], self.is_taken, "spec.topic")

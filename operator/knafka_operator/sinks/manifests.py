@@ -25,6 +25,7 @@ MAX_CONTRACT: Final = 100_000
 
 
 def sink_receiver_name(sink: Resource) -> str:
+    """The name of the Knative Service of a sink's receiver."""
     return names.child(sink.metadata.name, "-kn-sink-receiver")
 
 

@@ -43,6 +43,7 @@ class KafkaSources(Triggers):
     # What is heard, and asked of one.
 
     def on_change(self, document: Document, *, gone: bool) -> Collection[Key]:
+        """As `Kind.on_change`; also has the group's offsets read again."""
         news = Kind.on_change(self, document, gone=gone)
         record = self.states.triggers.get(Identity.of(document))
         if news and record is not None and record.watched is not None:
@@ -51,6 +52,7 @@ class KafkaSources(Triggers):
         return news
 
     def remember(self, document: Document) -> object:
+        """Keep the source's record up to date."""
         return self.states.store_trigger(document)
 
     def is_ours(self, document: Document) -> bool:
@@ -75,18 +77,21 @@ class KafkaSources(Triggers):
         return True
 
     async def on_absent(self, identity: Identity) -> Requeue:
+        """End the delivery of a source that doesn't exist."""
         if identity in self.states.triggers:
             await self.abandon(identity)
             self.states.mark_trigger_gone(identity)
         return GONE
 
     async def forget(self, document: Document) -> None:
+        """End the delivery of a deleted source, and drop its record."""
         await self.abandon(Identity.of(document))
         self.drop(document)
 
     # Reconcile.
 
     async def observe(self, document: Document, record: TriggerRecord) -> Observed | None:
+        """Read the source's Secrets, Kafka, topics and destinations."""
         family, identity = self.states.family, Identity.of(document)
         try:
             trigger = family.read_trigger(document)
@@ -107,6 +112,7 @@ class KafkaSources(Triggers):
     def in_words_of_kind(
         self, observed: Observed, conditions: ConditionSet, shown: dict[str, Any]
     ) -> tuple[ConditionSet, dict[str, Any]]:
+        """Translate a Trigger's conditions and status to a KafkaSource's."""
         trigger = observed.trigger
         assert isinstance(trigger, SourceTrigger | KnafkaError)
         scaled = self.status(Identity.of(observed.document))
@@ -116,6 +122,7 @@ class KafkaSources(Triggers):
     async def start_delivery(
         self, document: Document, watched: Watched, *, replaces: bool
     ) -> TriggerStatus | None:
+        """Start the decided delivery; returns the scaler's status."""
         self.states.ensure_trigger(document).replaced = replaces
         await self.deliver(Identity.of(document), watched)
         return self.status(Identity.of(document))
