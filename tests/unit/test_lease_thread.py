@@ -71,14 +71,14 @@ from knafka_operator.runtime.lease import Election, Lease
 
 lease.RENEW_WITHIN = 0.5  # of a first renewal that no other follows
 leadership.STUCK_TIMEOUT = 0.5
-leadership.LAST_WORDS = 0.1
+leadership.LOG_TIMEOUT = 0.1
 
 class Leases:
     async def read(self): return None
     async def write(self, wanted): return Lease("a", 15.0, 0, "1")
 
 class Leadership(leadership.Leadership):
-    async def keep(self): raise RuntimeError("the renewals failed")
+    async def keep_renewing(self): raise RuntimeError("the renewals failed")
 
 acquired = threading.Event()
 leading = Leadership(Leases(), Election("a"))
