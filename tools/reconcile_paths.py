@@ -14,6 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -48,18 +49,25 @@ PARTS: Final = {
 }
 
 
+FAKES: Final = {"runtime/memory_cluster.py"}
+"""What stands for the API server here: no part of a reconciliation."""
+_reconciling: ContextVar[bool] = ContextVar("reconciling", default=False)
+"""True in the reconciliation and in the tasks that it starts; not in periodic tasks beside it."""
+
+
 class Entered:
-    """Functions of the operator that were called, with how often."""
+    """Functions of the operator that a reconciliation has called, with how often."""
 
     def __init__(self) -> None:
         self.calls: Counter[tuple[str, str]] = Counter()
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
-        if event == "call" and code.co_filename.startswith(str(OPERATOR)):
+        if event == "call" and code.co_filename.startswith(str(OPERATOR)) and _reconciling.get():
             name = code.co_qualname if sys.version_info >= (3, 11) else code.co_name
-            if "<" not in code.co_name:
-                self.calls[str(Path(code.co_filename).relative_to(OPERATOR)), name] += 1
+            file = str(Path(code.co_filename).relative_to(OPERATOR))
+            if "<" not in code.co_name and file not in FAKES:
+                self.calls[file, name] += 1
 
     @property
     def files(self) -> list[str]:
@@ -68,12 +76,13 @@ class Entered:
 
 @contextmanager
 def watched() -> Iterator[Entered]:
-    entered = Entered()
+    entered, token = Entered(), _reconciling.set(True)
     sys.setprofile(entered)
     try:
         yield entered
     finally:
         sys.setprofile(None)
+        _reconciling.reset(token)
 
 
 def say(kind: str, entered: Entered) -> None:
@@ -88,7 +97,7 @@ async def main() -> None:
     world = OperatorWorld()
     world.declare_broker("shop")
     controller: Any = controller_of(world)
-    await asyncio.sleep(0.1)  # what runs besides has begun
+    await asyncio.sleep(0.1)  # periodic tasks have begun
     with watched() as entered:
         await controller.reconcile(("Broker", "shop", "default"))
     say("Broker", entered)

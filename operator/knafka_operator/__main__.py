@@ -19,6 +19,8 @@ from knafka_operator.runtime import replica
 
 
 def main() -> None:
+    """Read the settings and run one replica; exits with 2 for invalid settings, 1 without a
+    cluster."""
     try:
         settings = Settings.from_environment(os.environ)
     except InvalidDocument as error:

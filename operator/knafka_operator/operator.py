@@ -1,4 +1,4 @@
-"""Operator: the parts put together, and who is woken by what.
+"""Operator: puts the reconcilers together, and enqueues what a change concerns.
 
     Broker changed     -> itself, its Triggers
     Trigger changed    -> itself
@@ -19,7 +19,7 @@ from typing import Any, Final, Literal
 from knafka.ports.log import LogAdmin, LogWriter
 from knafka_operator.decide import entries, services
 from knafka_operator.decide import status as statuses
-from knafka_operator.decide.activity import USUAL, Limits
+from knafka_operator.decide.activity import DEFAULT_LIMITS, ActivityLimits
 from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.family import BROKERS, CHANNELS, SOURCES
 from knafka_operator.model.handler import Handling
@@ -30,30 +30,30 @@ from knafka_operator.model.settings import Settings
 from knafka_operator.model.sinks import KAFKA_SINK
 from knafka_operator.reconcile.brokers import Brokers
 from knafka_operator.reconcile.channels import Channels
-from knafka_operator.reconcile.dead_letters import DeadLetters
+from knafka_operator.reconcile.dead_letters import DeadLetterMonitor
 from knafka_operator.reconcile.effects import Effects
-from knafka_operator.reconcile.entries import Entries
-from knafka_operator.reconcile.event_types import LOOK_INTERVAL as EVENT_TYPES_INTERVAL
-from knafka_operator.reconcile.event_types import EventTypes, PodTypes
-from knafka_operator.reconcile.functions import LOOK_INTERVAL, Rolls
+from knafka_operator.reconcile.entries import ClusterWithEntries
+from knafka_operator.reconcile.event_types import EVENT_TYPES_INTERVAL as EVENT_TYPES_INTERVAL
+from knafka_operator.reconcile.event_types import EventTypes, PodEventTypes
+from knafka_operator.reconcile.functions import ROLL_CHECK_INTERVAL, Rolls
 from knafka_operator.reconcile.kind import rfc3339_now as _now
 from knafka_operator.reconcile.moves import Moves
 from knafka_operator.reconcile.observing import TriggerObserver
 from knafka_operator.reconcile.probe import probe, wake
 from knafka_operator.reconcile.publishing import Publishing
-from knafka_operator.reconcile.receivers import PodPositions, Positions, Receivers
+from knafka_operator.reconcile.receivers import PodPositions, Receivers, ReplicaPositions
 from knafka_operator.reconcile.replays import Replays
 from knafka_operator.reconcile.resuming import Resuming
 from knafka_operator.reconcile.sensors import Sensors
 from knafka_operator.reconcile.shards import Shards
-from knafka_operator.reconcile.state import States, broker_of, declared_of, has_contract
+from knafka_operator.reconcile.state import States, broker_of, has_contract, without_status
 from knafka_operator.reconcile.subscriptions import Subscriptions
 from knafka_operator.reconcile.triggers import Triggers
 from knafka_operator.reconcile.trust_bundles import TrustBundles
 from knafka_operator.reconcile.work_queue import BACK_OFF, GONE, Verdict, WorkQueue
 from knafka_operator.scale.drains import HttpDrains
 from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
-from knafka_operator.scale.repeat import repeat
+from knafka_operator.scale.repeat import run_repeatedly
 from knafka_operator.scale.scaler import Drains
 from knafka_operator.sinks.kind import KafkaSinks
 from knafka_operator.sources.kind import KafkaSources
@@ -61,25 +61,25 @@ from knafka_operator.sources.observe import SourceObserver
 
 log = logging.getLogger(__name__)
 
-DISPATCHERS: Final = {services.ROLE: services.DISPATCHER}
+DISPATCHERS: Final = {services.ROLE_LABEL: services.DISPATCHER_ROLE}
 """Labels of the Services that deliver, those for replays apart."""
 
-SHARDS: Final = {services.ROLE: services.SHARD_ROLE}
-"""The same of Services that Triggers share."""
+SHARDS: Final = {services.ROLE_LABEL: services.SHARD_ROLE}
+"""Labels of the Services of shared dispatchers."""
 
 PUBLISH_INTERVAL: Final = 5.0
-"""Seconds between two looks at what the scaler has to say of each Trigger."""
+"""Seconds between two rounds of publishing the scaler's view of each Trigger."""
 
 MOVE_INTERVAL: Final = 5.0
-"""Seconds between two looks at which `auto` Triggers need another dispatcher."""
+"""Seconds between two checks which `auto` Triggers need another dispatcher."""
 
 PREWARM_LIMIT: Final = 5
-"""Triggers of one Broker that are woken before there is an event: with more, most would find
-nothing, and lag wakes them anyway."""
+"""Most Triggers of one Broker that are woken when its receiver starts. With more Triggers, most
+would find no event, and lag wakes them anyway."""
 
 
 class Operator:
-    """One operator; made inside the event loop that it lives in."""
+    """The reconcilers of one family of kinds; created inside its event loop."""
 
     def __init__(
         self,
@@ -91,10 +91,10 @@ class Operator:
         drains: Drains | None = None,
         probe: Callable[[str], Awaitable[None]] = probe,
         wake: Callable[[str], Awaitable[None]] = wake,
-        activity: Limits = USUAL,
+        activity: ActivityLimits = DEFAULT_LIMITS,
         move_interval: float = MOVE_INTERVAL,
         beside: Operator | None = None,
-        positions: Positions | None = None,
+        positions: ReplicaPositions | None = None,
     ) -> None:
         """`connect` gives the admin client of a Kafka by librdkafka's configuration, and
         `open_writer` a writer, for contracts.
@@ -109,10 +109,11 @@ class Operator:
         """
         self.settings = settings
         self.family = BROKERS if beside is None else CHANNELS
-        self.entries: Entries | None = None
-        """What others write into `spec.subscribers`, among Subscriptions."""
+        self.entries: ClusterWithEntries | None = None
+        """The cluster that shows channels' entries as Subscriptions; None: the family is
+        Brokers."""
         if beside is not None:
-            cluster = self.entries = Entries(cluster, Handling(settings.subscriptions))
+            cluster = self.entries = ClusterWithEntries(cluster, Handling(settings.subscriptions))
         self.cluster = cluster
         self._beside: list[Operator] = []
         self.queue: WorkQueue = WorkQueue() if beside is None else beside.queue
@@ -127,7 +128,7 @@ class Operator:
                 drains or self._http,
                 self._used_kafkas,
                 self.queue.retry_failed,
-                self.states.resting,
+                self.states.unwritten_topics,
                 open_writer,
                 settings.allowed_servers,
                 settings.kafka_trust,
@@ -141,7 +142,7 @@ class Operator:
         shards = self._shards = Shards(settings, cluster, self.states, enqueue)
         self.brokers: Brokers | Channels
         # Channels' receivers are beside the operator: nothing keeps it from their pods.
-        url_of = partial(services.url, settings=settings) if self.entries is None else None
+        url_of = partial(services.service_url, settings=settings) if self.entries is None else None
         positions = positions or PodPositions(cluster, url_of, bearers=self._bearers)
         receivers = Receivers(settings, cluster, self.states, positions, enqueue)
         self.trust_bundles: TrustBundles = (
@@ -154,11 +155,11 @@ class Operator:
             Brokers(*of) if self.entries is None else Channels(*of, self.entries.handling)
         )
         self.sources: KafkaSources | None = None
-        """Beside the Triggers of Brokers."""
+        """The reconciler of KafkaSources; None: they aren't served."""
         self._publishing_sources: Publishing | None = None
         self.sinks: KafkaSinks | None = None
         self.sensors: Sensors | None = None
-        """One for both families: either may have the bus of one."""
+        """The reconciler of Sensors, shared by both families, as either may have a Sensor's bus."""
         if beside is not None:
             self.sensors = beside.sensors
         elif settings.sensors:
@@ -166,7 +167,7 @@ class Operator:
         if self.sensors is not None:
             self.sensors.buses[self.family] = self.brokers
         observer = TriggerObserver(settings, cluster, self.brokers.is_ours, shards, self.states)
-        self.dead_letters = DeadLetters(self.states, enqueue)
+        self.dead_letters = DeadLetterMonitor(self.states, enqueue)
         of_triggers = self.states, observer, self.dead_letters, self.effects, _now, enqueue
         parts = settings, cluster, self.brokers, shards, *of_triggers
         self.triggers = (
@@ -174,19 +175,27 @@ class Operator:
         )
         self.brokers.neighbours = self.triggers.neighbours = self
         self.publishing = Publishing(cluster, self.states, self.triggers, self.queue, _now)
-        publishing = repeat("publishing lags", self.publishing.look, PUBLISH_INTERVAL)
+        publishing = run_repeatedly(
+            "publishing lags", self.publishing.publish_lags, PUBLISH_INTERVAL
+        )
         self.moves = Moves(self.states, self.queue.enqueue, activity)
-        moving = repeat("moving Triggers", self.moves.look, move_interval)
-        counting = repeat("counting dead letters", self.dead_letters.look, PUBLISH_INTERVAL)
-        parts_of_types = self.states, receivers, PodTypes(self._bearers)
+        moving = run_repeatedly("moving Triggers", self.moves.move_triggers, move_interval)
+        counting = run_repeatedly(
+            "counting dead letters", self.dead_letters.check_topics, PUBLISH_INTERVAL
+        )
+        parts_of_types = self.states, receivers, PodEventTypes(self._bearers)
         self.event_types = EventTypes(settings, cluster, *parts_of_types)
-        noting = repeat("making EventTypes", self.event_types.look, EVENT_TYPES_INTERVAL)
+        noting = run_repeatedly(
+            "making EventTypes", self.event_types.create_new_types, EVENT_TYPES_INTERVAL
+        )
         replaying = Replays(settings, cluster, self.states).run()
         running = [publishing, moving, counting, noting, replaying]
         if beside is None:
             if settings.trust_bundles:
                 running.append(self.trust_bundles.run())
-            running.append(repeat("rolling", partial(rolls.look, cluster), LOOK_INTERVAL))
+            running.append(
+                run_repeatedly("rolling", partial(rolls.end_turns, cluster), ROLL_CHECK_INTERVAL)
+            )
             if self.sensors is not None:
                 running.append(self.sensors.publish(self.queue))
             if settings.sinks:
@@ -194,18 +203,19 @@ class Operator:
                 self.sinks = KafkaSinks(*of_sinks, self._has_topic)
             if settings.sources:
                 self.sources = self._make_sources(probe, wake)
-                running += self._run_sources(self.sources)
+                running += self._source_tasks(self.sources)
         self._tasks = {asyncio.create_task(each) for each in running}
 
     def _has_topic(self, topic: str) -> bool:
         """Whether a Broker or KafkaChannel has a topic of this name."""
-        return any(topic in each.states.topics for each in self.all)
+        return any(topic in each.states.topics for each in self.all_operators)
 
     def _make_sources(
         self,
         probe: Callable[[str], Awaitable[None]],
         wake: Callable[[str], Awaitable[None]],
     ) -> KafkaSources:
+        """Create the reconciler of KafkaSources, with states of its own."""
         settings, enqueue, cluster = self.settings, self.queue.enqueue, self.cluster
         states = States(SOURCES, self.states.rolls, settings.naming)
         states.urls, states.policies = self.states.urls, self.states.policies
@@ -213,25 +223,32 @@ class Operator:
         parts = states, shards, self.effects.receivers, self.trust_bundles
         effects = Effects(cluster, *parts, probe, wake)
         observer = TriggerObserver(settings, cluster, lambda broker: True, shards, states)
-        of = states, observer, DeadLetters(states, enqueue), effects, _now, enqueue
-        topics = SourceObserver(settings, cluster, self._kafkas, states, self._has_topic)
-        return KafkaSources(settings, cluster, self.brokers, shards, *of, source_observer=topics)
+        dead_letters = DeadLetterMonitor(states, enqueue)
+        return KafkaSources(
+            *(settings, cluster, self.brokers, shards, states, observer, dead_letters),
+            *(effects, _now, enqueue),
+            source_observer=SourceObserver(
+                settings, cluster, self._kafkas, states, self._has_topic
+            ),
+        )
 
-    def _run_sources(self, sources: KafkaSources) -> list[Coroutine[Any, Any, None]]:
-        """What goes on for them beside reconciling."""
+    def _source_tasks(self, sources: KafkaSources) -> list[Coroutine[Any, Any, None]]:
+        """Periodic tasks for KafkaSources."""
         of, letters = (self.cluster, sources.states), sources.dead_letters
         publishing = self._publishing_sources = Publishing(*of, sources, self.queue, _now)
         return [
-            repeat("publishing sources' lags", publishing.look, PUBLISH_INTERVAL),
-            repeat("counting sources' dead letters", letters.look, PUBLISH_INTERVAL),
+            run_repeatedly("publishing sources' lags", publishing.publish_lags, PUBLISH_INTERVAL),
+            run_repeatedly(
+                "counting sources' dead letters", letters.check_topics, PUBLISH_INTERVAL
+            ),
             Replays(self.settings, *of).run(),
         ]
 
     async def resume(self) -> int:
-        """Go on with the drains of every Trigger that a Revision serves, as its Service says.
+        """Resume the drains of every Trigger by what its Service says; returns their number.
 
-        Before anything is reconciled: events that wait aren't to wait for that. Gives how many
-        there are; raises `ClusterError`.
+        Called before anything is reconciled, so that waiting events are delivered at once. Raises
+        `ClusterError`.
         """
         brokers, triggers, found = await asyncio.gather(
             self.cluster.list(self.family.broker_version, self.family.broker),
@@ -245,16 +262,20 @@ class Operator:
         for each in triggers:
             if (broker := broker_of(each)) in wanted:
                 wanted[broker].append(each)
-        sharing = {who: each for who, each in ours.items() if has_contract(each)}
+        sharing = {identity: each for identity, each in ours.items() if has_contract(each)}
         resuming = Resuming(self.cluster, self._kafkas, self._shards, self.settings)
-        apart = [each for who, some in wanted.items() if who not in sharing for each in some]
-        for trigger, watched in await resuming.found(apart, found):
+        apart = [
+            each for identity, some in wanted.items() if identity not in sharing for each in some
+        ]
+        for trigger, watched in await resuming.delivered_by_services(apart, found):
             await self.triggers.resume(trigger, watched)
         if sharing:
             shards = await self.cluster.list(SERVING, "Service", SHARDS)
 
             async def resume(broker: Identity) -> None:
-                some = await resuming.sharing(sharing[broker], wanted[broker], found, shards)
+                some = await resuming.delivered_with_shards(
+                    sharing[broker], wanted[broker], found, shards
+                )
                 for trigger, watched in some:
                     await self.triggers.resume(trigger, watched)
 
@@ -262,7 +283,7 @@ class Operator:
         return len(self.triggers.watched)
 
     async def prepare(self) -> None:
-        """Be ready for `resume`: find everything, and connect to every Kafka."""
+        """Prepare for `resume`: list all Services, and connect to every Kafka they use."""
         found = await asyncio.gather(
             self.cluster.list(SERVING, "Service", DISPATCHERS),
             self.cluster.list(SERVING, "Service", SHARDS),
@@ -271,11 +292,11 @@ class Operator:
         await resuming.connect([*found[0], *found[1]])
 
     def _bearers(self, name: str, namespace: str) -> Sequence[str]:
-        """The tokens that this function knows its operator by."""
-        return self.settings.tokens.bearers(services.url(name, namespace, self.settings))
+        """The tokens that a function accepts from the operator."""
+        return self.settings.tokens.bearers(services.service_url(name, namespace, self.settings))
 
     def remember_class(self, broker: Document, *, gone: bool) -> None:
-        """Keep in mind whose Broker it is; thread-safe."""
+        """Remember whether another implementation serves a Broker; thread-safe."""
         if gone or self.brokers.is_ours(broker):
             self.states.foreign_brokers.discard(Identity.of(broker))
         else:
@@ -285,12 +306,12 @@ class Operator:
         return self.brokers.is_ours(broker) and "deletionTimestamp" not in broker["metadata"]
 
     @property
-    def all(self) -> Sequence[Operator]:
-        """This one and those beside it."""
+    def all_operators(self) -> Sequence[Operator]:
+        """This operator and those of other families beside it."""
         return [self, *self._beside]
 
     async def close(self) -> None:
-        """Hang up on every drain, and wait for that; dispatchers go on without us."""
+        """End all tasks and drain requests, and wait for that; dispatchers drain on."""
         for each in self._beside:
             await each.close()
         for task in self._tasks:
@@ -308,11 +329,11 @@ class Operator:
         return self.triggers.is_ours(trigger)
 
     async def stop_triggers(self, broker: Identity) -> None:
-        """Deliver nothing to the Triggers and Sensors of a Broker; raises `KnafkaError` while
+        """End all delivery to the Triggers and Sensors of a Broker; raises `KnafkaError` while
         drains go on."""
         await self._stop_delivery(broker)
         if self.sensors is not None:
-            await self.sensors.stop(Bus(self.family, broker))
+            await self.sensors.stop_on_bus(Bus(self.family, broker))
 
     async def _stop_delivery(self, broker: Identity) -> None:
         # Together, as what shards let go of is written together.
@@ -323,10 +344,11 @@ class Operator:
                 raise failure
 
     async def delete_broker(self, document: Document) -> None:
+        """End all delivery from a Broker, and delete its topic and groups; raises `KnafkaError`."""
         identity = Identity.of(document)
         # First of all: a Trigger that is just being reconciled would begin to drain again.
-        self.states.broker(document).state = None
-        await self.brokers.find_kafka(document)
+        self.states.ensure_broker(document).state = None
+        await self.brokers.remember_kafka(document)
         await self._stop_delivery(identity)
         triggers = self.states.triggers_of(identity)
         groups = {
@@ -336,22 +358,22 @@ class Operator:
             for group in list(record.groups)
             if not await self.triggers.own.is_claimed(each, group)
         }
-        groups |= {entries.group(identity, uid) for uid in entries.promises(document)}
+        groups |= {entries.entry_group(identity, uid) for uid in entries.promised_uids(document)}
         if self.sensors is not None:
-            groups |= await self.sensors.stop(Bus(self.family, identity))
+            groups |= await self.sensors.stop_on_bus(Bus(self.family, identity))
         await self.brokers.delete_topic(document, groups)
 
     def forget(self, document: Document) -> None:
-        """It is gone, whatever is left of it in Kafka."""
+        """Forget a Broker or Trigger that is gone; nothing in Kafka is deleted."""
         is_broker = document["kind"] == self.family.broker
         (self.brokers if is_broker else self.triggers).drop(document)
         if not is_broker:
-            self._has_rested(Identity.of(document))
-            self._list_anew(broker_of(document))
+            self._after_suspension(Identity.of(document))
+            self._enqueue_channel(broker_of(document))
 
     def on_change(self, document: Document, *, gone: bool) -> None:
-        """A Broker or Trigger as it is now, or was last; it is reconciled unless only its status
-        has changed."""
+        """Note that a Broker or Trigger has changed or, with `gone`, was deleted; enqueues it
+        unless only its status has changed."""
         is_broker = document["kind"] == self.family.broker
         if is_broker:
             self.on_broker(document, gone=gone)
@@ -363,27 +385,27 @@ class Operator:
         changed = hear(document, gone=gone)
         if gone and not is_broker:
             self.on_trigger(document, gone=True)
-            self._list_anew(broker_of(document))
-        self._on_entries(changed)
+            self._enqueue_channel(broker_of(document))
+        self._on_subscriptions_changed(changed)
 
-    def _list_anew(self, channel: Identity) -> None:
-        """One of its Subscriptions is no more: neither is its entry, in spec and status."""
+    def _enqueue_channel(self, channel: Identity) -> None:
+        """Reconcile a channel, as the entry of one of its Subscriptions must be removed."""
         if self.entries is not None and channel in self.states.brokers:
             self.queue.enqueue((self.family.broker, *channel))
 
     def on_eventing(self, seen: bool | None) -> None:
-        """Whether Knative Eventing is here; None: that isn't known."""
+        """Note whether Knative Eventing is installed; None: not known."""
         if self.entries is None:
             return
         before = self.entries.handling.handler
-        self._on_entries(self.entries.on_handling(seen))
+        self._on_subscriptions_changed(self.entries.on_handling(seen))
         if self.entries.handling.handler is not before:
             for each in self.states.brokers:
                 self.queue.enqueue((self.family.broker, *each))
                 self._wake_sensors(each)
 
-    def _on_entries(self, changed: Collection[Identity]) -> None:
-        """These Subscriptions may be other ones than before."""
+    def _on_subscriptions_changed(self, changed: Collection[Identity]) -> None:
+        """Note that these Subscriptions may have changed."""
         assert self.entries is not None
         for each in changed:
             if (known := self.entries.known(each)) is not None:
@@ -392,8 +414,11 @@ class Operator:
                 self.states.declared.pop((self.family.trigger, *each), None)
                 self.queue.enqueue((self.family.trigger, *each))
 
-    async def rest(self, identity: Identity) -> float | Literal[Verdict.BACK_OFF, Verdict.GONE]:
-        """Deliver nothing to a Subscription that there is no more, or not for now; see `WorkQueue`.
+    async def suspend_absent(
+        self, identity: Identity
+    ) -> float | Literal[Verdict.BACK_OFF, Verdict.GONE]:
+        """End the delivery of a Subscription that doesn't exist, for now or for good; returns what
+        follows (`WorkQueue`).
 
         Its group stays for a while, see `Entries`. Raises `ClusterError`.
         """
@@ -402,29 +427,30 @@ class Operator:
         record = self.states.triggers.get(identity)
         try:
             if record is not None:
-                await self.triggers.rest(identity)
+                await self.triggers.suspend(identity)
         except statuses.EXPECTED as error:
             log.info("%s %s is delivered still: %s", self.family.trigger, identity, error)
             return BACK_OFF
-        self._has_rested(identity)
+        self._after_suspension(identity)
         if record is not None and record.broker is not None:
-            self._list_anew(record.broker)
-        again = self.entries.again(identity)
+            self._enqueue_channel(record.broker)
+        again = self.entries.requeue_after(identity)
         return GONE if again is None else again
 
-    def _has_rested(self, identity: Identity) -> None:
-        """Nothing is delivered under this name, and no record has it."""
+    def _after_suspension(self, identity: Identity) -> None:
+        """Enqueue the Subscriptions that waited for the end of the delivery under this name."""
         if self.entries is None:
             return
-        for each in self.entries.has_rested(identity):
+        for each in self.entries.release_name(identity):
             self.queue.enqueue((self.family.trigger, *each))
         known = self.entries.known(identity)
         if known is not None and "deletionTimestamp" not in known["metadata"]:
             # It came back meanwhile.
             self.states.declared.pop((self.family.trigger, *identity), None)
-            self._on_entries([identity])
+            self._on_subscriptions_changed([identity])
 
     def on_broker(self, document: Document, *, gone: bool) -> None:
+        """Note that a Broker or channel has changed or was deleted; enqueues what it concerns."""
         identity, ours = Identity.of(document), self.brokers.is_ours(document)
         self.remember_class(document, gone=gone)
         if gone:
@@ -432,25 +458,30 @@ class Operator:
         elif ours:
             self.brokers.remember_topic(document)
         # Triggers that came before one that isn't ours were taken for ours.
-        if self._is_news(document, gone=gone) and (gone or not ours):
+        if self._enqueue_if_changed(document, gone=gone) and (gone or not ours):
             self.wake_triggers(identity)
 
     def on_trigger(self, document: Document, *, gone: bool) -> None:
+        """Note that a Trigger has changed or was deleted; enqueues it if needed."""
         identity = Identity.of(document)
         if gone:
-            self.states.trigger_is_gone(identity)
+            self.states.mark_trigger_gone(identity)
         else:
-            self.states.keep_trigger(document)
+            self.states.store_trigger(document)
         record = self.states.triggers.get(identity)
-        if self._is_news(document, gone=gone) and record is not None and record.watched is not None:
+        if (
+            self._enqueue_if_changed(document, gone=gone)
+            and record is not None
+            and record.watched is not None
+        ):
             # Its group may have been set back, and it annotated to have that noticed at once.
             record.watched.kafka.topics.forget_group(record.watched.egress.group)
 
-    def _is_news(self, document: Document, *, gone: bool) -> bool:
-        """Whether more than its status has changed; then it is reconciled."""
+    def _enqueue_if_changed(self, document: Document, *, gone: bool) -> bool:
+        """Enqueue an object if more than its status has changed; returns whether it has."""
         key, now = (
             (document["kind"], *Identity.of(document)),
-            None if gone else declared_of(document),
+            None if gone else without_status(document),
         )
         before = self.states.declared.pop(key, None)
         if now is not None:
@@ -461,7 +492,8 @@ class Operator:
         return True
 
     def on_service(self, document: Document) -> None:
-        """A Knative Service: one of ours, or somebody's subscriber."""
+        """Note that a Knative Service has changed; enqueues its owners and the Triggers that refer
+        to it."""
         namespace, name = Identity.of(document)
         for owner in document["metadata"].get("ownerReferences") or ():
             self.queue.enqueue((owner["kind"], namespace, owner["name"]))
@@ -469,41 +501,44 @@ class Operator:
             self.queue.enqueue((self.family.trigger, *trigger))
 
     def on_policies(self, changed: Sequence[Document], gone: Sequence[Document]) -> None:
-        """EventPolicies have changed: so may have who may send in their namespaces."""
+        """Note that EventPolicies have changed; enqueues the receivers' owners in their
+        namespaces."""
         namespaces = self.states.policies.heard(changed, gone)
-        self._look_at_senders(lambda broker: broker.namespace in namespaces)
+        self._enqueue_receivers_owners(lambda broker: broker.namespace in namespaces)
 
     def on_policies_known(self, known: bool) -> None:
-        """Whether all EventPolicies have been heard of."""
+        """Note whether all EventPolicies are known."""
         if self.states.policies.is_known != known:
             self.states.policies.is_known = known
-            self._look_at_senders(lambda broker: known)
+            self._enqueue_receivers_owners(lambda broker: known)
 
-    def _look_at_senders(self, of: Callable[[Identity], bool]) -> None:
-        for each in self.all:
+    def _enqueue_receivers_owners(self, of: Callable[[Identity], bool]) -> None:
+        for each in self.all_operators:
             for identity in filter(of, list(each.states.brokers)):
                 self.queue.enqueue((each.family.broker, *identity))
         for identity in filter(of, list(self.sinks.records) if self.sinks is not None else ()):
             self.queue.enqueue((KAFKA_SINK, *identity))
 
     def on_receiver(self, pod: Document, *, new: bool = True, gone: bool = False) -> None:
-        """A pod of a receiver; where a `new` one is made and there was none, an event made it."""
-        state = self.states.broker_of_receiver(pod, gone=gone)
+        """Note that a receiver's pod exists or, with `gone`, was deleted. A `new` pod means that an
+        event is on its way: the Broker's Triggers start to drain."""
+        state = self.states.track_receiver_pod(pod, gone=gone)
         if state is not None and new and not gone:
             state.kafka.scaler.prewarm(state.topic.name, PREWARM_LIMIT)
 
     def _used_kafkas(self) -> set[KafkaCluster]:
-        used = set[KafkaCluster]().union(*(each.states.kafkas() for each in self.delivering))
+        used = set[KafkaCluster]().union(*(each.states.kafkas() for each in self.delivering_kinds))
         return used if self.sinks is None else used | self.sinks.used_kafkas()
 
     @property
-    def delivering(self) -> Sequence[Triggers]:
-        """All that deliver events: Triggers, Subscriptions and KafkaSources."""
-        triggers = [each.triggers for each in self.all]
+    def delivering_kinds(self) -> Sequence[Triggers]:
+        """The reconcilers of all kinds that deliver events: Triggers, Subscriptions,
+        KafkaSources."""
+        triggers = [each.triggers for each in self.all_operators]
         return triggers if self.sources is None else [*triggers, self.sources]
 
     def wake_triggers(self, broker: Identity) -> None:
-        """Have the Triggers and Sensors that read a Broker reconciled."""
+        """Enqueue the Triggers and Sensors of a Broker."""
         for identity in self.states.triggers_of(broker):
             self.queue.enqueue((self.family.trigger, *identity))
         self._wake_sensors(broker)

@@ -15,7 +15,7 @@ from support.cluster_contract import ClusterContract
 from knafka_operator.model.cluster import Cluster, ClusterError, NotAllowed
 from knafka_operator.model.resources import CORE, EVENTING
 from knafka_operator.runtime.cluster import ApiCluster
-from knafka_operator.runtime.memory_cluster import Event, MemoryCluster
+from knafka_operator.runtime.memory_cluster import MemoryCluster, WatchEvent
 
 
 class TestMemory(ClusterContract):
@@ -52,7 +52,7 @@ async def test_a_watch_tells_what_is_there_and_then_every_change() -> None:
     cluster = MemoryCluster()
     cluster.put(BROKER)
     watch = cluster.watch(EVENTING, "Broker")
-    events: list[Event] = [await anext(watch)]
+    events: list[WatchEvent] = [await anext(watch)]
     await cluster.write_status(BROKER, {"observedGeneration": 1})
     await cluster.write_status(BROKER, {"observedGeneration": 1})  # changes nothing
     cluster.put({**BROKER, "spec": {"delivery": {"retry": 1}}})

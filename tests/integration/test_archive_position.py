@@ -12,8 +12,8 @@ from support.letters import DeadLetters
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.core import names
 from knafka_jobs.topic_offsets import BrokerName
-from knafka_operator.scale.dead_letters import DeadLetters as Waits
-from knafka_operator.scale.dead_letters import Waiting
+from knafka_operator.scale.dead_letters import UncompactedCounts
+from knafka_operator.scale.dead_letters import UncompactedDeadLetters as Waits
 from knafka_operator.scale.kafka_clusters import KafkaCluster
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ async def test_what_a_job_commits_waits_no_more_and_what_came_since_does(
     dead.flush()
     admin = KafkaAdmin({"bootstrap.servers": kafka.bootstrap_servers})
     cluster = KafkaCluster(admin, None, None)  # type: ignore[arg-type]  # nothing is scaled
-    group, known = names.archive_group(dead.namespace, "kept", "uid"), Waiting()
+    group, known = names.archive_group(dead.namespace, "kept", "uid"), UncompactedCounts()
 
     async def waiting() -> int:
         known.forget()

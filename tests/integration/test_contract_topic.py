@@ -15,7 +15,7 @@ from knafka.core import contract
 from knafka.core.contract import Egress, SharedEgress, Sink
 from knafka_operator.decide.desired import Topic
 from knafka_operator.model.identity import Identity
-from knafka_operator.reconcile.contracts import ContractLog
+from knafka_operator.reconcile.contracts import SharedContractTopic
 from knafka_operator.scale.kafka_clusters import KafkaCluster
 from knafka_operator.scale.scaler import Scaler
 
@@ -32,7 +32,7 @@ class World:
         self.broker = Identity("shop", name)
         self._clusters: list[KafkaCluster] = []
 
-    def operator(self, *, known: bool = False) -> ContractLog:
+    def operator(self, *, known: bool = False) -> SharedContractTopic:
         drains: Any = None
         cluster = KafkaCluster(
             self.admin,
@@ -41,7 +41,7 @@ class World:
             lambda: KafkaWriter(self.connection),
         )
         self._clusters.append(cluster)
-        return ContractLog(self.broker, self.topic.name, cluster, known=known)
+        return SharedContractTopic(self.broker, self.topic.name, cluster, known=known)
 
     def shared(self, trigger: str) -> SharedEgress:
         egress = Egress(
@@ -71,7 +71,7 @@ async def test_what_one_operator_wrote_the_next_one_reads(world: World) -> None:
     first = world.operator()
     await first.load()
     assert (first.exists, first.records) == (False, {}), "the topic isn't there yet"
-    await first.create(world.topic)
+    await first.ensure_created(world.topic)
     triggers = [f"t{number}" for number in range(200)]
     await asyncio.gather(*(first.write(each, world.shared(each)) for each in triggers))
     await first.write("t0", None)
@@ -84,7 +84,7 @@ async def test_what_one_operator_wrote_the_next_one_reads(world: World) -> None:
     await second.load()
     assert second.records == first.records == {each: world.shared(each) for each in triggers[1:]}
     assert (second.exists, second.position) == (True, 201)
-    assert not await second.check()
+    assert not await second.reload_if_changed()
     await first.write("t1", None)
-    assert await second.check()
+    assert await second.reload_if_changed()
     assert "t1" not in second.records

@@ -83,7 +83,7 @@ class World:
     def delivered(self, channel: str) -> dict[str, str]:
         """Where the channel's shared dispatcher delivers to, by group."""
         topic = names.contract_topic("shop", f"KafkaChannel-{channel}")
-        records = shards.read(self.log.topics.get(topic, [[]])[0])
+        records = shards.read_shared_egresses(self.log.topics.get(topic, [[]])[0])
         return {group: each.egress.subscriber.url for group, each in records.items()}
 
     def egress(self, name: str) -> Any:

@@ -45,7 +45,7 @@ from knafka_client.sockets import free_port
 from knafka_local.kafka.kafka_server import KafkaServer
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import ISOLATION
-from knafka_operator.runtime.metrics import HttpServer
+from knafka_operator.runtime.metrics import MetricsServer
 
 pytestmark = pytest.mark.kafka
 
@@ -146,7 +146,7 @@ async def operated() -> AsyncIterator[Operated]:
         await world.restart()
         running = Operated(world, drains)
         await running.declare()
-        server = await HttpServer.start(
+        server = await MetricsServer.start(
             world.operator, lambda: running.leads, lambda: True, [running.port]
         )
         try:

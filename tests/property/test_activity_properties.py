@@ -16,9 +16,9 @@ from knafka_operator.decide.activity import (
     QUIET_FOR,
     QUIET_RATE,
     Activity,
-    Judged,
+    ActivityState,
     Sample,
-    judge,
+    judge_activity,
 )
 
 THRESHOLD = 100
@@ -48,11 +48,11 @@ def course(phases: Sequence[tuple[int, float, int | None, bool]]) -> list[Sample
     return samples
 
 
-def changes(samples: Sequence[Sample], begin: Activity = Activity.QUIET) -> list[Judged]:
+def changes(samples: Sequence[Sample], begin: Activity = Activity.QUIET) -> list[ActivityState]:
     """All that it was, one judgement for each sample."""
-    judged = [Judged(begin, samples[0].time)]
+    judged = [ActivityState(begin, samples[0].time)]
     for number in range(1, len(samples) + 1):
-        now = judge(judged[-1], samples[max(0, number - 62) : number], THRESHOLD)
+        now = judge_activity(judged[-1], samples[max(0, number - 62) : number], THRESHOLD)
         if now != judged[-1]:
             judged.append(now)
     return judged
@@ -141,5 +141,5 @@ def test_a_burst_that_is_worked_off_at_once_moves_nothing() -> None:
 
 
 def test_nothing_is_known_without_samples() -> None:
-    before = Judged(Activity.QUIET, 0.0)
-    assert judge(before, [], THRESHOLD) is before
+    before = ActivityState(Activity.QUIET, 0.0)
+    assert judge_activity(before, [], THRESHOLD) is before

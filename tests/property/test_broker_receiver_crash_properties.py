@@ -119,7 +119,7 @@ class World(OperatorWorld):
         assert followed is not None
         records = self.log.topics[followed.contract_topic][0]
         pod.position = len(records)
-        found = receivers.entries(records)
+        found = receivers.read_ingresses(records)
         pod.entries = {path: each for path, each in found.items() if path == followed.path}
 
     def start_pods(self) -> None:
@@ -193,7 +193,7 @@ def holds_ready(status: Mapping[str, Any]) -> bool:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(receivers, "LOOK_INTERVAL", 0.0)
+    monkeypatch.setattr(receivers, "REPLICA_POLL_INTERVAL", 0.0)
 
 
 async def until_ready(world: World, edit: str) -> None:

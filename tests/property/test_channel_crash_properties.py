@@ -60,7 +60,7 @@ class World(ChannelWorld):
         secret = name.removesuffix("kafka-channel-receiver").rstrip("-")
         before, _ = self.read.get(name, (0, frozenset()))
         records = self.served().get(secret, [])
-        self.read[name] = len(records), frozenset(receivers.entries(records))
+        self.read[name] = len(records), frozenset(receivers.read_ingresses(records))
         return {f"{name}-pod": before}
 
     def served(self) -> Mapping[str, Any]:
@@ -85,7 +85,7 @@ class World(ChannelWorld):
     def check(self) -> None:
         """What must hold after every effect."""
         channel = self.status("KafkaChannel", CHANNEL)
-        entries = [receivers.entries(each) for each in self.served().values()]
+        entries = [receivers.read_ingresses(each) for each in self.served().values()]
         ready = is_ready(channel) and not self.deleting
         if any(PATH in each for each in entries) or ready:
             assert TOPIC in self.log.topics, "events are accepted that nothing can keep"
@@ -111,11 +111,11 @@ class World(ChannelWorld):
     def shared(self) -> bool:
         """Whether a shared dispatcher has a record of the Subscription."""
         topic = names.contract_topic(SHOP, f"KafkaChannel-{CHANNEL}")
-        return bool(shards.read(self.log.topics.get(topic, [[]])[0]))
+        return bool(shards.read_shared_egresses(self.log.topics.get(topic, [[]])[0]))
 
     def send(self) -> None:
         """An event, as soon as a receiver knows of a topic for it."""
-        if any(PATH in receivers.entries(each) for each in self.served().values()):
+        if any(PATH in receivers.read_ingresses(each) for each in self.served().values()):
             MemoryWriter(self.log).append(TOPIC, None, b"{}", [], lambda _: None)
 
     def declare(self, secret: int = 0, edit: int = 0) -> None:
@@ -157,7 +157,7 @@ def is_ready(status: Mapping[str, Any]) -> bool:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(receivers, "LOOK_INTERVAL", 0.0)
+    monkeypatch.setattr(receivers, "REPLICA_POLL_INTERVAL", 0.0)
 
 
 async def until_delivered(world: World, secret: int, edit: int) -> None:
@@ -168,7 +168,7 @@ async def until_delivered(world: World, secret: int, edit: int) -> None:
     for kind, name in (("KafkaChannel", CHANNEL), ("Subscription", SUBSCRIPTION)):
         status = world.status(kind, name)
         assert condition(status, "Ready")["status"] == "True", status
-    serving = {of: PATH in receivers.entries(each) for of, each in world.served().items()}
+    serving = {of: PATH in receivers.read_ingresses(each) for of, each in world.served().items()}
     assert [of for of, serves in serving.items() if serves] == [SECRETS[secret] or ""]
     assert world.egress_of(SHOP, SUBSCRIPTION).subscriber.url == f"http://there/{edit}"
     assert world.shared() != bool(edit & 1)
@@ -234,7 +234,7 @@ async def test_an_operator_that_dies_while_it_deletes_leaves_nothing(
         assert left == {names.channel_topic(SHOP, "neighbour")}
         assert world.log.groups == {}
         (records,) = world.served().values()
-        assert receivers.entries(records).keys() == {f"/{SHOP}/neighbour"}
+        assert receivers.read_ingresses(records).keys() == {f"/{SHOP}/neighbour"}
         assert world.cluster.services() == {"kafka-channel-receiver"}
         await world.delete_channel(SHOP, "neighbour")
         kept = {name for name, each in vars(world.channels.states).items() if each}

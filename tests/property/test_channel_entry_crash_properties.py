@@ -53,7 +53,7 @@ class World(ChannelWorld):
     def shared(self) -> dict[str, str]:
         """Where the shared dispatcher delivers to, by group."""
         topic = names.contract_topic(SHOP, f"KafkaChannel-{CHANNEL}")
-        records = shards.read(self.log.topics.get(topic, [[]])[0])
+        records = shards.read_shared_egresses(self.log.topics.get(topic, [[]])[0])
         return {group: each.egress.subscriber.url for group, each in records.items()}
 
     def check(self) -> None:
@@ -114,14 +114,14 @@ class World(ChannelWorld):
         found = self.channels.entries
         assert found is not None
         for key in found._missing:
-            found._missing[key] -= entries.KEPT_FOR
+            found._missing[key] -= entries.MISSING_ENTRY_KEPT
             if key[1] not in self.theirs:
                 self.promised.pop(key[1], None)
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(receivers, "LOOK_INTERVAL", 0.0)
+    monkeypatch.setattr(receivers, "REPLICA_POLL_INTERVAL", 0.0)
 
 
 async def made(world: World) -> None:

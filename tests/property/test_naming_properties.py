@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from knafka.core import names
 from knafka.core.errors import InvalidDocument
-from knafka_operator.decide.desired import OthersNames, own_name
-from knafka_operator.model.naming import Named, NameKind, NameTaken, Naming, normalized
+from knafka_operator.decide.desired import NamesOfOthers, kept_or_new_name
+from knafka_operator.model.naming import NamedObject, NameKind, NameTaken, Naming, normalized
 from knafka_operator.model.resources import GROUP_STATUS, TOPIC_STATUS, Metadata, Resource, Status
 
 KEYS = {NameKind.BROKER_TOPIC: TOPIC_STATUS, NameKind.TRIGGER_GROUP: GROUP_STATUS}
@@ -31,7 +31,7 @@ def test_names_are_kept_and_are_nobody_elses(kind: NameKind, steps: list[tuple[s
         owner = Resource(
             api_version="v1", kind="X", metadata=metadata, status=Status(annotations=annotations)
         )
-        return own_name(kind, owner, KEYS[kind], OthersNames(taken, uid), naming)
+        return kept_or_new_name(kind, owner, KEYS[kind], NamesOfOthers(taken, uid), naming)
 
     for step in steps:
         if step[0] == "template":
@@ -49,7 +49,7 @@ def test_names_are_kept_and_are_nobody_elses(kind: NameKind, steps: list[tuple[s
             assert names.is_topic(name)
             assert taken.setdefault(name, uid) == uid, "no two objects have one name"
             assert made.setdefault(step, name) == name
-            assert naming.is_own(kind, name, Named(*step, uid))
+            assert naming.is_own(kind, name, NamedObject(*step, uid))
     # After a restart the same templates are known, and each has its name still.
     for of, name in made.items():
         assert named(of, f"uid-of-{of[0]}.{of[1]}") == name

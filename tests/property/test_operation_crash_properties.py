@@ -15,8 +15,8 @@ from support.crashing import Crash, Crashing
 from support.examples import examples
 
 from knafka_operator.decide.operation import MAX_ATTEMPTS, is_finished
-from knafka_operator.model.archives import OF_ARCHIVE
-from knafka_operator.model.operations import OF_OPERATION, PURGE, REPLAY
+from knafka_operator.model.archives import ARCHIVE_LABEL
+from knafka_operator.model.operations import OPERATION_LABEL, PURGE, REPLAY
 from knafka_operator.model.sensors import KNAFKA
 from knafka_operator.reconcile.work_queue import Key
 
@@ -50,8 +50,8 @@ class World(ArchivesWorld):
         assert len(jobs) <= 1
         for each in jobs:
             labels = each["metadata"]["labels"]
-            assert self.leases() == [f"shop/kept/{labels[OF_ARCHIVE]}"]
-            operation = labels.get(OF_OPERATION, "")
+            assert self.leases() == [f"shop/kept/{labels[ARCHIVE_LABEL]}"]
+            operation = labels.get(OPERATION_LABEL, "")
             if operation and each["metadata"]["uid"] not in self.ended:
                 assert not self.succeeded[operation], "it had been done"
 
@@ -76,7 +76,7 @@ class World(ArchivesWorld):
                 continue
             self.ended.add(job["metadata"]["uid"])
             if not failed:
-                self.succeeded[job["metadata"]["labels"].get(OF_OPERATION, "")] += 1
+                self.succeeded[job["metadata"]["labels"].get(OPERATION_LABEL, "")] += 1
             self.end(failed="no" if failed else "", records=0 if failed else RECORDS, sent=1)
 
     def lose_job(self) -> None:

@@ -97,7 +97,7 @@ class World(OperatorWorld):
 
     def _contract(self) -> Mapping[str, Any]:
         topic = names.contract_topic(SHOP, BROKER)
-        return shards.read(self.log.topics.get(topic, [[]])[0])
+        return shards.read_shared_egresses(self.log.topics.get(topic, [[]])[0])
 
     def _records(self) -> Sequence[Any]:
         return self.log.topics[TOPIC]
@@ -208,7 +208,7 @@ async def _until_delivered(world: World, edit: int) -> None:
         assert condition(status, "Ready")["status"] == "True", status
     shared, own = bool(edit & 8), "orders-kn-dispatcher"
     service = "default-kn-shard-0" if shared else own
-    assert status["annotations"][shards.DISPATCHER] == service
+    assert status["annotations"][shards.DISPATCHER_KEY] == service
     assert bool(world._contract()) == shared
     assert (own in world.cluster.services()) != shared
     world.check()

@@ -66,10 +66,10 @@ class Replica:
                 self.answer, self.stage = self.store.lease, "read"
             case "read":
                 self.election.observe(self.answer, clock)
-                wanted = self.election.claimed() if self.election.may_claim(clock) else None
+                wanted = self.election.lease_to_claim() if self.election.may_claim(clock) else None
                 if release and self.leads(now):
                     # It acts no more from here on.
-                    wanted, self.election = self.election.released(), Election(self.name)
+                    wanted, self.election = self.election.lease_to_release(), Election(self.name)
                 self.request, self.sent = wanted, clock
                 self.stage = "idle" if wanted is None else "writing"
             case "writing":
@@ -77,7 +77,7 @@ class Replica:
                 self.answer, self.stage = self.store.write(self.request), "written"
             case "written":
                 if self.answer is not None:
-                    self.election.wrote(self.answer, self.sent, clock)
+                    self.election.on_written(self.answer, self.sent, clock)
                 self.stage = "idle"
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from knafka_operator.decide.scaling import decide
+from knafka_operator.decide.scaling import decide_scale
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.resources import AUTOSCALING
 
@@ -33,7 +33,7 @@ def test_a_decision_stays_within_its_limits(
     lag: int, partitions: int, autoscaling: Autoscaling, held: int
 ) -> None:
     """CHN-28; the partition count wins over everything, max-scale over the rest."""
-    replicas = decide(lag, partitions, autoscaling, held).replicas
+    replicas = decide_scale(lag, partitions, autoscaling, held).replicas
     assert replicas <= min(autoscaling.max_scale, partitions)
     assert replicas >= min(autoscaling.min_scale, autoscaling.max_scale, partitions)
 
@@ -43,8 +43,8 @@ def test_more_lag_never_means_fewer_drains(
     one: int, other: int, partitions: int, autoscaling: Autoscaling, held: int
 ) -> None:
     low, high = sorted((one, other))
-    fewer = decide(low, partitions, autoscaling, held)
-    assert fewer.replicas <= decide(high, partitions, autoscaling, held).replicas
+    fewer = decide_scale(low, partitions, autoscaling, held)
+    assert fewer.replicas <= decide_scale(high, partitions, autoscaling, held).replicas
 
 
 @given(st.integers(1, 10**12), st.integers(1, 1000), settings(), st.integers(1, 1000))
@@ -52,14 +52,14 @@ def test_a_trigger_that_drains_goes_on_until_its_lag_is_gone(
     lag: int, partitions: int, autoscaling: Autoscaling, held: int
 ) -> None:
     """The activation threshold is about waking only: nothing is left lying."""
-    assert decide(lag, partitions, autoscaling, held).replicas >= 1
+    assert decide_scale(lag, partitions, autoscaling, held).replicas >= 1
 
 
 @given(LAGS, COUNTS, settings(), COUNTS)
 def test_where_nothing_limits_it_each_drain_has_its_share_and_none_is_spare(
     lag: int, partitions: int, autoscaling: Autoscaling, held: int
 ) -> None:
-    replicas = decide(lag, partitions, autoscaling, held).replicas
+    replicas = decide_scale(lag, partitions, autoscaling, held).replicas
     threshold = autoscaling.lag_threshold
     if autoscaling.min_scale < replicas < min(autoscaling.max_scale, partitions):
         assert (replicas - 1) * threshold < lag <= replicas * threshold
@@ -70,8 +70,8 @@ def test_a_shared_trigger_needs_a_drain_when_an_own_one_does_and_never_two(
     lag: int, partitions: int, autoscaling: Autoscaling, held: int, paused: bool
 ) -> None:
     autoscaling = replace(autoscaling, paused=paused)
-    own = decide(lag, partitions, autoscaling, held)
-    shared = decide(lag, partitions, autoscaling, held, shared=True)
+    own = decide_scale(lag, partitions, autoscaling, held)
+    shared = decide_scale(lag, partitions, autoscaling, held, shared=True)
     assert shared.replicas == min(own.replicas, 1)
     assert shared.reason.endswith(", in a shared dispatcher") == bool(shared.replicas)
 

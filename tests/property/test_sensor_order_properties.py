@@ -63,7 +63,7 @@ class Event:
     """Milliseconds since the event before."""
     late: int
     """Milliseconds that its time is before that, where times may be late."""
-    again: bool = False
+    requeue_after: bool = False
     """Whether it is the one of before the last once more."""
 
 

@@ -64,8 +64,8 @@ class Declared(Model):
 class SmallShard(Shard):
     """Whose buffers are full after some records, so that slow Triggers leave them and come back."""
 
-    def again(self) -> None:
-        super().again()
+    def requeue_after(self) -> None:
+        super().requeue_after()
         limits = Limits(ahead=10, records=30, size=1_000_000, spare=10)
         self.shared = shared_memory(self.world.log, self.name, TOPIC, limits)
 
@@ -115,7 +115,7 @@ async def _run(declared: list[list[Any]], steps: list[tuple[str, str, int]], slo
         else:
             await end()
             await shard.dispatcher.stop()
-            shard.again()
+            shard.requeue_after()
             shard.writer = MemoryWriter(shard.world.log)
             await shard.begin()
             exchange = shard.drain(idle=IDLE)

@@ -20,11 +20,11 @@ def test_each_turn_is_one_new_revision_and_the_last_change_reaches_all(
     for step in (*steps, *[None] * len(OWNERS)):
         before = {owner: tracing.of(owner) for owner in OWNERS}
         if step is not None:
-            tracing.begin({"rate": step}, OWNERS)
+            tracing.begin_rollout({"rate": step}, OWNERS)
             assert {owner: tracing.of(owner) for owner in OWNERS} == before
-        elif waiting := tracing.waiting:
+        elif waiting := tracing.pending_owners:
             tracing.admit(waiting[0])
             changed = [owner for owner in OWNERS if tracing.of(owner) != before[owner]]
             assert changed == waiting[:1]
-    assert tracing.waiting == []
-    assert all(tracing.of(owner) == tracing.wanted for owner in OWNERS)
+    assert tracing.pending_owners == []
+    assert all(tracing.of(owner) == tracing.desired for owner in OWNERS)

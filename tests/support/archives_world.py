@@ -82,7 +82,7 @@ class ArchivesWorld:
         """A look, so much later, of an operator that has heard of its Jobs."""
         self.time += timedelta(seconds=after)
         self.archives._dead_letters._looks.clear()
-        self.controller.heard(selections.JOBS, self.jobs(), [])
+        self.controller.on_objects(selections.JOBS, self.jobs(), [])
         verdict = await self.controller.reconcile((ARCHIVE, "shop", name))
         self.most_jobs = max(self.most_jobs, len(self.jobs()))
         return verdict
@@ -94,10 +94,10 @@ class ArchivesWorld:
     async def round(self, after: float = 11.0, archives: Sequence[str] = ("kept",)) -> None:
         """A look at all operations and these archives, of an operator that has heard of them."""
         self.time += timedelta(seconds=after)
-        self.controller.heard(selections.JOBS, self.jobs(), [])
+        self.controller.on_objects(selections.JOBS, self.jobs(), [])
         for of in selections.OPERATIONS:
             there = list(self.cluster.of(of.kind))
-            self.controller.heard(of, there, [])
+            self.controller.on_objects(of, there, [])
             for each in there:
                 await self.controller.reconcile(key_of(each))
         for name in archives:

@@ -46,7 +46,7 @@ from knafka_operator.model.settings import Settings
 from knafka_operator.operator import Operator
 from knafka_operator.runtime import selections
 from knafka_operator.runtime.cache import CachedCluster
-from knafka_operator.runtime.cluster import Selection
+from knafka_operator.runtime.cluster import WatchSelection
 from knafka_operator.runtime.controller import ClusterController
 
 T = TypeVar("T")
@@ -312,13 +312,13 @@ class MemoryWorld:
         await self._world.controller._events.close()
 
     async def _follow(
-        self, controller: ClusterController, kind: tuple[str, str], of: Selection
+        self, controller: ClusterController, kind: tuple[str, str], of: WatchSelection
     ) -> None:
         async for event in self._world.cluster.watch(*kind):
             if event.type == "DELETED":
-                controller.heard(of, (), (event.document,))
+                controller.on_objects(of, (), (event.document,))
             else:
-                controller.heard(of, (event.document,), ())
+                controller.on_objects(of, (event.document,), ())
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return self._loop.run_until_complete(work)

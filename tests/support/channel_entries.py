@@ -35,7 +35,7 @@ def kept(world: ChannelWorld) -> Mapping[str, str]:
 def delivered(world: ChannelWorld) -> dict[str, str]:
     """Where the shared dispatcher delivers to, by group."""
     topic = names.contract_topic(SHOP, f"KafkaChannel-{CHANNEL}")
-    records = shards.read(world.log.topics.get(topic, [[]])[0])
+    records = shards.read_shared_egresses(world.log.topics.get(topic, [[]])[0])
     return {group: each.egress.subscriber.url for group, each in records.items()}
 
 
@@ -47,7 +47,7 @@ def send(world: ChannelWorld) -> None:
     MemoryWriter(world.log).append(TOPIC, None, b"{}", [], lambda _: None)
 
 
-def later(world: ChannelWorld, seconds: float = entries.KEPT_FOR) -> None:
+def later(world: ChannelWorld, seconds: float = entries.MISSING_ENTRY_KEPT) -> None:
     """As if so much time had passed since entries went missing."""
     found = world.channels.entries
     assert found is not None

@@ -15,7 +15,7 @@ from knafka_operator.decide import routes
 from knafka_operator.model.channels import KAFKA_CHANNEL_VERSIONS, MESSAGING
 from knafka_operator.model.identity import Identity
 from knafka_operator.operator import Operator
-from knafka_operator.reconcile.receivers import entries
+from knafka_operator.reconcile.receivers import read_ingresses
 
 VERSION: Final = KAFKA_CHANNEL_VERSIONS[0]
 GATEWAY: Final = "gateway.ingress.svc.cluster.local"
@@ -157,7 +157,7 @@ class ChannelWorld(OperatorWorld):
         operator = self.channels
         document = await operator.cluster.get(MESSAGING, "Subscription", *who)
         if document is None:
-            await operator.rest(who)
+            await operator.suspend_absent(who)
         elif "deletionTimestamp" in document["metadata"]:
             await operator.triggers.delete(document)
             assert operator.entries is not None
@@ -187,7 +187,7 @@ class ChannelWorld(OperatorWorld):
     def ingresses(self) -> Mapping[str, Ingress]:
         """What the receiver's contract says, as a receiver reads it."""
         (topic,) = (each for each in self.log.topics if each.startswith(CONTRACT))
-        return entries(self.log.topics[topic][0])
+        return read_ingresses(self.log.topics[topic][0])
 
 
 async def ready(world: ChannelWorld, *subscriptions: str, channel: str = "orders") -> None:

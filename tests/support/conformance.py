@@ -71,8 +71,8 @@ _COLUMNS: Final = (
 def result(line: Line, tests: Mapping[str, str]) -> str:
     """What the table says of a line: its tests' outcomes are by test."""
     outcomes = set(tests.values())
-    if line.absent:
-        return f"not offered: {line.absent}"
+    if line.on_absent:
+        return f"not offered: {line.on_absent}"
     if line.no_behaviour:
         return f"no behaviour: {line.no_behaviour}"
     for each in _WORST:

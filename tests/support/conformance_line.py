@@ -23,7 +23,7 @@ class Line:
     id: str
     level: Level
     what: str
-    absent: str = ""
+    on_absent: str = ""
     """Why the whole of it is not offered; empty: it is."""
     note: str = ""
     """What is not offered of it, or how it is kept where there was a choice."""

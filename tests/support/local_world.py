@@ -30,7 +30,7 @@ from knafka_local.processes.receiver_process import Answered
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.conditions import Status
 from knafka_operator.model.family import BROKERS
-from knafka_operator.reconcile.receivers import entries
+from knafka_operator.reconcile.receivers import read_ingresses
 
 URL: Final = "http://127.0.0.1:8080"
 CHANNELS_URL: Final = "http://127.0.0.1:8081"
@@ -81,7 +81,7 @@ class NoReceiver:
     @property
     def ingresses(self) -> Sequence[Ingress]:
         """What it serves, by path."""
-        return [each for _, each in sorted(entries(self._records()).items())]
+        return [each for _, each in sorted(read_ingresses(self._records()).items())]
 
     def _records(self) -> Sequence[Record]:
         if not self.followed:
@@ -93,7 +93,7 @@ class NoReceiver:
         return len(self._records()) if self.followed else None
 
     async def answers(self, path: str) -> bool:
-        return path in entries(self._records())
+        return path in read_ingresses(self._records())
 
 
 class NoDrains(NoSensors):

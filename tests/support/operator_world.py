@@ -30,7 +30,7 @@ from knafka_operator.decide.status import NotReady
 from knafka_operator.model.resources import BROKER_CLASS, CORE, EVENTING, SERVING
 from knafka_operator.model.settings import Settings
 from knafka_operator.operator import Operator
-from knafka_operator.reconcile.receivers import entries
+from knafka_operator.reconcile.receivers import read_ingresses
 from knafka_operator.runtime.memory_cluster import MemoryServing
 
 SETTINGS: Final = Settings(namespace="knafka", image="knafka:latest")
@@ -182,7 +182,7 @@ class OperatorWorld:
         topics = [each for each in self.log.topics if each.startswith(CONTRACTS) and named in each]
         found: dict[str, Ingress] = {}
         for each in topics:
-            found |= entries(self.log.topics[each][0])
+            found |= read_ingresses(self.log.topics[each][0])
         return found
 
     def configure(self, namespace: str, name: str, **data: str) -> None:

@@ -59,9 +59,9 @@ class Shard:
         self.egresses: list[Egress] = []
         self.subscribers: list[ScriptedSubscriber] = []
         self.among: list[Callable[[], int]] = []
-        self.again()
+        self.requeue_after()
 
-    def again(self) -> None:
+    def requeue_after(self) -> None:
         """Another process, which isn't started."""
         self.broker_dead_letters: BrokerDeadLetters | None = None
         self.shared = shared_memory(self.world.log, self.name, TOPIC)
@@ -69,7 +69,7 @@ class Shard:
 
     def join_after(self, seconds: float) -> None:
         """Another process, which waits so long for its partitions, as Kafka has it wait."""
-        self.again()
+        self.requeue_after()
         log = self.world.log
         self.shared = SharedTopic(
             TOPIC,

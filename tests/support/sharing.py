@@ -25,7 +25,7 @@ MIN_SCALE = "autoscaling.eventing.knative.dev/min-scale"
 
 def contract(world: OperatorWorld) -> dict[str, SharedEgress]:
     """What the contract's topic says now."""
-    return shards.read(world.log.topics.get(CONTRACT, [[]])[0])
+    return shards.read_shared_egresses(world.log.topics.get(CONTRACT, [[]])[0])
 
 
 async def declare(
@@ -41,5 +41,5 @@ def is_ready(status: Any) -> bool:
 
 
 def dispatcher(status: Any) -> str | None:
-    found: str | None = status["annotations"].get(shards.DISPATCHER)
+    found: str | None = status["annotations"].get(shards.DISPATCHER_KEY)
     return found

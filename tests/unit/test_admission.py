@@ -27,7 +27,7 @@ from knafka_operator.decide.admission import (
     class_warnings,
     trigger_warnings,
 )
-from knafka_operator.decide.trigger_conditions import DEPENDENCY, Dependency, dependency
+from knafka_operator.decide.trigger_conditions import DEPENDENCY, Dependency, declared_dependency
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.maxima import UNLIMITED, Maxima
 from knafka_operator.model.resources import (
@@ -352,8 +352,8 @@ def test_a_dependency_is_read() -> None:
     metadata = Metadata(
         name="mail", namespace="shop", annotations={DEPENDENCY: json.dumps(reference)}
     )
-    assert dependency(metadata) == Dependency(api_version="v1", kind="A", name="a")
-    assert dependency(Metadata(name="mail")) is None
+    assert declared_dependency(metadata) == Dependency(api_version="v1", kind="A", name="a")
+    assert declared_dependency(Metadata(name="mail")) is None
 
 
 @pytest.mark.conformance("KN-TRG-13")
@@ -361,7 +361,7 @@ def test_a_dependency_is_read() -> None:
 def test_a_broken_dependency_is_refused(text: str) -> None:
     """KN-TRG-13, for the condition where webhooks are off."""
     with pytest.raises(InvalidDocument, match=re.escape(DEPENDENCY)):
-        dependency(Metadata(name="mail", annotations={DEPENDENCY: text}))
+        declared_dependency(Metadata(name="mail", annotations={DEPENDENCY: text}))
 
 
 def test_a_filter_that_can_never_be_true_is_warned_of() -> None:

@@ -24,9 +24,9 @@ from knafka_operator.model.resources import (
     Destination,
     TriggerSpec,
 )
-from knafka_operator.runtime import kinds
-from knafka_operator.runtime.cluster import PER_NAMESPACE, THREADS, ApiCluster
-from knafka_operator.runtime.kinds import Kinds
+from knafka_operator.runtime import rest_mapper
+from knafka_operator.runtime.cluster import MAX_REQUESTS_PER_NAMESPACE, THREADS, ApiCluster
+from knafka_operator.runtime.rest_mapper import RestMapper
 
 Served = tuple[ApiServer, kubernetes.client.ApiClient]
 
@@ -139,7 +139,7 @@ async def test_a_kind_that_comes_later_is_found_within_seconds(
 ) -> None:
     server, client = served
     now = 0.0
-    found = Kinds(client, lambda: now)
+    found = RestMapper(client, lambda: now)
     assert found.find("apps/v1", "Deployment", 1) is None
     assert found.find(SERVING, "Domain", 1) is None
     server.kinds["apps/v1"] = {"Deployment": "deployments"}
@@ -148,7 +148,7 @@ async def test_a_kind_that_comes_later_is_found_within_seconds(
     assert found.find("apps/v1", "Deployment", 1) is None
     assert found.find(SERVING, "Domain", 1) is None
     assert len(server.asked) == asked
-    now = kinds.UNKNOWN
+    now = rest_mapper.UNKNOWN_KEPT
     assert found.find("apps/v1", "Deployment", 1).name == "deployments"
     assert found.find(SERVING, "Domain", 1).name == "domains"
 
@@ -157,7 +157,7 @@ async def test_a_kind_that_never_comes_is_asked_for_more_and_more_seldom(served:
     """Issue 14: one typo was asked for every 15 s for ever."""
     server, client = served
     now = 0.0
-    found = Kinds(client, lambda: now)
+    found = RestMapper(client, lambda: now)
     for _ in range(3600):
         now += 1
         assert found.find("typo/v1", "Service", 1) is None
@@ -166,7 +166,7 @@ async def test_a_kind_that_never_comes_is_asked_for_more_and_more_seldom(served:
 
 async def test_a_kind_whose_definition_has_come_is_found_at_once(served: Served) -> None:
     server, client = served
-    found = Kinds(client, lambda: 0.0)
+    found = RestMapper(client, lambda: 0.0)
     assert found.find("apps/v1", "Deployment", 1) is None
     server.kinds["apps/v1"] = {"Deployment": "deployments"}
     found.forget("apps")
@@ -178,7 +178,7 @@ async def test_a_kind_whose_definition_has_come_is_found_at_once(served: Served)
 async def test_what_is_known_is_asked_for_once_whatever_is_misspelt(served: Served) -> None:
     server, client = served
     now = 0.0
-    found = Kinds(client, lambda: now)
+    found = RestMapper(client, lambda: now)
     for number in range(50):
         assert found.find(SERVING, "Service", 1).name == "services"
         assert found.find(SERVING, f"Servise{number}", 1) is None
@@ -200,7 +200,7 @@ async def test_a_refused_discovery_is_one_askers_error(served: Served, cluster: 
 
 def test_no_lock_is_held_while_the_api_server_is_asked(served: Served) -> None:
     _, client = served
-    found = Kinds(client)
+    found = RestMapper(client)
     asked, go_on = threading.Event(), threading.Event()
     list_ = found._list
 
@@ -284,7 +284,7 @@ async def test_a_namespace_whose_requests_hang_leaves_threads_for_the_others(
         async with asyncio.timeout(5):
             await asyncio.sleep(0)
             assert await cluster.get(CORE, "Secret", "other", "credentials") is not None
-        assert asked.count("stuck") <= PER_NAMESPACE
+        assert asked.count("stuck") <= MAX_REQUESTS_PER_NAMESPACE
     finally:
         answers.set()
     assert await asyncio.gather(*stuck) == [None] * len(stuck)

@@ -18,7 +18,7 @@ from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument
 from knafka_jobs import pod, spark_launch
 from knafka_operator.decide import archive_manifests as manifests
-from knafka_operator.decide.archive_runs import message_of
+from knafka_operator.decide.archive_runs import run_report
 from knafka_operator.model.archives import ARCHIVE, DeadLetterArchive
 from knafka_operator.model.naming import NameKind, Naming
 from knafka_operator.model.sensors import KNAFKA
@@ -67,7 +67,7 @@ def archive(**spec: Any) -> DeadLetterArchive:
 
 
 def job(*, report: bool = False, **spec: Any) -> dict[str, Any]:
-    made = manifests.job(
+    made = manifests.job_manifest(
         archive(**spec), 7, "group", "kafka:9092", ("keys", "1"), WITH_IMAGE, report=report
     )
     return dict(made)
@@ -101,7 +101,7 @@ def test_the_job_says_all_that_its_pod_has_to_do() -> None:
 
 
 def report_arguments(address: str, **report: Any) -> dict[str, str]:
-    made = manifests.job(
+    made = manifests.job_manifest(
         archive(**CLAIM, report={"schedule": "0 6 * * *", **report}), 7, "group", "kafka:9092",
         None, replace(WITH_IMAGE, console_url="https://console.test", trace_url="http://z/{trace}"),
         report=True, address=address,
@@ -141,7 +141,7 @@ def full() -> dict[str, Any]:
         "report": {"schedule": "0 6 * * *", "days": 7},
         "retention": {"resolved": "P30D"},
     }
-    made = manifests.job(
+    made = manifests.job_manifest(
         archive(**spec), 7, "group", "kafka:9092", ("keys", "1"), WITH_IMAGE, report=True
     )
     return dict(made)
@@ -205,7 +205,7 @@ def test_executors_are_pods_of_the_same_image_that_may_not_make_pods() -> None:
     made = job(**BUCKET, executors=3, resources={"requests": {"cpu": 2}})
     spec = made["spec"]["template"]["spec"]
     assert spec["automountServiceAccountToken"] is True
-    account, binding = manifests.account(archive(**BUCKET, executors=3))
+    account, binding = manifests.account_manifests(archive(**BUCKET, executors=3))
     assert account["metadata"]["name"] == spec["serviceAccountName"]
     assert binding["roleRef"]["name"] == manifests.DRIVER_ROLE
     assert binding["metadata"]["namespace"] == "shop", "no other namespace's pods"
@@ -255,7 +255,7 @@ def test_an_executor_is_started_as_sparks_own_image_does() -> None:
 
 def test_what_no_two_places_share_tells_them_apart() -> None:
     def root(**storage: Any) -> str:
-        return manifests.root("shop", archive(storage=storage).spec.storage)
+        return manifests.storage_root("shop", archive(storage=storage).spec.storage)
 
     assert root(url="s3a://bucket/a/") == root(url="s3a://bucket/a")
     found = {
@@ -317,7 +317,7 @@ def test_what_is_wrong_is_told_by_its_field(spec: dict[str, Any], told: str) -> 
     ],
 )
 def test_a_termination_message_is_a_result_or_the_end_of_a_log(text: str, found: Any) -> None:
-    assert message_of(text) == found
+    assert run_report(text) == found
 
 
 def test_the_example_of_a_backtest_says_what_its_pod_takes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,7 +356,7 @@ def test_a_job_knows_the_templates_of_names_where_there_are_any() -> None:
 
     def given() -> dict[str, str]:
         of = archive(storage={"url": "s3a://bucket/shop"})
-        made = manifests.job(of, 7, "group", "kafka:9092", None, settings)
+        made = manifests.job_manifest(of, 7, "group", "kafka:9092", None, settings)
         return environment(dict(made))
 
     assert "KNAFKA_NAME_TEMPLATES" not in given()

@@ -29,7 +29,7 @@ async def world() -> AsyncIterator[ArchivesWorld]:
 
 
 def held_by(world: ArchivesWorld, holder: str, name: str) -> dict[str, Any]:
-    lease = manifests.lease(BUCKET["url"], holder, world.time, SETTINGS)
+    lease = manifests.lease_manifest(BUCKET["url"], holder, world.time, SETTINGS)
     namespace, archive, uid = holder.split("/")
     metadata = {"namespace": namespace, "name": archive, "uid": uid}
     document = {"apiVersion": KNAFKA, "kind": ARCHIVE, "metadata": metadata}

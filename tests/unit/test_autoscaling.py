@@ -8,7 +8,13 @@ import pytest
 from support.scaling import SCALING
 
 from knafka.core.errors import InvalidDocument
-from knafka_operator.decide.scaling import Cause, Scale, decide, expected, keeping_offsets
+from knafka_operator.decide.scaling import (
+    Cause,
+    Scale,
+    decide_scale,
+    expecting_event,
+    keeping_offsets,
+)
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.resources import AUTOSCALING
 
@@ -64,7 +70,7 @@ def test_a_decision_comes_with_its_reason(
     lag: int, partitions: int, autoscaling: Autoscaling, held: int, scale: Scale
 ) -> None:
     """CHN-28: never more drains than partitions."""
-    assert decide(lag, partitions, autoscaling, held) == scale
+    assert decide_scale(lag, partitions, autoscaling, held) == scale
 
 
 @pytest.mark.parametrize(
@@ -82,14 +88,14 @@ def test_a_decision_comes_with_its_reason(
 def test_a_decision_names_what_it_went_by_for_metrics(
     lag: int, autoscaling: Autoscaling, cause: Cause, shared: Cause
 ) -> None:
-    assert decide(lag, 4, autoscaling, 0).cause is cause
-    assert decide(lag, 4, autoscaling, 0, shared=True).cause is shared
+    assert decide_scale(lag, 4, autoscaling, 0).cause is cause
+    assert decide_scale(lag, 4, autoscaling, 0, shared=True).cause is shared
 
 
 def test_what_lag_did_not_ask_for_has_a_cause_of_its_own() -> None:
-    nothing = decide(0, 4, SCALING, 0)
+    nothing = decide_scale(0, 4, SCALING, 0)
     assert keeping_offsets(nothing, 4, shared=False).cause is Cause.KEEPING_OFFSETS
-    assert expected(shared=True).cause is Cause.PREWARM
+    assert expecting_event(shared=True).cause is Cause.PREWARM
 
 
 def annotated(**values: str) -> Mapping[str, str]:
@@ -134,4 +140,4 @@ def test_garbage_in_an_annotation_is_refused(annotation: str, value: str, proble
 def test_a_trigger_that_opts_out_of_scaling_has_one_drain_always() -> None:
     """As upstream: one replica unless something scales it."""
     fixed = Autoscaling.from_annotations({AUTOSCALING + "class": "disabled"}, SCALING)
-    assert decide(0, 10, fixed, 0).replicas == decide(10**6, 10, fixed, 1).replicas == 1
+    assert decide_scale(0, 10, fixed, 0).replicas == decide_scale(10**6, 10, fixed, 1).replicas == 1

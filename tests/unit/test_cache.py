@@ -12,14 +12,14 @@ from support.api_server import merged
 
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.resources import CORE, EVENTING, SERVING
-from knafka_operator.runtime.cache import APPLIED, CachedCluster, contains, reads
-from knafka_operator.runtime.cluster import Selection
+from knafka_operator.runtime.cache import APPLIED, CachedCluster, changes_nothing, contains
+from knafka_operator.runtime.cluster import WatchSelection
 
-BROKERS = Selection(EVENTING, "Broker")
-CONFIG_MAPS = Selection(CORE, "ConfigMap", metadata_only=True)
-FUNCTIONS = Selection(SERVING, "Service", labels="role")
-OTHERS = Selection(SERVING, "Service", labels="!role", metadata_only=True)
-SECRETS = Selection(CORE, "Secret", metadata_only=True)
+BROKERS = WatchSelection(EVENTING, "Broker")
+CONFIG_MAPS = WatchSelection(CORE, "ConfigMap", metadata_only=True)
+FUNCTIONS = WatchSelection(SERVING, "Service", labels="role")
+OTHERS = WatchSelection(SERVING, "Service", labels="!role", metadata_only=True)
+SECRETS = WatchSelection(CORE, "Secret", metadata_only=True)
 CONFIG = CORE, "ConfigMap", "shop", "config"
 KEY = "Broker", "shop", "default"
 
@@ -84,8 +84,8 @@ def cluster(api: Api) -> CachedCluster:
     """Everything is watched, and there is nothing."""
     cluster = CachedCluster(api)
     for each in (BROKERS, CONFIG_MAPS, FUNCTIONS, OTHERS, SECRETS):
-        cluster.heard(each, (), ())
-        cluster.is_synced(each, True)
+        cluster.on_objects(each, (), ())
+        cluster.set_synced(each, True)
     return cluster
 
 
@@ -101,9 +101,9 @@ def _metadata(document: Document) -> Document:
 async def test_what_is_watched_whole_costs_no_request(api: Api, cluster: CachedCluster) -> None:
     broker = api.put(_document(EVENTING, "Broker", "default", spec={"a": 1}))
     assert await cluster.get(EVENTING, "Broker", "shop", "default") is None
-    cluster.heard(BROKERS, (broker,), ())
+    cluster.on_objects(BROKERS, (broker,), ())
     assert await cluster.get(EVENTING, "Broker", "shop", "default") == broker
-    cluster.heard(BROKERS, (), (broker,))
+    cluster.on_objects(BROKERS, (), (broker,))
     assert await cluster.get(EVENTING, "Broker", "shop", "default") is None
     assert api.calls["get"] == 0
 
@@ -113,7 +113,7 @@ async def test_what_metadata_is_watched_of_is_asked_for_once_a_version(
 ) -> None:
     for text in ("one", "two"):
         stored = api.put(_document(CORE, "ConfigMap", "config", data={"a": text}))
-        cluster.heard(CONFIG_MAPS, (_metadata(stored),), ())
+        cluster.on_objects(CONFIG_MAPS, (_metadata(stored),), ())
         with cluster.tracking(KEY):
             for _ in range(3):
                 found = await cluster.get(*CONFIG)
@@ -126,8 +126,8 @@ async def test_while_a_watch_is_broken_everything_is_asked_for(
     api: Api, cluster: CachedCluster
 ) -> None:
     broker = api.put(_document(EVENTING, "Broker", "default"))
-    cluster.heard(BROKERS, (broker,), ())
-    cluster.is_synced(BROKERS, False)
+    cluster.on_objects(BROKERS, (broker,), ())
+    cluster.set_synced(BROKERS, False)
     for _ in range(2):
         assert await cluster.get(EVENTING, "Broker", "shop", "default") is not None
         assert await cluster.get(EVENTING, "Broker", "shop", "another") is None
@@ -139,7 +139,7 @@ async def test_what_a_filter_leaves_out_is_asked_for(api: Api, cluster: CachedCl
     assert await cluster.get(SERVING, "Service", "shop", "theirs") is not None
 
 
-async def test_who_looked_at_something_is_told_when_it_changes(
+async def test_who_on_unwatched_read_something_is_told_when_it_changes(
     api: Api, cluster: CachedCluster
 ) -> None:
     """Issue 14: a ConfigMap or Secret that changed was seen after five to six minutes."""
@@ -148,21 +148,21 @@ async def test_who_looked_at_something_is_told_when_it_changes(
     with cluster.tracking(KEY):
         assert await cluster.get(*CONFIG) is None
     stored = api.put(_document(CORE, "ConfigMap", "config"))
-    cluster.heard(CONFIG_MAPS, (_metadata(stored),), ())
+    cluster.on_objects(CONFIG_MAPS, (_metadata(stored),), ())
     assert told == [KEY]
-    cluster.heard(CONFIG_MAPS, (_metadata(stored),), ())
+    cluster.on_objects(CONFIG_MAPS, (_metadata(stored),), ())
     other = api.put(_document(CORE, "ConfigMap", "other"))
-    cluster.heard(CONFIG_MAPS, (_metadata(other),), ())
+    cluster.on_objects(CONFIG_MAPS, (_metadata(other),), ())
     assert told == [KEY]
-    cluster.heard(CONFIG_MAPS, (), (_metadata(stored),))
+    cluster.on_objects(CONFIG_MAPS, (), (_metadata(stored),))
     assert told == [KEY, KEY]
     with cluster.tracking(KEY):
         await cluster.get(CORE, "ConfigMap", "shop", "other")
-    cluster.heard(CONFIG_MAPS, (_metadata(stored),), ())
+    cluster.on_objects(CONFIG_MAPS, (_metadata(stored),), ())
     assert told == [KEY, KEY]
 
 
-async def test_who_failed_halfway_is_still_told_of_what_it_looked_at_before(
+async def test_who_failed_halfway_is_still_told_of_what_it_on_unwatched_read_before(
     api: Api, cluster: CachedCluster
 ) -> None:
     told: list[Any] = []
@@ -171,7 +171,7 @@ async def test_who_failed_halfway_is_still_told_of_what_it_looked_at_before(
         await cluster.get(*CONFIG)
     with pytest.raises(RuntimeError), cluster.tracking(KEY):
         raise RuntimeError("before it was looked at")
-    cluster.heard(CONFIG_MAPS, (api.put(_document(CORE, "ConfigMap", "config")),), ())
+    cluster.on_objects(CONFIG_MAPS, (api.put(_document(CORE, "ConfigMap", "config")),), ())
     assert told == [KEY]
 
 
@@ -179,7 +179,7 @@ async def test_nothing_is_kept_of_what_nobody_looks_at_any_more(
     api: Api, cluster: CachedCluster
 ) -> None:
     stored = api.put(_document(CORE, "Secret", "config", data={"password": "eA=="}))
-    cluster.heard(SECRETS, (_metadata(stored),), ())
+    cluster.on_objects(SECRETS, (_metadata(stored),), ())
     with cluster.tracking(KEY):
         await cluster.get(CORE, "Secret", "shop", "config")
     cluster.forget(KEY)
@@ -191,7 +191,7 @@ async def test_nothing_is_kept_of_what_nobody_looks_at_any_more(
 
 async def test_a_kind_that_nobody_watches_is_told_of(api: Api, cluster: CachedCluster) -> None:
     kinds: list[tuple[str, str]] = []
-    cluster.looked_at = lambda api_version, kind: kinds.append((api_version, kind))
+    cluster.on_unwatched_read = lambda api_version, kind: kinds.append((api_version, kind))
     await cluster.get("sinks.example/v1", "Sink", "shop", "a")
     with cluster.tracking(KEY):
         await cluster.get("sinks.example/v1", "Sink", "shop", "a")
@@ -219,7 +219,7 @@ async def test_what_somebody_changed_by_hand_is_applied_again(
 ) -> None:
     stored = await cluster.apply(_service(image="one", env=[{"name": "A"}]))
     changed = api.put({**stored, "spec": {"image": "theirs", "env": [{"name": "A"}]}})
-    cluster.heard(FUNCTIONS, (changed,), ())
+    cluster.on_objects(FUNCTIONS, (changed,), ())
     await cluster.apply(_service(image="one", env=[{"name": "A"}]))
     assert api.calls["apply"] == 2
 
@@ -228,7 +228,7 @@ async def test_what_others_filled_in_is_no_difference(api: Api, cluster: CachedC
     """Knative's webhook and Kubernetes fill in what isn't declared."""
     stored = await cluster.apply(_service(env=[{"name": "A"}]))
     spec = {"env": [{"name": "A", "value": ""}], "timeoutSeconds": 300}
-    cluster.heard(FUNCTIONS, (api.put({**stored, "spec": spec}),), ())
+    cluster.on_objects(FUNCTIONS, (api.put({**stored, "spec": spec}),), ())
     await cluster.apply(_service(env=[{"name": "A"}]))
     assert api.calls["apply"] == 1
 
@@ -252,7 +252,7 @@ async def test_only_a_status_that_differs_is_written_and_read_back_at_once(
     api: Api, cluster: CachedCluster
 ) -> None:
     broker = api.put(_document(EVENTING, "Broker", "default"))
-    cluster.heard(BROKERS, (broker,), ())
+    cluster.on_objects(BROKERS, (broker,), ())
     for _ in range(3):
         await cluster.write_status(broker, {"annotations": {"topic": "a"}, "address": None})
     assert api.calls["status"] == 1
@@ -260,7 +260,7 @@ async def test_only_a_status_that_differs_is_written_and_read_back_at_once(
     assert found is not None
     assert found["status"]["annotations"] == {"topic": "a"}
     # The watch tells of older versions later: names that are kept there are not forgotten.
-    cluster.heard(BROKERS, (broker,), ())
+    cluster.on_objects(BROKERS, (broker,), ())
     assert await cluster.get(EVENTING, "Broker", "shop", "default") == found
 
 
@@ -269,12 +269,12 @@ async def test_an_answer_brings_nothing_back_that_is_gone_by_now(
 ) -> None:
     """The watch may be faster than the answer to a write."""
     broker = api.put(_document(EVENTING, "Broker", "default"))
-    cluster.heard(BROKERS, (broker,), ())
-    cluster.heard(BROKERS, (), (broker,))
+    cluster.on_objects(BROKERS, (broker,), ())
+    cluster.on_objects(BROKERS, (), (broker,))
     cluster.keep(broker)
     assert await cluster.get(EVENTING, "Broker", "shop", "default") is None
     anew = {**broker, "metadata": {**broker["metadata"], "uid": "another"}}
-    cluster.heard(BROKERS, (anew,), ())
+    cluster.on_objects(BROKERS, (anew,), ())
     assert await cluster.get(EVENTING, "Broker", "shop", "default") == anew
 
 
@@ -284,7 +284,7 @@ async def test_nobody_is_told_of_what_was_written_here(api: Api, cluster: Cached
     with cluster.tracking(KEY):
         await cluster.get(SERVING, "Service", "shop", "mail")
     stored = await cluster.apply(_service())
-    cluster.heard(FUNCTIONS, (stored,), ())
+    cluster.on_objects(FUNCTIONS, (stored,), ())
     assert told == []
 
 
@@ -317,4 +317,4 @@ def test_what_is_contained(there: Any, wanted: Any, answer: bool) -> None:
     ],
 )
 def test_what_a_merge_patch_changes(there: Any, patch: Any, answer: bool) -> None:
-    assert reads(there, patch) == answer
+    assert changes_nothing(there, patch) == answer

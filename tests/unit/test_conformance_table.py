@@ -19,7 +19,7 @@ LINE = Line("KN-BRK-01", Level.MUST, "has an address")
 
 @pytest.mark.parametrize("line", LINES, ids=lambda line: line.id)
 def test_every_line_has_a_test_or_a_reason_why_it_is_not_offered(line: Line) -> None:
-    reasons = [each for each in (line.absent, line.no_behaviour) if each]
+    reasons = [each for each in (line.on_absent, line.no_behaviour) if each]
     assert len(reasons) + (line.id in TESTED) == 1
 
 
@@ -31,7 +31,7 @@ def test_ids_are_unique_and_of_a_family() -> None:
 
 def test_what_must_be_is_never_merely_not_offered() -> None:
     must = [line for line in LINES if line.level is Level.MUST]
-    assert [line.id for line in must if line.absent or line.no_behaviour] == []
+    assert [line.id for line in must if line.on_absent or line.no_behaviour] == []
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_the_table_tells_each_line_its_result_and_its_tests() -> None:
     outcomes = Outcomes()
     outcomes.add([LINE.id], "test_a.py::test_it", "passed")
     outcomes.add([LINE.id], "test_b.py::test_that", "failed")
-    absent = Line("KN-BRK-13", Level.MAY, "finds loops", absent="nobody needs it")
+    absent = Line("KN-BRK-13", Level.MAY, "finds loops", on_absent="nobody needs it")
     goal = Line("CHN-1", Level.UPSTREAM, "is good", no_behaviour="a goal")
     told = table(outcomes, [LINE, absent, goal])
     assert (

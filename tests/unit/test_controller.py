@@ -23,7 +23,7 @@ from support.waiting import stretched
 from knafka.core import names
 from knafka.core.errors import LogError
 from knafka.ports.log import TopicDescription
-from knafka_operator.decide.tracing import carried
+from knafka_operator.decide.tracing import tracing_variables_of
 from knafka_operator.model.event_policies import POLICIES_VERSION, POLICY, POLICY_DEFINITION
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import BROKER_CLASS, CORE, EVENTING, FINALIZER, SERVING
@@ -197,7 +197,7 @@ async def test_a_change_of_tracing_reaches_functions_that_are_there(ready: World
     def traces(name: str) -> str | None:
         found = ready.server.found(SERVING, "Service", "shop", name)
         assert found is not None
-        return dict(carried(found)).get("OTEL_TRACES_EXPORTER")
+        return dict(tracing_variables_of(found)).get("OTEL_TRACES_EXPORTER")
 
     def configure(**data: str) -> None:
         ready.server.put(CORE, "ConfigMap", "knafka", "config-tracing", data=data)
@@ -299,7 +299,7 @@ async def test_what_a_namespace_holds_goes_as_soon_as_the_namespace_is_deleted(
     for kind, where, name in objects:
         ready.server.remove(EVENTING, kind, where, name)
     ready.server.put(*namespace, metadata={"finalizers": []})
-    await until(lambda: "shop" not in ready.controller.ending)
+    await until(lambda: "shop" not in ready.controller.ending_namespaces)
     ready.broker()
     ready.trigger()
     await until(lambda: ready.is_ready("Trigger", "mail"))
@@ -315,8 +315,8 @@ async def test_one_that_is_made_anew_under_its_name_is_another_one(ready: World)
     ready.trigger()
     new = ready.server.found(EVENTING, "Trigger", "shop", "mail")
     assert new is not None
-    ready.controller.heard(TRIGGERS, (), (old,))
-    ready.controller.heard(TRIGGERS, (new,), ())  # before anything is reconciled
+    ready.controller.on_objects(TRIGGERS, (), (old,))
+    ready.controller.on_objects(TRIGGERS, (new,), ())  # before anything is reconciled
     await until(lambda: not ready.controller._gone and ready.is_ready("Trigger", "mail"))
     assert ready.operator.states.triggers_of(Identity("shop", "default"))
     assert ready.operator.triggers.status(Identity("shop", "mail")) is not None

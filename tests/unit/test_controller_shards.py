@@ -75,7 +75,7 @@ class World:
     def dispatcher(self, name: str) -> str:
         found = self.server.found(EVENTING, "Trigger", "shop", name) or {}
         annotations = found.get("status", {}).get("annotations", {})
-        return str(annotations.get(shards.DISPATCHER))
+        return str(annotations.get(shards.DISPATCHER_KEY))
 
     def services(self) -> set[str]:
         kept = list(self.server.objects.values())
@@ -137,7 +137,14 @@ async def test_many_shared_triggers_cost_what_is_written_of_each_and_no_function
     assert len(functions) <= 5, functions
     assert asked["PATCH"] <= 4 * MANY + 10
     assert world.services() == {"default-kn-receiver", SHARD}
-    assert len(shards.read(world.log.topics[names.contract_topic("shop", "default")][0])) == MANY
+    assert (
+        len(
+            shards.read_shared_egresses(
+                world.log.topics[names.contract_topic("shop", "default")][0]
+            )
+        )
+        == MANY
+    )
 
 
 async def test_a_look_at_what_is_shared_asks_the_api_server_nothing(world: World) -> None:
@@ -175,7 +182,7 @@ async def test_a_brokers_isolation_moves_all_its_triggers(world: World) -> None:
     world.broker("own")
     await until(lambda: {f"{each}-kn-dispatcher" for each in triggers} < world.services())
     topic = names.contract_topic("shop", "default")
-    await until(lambda: shards.read(world.log.topics[topic][0]) == {})
+    await until(lambda: shards.read_shared_egresses(world.log.topics[topic][0]) == {})
     world.broker("shared")
     await until(lambda: all(world.dispatcher(each) == SHARD for each in triggers))
     await until(lambda: all(map(world.is_ready, triggers)))

@@ -51,7 +51,7 @@ def test_one_that_is_delivered_at_most_once_has_a_dispatcher_of_its_own(
     isolation: str | None,
 ) -> None:
     declared = {SEMANTICS: "at-most-once"} | ({ISOLATION: isolation} if isolation else {})
-    assert kafka_settings.isolation_of(declared) is Isolation.OWN
+    assert kafka_settings.required_isolation(declared) is Isolation.OWN
 
 
 @pytest.mark.looptime

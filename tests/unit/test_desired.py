@@ -22,7 +22,7 @@ from knafka.core.contract import (
 from knafka.core.errors import InvalidDocument
 from knafka.ports.log import TopicDescription
 from knafka_operator.decide import desired, topics
-from knafka_operator.decide.dead_letter_topics import RETENTION_ANNOTATION, STORY_BYTES
+from knafka_operator.decide.dead_letter_topics import FAILURE_ATTRIBUTES_BYTES, RETENTION_ANNOTATION
 from knafka_operator.decide.desired import Defaults, Topic
 from knafka_operator.model.resources import (
     DELIVERY_ORDER,
@@ -91,7 +91,7 @@ def config(**data: str) -> ConfigMap:
 
 
 def egress_of(of_trigger: Trigger, of_broker: Broker | None = None) -> Any:
-    return desired.egress(of_trigger, of_broker or broker(), TOPIC, MAIL, None, DEFAULTS)
+    return desired.trigger_egress(of_trigger, of_broker or broker(), TOPIC, MAIL, None, DEFAULTS)
 
 
 def test_a_broker_without_config_gets_the_defaults() -> None:
@@ -179,15 +179,15 @@ def test_garbage_in_a_config_map_is_refused_by_its_key(key: str, value: str, pro
 
 
 def test_a_config_maps_kafka_is_used_once_it_is_applied() -> None:
-    applied = desired.configured(config(bootstrap_servers=" a:9092 , b:9092,"), DEFAULTS)
+    applied = desired.defaults_with_config(config(bootstrap_servers=" a:9092 , b:9092,"), DEFAULTS)
     assert applied.kafka.bootstrap_servers == "a:9092,b:9092"
-    assert desired.ingress(broker(), TOPIC, {}, applied).kafka == applied.kafka
-    assert desired.configured(None, DEFAULTS) == DEFAULTS
+    assert desired.broker_ingress(broker(), TOPIC, {}, applied).kafka == applied.kafka
+    assert desired.defaults_with_config(None, DEFAULTS) == DEFAULTS
 
 
 def test_a_config_map_that_names_no_server_is_refused() -> None:
     with pytest.raises(InvalidDocument, match=r"data\.bootstrap\.servers: want host:port"):
-        desired.configured(config(bootstrap_servers=" , "), DEFAULTS)
+        desired.defaults_with_config(config(bootstrap_servers=" , "), DEFAULTS)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_a_config_of_another_kind_is_refused() -> None:
 
 
 def test_an_ingress_says_where_a_brokers_events_go() -> None:
-    entry = desired.ingress(broker(), TOPIC, {}, DEFAULTS)
+    entry = desired.broker_ingress(broker(), TOPIC, {}, DEFAULTS)
     assert (entry.path, entry.topic, entry.kafka) == ("/shop/orders", "t", DEFAULTS.kafka)
 
 
@@ -236,7 +236,7 @@ def test_an_ingress_says_where_a_brokers_events_go() -> None:
 def test_an_ingress_has_the_limits_of_its_topic_as_kafka_describes_it(
     config: dict[str, str], batch: int | None, event: int
 ) -> None:
-    entry = desired.ingress(broker(), TOPIC, config, DEFAULTS)
+    entry = desired.broker_ingress(broker(), TOPIC, config, DEFAULTS)
     assert (entry.max_batch_bytes, entry.max_event_bytes) == (batch, event)
 
 
@@ -245,7 +245,7 @@ def test_an_egress_says_all_about_a_trigger() -> None:
     declared = trigger(
         {"filter": {"attributes": {"type": "a"}}, "filters": [{"exact": {"a": "b"}}]}
     )
-    egress = desired.egress(declared, broker(), TOPIC, MAIL, dead, DEFAULTS)
+    egress = desired.trigger_egress(declared, broker(), TOPIC, MAIL, dead, DEFAULTS)
     assert (egress.namespace, egress.broker, egress.trigger) == ("shop", "orders", "mail")
     assert (egress.topic, egress.group) == ("t", "knative-trigger-shop-mail")
     assert egress.dead_letter_topic == names.dead_letter_topic("shop", "orders", "mail")
@@ -352,7 +352,7 @@ def test_a_bound_that_the_contract_would_refuse_is_refused_by_its_annotation(bou
 
 
 def settings_of(topic: Topic) -> TopicSettings:
-    egress = desired.egress(trigger(), broker(), topic, MAIL, None, DEFAULTS)
+    egress = desired.trigger_egress(trigger(), broker(), topic, MAIL, None, DEFAULTS)
     return egress.dead_letter_settings
 
 
@@ -362,7 +362,7 @@ def test_a_dead_letter_topic_is_bounded_in_time_alone_and_never_compacted() -> N
     declared |= {"message.timestamp.type": "CreateTime"}
     config = settings_of(Topic("t", 6, 2, {**declared, "min.insync.replicas": "2"})).config
     assert (config.pop("max.message.bytes"), config) == (
-        str(MAX_RECORD_BYTES + STORY_BYTES),
+        str(MAX_RECORD_BYTES + FAILURE_ATTRIBUTES_BYTES),
         {
             "cleanup.policy": "delete",
             "retention.ms": "2592000000",
@@ -393,20 +393,20 @@ def test_dead_letters_are_kept_as_long_as_the_nearest_says(
     mine, brokers = (
         {} if each is None else {RETENTION_ANNOTATION: each} for each in (of_trigger, of_broker)
     )
-    egress = desired.egress(
+    egress = desired.trigger_egress(
         trigger(annotations=mine),
         broker(annotations=brokers),
         Topic("t", 6, 3),
         MAIL,
         None,
-        desired.configured(declared, DEFAULTS),
+        desired.defaults_with_config(declared, DEFAULTS),
     )
     assert egress.dead_letter_settings.config["retention.ms"] == str(kept)
 
 
 def test_a_brokers_own_dead_letters_are_kept_as_long_as_it_says_whatever_its_triggers_do() -> None:
     """Decision 0031: of records that hold no event."""
-    egress = desired.egress(
+    egress = desired.trigger_egress(
         trigger(annotations={RETENTION_ANNOTATION: "P1D"}),
         broker(annotations={RETENTION_ANNOTATION: "P2D"}),
         Topic("t", 6, 3),
@@ -438,7 +438,7 @@ def test_a_retention_that_means_nothing_is_refused_by_its_name(text: str) -> Non
         egress_of(trigger(annotations={RETENTION_ANNOTATION: text}))
     assert raised.value.path == f"metadata.annotations.{RETENTION_ANNOTATION}"
     with pytest.raises(InvalidDocument, match=wanted) as raised:
-        desired.configured(config(dead_letter_topic_retention=text), DEFAULTS)
+        desired.defaults_with_config(config(dead_letter_topic_retention=text), DEFAULTS)
     assert raised.value.path == "data.dead.letter.topic.retention"
 
 
@@ -454,7 +454,7 @@ def test_how_an_external_topic_is_replicated_is_no_model_for_its_dead_letters() 
 def test_a_dead_letter_topic_has_room_for_the_story_of_the_failure() -> None:
     """An event as large as its topic takes must still be buriable."""
     config = settings_of(Topic("t", 6, 2, {"max.message.bytes": "1000"})).config
-    assert int(config["max.message.bytes"]) == 1000 + STORY_BYTES
+    assert int(config["max.message.bytes"]) == 1000 + FAILURE_ATTRIBUTES_BYTES
     most = settings_of(Topic("t", 6, 2, {"max.message.bytes": str(2**31 - 1)})).config
     assert int(most["max.message.bytes"]) == 2**31 - 1
 

@@ -32,7 +32,7 @@ def test_no_argument_of_a_job_shows_a_key_of_the_store(option: str, text: str) -
     archive = parse(DeadLetterArchive, {**document, "spec": {"storage": BUCKET}})
     declared = {"bootstrap_servers": "kafka:9092", "group": "group", option: text}
     settings = replace(SETTINGS, jobs_image="jobs:1")
-    made = manifests.job(
+    made = manifests.job_manifest(
         archive, 7, declared["group"], declared["bootstrap_servers"], None, settings, report=True
     )
     (container,) = made["spec"]["template"]["spec"]["containers"]

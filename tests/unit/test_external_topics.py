@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from knafka.core import names
-from knafka_operator.decide.external_topics import refusal, reserved
+from knafka_operator.decide.external_topics import external_topic_refusal, reserved_reason
 
 WHERE = "ConfigMap knafka/kafka-broker-config"
 
 
 def may(topic: str, allowed: str, namespace: str = "shop") -> bool:
-    return refusal(topic, namespace, allowed, WHERE) is None
+    return external_topic_refusal(topic, namespace, allowed, WHERE) is None
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def may(topic: str, allowed: str, namespace: str = "shop") -> bool:
 )
 @pytest.mark.parametrize("allowed", ["*", "{namespace}", "knative-broker-*,knafka-*,__*"])
 def test_what_is_ours_or_kafkas_own_is_never_allowed(topic: str, allowed: str) -> None:
-    said = refusal(topic, "prod", f"{allowed},{topic}", WHERE)
+    said = external_topic_refusal(topic, "prod", f"{allowed},{topic}", WHERE)
     assert said is not None
     assert topic in said
     assert "external.topics" not in said  # setting it would not help
@@ -45,7 +45,7 @@ def test_what_is_ours_or_kafkas_own_is_never_allowed(topic: str, allowed: str) -
     "topic", ["orders", "_schemas", "knative", "knafka", "my-knafka-x", "a__b"]
 )
 def test_a_name_that_only_looks_like_ours_is_for_the_installation_to_say(topic: str) -> None:
-    assert reserved(topic) is None
+    assert reserved_reason(topic) is None
     assert not may(topic, "")
     assert may(topic, topic)
     assert may(topic, "*")
@@ -94,7 +94,7 @@ def test_what_a_pattern_matches_is_allowed(allowed: str, topic: str, namespace: 
     ],
 )
 def test_what_no_pattern_matches_is_not(allowed: str, topic: str, namespace: str) -> None:
-    said = refusal(topic, namespace, allowed, WHERE)
+    said = external_topic_refusal(topic, namespace, allowed, WHERE)
     assert said is not None
     assert "external.topics" in said
     assert WHERE in said
@@ -124,7 +124,7 @@ def test_what_no_pattern_matches_is_not(allowed: str, topic: str, namespace: str
 def test_a_pattern_that_would_surprise_allows_nothing_and_is_told(pattern: str) -> None:
     """`{namespace}-*` would give the namespace `team` what is the namespace `team-a`'s."""
     for topic in ("team", "team-a", "team-a-x", "x-team", "orders", "team-team-x"):
-        said = refusal(topic, "team", pattern, WHERE)
+        said = external_topic_refusal(topic, "team", pattern, WHERE)
         assert said is not None
         assert pattern in said
     assert may("orders", f"{pattern}, orders", "team")
@@ -161,8 +161,8 @@ def test_many_wildcards_cost_no_time() -> None:
 @given(st.from_regex(r"[a-z0-9]([-a-z0-9]{0,20}[a-z0-9])?", fullmatch=True), st.text(max_size=20))
 def test_every_brokers_own_topic_is_reserved(namespace: str, broker: str) -> None:
     """That is what keeps Brokers apart, also those that are not known yet."""
-    assert reserved(names.broker_topic(namespace, broker))
-    assert reserved(names.distinct_broker_topic(namespace, broker))
+    assert reserved_reason(names.broker_topic(namespace, broker))
+    assert reserved_reason(names.distinct_broker_topic(namespace, broker))
 
 
 @pytest.mark.parametrize("what", ["trigger", "changelog", "action"])
@@ -170,14 +170,16 @@ def test_a_name_like_those_of_sensors_topics_is_allowed_in_full_only(what: str) 
     """They have no beginning of their own, and the Sensor may be another cluster's."""
     topic = names.sensor_topic("prod", "default", "paid", what)
     for allowed in ("*", "prod*", f"*-{what}", "{namespace}.*,*"):
-        said = refusal(topic, "prod", allowed, WHERE)
+        said = external_topic_refusal(topic, "prod", allowed, WHERE)
         assert said is not None
         assert "Sensors' topics" in said
     assert may(topic, topic, "prod")
     assert may(topic, f"*,{topic}", "prod")
-    assert refusal(topic, "prod", f"*,{topic}", WHERE, {topic}) is not None, "there is such a one"
+    assert external_topic_refusal(topic, "prod", f"*,{topic}", WHERE, {topic}) is not None, (
+        "there is such a one"
+    )
     assert may(f"orders-{what}", "*")
 
 
 def test_a_sensors_consumer_group_is_no_topic() -> None:
-    assert refusal("shop-paid", "shop", "*", WHERE, {"shop-paid"}) is None
+    assert external_topic_refusal("shop-paid", "shop", "*", WHERE, {"shop-paid"}) is None

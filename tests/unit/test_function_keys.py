@@ -13,11 +13,11 @@ from support.waiting import until
 
 from knafka.core.caller_tokens import CALLERS, Callers
 from knafka_operator.decide import rolls, services
-from knafka_operator.model.cluster import ClusterError, decoded
+from knafka_operator.model.cluster import ClusterError, decoded_secret
 from knafka_operator.model.resources import CORE, SERVING
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.work_queue import Key
-from knafka_operator.runtime.function_keys import SECRET, FunctionKeys
+from knafka_operator.runtime.function_keys import KEYS_SECRET, FunctionKeys
 from knafka_operator.runtime.memory_cluster import MemoryCluster
 
 OLD, NEW = "o" * 64, "n" * 64
@@ -29,14 +29,14 @@ def installed() -> Settings:
 
 def put(cluster: MemoryCluster, values: Mapping[str, str]) -> None:
     data = {name: base64.b64encode(text.encode()).decode() for name, text in values.items()}
-    metadata = {"name": SECRET, "namespace": "knafka"}
+    metadata = {"name": KEYS_SECRET, "namespace": "knafka"}
     cluster.put(
         {"apiVersion": CORE, "kind": "Secret", "metadata": metadata, "type": "Opaque", "data": data}
     )
 
 
 def stored(cluster: MemoryCluster) -> Mapping[str, str]:
-    return decoded(cluster.objects[CORE, "Secret", "knafka", SECRET])
+    return decoded_secret(cluster.objects[CORE, "Secret", "knafka", KEYS_SECRET])
 
 
 async def test_a_key_is_made_once_for_all_replicas() -> None:
@@ -97,7 +97,7 @@ class Followed:
         self.keys = FunctionKeys(settings, world.cluster)
 
     def heard(self) -> None:
-        self.keys.on_secret({"metadata": {"namespace": "knafka", "name": SECRET}})
+        self.keys.on_secret({"metadata": {"namespace": "knafka", "name": KEYS_SECRET}})
 
 
 @pytest.fixture
@@ -144,21 +144,21 @@ async def test_a_rotation_has_all_functions_roll_in_turn_and_accept_both(
     assert len(both) == 2
     assert both[1:] == before
     assert not rolls.is_edited(was, now), "it waits for a turn, as for what nobody has edited"
-    assert not rolls.is_rolled(was, now)
+    assert not rolls.is_up_to_date(was, now)
 
 
 async def test_a_secret_that_goes_comes_back_as_it_was(followed: Followed) -> None:
     """Functions that sleep would be woken by nobody until they had rolled."""
     cluster = followed.world.cluster
-    await cluster.delete(CORE, "Secret", "knafka", SECRET)
+    await cluster.delete(CORE, "Secret", "knafka", KEYS_SECRET)
     followed.heard()
-    await until(lambda: (CORE, "Secret", "knafka", SECRET) in cluster.objects)
+    await until(lambda: (CORE, "Secret", "knafka", KEYS_SECRET) in cluster.objects)
     assert stored(cluster) == {"1": OLD}
     assert followed.enqueued == []
 
 
 async def test_other_secrets_are_none_of_its_business(followed: Followed) -> None:
     requests = followed.world.cluster.requests["get"]
-    followed.keys.on_secret({"metadata": {"namespace": "shop", "name": SECRET}})
+    followed.keys.on_secret({"metadata": {"namespace": "shop", "name": KEYS_SECRET}})
     await asyncio.sleep(0)
     assert followed.world.cluster.requests["get"] == requests

@@ -77,9 +77,9 @@ def test_the_cause_comes_before_what_follows_from_it(
 def test_conditions_that_wait_say_for_which_one_and_not_why() -> None:
     """Issue 30: six lines of `... is not looked at yet` hid the one that mattered."""
     conditions = ConditionSet(["ConfigParsed", "TopicReady", "ContractUpdated", "Addressable"])
-    conditions.find("ConfigParsed")
+    conditions.set_true("ConfigParsed")
     conditions.fail("TopicReady", NotReady("TopicTaken", "the topic is another Broker's"))
-    told = {each["type"]: each for each in conditions.conditions([], "2026-11-21T10:00:00Z")}
+    told = {each["type"]: each for each in conditions.merged_into([], "2026-11-21T10:00:00Z")}
     for waiting in ("ContractUpdated", "Addressable"):
         assert told[waiting]["reason"] == "Waiting"
         assert told[waiting]["message"] == "waits for TopicReady"
@@ -87,5 +87,5 @@ def test_conditions_that_wait_say_for_which_one_and_not_why() -> None:
 
 
 def test_what_waits_for_the_operator_says_so() -> None:
-    (told, ready) = ConditionSet(["TopicReady"]).conditions([], "2026-11-21T10:00:00Z")
+    (told, ready) = ConditionSet(["TopicReady"]).merged_into([], "2026-11-21T10:00:00Z")
     assert ready["message"] == told["message"] == "waits for the operator"

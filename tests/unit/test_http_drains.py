@@ -22,10 +22,15 @@ from knafka.core.errors import InvalidDocument
 from knafka_operator.decide.status import NotReady
 from knafka_operator.reconcile.probe import probe
 from knafka_operator.scale import answers
-from knafka_operator.scale.answers import Pace
+from knafka_operator.scale.answers import LinePace
 from knafka_operator.scale.drains import DrainRefused, HttpDrains
-from knafka_operator.scale.holds import Hold, explain
-from knafka_operator.scale.progress_bounds import MAX_PARTITIONS, MAX_REASONS, MAX_TEXT, OTHER
+from knafka_operator.scale.holds import Hold, error_text
+from knafka_operator.scale.progress_bounds import (
+    MAX_PARTITIONS,
+    MAX_REASONS,
+    MAX_TEXT_LENGTH,
+    OTHER_REASONS,
+)
 from knafka_operator.scale.scaled_groups import sum_progress
 from knafka_operator.scale.scaled_shard import MAX_STRANGERS, ScaledShard
 
@@ -204,7 +209,7 @@ async def test_what_answers_a_probe_in_another_protocol_is_not_shown() -> None:
         try:
             with pytest.raises(aiohttp.ClientError) as caught:
                 await anext(drains.hold("mail", egress("mail"), REQUEST, asyncio.Event()))
-            assert "swordfish" not in explain(caught.value)
+            assert "swordfish" not in error_text(caught.value)
             with pytest.raises(NotReady) as not_ready:
                 await probe(f"http://{HOST}:{server.port}/shop/default")
             assert "swordfish" not in str(not_ready.value)
@@ -301,7 +306,7 @@ async def test_lines_that_come_faster_than_a_dispatcher_writes_them_are_left_to_
 
 def test_a_unit_is_heard_as_often_as_its_dispatchers_speak() -> None:
     """A line a second of each, as long as they are usually: nobody waits."""
-    pace = Pace(4.0, 16_384.0)
+    pace = LinePace(4.0, 16_384.0)
     pace.open = 50
     assert not any(pace.pause(1_000, second) for second in range(600) for _ in range(50))
     pace.open = 1
@@ -336,9 +341,9 @@ async def test_no_more_is_kept_of_a_long_line_than_a_dispatcher_would_say(
     assert isinstance(line, ShardProgress)
     kept = line.egresses["a"]
     assert len(kept.dead_letters) == MAX_REASONS + 1
-    assert kept.dead_letters[OTHER] == 20_000 - MAX_REASONS
+    assert kept.dead_letters[OTHER_REASONS] == 20_000 - MAX_REASONS
     assert kept.error is not None
-    assert (len(kept.error), len(kept.partitions)) == (MAX_TEXT, MAX_PARTITIONS)
+    assert (len(kept.error), len(kept.partitions)) == (MAX_TEXT_LENGTH, MAX_PARTITIONS)
     dispatcher.lines.put_nowait(None)
 
 

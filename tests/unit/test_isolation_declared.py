@@ -66,7 +66,7 @@ def test_a_shared_dispatchers_pod_has_resources_and_scaling_of_its_own() -> None
         settings = Settings.from_environment(REQUIRED | environment)
         named = {"metadata": {"name": "orders", "namespace": "shop", "uid": "u1"}}
         of = parse(Broker, {**broker(), **named})
-        place = shards.place(of, 3, Kafka(bootstrap_servers="kafka:9092"))
+        place = shards.shard_placement(of, 3, Kafka(bootstrap_servers="kafka:9092"))
         service = services.shard_service(of, place.shard, 3, ("kafka", "7"), settings)
         template = service["spec"]["template"]
         (container,) = template["spec"]["containers"]
@@ -79,5 +79,5 @@ def test_a_shared_dispatchers_pod_has_resources_and_scaling_of_its_own() -> None
         assert (scaling["min-scale"], scaling["max-scale"]) == ("0", "2")
         assert (scaling["initial-scale"], scaling["target"]) == (initial, "1")
         labels = service["metadata"]["labels"]
-        assert (labels[services.ROLE], services.shard_number(service)) == ("shard", 3)
+        assert (labels[services.ROLE_LABEL], services.shard_number(service)) == ("shard", 3)
         assert service["metadata"]["name"] == "orders-kn-shard-3"

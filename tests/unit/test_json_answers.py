@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from knafka_operator.runtime import json_answers
-from knafka_operator.runtime.json_answers import MAX_DEPTH, decode, without_depths
+from knafka_operator.runtime.json_answers import MAX_DEPTH, decode_json, without_deep_levels
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
@@ -22,8 +22,8 @@ VALUES = st.recursive(
 @given(VALUES)
 def test_what_is_not_deep_stays_as_it_is(value: Any) -> None:
     text = json.dumps(value).encode()
-    assert decode(text) == value
-    assert without_depths(text) == text
+    assert decode_json(text) == value
+    assert without_deep_levels(text) == text
 
 
 @given(VALUES)
@@ -31,7 +31,7 @@ def test_what_is_too_deep_is_null_and_what_is_beside_it_stays(value: Any) -> Non
     deep = "[" * 2000 + '"]"' + "]" * 2000
     before, after = '{"a":' * (MAX_DEPTH - 1), "}" * (MAX_DEPTH - 1)
     beside = json.dumps(value)
-    found = decode(f'{before}[{beside},{deep},"\\"[{{"]{after}'.encode())
+    found = decode_json(f'{before}[{beside},{deep},"\\"[{{"]{after}'.encode())
     for _ in range(MAX_DEPTH - 1):
         found = found["a"]
     assert found == [_shallow(value), None, '"[{']
@@ -45,8 +45,8 @@ def _shallow(value: Any) -> Any:
 @pytest.mark.parametrize("text", [b"", b"{", b"[" * 3000, b'{"a":1}}', b"]" * 300, b"nonsense"])
 def test_what_is_no_json_is_a_value_error(text: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
-        decode(text)
+        decode_json(text)
 
 
 def test_text_that_only_python_decodes_is_decoded() -> None:
-    assert json_answers.decode(b'"\\ud800"') == "\ud800"
+    assert json_answers.decode_json(b'"\\ud800"') == "\ud800"

@@ -13,8 +13,8 @@ from knafka_operator.decide import desired, shards
 from knafka_operator.decide.desired import Defaults, Topic
 from knafka_operator.decide.kafka_settings import (
     check_start_stays,
-    check_trigger,
-    isolation_of,
+    check_trigger_settings,
+    required_isolation,
     start_position,
 )
 from knafka_operator.model.isolation import Isolation
@@ -52,13 +52,15 @@ BROKER = parse(Broker, document("Broker", {}))
 
 def egress(data: dict[str, str], annotations: dict[str, str]) -> Kafka:
     trigger = parse(Trigger, document("Trigger", annotations))
-    defaults = desired.configured(config(data), DEFAULTS)
+    defaults = desired.defaults_with_config(config(data), DEFAULTS)
     sink = Sink(url="http://mail/")
-    return desired.egress(trigger, BROKER, TOPIC, sink, None, defaults).kafka
+    return desired.trigger_egress(trigger, BROKER, TOPIC, sink, None, defaults).kafka
 
 
 def ingress(data: dict[str, str]) -> Ingress:
-    return desired.ingress(BROKER, TOPIC, {}, desired.configured(config(data), DEFAULTS))
+    return desired.broker_ingress(
+        BROKER, TOPIC, {}, desired.defaults_with_config(config(data), DEFAULTS)
+    )
 
 
 BROKERS = {
@@ -119,14 +121,16 @@ def test_kafkas_that_differ_in_a_setting_only_are_two() -> None:
 )
 def test_what_a_config_map_cannot_set_is_refused_by_its_key(key: str, value: str, why: str) -> None:
     with pytest.raises(InvalidDocument) as caught:
-        desired.configured(config({key: value}), DEFAULTS)
+        desired.defaults_with_config(config({key: value}), DEFAULTS)
     assert caught.value.path == f"data.{key}"
     assert why in caught.value.problem
 
 
 def test_a_topic_may_say_that_it_deletes() -> None:
     deleting = config({"default.topic.config.cleanup.policy": "delete"})
-    assert desired.configured(deleting, DEFAULTS).topic_config == {"cleanup.policy": "delete"}
+    assert desired.defaults_with_config(deleting, DEFAULTS).topic_config == {
+        "cleanup.policy": "delete"
+    }
 
 
 def test_what_a_trigger_cannot_set_is_refused_by_its_annotation() -> None:
@@ -219,14 +223,16 @@ def test_a_trigger_with_settings_of_its_own_has_a_dispatcher_of_its_own(
     annotations: dict[str, str], isolation: Isolation | None
 ) -> None:
     """A shared one reads once for all, as the Broker says."""
-    check_trigger(annotations)
-    assert isolation_of(annotations) is isolation
+    check_trigger_settings(annotations)
+    assert required_isolation(annotations) is isolation
     trigger = parse(Trigger, document("Trigger", annotations))
-    assert shards.isolation(trigger, BROKER, Isolation.SHARED) is (isolation or Isolation.SHARED)
+    assert shards.effective_isolation(trigger, BROKER, Isolation.SHARED) is (
+        isolation or Isolation.SHARED
+    )
 
 
 def test_to_share_with_settings_of_its_own_is_refused() -> None:
     with pytest.raises(InvalidDocument) as caught:
-        check_trigger({**RACK, ISOLATION: "shared"})
+        check_trigger_settings({**RACK, ISOLATION: "shared"})
     assert caught.value.path == f"metadata.annotations.{ISOLATION}"
     assert "can't be shared beside knafka.dev/consumer.client.rack" in caught.value.problem

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 import pytest
 
 from knafka_operator.model.cluster import ClusterError
-from knafka_operator.runtime.leadership import Leadership, manifest, parsed
+from knafka_operator.runtime.leadership import Leadership, lease_manifest, lease_of_document
 from knafka_operator.runtime.lease import DURATION, RENEW_WITHIN, RETRY_EVERY, Election, Lease
 
 pytestmark = pytest.mark.looptime
@@ -68,7 +68,7 @@ async def test_a_replica_waits_for_as_long_as_another_renews() -> None:
     stored: dict[str, Lease] = {}
     (first, _), (second, _) = (_replica(name, stored) for name in "ab")
     await first.acquire()
-    keeping = asyncio.create_task(first.keep())
+    keeping = asyncio.create_task(first.keep_renewing())
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(600):
             await second.acquire()
@@ -80,7 +80,9 @@ async def test_a_replica_that_was_killed_is_followed_within_sixteen_seconds() ->
     stored: dict[str, Lease] = {}
     (first, _), (second, _) = (_replica(name, stored) for name in "ab")
     await first.acquire()
-    keeping, waiting = (asyncio.create_task(each) for each in (first.keep(), second.acquire()))
+    keeping, waiting = (
+        asyncio.create_task(each) for each in (first.keep_renewing(), second.acquire())
+    )
     await asyncio.sleep(60)
     keeping.cancel()
     assert await _until(waiting.done) < DURATION + RETRY_EVERY + 0.1
@@ -102,7 +104,9 @@ async def test_a_replica_that_gets_no_answer_stops_before_another_begins() -> No
     stored: dict[str, Lease] = {}
     (first, leases), (second, _) = (_replica(name, stored) for name in "ab")
     await first.acquire()
-    keeping, waiting = (asyncio.create_task(each) for each in (first.keep(), second.acquire()))
+    keeping, waiting = (
+        asyncio.create_task(each) for each in (first.keep_renewing(), second.acquire())
+    )
     await asyncio.sleep(60)
     leases.away = True
     assert await _until(lambda: not first.leads()) < RENEW_WITHIN + 0.1
@@ -116,7 +120,7 @@ async def test_a_replica_that_gets_no_answer_stops_before_another_begins() -> No
 async def test_a_short_absence_of_the_api_server_changes_nothing() -> None:
     leadership, leases = _replica("a", {})
     await leadership.acquire()
-    keeping = asyncio.create_task(leadership.keep())
+    keeping = asyncio.create_task(leadership.keep_renewing())
     for _ in range(10):
         leases.away = True
         await asyncio.sleep(7.5)
@@ -132,7 +136,9 @@ async def test_an_api_server_that_takes_two_seconds_to_answer_costs_nobody_the_l
     (first, ours), (second, theirs) = (_replica(name, stored) for name in "ab")
     ours.latency = theirs.latency = 2.0
     await first.acquire()
-    keeping, waiting = (asyncio.create_task(each) for each in (first.keep(), second.acquire()))
+    keeping, waiting = (
+        asyncio.create_task(each) for each in (first.keep_renewing(), second.acquire())
+    )
     for _ in range(6000):
         await asyncio.sleep(0.1)
         assert first.leads()
@@ -147,7 +153,7 @@ async def test_a_lease_is_released_though_a_renewal_is_under_way() -> None:
     leadership, leases = _replica("a", stored)
     leases.latency = 1.0
     await leadership.acquire()
-    keeping = asyncio.create_task(leadership.keep())
+    keeping = asyncio.create_task(leadership.keep_renewing())
     await _until(lambda: leases.is_asked)
     await leadership.release()
     assert stored["lease"].holder == ""
@@ -158,7 +164,7 @@ async def test_a_lease_is_released_though_a_renewal_is_under_way() -> None:
 async def test_a_bug_in_a_renewal_loses_the_lease_by_the_clock_and_not_the_renewals() -> None:
     leadership, leases = _replica("a", {})
     await leadership.acquire()
-    keeping = asyncio.create_task(leadership.keep())
+    keeping = asyncio.create_task(leadership.keep_renewing())
     leases.failure = KeyError("metadata")
     await asyncio.sleep(5)
     assert leadership.leads()
@@ -181,10 +187,10 @@ async def test_a_replica_that_waits_begins_to_renew_as_soon_as_it_leads() -> Non
 
 async def test_what_is_stored_is_read_as_it_was_written() -> None:
     lease = Lease("a_1", 6.0, 2, "77")
-    document = manifest(lease, "knafka", datetime(2026, 11, 22, tzinfo=UTC))
+    document = lease_manifest(lease, "knafka", datetime(2026, 11, 22, tzinfo=UTC))
     assert document["spec"]["renewTime"] == "2026-11-22T00:00:00.000000Z"
-    assert parsed(document) == lease
+    assert lease_of_document(document) == lease
 
 
 async def test_a_lease_that_somebody_emptied_is_free() -> None:
-    assert parsed({"metadata": {"resourceVersion": "3"}}) == Lease("", DURATION, 0, "3")
+    assert lease_of_document({"metadata": {"resourceVersion": "3"}}) == Lease("", DURATION, 0, "3")

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from knafka_operator.runtime import leadership
-from knafka_operator.runtime.leadership import LOST, Leadership, LeaseThread
+from knafka_operator.runtime.leadership import LOST_EXIT_STATUS, Leadership, LeaseThread
 from knafka_operator.runtime.lease import Election, Lease
 
 PATIENCE = 30.0
@@ -71,14 +71,14 @@ from knafka_operator.runtime.lease import Election, Lease
 
 lease.RENEW_WITHIN = 0.5  # of a first renewal that no other follows
 leadership.STUCK_TIMEOUT = 0.5
-leadership.LAST_WORDS = 0.1
+leadership.LOG_TIMEOUT = 0.1
 
 class Leases:
     async def read(self): return None
     async def write(self, wanted): return Lease("a", 15.0, 0, "1")
 
 class Leadership(leadership.Leadership):
-    async def keep(self): raise RuntimeError("the renewals failed")
+    async def keep_renewing(self): raise RuntimeError("the renewals failed")
 
 acquired = threading.Event()
 leading = Leadership(Leases(), Election("a"))
@@ -96,7 +96,7 @@ assert acquired.wait(30)
         ("with watchdog: ctypes.PyDLL(None).sleep(60)", 1),
         # Whoever reads the log has stopped, and the logger's lock is held.
         ("with leadership.logging._lock, watchdog: time.sleep(60)", ANEW),
-        ("sys.executable = '/nowhere'\nwith watchdog: time.sleep(60)", LOST),
+        ("sys.executable = '/nowhere'\nwith watchdog: time.sleep(60)", LOST_EXIT_STATUS),
     ],
     ids=["a blocked loop", "a call in C", "a blocked log", "no program to begin anew"],
 )

@@ -22,7 +22,7 @@ from knafka.core.delivery import Reason
 from knafka_cli.command_line import app
 from knafka_cli.dead_letters import archive_commands, dead_letter_commands
 from knafka_client.declared.declared_source import DeclaredView
-from knafka_operator.model.operations import operation_of
+from knafka_operator.model.operations import parse_operation
 from knafka_operator.model.sensors import KNAFKA
 
 ROOT = f"/apis/{KNAFKA}/namespaces/shop"
@@ -104,7 +104,7 @@ def test_a_replay_is_made_and_followed_until_it_has_sent(cluster: Cluster) -> No
         },
     }  # fmt: skip
     metadata = {**made["metadata"], "creationTimestamp": "2026-01-31T00:00:00Z"}
-    operation_of({**made, "metadata": metadata})  # which the operator understands
+    parse_operation({**made, "metadata": metadata})  # which the operator understands
 
 
 def test_a_replay_that_fails_is_an_exit_code_and_a_reason(cluster: Cluster) -> None:

@@ -22,7 +22,7 @@ from support.waiting import until
 from knafka.core import names
 from knafka_local.cluster.kept_names import KeptNames
 from knafka_operator.model.resources import TOPIC_STATUS
-from knafka_operator.reconcile.replays import LOOK_INTERVAL
+from knafka_operator.reconcile.replays import REPLAY_CHECK_INTERVAL
 
 pytestmark = pytest.mark.looptime
 
@@ -296,7 +296,7 @@ async def test_replays_get_a_dispatcher_of_their_own() -> None:
     async with running_locally() as world:
         await world.apply(broker(), trigger())
         world.log.create(names.replay_topic("default", "shop", "orders"), 1)
-        await asyncio.sleep(2 * LOOK_INTERVAL)
+        await asyncio.sleep(2 * REPLAY_CHECK_INTERVAL)
         assert world.controller.scaled("default", "orders") is not None
         services = {each["metadata"]["name"] for each in world.cluster.of("Service")}
         assert "orders-kn-replayer" in services

@@ -238,7 +238,7 @@ async def test_the_verdict_is_that_of_a_receiver_which_is_told_the_same(
     declared = Manifests([files(tmp_path, *documents)]).read()
     target = policies.target(declared, None)
     asked = policies.authentication(declared, "default")
-    entry = asked.demanded(ingress(), target).model_copy(update={"namespace": "default"})
+    entry = asked.with_sender_rules(ingress(), target).model_copy(update={"namespace": "default"})
     assert entry.audience == "eventing.knative.dev/broker/default/default"
     log = MemoryLog()
     log.create("events")

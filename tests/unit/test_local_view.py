@@ -13,7 +13,7 @@ from knafka_cli.running import terminal_views
 from knafka_cli.running.terminal_views import Lines, StatusTable, changes, choose, summary
 from knafka_client.state.snapshot import BrokerRow, ConditionRow, Snapshot, TriggerRow
 from knafka_operator.decide import dead_letters
-from knafka_operator.decide.scaling import decide
+from knafka_operator.decide.scaling import decide_scale
 from knafka_operator.model.autoscaling import Autoscaling
 
 BROKER = BrokerRow("default/shop", "http://127.0.0.1:8080/default/shop", 5, 1)
@@ -86,7 +86,7 @@ def test_few_triggers_have_lines_of_their_own_also_beside_many_others() -> None:
 
 
 def test_the_scaler_says_of_a_trigger_at_rest_what_the_view_leaves_out() -> None:
-    assert terminal_views.AT_REST == decide(0, 10, Autoscaling(), 0).reason
+    assert terminal_views.AT_REST == decide_scale(0, 10, Autoscaling(), 0).reason
 
 
 @pytest.mark.conformance("KN-TRG-03")

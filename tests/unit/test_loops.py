@@ -19,7 +19,7 @@ from knafka.core.http_binding import record_of
 from knafka.core.kafka_binding import Draft
 from knafka.ports.subscriber import Response
 from knafka_operator.decide.scaling import Scale, TriggerStatus
-from knafka_operator.decide.trigger_conditions import delivering, loop
+from knafka_operator.decide.trigger_conditions import delivering_condition, loop_condition
 from knafka_operator.model.family import CHANNELS
 
 pytestmark = pytest.mark.looptime
@@ -269,7 +269,7 @@ def test_a_loop_that_a_dispatcher_has_seen_is_a_condition() -> None:
     """A reply that matches its own Trigger can't be seen in what is declared."""
     text = "replies come back to it and are answered again, 255 in a row"
     scaled = TriggerStatus(0, 1, Scale(1, "lag"), DrainProgress(loop=text), None)
-    condition = delivering(scaled)
+    condition = delivering_condition(scaled)
     assert (condition.status, condition.reason, condition.severity) == ("False", "Loop", "Warning")
     assert condition.message.startswith(f"{text}: it ends after 255 replies or 3 dead letters")
     assert "loop" not in dump(DrainProgress()), "an older operator knows no such field"
@@ -288,7 +288,7 @@ def test_a_subscription_whose_reply_is_its_own_channel_says_so() -> None:
             "reply": {"ref": channel},
         },
     }
-    found = loop(CHANNELS.read_trigger(document), document, None, None, None)
+    found = loop_condition(CHANNELS.read_trigger(document), document, None, None, None)
     assert found is not None
     assert (found.type, found.reason) == ("LoopFree", "ReplyLeadsBack")
     assert found.message.startswith("it is its own channel: ")

@@ -31,7 +31,7 @@ from knafka_console.sources.metrics import DirectMetrics, NoMetrics
 from knafka_operator.decide import services
 from knafka_operator.model.resources import SERVING
 from knafka_operator.model.settings import Settings
-from knafka_operator.runtime.metrics import HttpServer
+from knafka_operator.runtime.metrics import MetricsServer
 
 OLD, NEW = "old-old-old-old-old", "new-new-new-new-new"
 BOTH = f"{verifier_of(NEW)},{verifier_of(OLD)}"
@@ -71,7 +71,7 @@ async def test_a_dispatcher_tells_who_has_one_of_them(token: str, status: int) -
 async def test_an_operator_tells_who_has_one_of_them(token: str, status: int) -> None:
     port = free_port()
     async with running_operator() as world:
-        server = await HttpServer.start(
+        server = await MetricsServer.start(
             world.operator, lambda: True, lambda: True, [port], Callers.of((NEW, OLD))
         )
         try:

@@ -47,8 +47,8 @@ async def exposed() -> set[str]:
             *series(ingest.metrics()),
             *series(metrics_of([Served(egress())], 0.0)),
             *series(ClientStatistics(15).metrics()),
-            *series(operators.metrics(world.operator)),
-            operators._leader(True).name,
+            *series(operators.operator_metrics(world.operator)),
+            operators._leader_metric(True).name,
         }
 
 
@@ -75,11 +75,11 @@ def test_each_alert_is_explained() -> None:
 def test_the_pods_of_every_role_are_scraped() -> None:
     pods = next(each for each in manifests("monitors.yaml") if each["kind"] == "PodMonitor")
     (expression,) = pods["spec"]["selector"]["matchExpressions"]
-    assert expression["key"] == services.ROLE
+    assert expression["key"] == services.ROLE_LABEL
     assert set(expression["values"]) == {
-        services.RECEIVER,
-        services.DISPATCHER,
-        services.REPLAYER,
+        services.RECEIVER_ROLE,
+        services.DISPATCHER_ROLE,
+        services.REPLAYER_ROLE,
         services.SHARD_ROLE,
     }
 

@@ -28,8 +28,8 @@ from knafka.core import names
 from knafka.core.drain import DrainProgress
 from knafka.ports.log import OffsetAndMetadata
 from knafka_operator.decide import moves, shards
-from knafka_operator.decide.activity import QUIET_FOR, Activity, Judged, Sample
-from knafka_operator.decide.moves import MOVES, History, Move
+from knafka_operator.decide.activity import QUIET_FOR, Activity, ActivityState, Sample
+from knafka_operator.decide.moves import MAX_MOVES, History, Move
 from knafka_operator.decide.scaling import Scale, TriggerStatus
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.isolation import Isolation
@@ -67,7 +67,7 @@ def test_an_auto_trigger_is_what_it_needs_else_what_it_was_else_shared(
     has_own: bool,
     is_: Isolation,
 ) -> None:
-    found = shards.automatic(
+    found = shards.automatic_isolation(
         needed, delivered, drains_always=drains_always, has_record=has_record, has_own=has_own
     )
     assert found is is_
@@ -87,11 +87,11 @@ def test_a_lag_that_no_dispatcher_would_work_off_does_not_count(
 ) -> None:
     progress = DrainProgress(delivered=7, congestion=congestion)
     status = TriggerStatus(lag, 1, Scale(1, ""), progress, error)
-    assert moves.sample(status, 3.0) == Sample(3.0, 7, counts)
+    assert moves.sample_of(status, 3.0) == Sample(3.0, 7, counts)
 
 
 def history(activity: Activity, lags: Mapping[float, int], rate: float = 0.0) -> History:
-    found = History(Judged(activity, 0.0))
+    found = History(ActivityState(activity, 0.0))
     for time, lag in lags.items():
         found.add(Sample(time, int(time * rate), lag))
     return found
@@ -119,7 +119,7 @@ def every(seconds: float, until: float, lag: int) -> dict[float, int]:
 def test_a_move_says_where_to_and_why(
     activity: Activity, lags: dict[float, int], rate: float, to: Isolation | None, why: str
 ) -> None:
-    found = moves.wanted(ORDERS, BROKER, history(activity, lags, rate), THRESHOLD)
+    found = moves.desired_move(ORDERS, BROKER, history(activity, lags, rate), THRESHOLD)
     assert (found.to if found else None, found.why if found else "") == (to, why)
 
 
@@ -128,7 +128,7 @@ def move(name: str, load: float, broker: Identity = BROKER, to: Isolation = OWN)
 
 
 def chosen(wanted: list[Move], made: list[Move]) -> list[str]:
-    return [each.trigger.name for each in moves.choose(wanted, made)]
+    return [each.trigger.name for each in moves.choose_moves(wanted, made)]
 
 
 MANY = [move(f"t{number}", number) for number in range(8)]
@@ -142,7 +142,7 @@ MANY = [move(f"t{number}", number) for number in range(8)]
         pytest.param(MANY, MANY[:3], ["t7", "t6"], id="as many as are left"),
         pytest.param(MANY, MANY[:5], [], id="enough for now"),
         pytest.param([*MANY, move("a", 0, OTHER)], MANY[:5], ["a"], id="each Broker has its own"),
-        pytest.param(MANY[:1], [move("in", 0, to=SHARED)] * MOVES, ["t0"], id="each direction"),
+        pytest.param(MANY[:1], [move("in", 0, to=SHARED)] * MAX_MOVES, ["t0"], id="each direction"),
     ],
 )  # fmt: skip
 def test_a_few_move_at_a_time(wanted: list[Move], made: list[Move], names_: list[str]) -> None:
@@ -156,7 +156,7 @@ def test_a_history_is_bounded(activity: Activity, samples: int, most: int) -> No
     """In samples, and in bytes."""
     tracemalloc.start()
     try:
-        found = History(Judged(activity, 0.0))
+        found = History(ActivityState(activity, 0.0))
         for number in range(int(2 * QUIET_FOR / MOVE_INTERVAL)):
             found.add(Sample(number * MOVE_INTERVAL, 1000 + number, 2000 + number))
         taken = tracemalloc.take_snapshot()
@@ -257,8 +257,8 @@ async def test_a_backlog_of_all_moves_a_few_a_minute() -> None:
         def count() -> int:
             return sum(is_own(world, each) for each in every)
 
-        await until(lambda: count() == MOVES)
-        assert await until(lambda: count() > MOVES) > 45
+        await until(lambda: count() == MAX_MOVES)
+        assert await until(lambda: count() > MAX_MOVES) > 45
         await until(lambda: count() == len(every))
 
 

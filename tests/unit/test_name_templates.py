@@ -14,7 +14,14 @@ from knafka.core.errors import InvalidDocument
 from knafka.ports.log import OffsetAndMetadata
 from knafka_operator.decide.topics import TOPIC_ID
 from knafka_operator.model.cluster import ClusterError, Document
-from knafka_operator.model.naming import DEFAULTS, Named, NameKind, Naming, normalized, rendered
+from knafka_operator.model.naming import (
+    DEFAULTS,
+    NamedObject,
+    NameKind,
+    Naming,
+    normalized,
+    rendered,
+)
 from knafka_operator.model.resources import (
     CORE,
     EVENTING,
@@ -23,9 +30,9 @@ from knafka_operator.model.resources import (
     TOPIC_STATUS,
 )
 from knafka_operator.runtime.memory_cluster import MemoryCluster
-from knafka_operator.runtime.naming import RECORD, FollowedNaming
+from knafka_operator.runtime.naming import TEMPLATES_CONFIG_MAP, FollowedNaming
 
-OF = Named("shop", "orders", "11111111-2222-3333-4444-555555555555")
+OF = NamedObject("shop", "orders", "11111111-2222-3333-4444-555555555555")
 BROKER, CHANNEL, GROUP = NameKind.BROKER_TOPIC, NameKind.CHANNEL_TOPIC, NameKind.TRIGGER_GROUP
 FEATURES = ("knative-eventing", "config-kafka-features")
 
@@ -87,7 +94,7 @@ def test_a_name_that_kafka_does_not_take_is_refused_when_it_is_made() -> None:
         naming.name(BROKER, OF._replace(name="n" * 60))
     naming.put_in_force(BROKER, normalized(BROKER, "{{ .Namespace }}-{{ .Name }}"))
     with pytest.raises(InvalidDocument, match="a name that is others'"):
-        naming.name(BROKER, Named("knafka", "default"))
+        naming.name(BROKER, NamedObject("knafka", "default"))
 
 
 def test_a_trigger_may_have_its_uid_as_its_group_as_older_peers_gave_it() -> None:
@@ -113,7 +120,7 @@ class Following:
 
     async def declare(self, **data: str) -> None:
         self.put(**data)
-        await self.naming.read(self.post)
+        await self.naming.apply_config(self.post)
 
     def put(self, **data: str) -> None:
         given = {key.replace("_", "."): text for key, text in data.items()}
@@ -131,7 +138,7 @@ async def test_a_good_template_is_in_force_and_remembered() -> None:
     await following.declare(brokers_topic_template="events-{{.Namespace}}-{{.Name}}")
     assert following.now() == "events-{{ .Namespace }}-{{ .Name }}"
     assert [reason for reason, _ in following.events] == ["NameTemplateChanged"]
-    record = following.cluster.objects[CORE, "ConfigMap", "knafka", RECORD]
+    record = following.cluster.objects[CORE, "ConfigMap", "knafka", TEMPLATES_CONFIG_MAP]
     assert record["data"][BROKER.value].splitlines() == [
         "events-{{ .Namespace }}-{{ .Name }}",
         DEFAULTS[BROKER],
@@ -145,7 +152,7 @@ async def test_a_bad_template_changes_nothing_and_says_so_once() -> None:
         brokers_topic_template="{{ .Labels.team }}",
         triggers_consumergroup_template="group-{{ .UID }}",
     )
-    await following.naming.read(following.post)
+    await following.naming.apply_config(following.post)
     assert following.now() == "events-{{ .Name }}-{{ .Namespace }}"
     assert following.now(GROUP) == "group-{{ .UID }}", "what is good beside it counts"
     (warning,) = [text for reason, text in following.events if reason == "InvalidNameTemplate"]
@@ -161,7 +168,7 @@ async def test_the_newer_spelling_of_a_key_wins_and_a_key_that_goes_is_the_defau
         "brokers.topic.template": "old-{{ .Name }}-{{ .Namespace }}",
         "brokers-topic-template": "new-{{ .Name }}-{{ .Namespace }}",
     }
-    await following.naming.read(following.post)
+    await following.naming.apply_config(following.post)
     assert following.now().startswith("new-")
     await following.declare()
     assert following.now() == DEFAULTS[BROKER]

@@ -16,9 +16,9 @@ import yaml
 from support.gate import IN_CI
 from support.network_policies import Network, Peer
 
-from knafka_operator.decide import sensor_manifests, services
+from knafka_operator.decide import receiver_services, sensor_manifests, services
 from knafka_operator.decide.encryption import TLS_PORT
-from knafka_operator.reconcile.receivers import PORT
+from knafka_operator.reconcile.receivers import CONTRACT_PORT
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "operator" / "deploy"
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def function(name: str, namespace: str, role: str) -> Peer:
-    return Peer(name, namespace, services.with_common_labels({services.ROLE: role}))
+    return Peer(name, namespace, services.with_common_labels({services.ROLE_LABEL: role}))
 
 
 def of_knafka(component: str) -> Peer:
@@ -38,13 +38,13 @@ def of_knafka(component: str) -> Peer:
 
 
 OPERATOR, CONSOLE = of_knafka("operator"), of_knafka("console")
-RECEIVER = function("a receiver", "shop", services.RECEIVER)
-DIRECT = Peer("a direct receiver", "shop", {**RECEIVER.labels, **services.DIRECT_LABEL})
-DISPATCHER = function("a dispatcher", "shop", services.DISPATCHER)
-REPLAYER = function("a replayer", "shop", services.REPLAYER)
+RECEIVER = function("a receiver", "shop", services.RECEIVER_ROLE)
+DIRECT = Peer("a direct receiver", "shop", {**RECEIVER.labels, **receiver_services.DIRECT_LABEL})
+DISPATCHER = function("a dispatcher", "shop", services.DISPATCHER_ROLE)
+REPLAYER = function("a replayer", "shop", services.REPLAYER_ROLE)
 SHARD = function("a shared dispatcher", "shop", services.SHARD_ROLE)
 SENSOR = function("a Sensor", "shop", sensor_manifests.SENSOR_ROLE)
-OF_CHANNELS = function("the channels' receiver", "knafka", services.RECEIVER)
+OF_CHANNELS = function("the channels' receiver", "knafka", services.RECEIVER_ROLE)
 CHANNELS_SHARD = function("a channel's dispatcher", "knafka", services.SHARD_ROLE)
 ACTIVATOR = Peer("the activator", "knative-serving", {"app": "activator"})
 GATEWAY = Peer("the gateway", "kourier-system", {"app": "3scale-kourier-gateway"})
@@ -78,17 +78,17 @@ ALLOWED = [
     (STRANGER, GATEWAY, 8081),
     (STRANGER, RECEIVER, TLS_PORT),
     # Or past it, where that is said.
-    (STRANGER, DIRECT, PORT),
-    (NEIGHBOUR, DIRECT, PORT),
-    (DISPATCHER, DIRECT, PORT),
+    (STRANGER, DIRECT, CONTRACT_PORT),
+    (NEIGHBOUR, DIRECT, CONTRACT_PORT),
+    (DISPATCHER, DIRECT, CONTRACT_PORT),
     (DIRECT, GATEWAY, 8081),
     # What the operator asks pods themselves.
-    (OPERATOR, RECEIVER, PORT),
-    (OPERATOR, OF_CHANNELS, PORT),
+    (OPERATOR, RECEIVER, CONTRACT_PORT),
+    (OPERATOR, OF_CHANNELS, CONTRACT_PORT),
     # Metrics.
     (PROMETHEUS, OPERATOR, 9090),
     (PROMETHEUS, OPERATOR, 8081),
-    (PROMETHEUS, DISPATCHER, PORT),
+    (PROMETHEUS, DISPATCHER, CONTRACT_PORT),
     (CONSOLE, OPERATOR, 9090),
     # Kafka, DNS, the API server.
     *((each, KAFKA, 9092) for each in (OPERATOR, CONSOLE, RECEIVER, DISPATCHER, SENSOR, SHARD)),
@@ -108,17 +108,20 @@ REFUSED = [
     (STRANGER, OPERATOR, 9090),
     (STRANGER, OPERATOR, 8081),
     (STRANGER, OPERATOR, 8080),
-    (PRETENDER, RECEIVER, PORT),
+    (PRETENDER, RECEIVER, CONTRACT_PORT),
     (NEIGHBOUR, OPERATOR, 9090),
     (RECEIVER, OPERATOR, 9090),
     (STRANGER, CONSOLE, 8012),
-    *((STRANGER, each, PORT) for each in (RECEIVER, DISPATCHER, SHARD, SENSOR, OF_CHANNELS)),
+    *(
+        (STRANGER, each, CONTRACT_PORT)
+        for each in (RECEIVER, DISPATCHER, SHARD, SENSOR, OF_CHANNELS)
+    ),
     *((STRANGER, each, 8012) for each in (RECEIVER, DISPATCHER, SHARD, SENSOR, OF_CHANNELS)),
-    (NEIGHBOUR, DISPATCHER, PORT),
+    (NEIGHBOUR, DISPATCHER, CONTRACT_PORT),
     (STRANGER, DISPATCHER, TLS_PORT),
     (STRANGER, DIRECT, 8012),
     (NEIGHBOUR, DISPATCHER, 8012),
-    (OPERATOR, DISPATCHER, PORT),
+    (OPERATOR, DISPATCHER, CONTRACT_PORT),
     (PROMETHEUS, RECEIVER, 8012),
     (PROMETHEUS, OPERATOR, 8080),
     # Who takes events sends none, and who sends some reaches no node's credentials.
@@ -130,7 +133,7 @@ REFUSED = [
     (CONSOLE, SUBSCRIBER, 8080),
     *((each, METADATA, 80) for each in (OPERATOR, CONSOLE, RECEIVER, DISPATCHER, SHARD, SENSOR)),
     *((each, METADATA, 443) for each in (OPERATOR, CONSOLE, RECEIVER, DISPATCHER, SHARD, SENSOR)),
-    (DISPATCHER, RECEIVER, PORT),
+    (DISPATCHER, RECEIVER, CONTRACT_PORT),
 ]
 
 

@@ -18,7 +18,7 @@ from knafka.core.errors import LogError
 from knafka_operator.decide import archive_manifests as manifests
 from knafka_operator.decide.archive import MAX_RETRY, retry_after
 from knafka_operator.decide.archive_manifests import BATCH
-from knafka_operator.model.archives import ARCHIVE, OF_ARCHIVE, RUN
+from knafka_operator.model.archives import ARCHIVE, ARCHIVE_LABEL, RUN_ANNOTATION
 from knafka_operator.model.cluster import Rejected
 from knafka_operator.model.resources import CORE, RBAC
 from knafka_operator.model.sensors import KNAFKA
@@ -62,7 +62,7 @@ async def test_enough_dead_letters_start_a_job_and_its_outcome_is_told(
     world.bury()
     await world.turns()
     assert world.job()["metadata"]["name"] == "kept-1"
-    assert world.leases() == [f"shop/kept/{world.job()['metadata']['labels'][OF_ARCHIVE]}"]
+    assert world.leases() == [f"shop/kept/{world.job()['metadata']['labels'][ARCHIVE_LABEL]}"]
     assert (world.status()["phase"], world.status()["job"]) == ("Running", "kept-1")
     world.end(records=3, folded=3, missed=0)
     await world.turns()
@@ -142,13 +142,13 @@ async def test_what_kept_a_report_from_people_is_told_until_one_reaches_them(
 
 
 async def test_an_annotation_has_it_run_once(world: ArchivesWorld) -> None:
-    world.declare(annotations={RUN: "now"}, **NEVER)
+    world.declare(annotations={RUN_ANNOTATION: "now"}, **NEVER)
     await world.turns()
     world.end(records=0)
     await world.turns(5)
     assert world.jobs() == []
     assert world.status()["requested"] == "now"
-    world.declare(annotations={RUN: "again"}, **NEVER)
+    world.declare(annotations={RUN_ANNOTATION: "again"}, **NEVER)
     await world.turns()
     assert len(world.jobs()) == 1
 
@@ -270,11 +270,11 @@ async def test_the_lease_of_an_archive_that_is_no_more_is_taken_over(
     world: ArchivesWorld,
 ) -> None:
     """Its finalizer was taken away by hand, say."""
-    lease = manifests.lease("s3a://bucket/shop", "shop/gone/uid-x", world.time, SETTINGS)
+    lease = manifests.lease_manifest("s3a://bucket/shop", "shop/gone/uid-x", world.time, SETTINGS)
     world.cluster.put(lease)
     world.declare(storage=BUCKET, compaction={"number": 1})
     world.bury()
-    labels = {OF_ARCHIVE: "uid-x"}
+    labels = {ARCHIVE_LABEL: "uid-x"}
     world.put(BATCH, "Job", "gone-1", metadata={"labels": labels}, spec={})
     await world.turns()
     assert world.status()["phase"] == "Queued", "its Job is there still"

@@ -13,7 +13,7 @@ from knafka.settings import API_FOLDER, OIDC_URL
 from knafka_operator.decide import services
 from knafka_operator.decide.authentication import NO_AUTHENTICATION, Authentication
 from knafka_operator.model.resources import SERVING, ConfigMap
-from knafka_operator.reconcile.resuming import serves_receiver
+from knafka_operator.reconcile.resuming import read_receiver
 
 SHOP = "shop"
 AUDIENCE = "eventing.knative.dev/broker/shop/default"
@@ -91,7 +91,7 @@ async def test_a_receiver_that_verifies_tokens_has_one_of_its_own(world: Operato
     assert [list(each) for each in sources] == [["serviceAccountToken"], ["configMap"]]
     assert services.environment_of(container)[OIDC_URL] == "https://kubernetes.default.svc"
     assert template["spec"]["automountServiceAccountToken"] is False
-    assert serves_receiver(template)[1] is None, "no Secret for Kafka is mounted"
+    assert read_receiver(template)[1] is None, "no Secret for Kafka is mounted"
 
 
 async def test_the_feature_may_be_turned_off_again(world: OperatorWorld) -> None:

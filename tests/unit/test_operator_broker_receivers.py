@@ -32,7 +32,7 @@ INSTALLED = {"installation": "c0ffee00-0000-4000-8000-000000000000"}
 @pytest.fixture
 async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[OperatorWorld]:
     monkeypatch.setattr(receivers, "READ_TIMEOUT", 0.5)
-    monkeypatch.setattr(receivers, "LOOK_INTERVAL", 0.01)
+    monkeypatch.setattr(receivers, "REPLICA_POLL_INTERVAL", 0.01)
     async with running_operator() as world:
         yield world
 

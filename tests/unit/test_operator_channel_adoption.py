@@ -42,14 +42,14 @@ async def test_beside_the_peer_a_channel_that_nobody_has_claimed_gets_no_finaliz
 ) -> None:
     world.claim()
     channels = world.inner.channels.brokers
-    assert not await channels.makes_something(world.stored)
+    assert not await channels.needs_finalizer(world.stored)
     status = await world.inner.reconcile_channel(SHOP, CHANNEL)
     assert condition(status, "ServedByKnafka")["reason"] == "OtherImplementation"
     # Once it was ours, it is until the peer claims it.
     world.stored["status"]["annotations"][TOPIC_ID] = world.inner.log.descriptions[TOPIC].id
-    assert await channels.makes_something(world.stored)
+    assert await channels.needs_finalizer(world.stored)
     world.claim(FINALIZER, PEERS_CHANNEL_FINALIZER)
-    assert not await channels.makes_something(world.stored)
+    assert not await channels.needs_finalizer(world.stored)
 
 
 async def test_what_adopt_has_written_stays_until_it_takes_the_channel(world: PeersChannel) -> None:

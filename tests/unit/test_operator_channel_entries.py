@@ -34,7 +34,7 @@ OTHER = "11111111-7d9c-4b5e-8f3f-6a4a1a6f0f11"
 
 @pytest.fixture
 async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ChannelWorld]:
-    monkeypatch.setattr(receivers, "LOOK_INTERVAL", 0.01)
+    monkeypatch.setattr(receivers, "REPLICA_POLL_INTERVAL", 0.01)
     async with running_channels() as world:
         world.declare_channel(SHOP, CHANNEL)
         await world.look()
@@ -303,7 +303,7 @@ async def test_an_entry_that_comes_back_while_it_is_stopped_is_reported(
         world.hear()
 
     world.channels.triggers.stop_delivery = back  # type: ignore[method-assign,assignment]
-    await world.channels.rest(Identity(SHOP, f"{CHANNEL}.{UID}"))
+    await world.channels.suspend_absent(Identity(SHOP, f"{CHANNEL}.{UID}"))
     world.channels.triggers.stop_delivery = stop  # type: ignore[method-assign]
     await world.look()
     assert delivered(world) == {group(): f"http://{UID}/"}

@@ -30,7 +30,7 @@ from knafka_operator.reconcile import receivers
 
 @pytest.fixture
 async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ChannelWorld]:
-    monkeypatch.setattr(receivers, "LOOK_INTERVAL", 0.01)
+    monkeypatch.setattr(receivers, "REPLICA_POLL_INTERVAL", 0.01)
     async with running_channels() as world:
         world.declare_channel(SHOP, CHANNEL)
         await world.look()

@@ -25,7 +25,7 @@ SHOP = "shop"
 @pytest.fixture
 async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ChannelWorld]:
     monkeypatch.setattr(receivers, "READ_TIMEOUT", 0.5)
-    monkeypatch.setattr(receivers, "LOOK_INTERVAL", 0.01)
+    monkeypatch.setattr(receivers, "REPLICA_POLL_INTERVAL", 0.01)
     async with running_channels() as world:
         yield world
 
@@ -49,7 +49,7 @@ def served(world: ChannelWorld) -> dict[str, set[str]]:
     begin = "knafka-contract-knafka-KafkaChannels"
     return {
         topic.removeprefix(begin)[1:-11].removesuffix("c0ffee00").rstrip("-"): set(
-            receivers.entries(records[0])
+            receivers.read_ingresses(records[0])
         )
         for topic, records in world.log.topics.items()
         if topic.startswith(begin)

@@ -22,7 +22,7 @@ CONFIG = CORE, "ConfigMap", "knafka", "kafka-channel-config"
 
 @pytest.fixture
 async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ChannelWorld]:
-    monkeypatch.setattr(receivers, "LOOK_INTERVAL", 0.01)
+    monkeypatch.setattr(receivers, "REPLICA_POLL_INTERVAL", 0.01)
     async with running_channels() as world:
         yield world
 
@@ -67,7 +67,7 @@ async def converge(world: ChannelWorld) -> None:
         hear()
         await asyncio.sleep(0.06)
         queue = world.channels.queue
-        quiet = 0 if queue.busy or queue.failing else quiet + 1
+        quiet = 0 if queue.is_busy or queue.failing else quiet + 1
     running.cancel()
     await asyncio.wait({running})
 

@@ -104,7 +104,7 @@ async def test_a_trigger_whose_shard_is_behind_is_not_ready(
         asked.append((shard, position))
         return applied
 
-    monkeypatch.setattr(scaler, "applied", is_applied)
+    monkeypatch.setattr(scaler, "wait_until_applied", is_applied)
     status = await declare(world, SHARED, filter={"attributes": {"type": "new"}})
     assert condition(status, "SubscriptionReady")["reason"] == "ShardBehind"
     assert asked == [(FIRST, 2)]

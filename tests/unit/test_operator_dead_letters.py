@@ -20,7 +20,7 @@ from knafka.core.drain import DrainProgress
 from knafka.core.errors import LogError
 from knafka_operator.decide.dead_letter_topics import RETENTION_ANNOTATION, TOPIC_ID
 from knafka_operator.model.identity import Identity
-from knafka_operator.runtime.metrics import metrics
+from knafka_operator.runtime.metrics import operator_metrics
 
 pytestmark = pytest.mark.looptime
 
@@ -90,7 +90,7 @@ class _Watched:
 
 
 def _samples(watched: _Watched, name: str) -> list[Any]:
-    (found,) = [each for each in metrics(watched.world.operator) if each.name == name]
+    (found,) = [each for each in operator_metrics(watched.world.operator) if each.name == name]
     return list(found.samples)
 
 

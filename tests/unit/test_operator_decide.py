@@ -15,7 +15,7 @@ from knafka.ports.log import TopicDescription
 from knafka_operator.decide import broker as brokers
 from knafka_operator.decide import desired
 from knafka_operator.decide import trigger as triggers
-from knafka_operator.decide.broker import Connection, ObservedBroker, ObservedTopic
+from knafka_operator.decide.broker import BrokerConnection, ObservedBroker, ObservedTopic
 from knafka_operator.decide.credentials import Mount
 from knafka_operator.decide.desired import Defaults, Topic
 from knafka_operator.decide.effects import CommitOffsets, CreateTopic, Effect, WriteIngress
@@ -51,7 +51,7 @@ def _is_in(order: Sequence[Step], effects: Sequence[Effect]) -> bool:
 
 def _broker(status: dict[str, Any] | None = None, **seen: Any) -> brokers.BrokerDecision:
     given: dict[str, Any] = {
-        "connection": Connection(CONFIG, DEFAULTS),
+        "connection": BrokerConnection(CONFIG, DEFAULTS),
         "topic": ObservedTopic(TOPIC),
         **seen,
     }
@@ -66,10 +66,12 @@ EMPTY = ObservedTopic(TOPIC, FOUND, disputed=False)
 NAMED_TOPIC = {"default.topic": "orders", "knafka.dev/topic-id": ""}
 MADE = {"annotations": {"default.topic": "orders", "knafka.dev/topic-id": "id"}}
 SECRET = Identity("knafka", "kafka")
-COPIED = Connection(CONFIG, DEFAULTS, Mount("copy", "1", SECRET, {"kind": "Secret"}))
-FOLLOWED = brokers.receiver_contract(BROKER, Connection(CONFIG, DEFAULTS), SETTINGS).contract_topic
+COPIED = BrokerConnection(CONFIG, DEFAULTS, Mount("copy", "1", SECRET, {"kind": "Secret"}))
+FOLLOWED = brokers.receiver_contract(
+    BROKER, BrokerConnection(CONFIG, DEFAULTS), SETTINGS
+).contract_topic
 RECORDED = {"annotations": {**MADE["annotations"], "knafka.dev/receiver-contract": FOLLOWED}}
-ENTRY = desired.ingress(BROKER, TOPIC, {}, DEFAULTS)
+ENTRY = desired.broker_ingress(BROKER, TOPIC, {}, DEFAULTS)
 STALE = ENTRY.model_copy(update={"topic": "before"})
 WRITTEN = {"topic": THERE, "ingress": ENTRY}
 READ = {**WRITTEN, "revision": "r1", "accepted": True}
@@ -119,14 +121,14 @@ def test_a_broker_that_must_stop_has_no_address_whatever_its_status_says() -> No
 
 def test_an_effect_that_failed_is_a_condition_and_nothing_after_it_is_done() -> None:
     seen = ObservedBroker(
-        BROKER_DOCUMENT, BROKER, Connection(CONFIG, DEFAULTS), topic=ObservedTopic(TOPIC)
+        BROKER_DOCUMENT, BROKER, BrokerConnection(CONFIG, DEFAULTS), topic=ObservedTopic(TOPIC)
     )
     error = LogError("Topic authorization failed")
     decision = brokers.decide(seen.with_failure(CreateTopic(TOPIC), error), SETTINGS)
     assert decision.effects == ()
     (topic,) = (
         each
-        for each in decision.conditions.conditions((), "2026-11-23T01:00:00Z")
+        for each in decision.conditions.merged_into((), "2026-11-23T01:00:00Z")
         if each["type"] == "TopicReady"
     )
     assert (topic["status"], topic["reason"]) == ("False", "KafkaNotAuthorized")
@@ -301,7 +303,7 @@ NO_SUBSCRIBER = {"subscriber": Unresolved("NotFound", "it does not exist")}
 @pytest.mark.parametrize("seen", [{}, NO_SUBSCRIBER, {"broker": None}], ids=str)
 def test_a_paused_trigger_says_so_whatever_else_is_wrong(seen: dict[str, Any]) -> None:
     decision = _trigger(PROMISED, PAUSE, **seen)
-    found = decision.conditions.conditions((), "2026-11-23T01:00:00Z")
+    found = decision.conditions.merged_into((), "2026-11-23T01:00:00Z")
     (delivering,) = (each for each in found if each["type"] == "Delivering")
     assert (delivering["reason"], delivering["severity"]) == ("Paused", "Info")
     assert Step.DELETE_FUNCTIONS in _kinds(decision.effects)
@@ -336,11 +338,11 @@ def test_in_no_window_between_two_effects_an_event_is_missed() -> None:
 
 def test_brokers_of_one_secret_have_one_contract_and_others_have_another() -> None:
     """A principal reads the entries of those alone that have its credentials, too."""
-    own = Connection(CONFIG, DEFAULTS, Mount("kafka", "1", Identity("shop", "kafka")))
+    own = BrokerConnection(CONFIG, DEFAULTS, Mount("kafka", "1", Identity("shop", "kafka")))
     installed = replace(SETTINGS, installation="c0ffee00-0000-4000-8000-000000000000")
     topics = [
         brokers.receiver_contract(BROKER, connection, settings).contract_topic
-        for connection in (Connection(CONFIG, DEFAULTS), COPIED, own)
+        for connection in (BrokerConnection(CONFIG, DEFAULTS), COPIED, own)
         for settings in (SETTINGS, installed)
     ]
     assert len(set(topics)) == 6
@@ -353,7 +355,7 @@ def test_settings_of_clients_are_in_the_entry_and_not_in_the_receivers_environme
     kafka = DEFAULTS.kafka.model_copy(
         update={"producer": {"linger.ms": "5"}, "consumer": {"fetch.min.bytes": "1"}}
     )
-    connection = Connection(CONFIG, replace(DEFAULTS, kafka=kafka))
+    connection = BrokerConnection(CONFIG, replace(DEFAULTS, kafka=kafka))
     receiver = brokers.receiver_contract(BROKER, connection, SETTINGS)
     assert receiver.kafka == DEFAULTS.kafka
     assert receiver.path == "/shop/default"

@@ -17,7 +17,7 @@ from knafka_operator.decide import shards
 from knafka_operator.decide import trigger as triggers
 from knafka_operator.decide.desired import Defaults, Topic
 from knafka_operator.decide.effects import Annotate, Delete, Effect, ObjectName
-from knafka_operator.decide.shards import Contract
+from knafka_operator.decide.shards import SharedContract
 from knafka_operator.decide.steps import TRIGGER_ORDER, Step
 from knafka_operator.decide.trigger import BrokerState, ObservedTrigger, Watched
 from knafka_operator.model.isolation import Isolation, declared_isolation
@@ -44,10 +44,10 @@ SHARED = {ISOLATION: "shared"}
 OWN = {ISOLATION: "own"}
 PAUSED = {"knafka.dev/paused": "true"}
 MIN_SCALE = {"autoscaling.eventing.knative.dev/min-scale": "1"}
-IN_SHARD = {"group.id": GROUP, shards.DISPATCHER: "default-kn-shard-0"}
-BY_ITSELF = {"group.id": GROUP, shards.DISPATCHER: "orders-kn-dispatcher"}
+IN_SHARD = {"group.id": GROUP, shards.DISPATCHER_KEY: "default-kn-shard-0"}
+BY_ITSELF = {"group.id": GROUP, shards.DISPATCHER_KEY: "orders-kn-dispatcher"}
 READY = [{"type": "Ready", "status": "True"}]
-NOBODYS = Contract(exists=True)
+NOBODYS = SharedContract(exists=True)
 
 
 def decide(
@@ -89,10 +89,10 @@ def watched(annotations: dict[str, str]) -> Watched[None]:
     return found
 
 
-def has(egress: Egress | None = None) -> Contract:
+def has(egress: Egress | None = None) -> SharedContract:
     """A contract in which it has a record."""
     record = SharedEgress(shard=FIRST, egress=egress or watched(SHARED).egress)
-    return Contract(exists=True, records={GROUP: record}, numbers={GROUP: 0})
+    return SharedContract(exists=True, records={GROUP: record}, numbers={GROUP: 0})
 
 
 OTHERS = watched(SHARED).egress.model_copy(update={"max_in_flight": 3})
@@ -101,7 +101,7 @@ ELSEWHERE = replace(
     watched(SHARED),
     egress=OTHERS.model_copy(update={"kafka": Kafka(bootstrap_servers="another:9092")}),
 )
-LEAVING = Contract(exists=True, leaving={GROUP: 1})
+LEAVING = SharedContract(exists=True, leaving={GROUP: 1})
 OFFSETS = [Step.CLAIM_GROUP, Step.DELETE_GROUP, Step.COMMIT_OFFSETS]
 RECORD = [Step.WRITE_CONTRACT, Step.START_DELIVERY]
 
@@ -112,7 +112,7 @@ RECORD = [Step.WRITE_CONTRACT, Step.START_DELIVERY]
         pytest.param(
             SHARED,
             {},
-            {"contract": Contract()},
+            {"contract": SharedContract()},
             [*OFFSETS, Step.PROMISE_GROUP, Step.CREATE_CONTRACT, Step.APPLY_SHARD, *RECORD,
              Step.AWAIT_SHARD],
             id="new, the first of its Broker",
@@ -293,15 +293,15 @@ def test_a_move_has_an_order(first: Step, then: Step) -> None:
 
 def test_a_service_of_its_own_is_written_down_before_it_is_made() -> None:
     (promise,) = promises(decide(OWN, IN_SHARD, contract=has()).effects)
-    assert promise[shards.DISPATCHER] == "orders-kn-dispatcher"
+    assert promise[shards.DISPATCHER_KEY] == "orders-kn-dispatcher"
 
 
 def test_a_service_of_its_own_stays_written_down_until_it_is_deleted() -> None:
     moving = decide(SHARED, BY_ITSELF, watched=watched(OWN)).effects
     (promise,) = promises(moving)
-    assert shards.DISPATCHER not in promise
+    assert shards.DISPATCHER_KEY not in promise
     dispatcher = ObjectName(SERVING, "Service", "shop", "orders-kn-dispatcher")
-    written = {shards.DISPATCHER: "default-kn-shard-0"}
+    written = {shards.DISPATCHER_KEY: "default-kn-shard-0"}
     assert Delete(Step.DELETE_DISPATCHER, (dispatcher,), owned=True, annotations=written) in moving
 
 
@@ -332,7 +332,9 @@ def test_the_nearest_that_declares_an_isolation_decides(
         metadata = of.metadata.model_copy(update={"annotations": annotations})
         return of.model_copy(update={"metadata": metadata})
 
-    found = shards.isolation(with_(trigger, BROKER), with_(broker, BROKER), Isolation(default))
+    found = shards.effective_isolation(
+        with_(trigger, BROKER), with_(broker, BROKER), Isolation(default)
+    )
     assert found is Isolation(is_)
 
 
@@ -359,7 +361,7 @@ def test_another_isolation_is_refused(text: str) -> None:
 def test_a_trigger_stays_in_its_shard_and_a_new_one_gets_the_lowest_with_room(
     numbers: dict[str, int], number: int
 ) -> None:
-    assert shards.number_for(GROUP, numbers, 2) == number
+    assert shards.shard_number_for(GROUP, numbers, 2) == number
 
 
 def test_a_contracts_topic_is_as_durable_as_its_brokers() -> None:
@@ -385,7 +387,7 @@ def test_a_contract_is_what_its_last_records_say() -> None:
         record("a", text), record("b", text), record("c", text), record("d", b"{}"),
         record("a", None), record("b", b"no JSON"), record("d", text),
     ]  # fmt: skip
-    found = shards.read(records)
+    found = shards.read_shared_egresses(records)
     assert found.keys() == {"c", "d"}
     assert found["c"] == has().records[GROUP]
-    assert shards.numbers_of("shop", "default", found) == {"c": 0, "d": 0}
+    assert shards.shard_numbers("shop", "default", found) == {"c": 0, "d": 0}

@@ -10,7 +10,7 @@ from support.channel_world import GATEWAY, ChannelWorld, running_channels
 from support.operator_world import condition
 
 from knafka.settings import SERVICE_URL
-from knafka_operator.decide import services
+from knafka_operator.decide import receiver_services, services
 from knafka_operator.decide.direct import DIRECT
 from knafka_operator.decide.services import KNATIVE_AUTOSCALING
 from knafka_operator.decide.status import NotReady
@@ -56,7 +56,7 @@ async def test_a_channels_host_leads_to_its_receivers_own_port(world: ChannelWor
     template = world.cluster.objects[SERVING, "Service", "knafka", RECEIVER]["spec"]["template"]
     service = world.cluster.objects[CORE, "Service", "knafka", SERVICE]
     assert service["spec"]["selector"].items() <= template["metadata"]["labels"].items()
-    assert services.DIRECT_LABEL.items() <= template["metadata"]["labels"].items()
+    assert receiver_services.DIRECT_LABEL.items() <= template["metadata"]["labels"].items()
     environment = services.environment_of(template["spec"]["containers"][0])
     assert environment[SERVICE_URL] == f"http://{RECEIVER}.knafka.svc.cluster.local"
     shown = template["metadata"]["annotations"]

@@ -57,7 +57,7 @@ def cluster() -> MemoryCluster:
 
 
 async def act(cluster: MemoryCluster, *effects: Effect) -> Observed:
-    return await Reconciles(cluster).act(effects, Observed(OWNER), None)
+    return await Reconciles(cluster).run_effects(effects, Observed(OWNER), None)
 
 
 def why(seen: Observed) -> str:
@@ -138,7 +138,7 @@ def test_a_step_that_failed_says_nothing_of_another_one() -> None:
     error = KnafkaError("refused")
     needed = Needed({Step.RECORD_TOPIC: error})
     with pytest.raises(NotReady):
-        needed.first(Annotate(Step.PROMISE_SENSOR, {}))
+        needed.run_first(Annotate(Step.PROMISE_SENSOR, {}))
     with pytest.raises(KnafkaError, match="refused"):
-        needed.first(Annotate(Step.RECORD_TOPIC, {}))
+        needed.run_first(Annotate(Step.RECORD_TOPIC, {}))
     assert [each.step for each in needed.effects] == [Step.PROMISE_SENSOR]

@@ -12,7 +12,7 @@ from support.operator_world import OperatorWorld, running_operator
 
 from knafka.settings import EVENT_TYPES
 from knafka_operator.decide import services
-from knafka_operator.decide.event_types import EVENT_TYPE_VERSION, ToldType, told_types
+from knafka_operator.decide.event_types import EVENT_TYPE_VERSION, ReportedType, reported_types
 from knafka_operator.model.cluster import NotAllowed, Rejected
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE, EVENTING, SERVING
@@ -21,18 +21,18 @@ from knafka_operator.reconcile import event_types
 
 SHOP = "shop"
 RECEIVER = Identity(SHOP, "default-kn-receiver")
-ONE = ToldType(f"/{SHOP}/default", "made", "/s", "http://schemas/one")
+ONE = ReportedType(f"/{SHOP}/default", "made", "/s", "http://schemas/one")
 
 
 class Receivers:
     """What pods of receivers tell, by their Services; and which were asked."""
 
     def __init__(self, operator: Operator) -> None:
-        self.told: dict[Identity, list[ToldType]] = {}
+        self.told: dict[Identity, list[ReportedType]] = {}
         self.asked: list[Identity] = []
         operator.event_types.ask = self
 
-    async def __call__(self, service: Identity, addresses: Sequence[str]) -> list[ToldType]:
+    async def __call__(self, service: Identity, addresses: Sequence[str]) -> list[ReportedType]:
         assert addresses == ["http://10.0.0.1:8080"]
         self.asked.append(service)
         return self.told.get(service, [])
@@ -43,7 +43,10 @@ def switch(world: OperatorWorld, state: str = "enabled") -> None:
 
 
 def start_pod(world: OperatorWorld, service: Identity, *, ready: bool = True) -> None:
-    labels = {"serving.knative.dev/service": service.name, services.ROLE: services.RECEIVER}
+    labels = {
+        "serving.knative.dev/service": service.name,
+        services.ROLE_LABEL: services.RECEIVER_ROLE,
+    }
     metadata = {"namespace": service.namespace, "name": f"{service.name}-pod", "labels": labels}
     conditions = [{"type": "Ready", "status": str(ready)}]
     status = {"podIP": "10.0.0.1", "conditions": conditions}
@@ -68,7 +71,7 @@ async def world() -> AsyncIterator[OperatorWorld]:
 async def test_an_event_type_is_upstreams_and_goes_with_its_broker(world: OperatorWorld) -> None:
     receivers = Receivers(world.operator)
     receivers.told[RECEIVER] = [ONE]
-    await world.operator.event_types.look()
+    await world.operator.event_types.create_new_types()
     (found,) = made(world)
     owner = {"apiVersion": EVENTING, "kind": "Broker", "name": "default"}
     uid = world.document("Broker", SHOP)["metadata"]["uid"]
@@ -97,7 +100,7 @@ async def test_receivers_tell_only_where_the_feature_is_on(world: OperatorWorld)
     switch(world, "disabled")
     await world.reconcile_broker(SHOP)
     assert not told()
-    await world.operator.event_types.look()
+    await world.operator.event_types.create_new_types()
     assert not receivers.asked
     assert not made(world)
 
@@ -110,11 +113,11 @@ async def test_what_is_there_is_not_made_again_also_by_the_next_operator(
     created: list[str] = []
     world.cluster.put = _noting(world.cluster.put, created)  # type: ignore[method-assign]
     for _ in range(2):
-        await world.operator.event_types.look()
+        await world.operator.event_types.create_new_types()
     await world.restart()
     await world.reconcile_broker(SHOP)
     Receivers(world.operator).told[RECEIVER] = [ONE]
-    await world.operator.event_types.look()
+    await world.operator.event_types.create_new_types()
     assert len(created) == 1
 
 
@@ -133,7 +136,7 @@ async def test_a_receiver_that_does_not_run_or_is_not_ready_is_not_asked(
     receivers = Receivers(world.operator)
     start_pod(world, RECEIVER, ready=False)
     start_pod(world, Identity(SHOP, "somebodys"))
-    await world.operator.event_types.look()
+    await world.operator.event_types.create_new_types()
     assert not receivers.asked
 
 
@@ -145,7 +148,7 @@ async def test_a_receiver_speaks_of_its_own_broker_only(world: OperatorWorld) ->
     receivers = Receivers(world.operator)
     paths = ("/elsewhere/default", "/shop/other", "/shop/nobody", "x", "/")
     receivers.told[RECEIVER] = [ONE._replace(path=path) for path in paths]
-    await world.operator.event_types.look()
+    await world.operator.event_types.create_new_types()
     assert not made(world)
     assert not made(world, "elsewhere")
 
@@ -158,7 +161,7 @@ async def test_they_are_bounded_in_number_and_in_rate(
     receivers.told[RECEIVER] = [ONE._replace(type=f"t{number}") for number in range(50)]
     counts = []
     for _ in range(3):
-        await world.operator.event_types.look()
+        await world.operator.event_types.create_new_types()
         counts.append(len(made(world)))
     assert counts == [20, 30, 30]
 
@@ -166,7 +169,7 @@ async def test_they_are_bounded_in_number_and_in_rate(
 async def test_all_brokers_together_have_a_bound_and_each_has_its_turn(
     world: OperatorWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(event_types, "MAX_TOGETHER", 30)
+    monkeypatch.setattr(event_types, "MAX_PER_ROUND", 30)
     receivers = Receivers(world.operator)
     names = [f"b{number}" for number in range(4)]
     for name in names:
@@ -174,11 +177,13 @@ async def test_all_brokers_together_have_a_bound_and_each_has_its_turn(
         await world.reconcile_broker(SHOP, name)
         service = Identity(SHOP, f"{name}-kn-receiver")
         start_pod(world, service)
-        receivers.told[service] = [ToldType(f"/{SHOP}/{name}", f"t{n}", "/s") for n in range(20)]
-    await world.operator.event_types.look()
+        receivers.told[service] = [
+            ReportedType(f"/{SHOP}/{name}", f"t{n}", "/s") for n in range(20)
+        ]
+    await world.operator.event_types.create_new_types()
     assert len(made(world)) == 30
     for _ in range(3):
-        await world.operator.event_types.look()
+        await world.operator.event_types.create_new_types()
     assert len(made(world)) == 80
 
 
@@ -193,7 +198,7 @@ async def test_one_that_is_refused_holds_up_no_other(world: OperatorWorld) -> No
         return await create(manifest)
 
     world.operator.event_types.cluster.create = refusing  # type: ignore[method-assign]
-    await world.operator.event_types.look()
+    await world.operator.event_types.create_new_types()
     assert [each["spec"]["type"] for each in made(world)] == ["made"]
 
 
@@ -205,22 +210,22 @@ async def test_a_role_that_does_not_allow_it_is_logged_and_stops_nothing(
     async def refusing(*_: Any) -> list[Any]:
         raise NotAllowed("can't list EventTypes: forbidden")
 
-    names = world.operator.event_types._names_of
-    world.operator.event_types._names_of = refusing  # type: ignore[method-assign,assignment]
-    await world.operator.event_types.look()
+    names = world.operator.event_types._known_name_hashes
+    world.operator.event_types._known_name_hashes = refusing  # type: ignore[method-assign,assignment]
+    await world.operator.event_types.create_new_types()
     assert "EventTypes of Broker shop/default: can't list EventTypes" in caplog.text
-    world.operator.event_types._names_of = names  # type: ignore[method-assign]
-    await world.operator.event_types.look()
+    world.operator.event_types._known_name_hashes = names  # type: ignore[method-assign]
+    await world.operator.event_types.create_new_types()
     assert len(made(world)) == 1
 
 
 async def test_a_broker_that_goes_or_is_another_one_begins_anew(world: OperatorWorld) -> None:
     receivers = Receivers(world.operator)
     receivers.told[RECEIVER] = [ONE]
-    await world.operator.event_types.look()
+    await world.operator.event_types.create_new_types()
     await world.delete_broker(SHOP)
     receivers.told.clear()
-    await world.operator.event_types.look()
+    await world.operator.event_types.create_new_types()
     assert not world.operator.event_types._known
 
 
@@ -237,15 +242,15 @@ async def _channel(world: ChannelWorld) -> None:
     service = Identity("knafka", "kafka-channel-receiver")
     start_pod(world, service)
     receivers = Receivers(world.channels)
-    receivers.told[service] = [ToldType("/shop/orders", "made", "/s")]
-    await world.channels.event_types.look()
+    receivers.told[service] = [ReportedType("/shop/orders", "made", "/s")]
+    await world.channels.event_types.create_new_types()
     (found,) = made(world)
     assert found["spec"]["reference"] == {
         **{"apiVersion": VERSION, "kind": "KafkaChannel", "name": "orders", "namespace": SHOP},
     }
     # A Broker's receiver in the same namespace says nothing of a channel.
     brokers = Receivers(world.operator)
-    await world.operator.event_types.look()
+    await world.operator.event_types.create_new_types()
     assert not brokers.asked
 
 
@@ -263,10 +268,10 @@ async def _channel(world: ChannelWorld) -> None:
     ],
 )
 def test_what_no_receiver_of_ours_would_say_is_left_out(answer: Any, found: list[str]) -> None:
-    assert [each.type for each in told_types(json.dumps(answer).encode())] == found
+    assert [each.type for each in reported_types(json.dumps(answer).encode())] == found
 
 
 @pytest.mark.parametrize("answer", [b"", b"x", b"[]", b"{}", b'{"eventTypes": 1}'])
 def test_what_is_no_answer_is_an_error(answer: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011  # json's own among them
-        told_types(answer)
+        reported_types(answer)

@@ -7,7 +7,7 @@ import pytest
 from support.operator_world import running_operator
 
 from knafka_client.sockets import free_port
-from knafka_operator.runtime.metrics import HttpServer
+from knafka_operator.runtime.metrics import MetricsServer
 
 
 async def test_a_replica_is_ready_once_its_webhooks_answer_whether_it_leads_or_not(
@@ -16,7 +16,7 @@ async def test_a_replica_is_ready_once_its_webhooks_answer_whether_it_leads_or_n
     leads = ready = False
     port = free_port()
     async with running_operator(monkeypatch) as world:
-        server = await HttpServer.start(world.operator, lambda: leads, lambda: ready, [port])
+        server = await MetricsServer.start(world.operator, lambda: leads, lambda: ready, [port])
 
         async def ask(path: str) -> tuple[int, str]:
             url = f"http://127.0.0.1:{port}{path}"

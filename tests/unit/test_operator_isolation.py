@@ -112,7 +112,7 @@ async def test_a_bug_whose_condition_cannot_be_written_is_tried_again_too(
 
 @pytest.mark.parametrize("before", [(), [{"type": "Ready"}], [1, "x", None], None], ids=repr)
 def test_a_failure_is_told_whatever_stands_in_the_status(before: Any) -> None:
-    found = status.failed(before, ValueError("x" * 5000), "2026-11-22T12:00:00Z")
+    found = status.conditions_after_bug(before, ValueError("x" * 5000), "2026-11-22T12:00:00Z")
     assert [each["type"] for each in found] == ["Ready"]
     assert len(found[0]["message"]) < 2000
 
@@ -181,7 +181,7 @@ async def test_what_runs_goes_on_for_as_long_as_its_config_map_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """After half an hour nothing was delivered any more, while it said Ready and Delivering."""
-    monkeypatch.setattr(kafka_clusters_module, "FORGOTTEN", 60.0)
+    monkeypatch.setattr(kafka_clusters_module, "UNUSED_TIMEOUT", 60.0)
     async with entered as world:
         world.configure("shop", "own", **{"bootstrap.servers": "own:9092"})
         config = {"apiVersion": "v1", "kind": "ConfigMap", "name": "own"}
@@ -191,7 +191,7 @@ async def test_what_runs_goes_on_for_as_long_as_its_config_map_is_missing(
         await world.reconcile_trigger("shop", "all")
         await world.cluster.delete("v1", "ConfigMap", "shop", "own")
         for _ in range(8):
-            await asyncio.sleep(kafka_clusters_module.FORGOTTEN / 3)
+            await asyncio.sleep(kafka_clusters_module.UNUSED_TIMEOUT / 3)
             await world.reconcile_broker("shop")
             found = await world.reconcile_broker("shop", "mine")
             assert condition(found, "Ready")["reason"] == "ConfigMapNotFound"
@@ -218,7 +218,7 @@ async def test_a_kafka_goes_with_the_last_that_used_it(
     entered: AbstractAsyncContextManager[OperatorWorld],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kafka_clusters_module, "FORGOTTEN", 60.0)
+    monkeypatch.setattr(kafka_clusters_module, "UNUSED_TIMEOUT", 60.0)
     async with entered as world:
         world.configure("shop", "own", **{"bootstrap.servers": "own:9092"})
         config = {"apiVersion": "v1", "kind": "ConfigMap", "name": "own"}
@@ -229,7 +229,7 @@ async def test_a_kafka_goes_with_the_last_that_used_it(
         await world.operator.delete_broker(document)
         await world.cluster.delete(EVENTING, "Broker", "shop", "mine")
         for _ in range(4):
-            await asyncio.sleep(kafka_clusters_module.FORGOTTEN / 2)
+            await asyncio.sleep(kafka_clusters_module.UNUSED_TIMEOUT / 2)
             await world.reconcile_broker("shop")
         assert len(world.operator._kafkas.all()) == 1
 

@@ -55,7 +55,7 @@ def test_the_lease_is_the_only_one_that_may_be_changed(
     ]
     assert [(rule.get("resourceNames"), rule["verbs"]) for rule in rules] == [
         (None, ["create"]),
-        ([leadership.NAME], ["get", "update"]),
+        ([leadership.LEASE_NAME], ["get", "update"]),
     ]
 
 
@@ -100,7 +100,7 @@ async def test_replicas_that_start_at_one_time_share_one_certificate() -> None:
     """Each made its own, and the API server believed the one that came last."""
     cluster, now = MemoryCluster(), datetime.now(UTC)
     first, second = await asyncio.gather(
-        *(webhooks.certificate(cluster, "knafka", now) for _ in range(2))
+        *(webhooks.ensure_certificate(cluster, "knafka", now) for _ in range(2))
     )
     assert {key: text.strip() for key, text in first.items()} == {
         key: text.strip() for key, text in second.items()

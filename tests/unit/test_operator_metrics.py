@@ -11,7 +11,7 @@ from support.sharing import SHARED, SHOP, declare
 
 from knafka.observability import Metric
 from knafka_operator.model.identity import Identity
-from knafka_operator.runtime.metrics import metrics
+from knafka_operator.runtime.metrics import operator_metrics
 
 CONSUMED = "eventing_kafka_consumed_msg_count"
 PRODUCED = "eventing_kafka_produced_msg_count"
@@ -19,7 +19,7 @@ PARTITIONS = 4
 
 
 def family(world: OperatorWorld, name: str) -> Metric:
-    (found,) = (each for each in metrics(world.operator) if each.name == name)
+    (found,) = (each for each in operator_metrics(world.operator) if each.name == name)
     return found
 
 

@@ -17,7 +17,7 @@ from support.operator_world import condition
 from knafka_jobs import pod
 from knafka_operator.decide.operation import MAX_ATTEMPTS, ObservedOperation, decide
 from knafka_operator.model.archives import ARCHIVE
-from knafka_operator.model.operations import MAX_IDS, PURGE, REPLAY, operation_of
+from knafka_operator.model.operations import MAX_IDS, PURGE, REPLAY, parse_operation
 from knafka_operator.model.resources import CORE
 from knafka_operator.model.sensors import KNAFKA
 
@@ -454,13 +454,13 @@ def test_one_that_stays_for_a_time_is_looked_at_again_when_that_is_over() -> Non
         "spec": {"archive": "kept", "ttlSecondsAfterFinished": 600},
         "status": {"phase": "Succeeded", "completionTime": "2026-11-25T12:00:00Z"},
     }
-    seen = ObservedOperation(document, operation_of(document))
+    seen = ObservedOperation(document, parse_operation(document))
     noon = datetime(2026, 11, 25, 12, tzinfo=UTC)
     soon, later = (
         decide(seen, noon + timedelta(seconds=60)),
         decide(seen, noon + timedelta(hours=1)),
     )
-    assert (soon.effects, soon.again) == ((), 540)
+    assert (soon.effects, soon.requeue_after) == ((), 540)
     assert later.effects
 
 

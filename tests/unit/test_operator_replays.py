@@ -12,7 +12,7 @@ from support.operator_world import OperatorWorld, running_operator
 from knafka.core import names
 from knafka.core.errors import LogError
 from knafka_operator.model.identity import Identity
-from knafka_operator.reconcile.replays import LOOK_INTERVAL
+from knafka_operator.reconcile.replays import REPLAY_CHECK_INTERVAL
 from knafka_operator.scale.kafka_clusters import KafkaCluster
 
 pytestmark = pytest.mark.looptime
@@ -53,10 +53,10 @@ async def test_a_replay_begins_with_its_topic_and_ends_with_it() -> None:
     async with running_operator() as world:
         here, _ = await _two_kafkas(world)
         topic = await _replay(here, "here", "first")
-        await asyncio.sleep(LOOK_INTERVAL + 1)
+        await asyncio.sleep(REPLAY_CHECK_INTERVAL + 1)
         assert _replayed(here) == {"shop/first (replays)"}
         await here.topics.delete_topic(topic)
-        await asyncio.sleep(LOOK_INTERVAL + 1)
+        await asyncio.sleep(REPLAY_CHECK_INTERVAL + 1)
         assert _replayed(here) == set()
         assert topic not in here.watched
 
@@ -69,15 +69,15 @@ async def test_a_kafka_that_is_away_stops_the_replays_of_no_other(
     async with running_operator() as world:
         here, there = await _two_kafkas(world)
         await _replay(there, "there", "second")
-        await asyncio.sleep(LOOK_INTERVAL + 1)
+        await asyncio.sleep(REPLAY_CHECK_INTERVAL + 1)
 
         async def away() -> Mapping[str, int]:
             raise LogError("Kafka did not answer within 15 s")
 
         _patch(monkeypatch, there.topics, "topics", _hangs if hangs else away)
-        await asyncio.sleep(LOOK_INTERVAL)
+        await asyncio.sleep(REPLAY_CHECK_INTERVAL)
         await _replay(here, "here", "first")
-        await asyncio.sleep(LOOK_INTERVAL + 1)
+        await asyncio.sleep(REPLAY_CHECK_INTERVAL + 1)
         assert _replayed(here) == {"shop/first (replays)"}
         assert _replayed(there) == {"shop/second (replays)"}  # nobody says that it is over
 
@@ -98,9 +98,9 @@ async def test_a_replay_whose_function_cannot_be_applied_stops_no_later_one(
 
         monkeypatch.setattr(world.cluster, "apply", hangs)
         await _replay(there, "there", "second")
-        await asyncio.sleep(3 * LOOK_INTERVAL)
+        await asyncio.sleep(3 * REPLAY_CHECK_INTERVAL)
         await _replay(here, "here", "first")
-        await asyncio.sleep(LOOK_INTERVAL + 1)
+        await asyncio.sleep(REPLAY_CHECK_INTERVAL + 1)
         assert _replayed(here) == {"shop/first (replays)"}
         assert asked.count("second-kn-replayer") == 1  # it isn't begun again while it is begun
 
@@ -109,7 +109,7 @@ async def test_a_replay_goes_with_its_trigger() -> None:
     async with running_operator() as world:
         here, _ = await _two_kafkas(world)
         await _replay(here, "here", "first")
-        await asyncio.sleep(LOOK_INTERVAL + 1)
+        await asyncio.sleep(REPLAY_CHECK_INTERVAL + 1)
         await world.operator.triggers.stop_delivery(Identity("shop", "first"))
-        await asyncio.sleep(LOOK_INTERVAL + 1)
+        await asyncio.sleep(REPLAY_CHECK_INTERVAL + 1)
         assert _replayed(here) == set()

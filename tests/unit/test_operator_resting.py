@@ -19,8 +19,8 @@ from knafka_operator.scale.kafka_clusters import KafkaCluster
 pytestmark = pytest.mark.looptime
 
 
-def _pod(broker: str, uid: str, role: str = services.RECEIVER) -> Mapping[str, Any]:
-    labels = {services.BROKER: broker, services.ROLE: role}
+def _pod(broker: str, uid: str, role: str = services.RECEIVER_ROLE) -> Mapping[str, Any]:
+    labels = {services.BROKER_LABEL: broker, services.ROLE_LABEL: role}
     return {"metadata": {"namespace": "shop", "name": uid, "uid": uid, "labels": labels}}
 
 
@@ -33,25 +33,29 @@ async def _brokers(world: OperatorWorld, *names: str) -> KafkaCluster:
 
 
 def _resting(controller: ClusterController, kafka: KafkaCluster) -> set[str]:
-    found = controller._operator.brokers.found.items()
-    topics = controller._operator.states.resting(kafka)
+    found = controller._operator.brokers.with_topic.items()
+    topics = controller._operator.states.unwritten_topics(kafka)
     return {broker.name for broker, state in found if state.topic.name in topics}
 
 
 async def test_a_topic_rests_while_its_broker_is_known_to_have_no_receiver() -> None:
     async with running_operator() as world:
         controller, kafka = controller_of(world), await _brokers(world, "first", "second")
-        controller.heard(PODS, (_pod("first", "a"), _pod("second", "x", services.DISPATCHER)), ())
+        controller.on_objects(
+            PODS, (_pod("first", "a"), _pod("second", "x", services.DISPATCHER_ROLE)), ()
+        )
         assert _resting(controller, kafka) == set()  # there may be more that weren't told of yet
-        controller.is_synced(PODS, True)
+        controller.set_synced(PODS, True)
         assert _resting(controller, kafka) == {"second"}
-        controller.heard(PODS, (_pod("first", "b"),), ())
-        controller.heard(PODS, (), (_pod("first", "a"),))
+        controller.on_objects(PODS, (_pod("first", "b"),), ())
+        controller.on_objects(PODS, (), (_pod("first", "a"),))
         assert _resting(controller, kafka) == {"second"}
-        controller.heard(PODS, (), (_pod("first", "b"), _pod("second", "x", services.DISPATCHER)))
+        controller.on_objects(
+            PODS, (), (_pod("first", "b"), _pod("second", "x", services.DISPATCHER_ROLE))
+        )
         assert _resting(controller, kafka) == {"first", "second"}
         assert world.operator.states.receivers == {}
-        controller.is_synced(PODS, False)
+        controller.set_synced(PODS, False)
         assert _resting(controller, kafka) == set()
 
 
@@ -62,8 +66,8 @@ async def test_an_external_topic_does_not_rest_as_anybody_may_write_to_it() -> N
         await kafka.topics.ensure_topic("theirs", 1, 1, {})
         world.declare_broker("shop", "external", {EXTERNAL_TOPIC: "theirs"})
         await world.reconcile_broker("shop", "external")
-        controller.is_synced(PODS, True)
-        assert Identity("shop", "external") in world.operator.brokers.found
+        controller.set_synced(PODS, True)
+        assert Identity("shop", "external") in world.operator.brokers.with_topic
         assert _resting(controller, kafka) == {"own"}
 
 

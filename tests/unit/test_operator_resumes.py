@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.operator_world import OperatorWorld, condition, running_operator
 
-from knafka_operator.decide.services import EGRESS
+from knafka_operator.decide.services import EGRESS_VARIABLE
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import BROKER_CLASS, CORE, EVENTING, GROUP_STATUS, SERVING
 
@@ -169,7 +169,7 @@ def _somebody_elses_group(world: OperatorWorld, trigger: dict[str, Any]) -> None
     (variable,) = (
         each
         for each in service["spec"]["template"]["spec"]["containers"][0]["env"]
-        if each["name"] == EGRESS
+        if each["name"] == EGRESS_VARIABLE
     )
     variable["value"] = json.dumps(json.loads(variable["value"]) | {"group": group})
 
@@ -212,7 +212,7 @@ async def test_credentials_are_those_of_the_secret_that_the_pods_mount(
     found = world.operator.triggers.watched[Identity("shop", "safe")]
     assert found.secret == before.secret == ("kafka", version)
     await world.reconcile_broker("shop", "safe")
-    assert world.operator.brokers.found[Identity("shop", "safe")].kafka is found.kafka
+    assert world.operator.brokers.with_topic[Identity("shop", "safe")].kafka is found.kafka
 
 
 def _config(name: str) -> dict[str, str]:

@@ -174,7 +174,7 @@ async def test_a_trigger_that_is_gone_is_delivered_to_no_more(world: OperatorWor
     controller = controller_of(world)
     document = world.document("Trigger", *WHO)
     del world.cluster.objects[EVENTING, "Trigger", *WHO]
-    controller.heard(TRIGGERS, (), (document,))
+    controller.on_objects(TRIGGERS, (), (document,))
     assert await controller.reconcile(("Trigger", *WHO)) is GONE
     assert WHO not in world.operator.triggers.watched
 
@@ -186,7 +186,7 @@ async def test_a_trigger_whose_broker_is_another_ones_now_is_let_go(world: Opera
     assert world.document("Trigger", *WHO)["metadata"]["finalizers"] == [FINALIZER]
     foreign = world.document("Broker", "shop")
     foreign["metadata"]["annotations"] = {}
-    controller.heard(BROKERS, (foreign,), ())
+    controller.on_objects(BROKERS, (foreign,), ())
     assert await controller.reconcile(("Trigger", *WHO)) is GONE
     assert WHO not in world.operator.triggers.watched
     assert world.document("Trigger", *WHO)["metadata"]["finalizers"] == []

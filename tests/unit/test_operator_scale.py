@@ -21,7 +21,7 @@ from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import SERVING
 from knafka_operator.reconcile import publishing
 from knafka_operator.reconcile.work_queue import Key
-from knafka_operator.runtime.metrics import metrics
+from knafka_operator.runtime.metrics import operator_metrics
 from knafka_operator.scale import scaled_groups
 
 BROKERS = 10
@@ -72,14 +72,14 @@ async def test_a_reconciliation_builds_one_status(world: OperatorWorld, statuses
 async def test_a_scrape_of_metrics_builds_each_status_once(
     world: OperatorWorld, statuses: Statuses
 ) -> None:
-    prometheus_text(metrics(world.operator))
+    prometheus_text(operator_metrics(world.operator))
     assert statuses.built == TRIGGERS
 
 
 async def test_telling_what_the_scaler_knows_builds_each_status_once(
     world: OperatorWorld, statuses: Statuses
 ) -> None:
-    await world.operator.publishing.look()
+    await world.operator.publishing.publish_lags()
     assert statuses.built == TRIGGERS
 
 
@@ -94,11 +94,11 @@ async def test_others_get_their_turn_while_statuses_are_told(
             await asyncio.sleep(0)
 
     task = asyncio.create_task(others())
-    await world.operator.publishing.look()
+    await world.operator.publishing.publish_lags()
     task.cancel()
     built_by_turn.append(statuses.built)
     stretches = [after - before for before, after in pairwise(built_by_turn)]
-    assert max(stretches) <= publishing.PUBLISHED_AT_ONCE
+    assert max(stretches) <= publishing.TRIGGERS_AT_ONCE
 
 
 async def test_a_trigger_comes_and_goes_without_a_look_at_the_others(world: OperatorWorld) -> None:
@@ -154,18 +154,18 @@ async def test_a_receivers_new_pod_wakes_the_triggers_of_its_own_broker(
     assert receiver is not None
     labels = receiver["spec"]["template"]["metadata"]["labels"]
     expected: list[str] = []
-    scaler = operator.brokers.found[Identity("shop", broker)].kafka.scaler
+    scaler = operator.brokers.with_topic[Identity("shop", broker)].kafka.scaler
     monkeypatch.setattr(scaler, "prewarm", lambda topic, _: expected.append(topic))
     for namespace in ("shop", "other"):
         pod = {"metadata": {"namespace": namespace, "name": "pod", "labels": labels}}
         operator.on_receiver(pod)
-    assert expected == [operator.brokers.found[Identity("shop", broker)].topic.name]
+    assert expected == [operator.brokers.with_topic[Identity("shop", broker)].topic.name]
 
 
 async def test_a_topic_is_looked_at_while_any_trigger_reads_it(world: OperatorWorld) -> None:
     operator = world.operator
-    side = operator.brokers.found[Identity("shop", "b1")].kafka
-    topic = operator.brokers.found[Identity("shop", "b1")].topic.name
+    side = operator.brokers.with_topic[Identity("shop", "b1")].kafka
+    topic = operator.brokers.with_topic[Identity("shop", "b1")].topic.name
     of_b1 = [f"t{number}" for number in range(1, TRIGGERS, BROKERS)]
     for each in of_b1:
         assert topic in side.watched

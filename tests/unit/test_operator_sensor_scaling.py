@@ -55,7 +55,7 @@ async def test_a_broker_that_is_deleted_ends_the_drains_of_its_sensors(
     await world.inner.delete_broker("shop")
     assert world.inner.drains.held[ID] == 0
     assert world.inner.operator.sensors is not None
-    assert world.inner.operator.sensors.scaled() == {}
+    assert world.inner.operator.sensors.scaled_sensors() == {}
 
 
 async def test_a_paused_sensor_has_no_function_and_its_events_wait(world: SensorsWorld) -> None:
@@ -101,7 +101,7 @@ async def test_its_status_says_what_it_could_not_handle(
         return status is not None and status.counts.dead_letters == reasons
 
     await until(reported)
-    await publishing.look()
+    await publishing.publish_all()
     await world.settle()
     assert world.says("DeadLetters") == ("False", reason)
     assert says in condition(world.status(), "DeadLetters")["message"]
@@ -137,8 +137,8 @@ async def test_its_status_says_what_its_triggers_wait_for(world: SensorsWorld) -
     record = operator.states.sensors[Identity("shop", "paid")]
     assert record.scaled is not None
     kafka, _ = record.scaled
-    await until(lambda: kafka.scaler.holding(ID) is not None)
-    await publishing.look()
+    await until(lambda: kafka.scaler.held_events(ID) is not None)
+    await publishing.publish_all()
     (shown,) = world.status()["waiting"]
     at = "1970-01-01T00:01:00Z"
     oldest = [{"has": ["order"], "waitsFor": ["pay"], "since": at}]
@@ -146,16 +146,18 @@ async def test_its_status_says_what_its_triggers_wait_for(world: SensorsWorld) -
     assert world.status()["annotations"]["knafka.dev/replicas"] == "1"
     writes = world.inner.cluster.requests["write_status"]
     world.inner.drains.holding = None
-    await publishing.look()
+    await publishing.publish_all()
     assert world.inner.cluster.requests["write_status"] == writes, "once a minute at most"
 
 
 def test_its_status_says_how_many_events_came_too_late() -> None:
     none = Scale(0, "")
-    assert sensor_scaling.in_order(None) is None
-    assert sensor_scaling.in_order(TriggerStatus(0, 0, none, DrainProgress(), None)) is None
+    assert sensor_scaling.in_order_condition(None) is None
+    assert (
+        sensor_scaling.in_order_condition(TriggerStatus(0, 0, none, DrainProgress(), None)) is None
+    )
     counted = sum_progress([DrainProgress(late=2)], [DrainProgress(late=1)])
-    told = sensor_scaling.in_order(TriggerStatus(0, 0, none, counted, None))
+    told = sensor_scaling.in_order_condition(TriggerStatus(0, 0, none, counted, None))
     assert told is not None
     assert (told.type, told.reason) == ("InOrder", "EventsCameLate")
     assert told.message.startswith("3 events came later than the Sensor's grace allows")

@@ -158,11 +158,11 @@ async def test_a_sensor_is_looked_at_when_more_than_its_status_has_changed(
     asked: list[Any] = []
     monkeypatch.setattr(world.inner.operator.queue, "enqueue", asked.append)
     before = copy.deepcopy(world.found())
-    world.controller.heard(SENSORS, [before], [])
-    world.controller.heard(SENSORS, [{**before, "status": {}}], [])
+    world.controller.on_objects(SENSORS, [before], [])
+    world.controller.on_objects(SENSORS, [{**before, "status": {}}], [])
     assert asked == [key]
-    world.controller.heard(SENSORS, [{**before, "spec": spec(within="PT1M")}], [])
-    world.controller.heard(SENSORS, [], [before])
+    world.controller.on_objects(SENSORS, [{**before, "spec": spec(within="PT1M")}], [])
+    world.controller.on_objects(SENSORS, [], [before])
     assert asked == [key] * 3
 
 

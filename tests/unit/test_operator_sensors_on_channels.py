@@ -25,7 +25,7 @@ from knafka.core.sensor.contract import Sensor as SensorContract
 from knafka_operator.decide import sensor_manifests, sensor_topics
 from knafka_operator.decide.credentials import KAFKA_SECRET
 from knafka_operator.decide.desired import replay_egress
-from knafka_operator.decide.services import OWNER, identity_of
+from knafka_operator.decide.services import OWNER_LABEL, identity_of
 from knafka_operator.model.channels import KAFKA_CHANNEL_VERSIONS, MESSAGING
 from knafka_operator.model.cluster import Rejected
 from knafka_operator.model.family import BROKERS, CHANNELS
@@ -176,7 +176,7 @@ async def test_a_sensor_reads_a_channel_with_topics_and_a_group_of_its_own(
 async def test_its_function_is_where_those_of_channels_are(world: SensorsWorld) -> None:
     """The Secret of their Kafka is there; an owner in another namespace can't be referred to."""
     metadata = world.found("Service", FUNCTION)["metadata"]
-    assert metadata["labels"][OWNER] == world.found()["metadata"]["uid"]
+    assert metadata["labels"][OWNER_LABEL] == world.found()["metadata"]["uid"]
     assert "ownerReferences" not in metadata
     assert metadata["labels"]["knafka.dev/broker"] == names.child("shop.orders", "")
     url = f"http://{FUNCTION}.knafka.svc.cluster.local"
@@ -275,7 +275,7 @@ def test_nothing_of_a_sensor_has_the_name_that_it_would_have_on_a_broker_of_the_
     one = parse(Sensor, document())
     other = parse(Sensor, document(**{**spec(), "channel": None, "broker": CHANNEL}))
     for what in sensor_topics.TOPICS:
-        both = [set(sensor_topics.candidates(each, what)) for each in (one, other)]
+        both = [set(sensor_topics.candidate_names(each, what)) for each in (one, other)]
         assert both[0].isdisjoint(both[1])
     functions = {
         sensor_manifests.function_name(each, identity_of(one)) for each in (BROKERS, CHANNELS)
@@ -463,7 +463,7 @@ async def test_what_is_kept_of_it_is_known_by_an_operator_that_is_new(world: Sen
     assert world.inner.operator.sensors is not None
     record = world.inner.operator.sensors.remember(world.found())
     assert record.names == {*OWN, GROUP}
-    assert record.bus.who == Identity("shop", CHANNEL)
+    assert record.bus.identity == Identity("shop", CHANNEL)
     assert states.sensors_on(record.bus) == [Identity("shop", "paid")]
 
 

@@ -317,7 +317,7 @@ async def test_dispatchers_of_channels_run_as_the_account_that_the_installation_
 
 def entry_of(world: ChannelWorld) -> Egress | None:
     records = [
-        shards.read(partitions[0])
+        shards.read_shared_egresses(partitions[0])
         for topic, partitions in world.log.topics.items()
         if topic.startswith("knafka-contract-shop")
     ]

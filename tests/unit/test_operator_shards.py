@@ -31,7 +31,7 @@ from knafka.core import names
 from knafka.core.contract import Shard
 from knafka.core.documents import parse_json
 from knafka_operator.decide import shards
-from knafka_operator.decide.services import SHARD
+from knafka_operator.decide.services import SHARD_VARIABLE
 from knafka_operator.model.resources import CORE, ISOLATION, PAUSED, SERVING
 
 pytestmark = pytest.mark.looptime
@@ -71,7 +71,7 @@ async def test_its_shards_service_is_the_brokers_and_it_has_none(world: Operator
     template = service["spec"]["template"]
     assert template["spec"]["containerConcurrency"] == 1
     environment = {each["name"]: each["value"] for each in template["spec"]["containers"][0]["env"]}
-    shard = parse_json(Shard, environment[SHARD])
+    shard = parse_json(Shard, environment[SHARD_VARIABLE])
     assert (shard.group, shard.contract_topic) == (FIRST, CONTRACT)
     assert shard.kafka is not None
     assert shard.kafka.bootstrap_servers == "kafka:9092"
@@ -93,7 +93,7 @@ async def test_a_broker_without_shared_triggers_has_no_contract(world: OperatorW
     assert is_ready(status)
     assert CONTRACT not in world.log.topics
     assert dispatcher(status) == DISPATCHER
-    assert shards.CONTRACT not in world.document("Broker", SHOP)["status"]["annotations"]
+    assert shards.CONTRACT_TOPIC_KEY not in world.document("Broker", SHOP)["status"]["annotations"]
 
 
 async def test_another_filter_is_another_record_and_no_other_service(world: OperatorWorld) -> None:

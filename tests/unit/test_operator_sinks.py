@@ -17,7 +17,7 @@ from knafka_operator.model.maxima import Maxima
 from knafka_operator.model.naming import NameKind
 from knafka_operator.model.resources import SERVING, TOPIC_STATUS
 from knafka_operator.model.sinks import TOPIC_OWNER
-from knafka_operator.runtime.metrics import metrics
+from knafka_operator.runtime.metrics import operator_metrics
 
 LOGIN = {"protocol": "SASL_PLAINTEXT", "user": "me", "password": "x"}
 URL = "http://orders-kn-sink-receiver.shop.svc.cluster.local/shop/orders"
@@ -379,7 +379,7 @@ async def test_metrics_say_whether_it_is_ready() -> None:
         await world.turn()
         world.declare("other", topic="gone")
         await world.turn("other")
-        found = {each.name: each.samples for each in metrics(world.inner.operator)}
+        found = {each.name: each.samples for each in operator_metrics(world.inner.operator)}
         assert sorted(found["knafka_sink_ready"], key=str) == [
             ({"namespace": SHOP, "sink": "orders"}, 1),
             ({"namespace": SHOP, "sink": "other"}, 0),

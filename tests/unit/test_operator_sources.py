@@ -16,7 +16,7 @@ from knafka.ports.log import OffsetAndMetadata
 from knafka_operator.model.naming import NameKind
 from knafka_operator.model.resources import FINALIZER, SERVING
 from knafka_operator.model.sources import KEY_TYPE, PEERS_SOURCE_FINALIZER
-from knafka_operator.runtime.metrics import metrics
+from knafka_operator.runtime.metrics import operator_metrics
 
 
 def store(world: SourcesWorld, topic: str, count: int = 1) -> None:
@@ -141,7 +141,7 @@ async def test_records_of_any_of_its_topics_wake_it_and_its_lag_is_that_of_all()
         await until(lambda: scaler.reads("more") and scaler.drained() == {"raw", "more"})
         await world.turn()
         assert world.status()["consumers"] == 1
-        texts = {each.name: each.samples for each in metrics(world.inner.operator)}
+        texts = {each.name: each.samples for each in operator_metrics(world.inner.operator)}
         ((labels, lag),) = texts["knafka_trigger_lag"]
         assert (labels, lag) == ({"namespace": "shop", "source": "orders"}, 3)
         await world.delete()

@@ -13,14 +13,14 @@ from knafka_operator.decide.resolving import Unresolved
 from knafka_operator.decide.scaling import Scale, TriggerStatus
 from knafka_operator.decide.status import ConditionSet, NotReady
 from knafka_operator.decide.topics import TopicRefused
-from knafka_operator.decide.trigger_conditions import delivering
+from knafka_operator.decide.trigger_conditions import delivering_condition
 from knafka_operator.model.conditions import Condition, Status
 
 AT = "2026-11-21T12:00:00Z"
 
 
 def _ready(conditions: ConditionSet) -> dict[str, str]:
-    return dict(status.summary(conditions.conditions((), AT)))
+    return dict(status.ready_condition(conditions.merged_into((), AT)))
 
 
 def test_what_was_not_looked_at_is_unknown() -> None:
@@ -39,7 +39,7 @@ def test_a_step_that_set_its_condition_keeps_its_reason() -> None:
     conditions = ConditionSet(["DeadLetterSinkResolved"])
     with conditions.step("DeadLetterSinkResolved"):
         conditions.set(Condition("DeadLetterSinkResolved", Status.TRUE, "NotConfigured"))
-    (found, _) = conditions.conditions((), AT)
+    (found, _) = conditions.merged_into((), AT)
     assert found["reason"] == "NotConfigured"
 
 
@@ -79,11 +79,11 @@ def test_a_bug_is_not_hidden_in_a_condition() -> None:
 def test_only_what_changed_is_written() -> None:
     before = {"observedGeneration": 1, "annotations": {"a": "1", "b": "2"}, "address": {"url": "x"}}
     now = {"observedGeneration": 1, "annotations": {"a": "1", "c": "3"}, "address": None}
-    assert status.changes(before, now) == {
+    assert status.merge_patch(before, now) == {
         "annotations": {"b": None, "c": "3"},
         "address": None,
     }
-    assert status.changes(before, before) == {}
+    assert status.merge_patch(before, before) == {}
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_condition_says_why_a_trigger_does_not_deliver(
 ) -> None:
     """KN-DP-05: congestion; and offsets that lie beyond the log's end."""
     known: dict[str, Any] = {"lag": 1, "replicas": 1, "scale": Scale(1, "lag 1"), "error": None}
-    condition = delivering(TriggerStatus(**{"counts": DrainProgress(), **known, **told}))
+    condition = delivering_condition(TriggerStatus(**{"counts": DrainProgress(), **known, **told}))
     assert (condition.status is Status.TRUE) == (not reason)
     assert condition.reason == reason
     assert says in condition.message

@@ -18,8 +18,8 @@ from knafka.tracing.settings import TracingSettings, tracing_settings
 from knafka_operator.decide.tracing import (
     OBSERVABILITY,
     TRACING,
-    carried,
     tracing_environment,
+    tracing_variables_of,
 )
 from knafka_operator.model.cluster import ClusterError, Document
 from knafka_operator.model.resources import CORE, SERVING
@@ -170,7 +170,7 @@ async def test_the_operator_reads_both_beside_itself_at_its_start(
     cluster, settings = MemoryCluster(), Settings(namespace="knafka", image="knafka")
     followed, tracing = FollowedTracing(settings, cluster), settings.tracing
     await followed.start()
-    assert tracing.wanted == {}
+    assert tracing.desired == {}
     cluster.put(config_map(TRACING, "elsewhere", backend="zipkin"))
     cluster.put(config_map(TRACING, backend="zipkin"))
     cluster.refuse("get", error=ClusterError("away"))
@@ -178,7 +178,7 @@ async def test_the_operator_reads_both_beside_itself_at_its_start(
     await until(lambda: "away" in caplog.text)
     cluster.permit()
     await asking
-    assert tracing.wanted["OTEL_TRACES_EXPORTER"] == "zipkin"
+    assert tracing.desired["OTEL_TRACES_EXPORTER"] == "zipkin"
 
 
 class Followed:
@@ -218,7 +218,7 @@ class Followed:
 
     def rate(self, service: str) -> str | None:
         """Of its environment."""
-        found = carried(self.world.cluster.objects[SERVING, "Service", SHOP, service])
+        found = tracing_variables_of(self.world.cluster.objects[SERVING, "Service", SHOP, service])
         return dict(found).get("OTEL_TRACES_SAMPLER_ARG")
 
 
@@ -315,8 +315,8 @@ async def test_what_cant_be_used_changes_nothing_and_is_said_once(followed: Foll
     # Another operator takes over, and finds no more than what is there.
     settings = Settings(namespace="knafka", image="knafka")
     await FollowedTracing(settings, followed.world.cluster).start()
-    assert settings.tracing.wanted == followed.tracing.wanted
-    assert settings.tracing.wanted["OTEL_TRACES_SAMPLER_ARG"] == "0.5"
+    assert settings.tracing.desired == followed.tracing.desired
+    assert settings.tracing.desired["OTEL_TRACES_SAMPLER_ARG"] == "0.5"
 
 
 @pytest.mark.looptime

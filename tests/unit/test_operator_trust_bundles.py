@@ -17,7 +17,7 @@ from knafka.core.errors import InvalidDocument
 from knafka.settings import TRUST_BUNDLES
 from knafka_operator.decide import services, trust_bundles
 from knafka_operator.decide.services import TRUST_BUNDLE, TRUST_PATH
-from knafka_operator.decide.trust_bundles import LABEL, merged
+from knafka_operator.decide.trust_bundles import LABEL, merged_bundle
 from knafka_operator.model.cluster import NotAllowed
 from knafka_operator.model.resources import CORE, SERVING
 from knafka_operator.model.settings import Settings
@@ -73,7 +73,7 @@ def template(world: OperatorWorld, name: str) -> Mapping[str, Any]:
 def test_bundles_are_merged(
     config_maps: Sequence[dict[str, Any]], pem: str, problems: Mapping[str, str]
 ) -> None:
-    found = merged(config_maps)
+    found = merged_bundle(config_maps)
     assert found.pem == pem
     assert found.problems.keys() == problems.keys()
     assert all(found.problems[name].startswith(why) for name, why in problems.items())
@@ -83,14 +83,14 @@ def test_an_item_of_a_list_has_no_kind() -> None:
     """As the API server answers."""
     listed = bundle("a", x=PEM)
     del listed["apiVersion"], listed["kind"]
-    assert merged([listed]).pem == PEM
+    assert merged_bundle([listed]).pem == PEM
     del listed["data"]
-    assert merged([listed]).problems["a"].startswith("it holds no certificate")
+    assert merged_bundle([listed]).problems["a"].startswith("it holds no certificate")
 
 
 def test_what_does_not_fit_into_a_config_map_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trust_bundles, "MAX_BYTES", len(PEM) + 10)
-    found = merged([bundle("a", x=PEM), bundle("b", x=OTHER_PEM)])
+    found = merged_bundle([bundle("a", x=PEM), bundle("b", x=OTHER_PEM)])
     assert found.pem == PEM
     assert "all certificates together have more than" in found.problems["b"]
 

@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator
 import pytest
 from support.loopback import HOST, LoopbackServer
 
-from knafka_operator.decide.event_types import ToldType
+from knafka_operator.decide.event_types import ReportedType
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE
-from knafka_operator.reconcile.event_types import PodTypes
+from knafka_operator.reconcile.event_types import PodEventTypes
 from knafka_operator.reconcile.receivers import POSITION_BYTES, PodPositions
 from knafka_operator.runtime.memory_cluster import MemoryCluster
 
@@ -90,9 +90,9 @@ async def test_pods_say_which_types_of_events_are_new() -> None:
     pod = Pod()
     pod.body = TOLD
     async with LoopbackServer(pod.handle) as server:
-        asking = PodTypes(lambda name, namespace: ["secret", "older"])
+        asking = PodEventTypes(lambda name, namespace: ["secret", "older"])
         addresses = [f"http://{HOST}:{server.port}", f"http://{HOST}:1"]
-        assert await asking(SERVICE, addresses) == [ToldType("/shop/default", "made", "/s")]
+        assert await asking(SERVICE, addresses) == [ReportedType("/shop/default", "made", "/s")]
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ async def test_what_is_no_answer_tells_of_no_types(head: str, body: bytes) -> No
     pod = Pod()
     pod.head, pod.body = head, body
     async with LoopbackServer(pod.handle) as server:
-        found = await PodTypes(lambda name, namespace: [])(
+        found = await PodEventTypes(lambda name, namespace: [])(
             SERVICE, [f"http://{HOST}:{server.port}"]
         )
         assert found == []
@@ -120,7 +120,7 @@ async def test_of_types_without_an_end_only_the_beginning_is_read() -> None:
     pod = Pod()
     pod.body, pod.endless = TOLD, True
     async with LoopbackServer(pod.handle) as server:
-        asking = PodTypes(lambda name, namespace: [])
+        asking = PodEventTypes(lambda name, namespace: [])
         found = await asking(SERVICE, [f"http://{HOST}:{server.port}"])
         assert len(found) <= 1
         assert pod.written < 16 * 1024 * 1024

@@ -67,7 +67,7 @@ def test_there_is_one_for_each_kind_of_provider() -> None:
 def test_a_config_map_of_the_documentation_configures_a_broker(document: dict[str, Any]) -> None:
     config = parse_resource(document)
     assert isinstance(config, ConfigMap)
-    found = desired.configured(config, Defaults(kafka=Kafka(bootstrap_servers="k:1")))
+    found = desired.defaults_with_config(config, Defaults(kafka=Kafka(bootstrap_servers="k:1")))
     assert found.kafka.bootstrap_servers == document["data"]["bootstrap.servers"]
     given = sum(key.startswith(("consumer.", "producer.")) for key in document["data"])
     assert len(found.kafka.consumer) + len(found.kafka.producer) == given

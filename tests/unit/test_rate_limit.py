@@ -112,17 +112,17 @@ def test_a_trigger_declares_it(text: str, interval: float) -> None:
     found = kafka_settings.rate_limit(annotations)
     assert found is not None
     assert found.interval == interval
-    assert kafka_settings.isolation_of(annotations) is Isolation.OWN
+    assert kafka_settings.required_isolation(annotations) is Isolation.OWN
     assert Autoscaling.from_annotations(annotations, Autoscaling()).max_scale == 1
 
 
 @pytest.mark.parametrize("text", ["10", "10/Day", "0/Second", "-1/Second", "x/Hour", "/Second"])
 def test_what_is_no_limit_is_refused(text: str) -> None:
     with pytest.raises(InvalidDocument, match="rate-limit: invalid value"):
-        kafka_settings.check_trigger({"knafka.dev/rate-limit": text})
+        kafka_settings.check_trigger_settings({"knafka.dev/rate-limit": text})
 
 
 def test_one_with_a_limit_shares_no_dispatcher() -> None:
     shared = {"knafka.dev/rate-limit": "1/Hour", "knafka.dev/isolation": "shared"}
     with pytest.raises(InvalidDocument, match="can't be shared beside"):
-        kafka_settings.check_trigger(shared)
+        kafka_settings.check_trigger_settings(shared)

@@ -19,11 +19,11 @@ async def test_a_shard_has_applied_everything_where_nothing_is_asked_to_drain(
     lags: FakeLags, drains: FakeDrains
 ) -> None:
     async with running(lags, drains) as scaler:
-        assert await scaler.applied("shard-0", 7, timeout=1)
+        assert await scaler.wait_until_applied("shard-0", 7, timeout=1)
         await share(scaler, "mail")
         await asyncio.sleep(1)
         start = now()
-        assert await scaler.applied("shard-0", 7, timeout=1)
+        assert await scaler.wait_until_applied("shard-0", 7, timeout=1)
         assert now() == start
 
 
@@ -32,8 +32,8 @@ async def test_applied_waits_for_the_line_that_says_so(lags: FakeLags, drains: F
         lags.by_group["group-mail"] = 1
         await share(scaler, "mail")
         await asyncio.sleep(1)
-        assert not await scaler.applied("shard-0", 0, timeout=5), "no line is no answer"
-        waiting = asyncio.create_task(scaler.applied("shard-0", 7, timeout=60))
+        assert not await scaler.wait_until_applied("shard-0", 0, timeout=5), "no line is no answer"
+        waiting = asyncio.create_task(scaler.wait_until_applied("shard-0", 7, timeout=60))
         drains.open_shards[0].tell(6)
         await asyncio.sleep(1)
         assert not waiting.done()
@@ -41,8 +41,8 @@ async def test_applied_waits_for_the_line_that_says_so(lags: FakeLags, drains: F
         drains.open_shards[0].tell(7)
         assert await waiting
         assert now() == start
-        assert await scaler.applied("shard-0", 7, timeout=0)
-        assert not await scaler.applied("shard-0", 8, timeout=5)
+        assert await scaler.wait_until_applied("shard-0", 7, timeout=0)
+        assert not await scaler.wait_until_applied("shard-0", 8, timeout=5)
         assert now() - start == pytest.approx(5)
 
 
@@ -57,10 +57,10 @@ async def test_each_request_says_for_itself_what_is_applied(
         drains.open_shards[0].tell(7)
         drains.open_shards[0].end(Ended.BUDGET)
         await asyncio.sleep(0.6)
-        assert not await scaler.applied("shard-0", 7, timeout=5)
+        assert not await scaler.wait_until_applied("shard-0", 7, timeout=5)
         drains.open_shards[0].tell(7)
         await asyncio.sleep(0.1)
-        assert await scaler.applied("shard-0", 7, timeout=5)
+        assert await scaler.wait_until_applied("shard-0", 7, timeout=5)
 
 
 async def test_a_shard_that_is_asked_again_and_again_has_not_said_what_is_applied(
@@ -75,7 +75,7 @@ async def test_a_shard_that_is_asked_again_and_again_has_not_said_what_is_applie
         drains.open_shards[0].break_off()
         await asyncio.sleep(0.1)
         assert drains.open_shards == []
-        assert not await scaler.applied("shard-0", 7, timeout=0.1)
+        assert not await scaler.wait_until_applied("shard-0", 7, timeout=0.1)
 
 
 @pytest.mark.parametrize("empties", [True, False])
@@ -87,7 +87,7 @@ async def test_a_shard_whose_request_ends_has_applied_everything(
         lags.by_group["group-mail"] = 1
         await share(scaler, "mail")
         await asyncio.sleep(1)
-        waiting = asyncio.create_task(scaler.applied("shard-0", 7, timeout=60))
+        waiting = asyncio.create_task(scaler.wait_until_applied("shard-0", 7, timeout=60))
         await asyncio.sleep(0)
         lags.by_group["group-mail"] = 0
         start = now()

@@ -12,7 +12,7 @@ from support.scaling import SCALING, FakeDrains, FakeLags, egress, now, running,
 from knafka.core.drain import DrainProgress
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.scale.holds import STOP_TIMEOUT
-from knafka_operator.scale.looks import LAG_TIMEOUT
+from knafka_operator.scale.lag_checks import LAG_TIMEOUT
 from knafka_operator.scale.scaled_groups import KEPT_WITHOUT_DRAIN
 from knafka_operator.scale.scaler import BUDGET
 

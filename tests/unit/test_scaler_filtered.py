@@ -11,7 +11,7 @@ from support.scaling import FakeDrains, FakeLags, egress, now, running
 
 from knafka.core.drain import DrainProgress
 from knafka_operator.decide import moves
-from knafka_operator.decide.activity import Activity, Judged
+from knafka_operator.decide.activity import Activity, ActivityState
 from knafka_operator.decide.moves import History
 from knafka_operator.decide.scaling import Cause, Scale, TriggerStatus
 from knafka_operator.model.autoscaling import Autoscaling
@@ -146,11 +146,11 @@ async def test_with_min_scale_it_never_rests(lags: FakeLags, drains: FakeDrains)
 
 def test_auto_moves_one_that_rests_to_a_shared_dispatcher() -> None:
     """Whatever waits: a shared one reads the topic once for all, and rests never."""
-    history = History(Judged(Activity.BUSY, 0.0))
+    history = History(ActivityState(Activity.BUSY, 0.0))
     resting = Scale(0, "", Cause.FILTERED_OUT)
     for second in range(0, 700, 5):
         status = TriggerStatus(100_000, 0, resting, DrainProgress(filtered=second), None)
-        history.add(moves.sample(status, float(second)))
-    move = moves.wanted(Identity("shop", "mail"), Identity("shop", "orders"), history, 100)
+        history.add(moves.sample_of(status, float(second)))
+    move = moves.desired_move(Identity("shop", "mail"), Identity("shop", "orders"), history, 100)
     assert move is not None
     assert move.to is Isolation.SHARED

@@ -12,7 +12,12 @@ from knafka.core.drain import Ended
 from knafka_operator.decide import services
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.scale.drains import DrainRefused
-from knafka_operator.scale.holds import FIRST_BUDGET, REQUEST_BUDGET, REQUEST_BUDGETS, UNHELD
+from knafka_operator.scale.holds import (
+    FIRST_BUDGET,
+    REQUEST_BUDGET,
+    REQUEST_BUDGETS,
+    UNHELD_END_SECONDS,
+)
 from knafka_operator.scale.scaler import BUDGET, Scaler
 
 pytestmark = pytest.mark.looptime
@@ -95,7 +100,7 @@ async def test_where_a_newer_revision_is_asked_instead_the_old_drain_is_waited_f
         drains.all[-1].break_off(DrainRefused("412"))
         began = now()
         await changing
-        assert now() - began == pytest.approx(UNHELD, abs=0.1)
+        assert now() - began == pytest.approx(UNHELD_END_SECONDS, abs=0.1)
         status = scaler.status("mail")
         assert status is not None
         assert status.error is None

@@ -344,7 +344,7 @@ async def test_a_line_with_one_egress_is_no_look_at_the_others(
             setattr(shard, name, LookUps(value))
         request.tell(8, t7=DrainProgress(delivered=3))
         await asyncio.sleep(1)
-        assert await scaler.applied("shard-0", 8, timeout=0)
+        assert await scaler.wait_until_applied("shard-0", 8, timeout=0)
         status = scaler.status("t7")
         assert status is not None
         assert (status.counts.delivered, status.error) == (3, None)

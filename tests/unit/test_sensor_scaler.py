@@ -384,7 +384,7 @@ async def test_what_is_held_is_known_by_partition_also_when_nobody_drains(
     async with running(group, drains) as scaler:
         await watched(scaler, SLOW)
         first, second = drains.open
-        assert scaler.holding("paid") is None
+        assert scaler.held_events("paid") is None
         both = Holding(partitions=(0, 1), triggers=(of(0, 5), of(1, 6)))
         first.lines.put_nowait(DrainProgress(holding=both))
         await asyncio.sleep(0.1)
@@ -396,4 +396,4 @@ async def test_what_is_held_is_known_by_partition_also_when_nobody_drains(
             each.end(Ended.IDLE)
         await asyncio.sleep(5)
         assert drains.open == []
-        assert scaler.holding("paid") == [of(1, 6)]
+        assert scaler.held_events("paid") == [of(1, 6)]

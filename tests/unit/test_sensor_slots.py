@@ -10,17 +10,17 @@ from knafka_operator.scale.holds import Slots
 
 def test_a_slot_is_the_lowest_that_nobody_has() -> None:
     slots = Slots()
-    assert [slots.give("a"), slots.give("b"), slots.give("c", others={2, 3})] == [0, 1, 4]
+    assert [slots.assign("a"), slots.assign("b"), slots.assign("c", others={2, 3})] == [0, 1, 4]
     slots.free("b")
-    assert slots.give("d") == 1
+    assert slots.assign("d") == 1
 
 
 def test_a_request_that_finds_another_drain_gives_its_slot_to_whom_that_was() -> None:
     slots = Slots()
-    slots.give("a")
-    slots.give("b")
-    slots.found("a", 1)
-    assert (slots.of("a"), slots.of("b")) == (1, 0)
+    slots.assign("a")
+    slots.assign("b")
+    slots.note_slot("a", 1)
+    assert (slots.slot_of("a"), slots.slot_of("b")) == (1, 0)
 
 
 requests = st.integers(0, 5)
@@ -39,14 +39,14 @@ def test_whatever_happens_no_two_requests_have_the_same_slot(
     for what, request, more in steps:
         if what == "give" and request not in held:
             assert isinstance(more, set)
-            assert slots.give(request, more) not in more
+            assert slots.assign(request, more) not in more
             held.add(request)
         elif what == "found":
             assert isinstance(more, int)
-            slots.found(request, more)
-            assert slots.of(request) == (more if request in held else None)
+            slots.note_slot(request, more)
+            assert slots.slot_of(request) == (more if request in held else None)
         elif what == "free":
             slots.free(request)
             held.discard(request)
-        of = [slots.of(each) for each in held]
+        of = [slots.slot_of(each) for each in held]
         assert len(set(of)) == len(of)

@@ -18,8 +18,8 @@ def test_each_trigger_says_what_it_has_and_waits_for_since_when() -> None:
         world.run(0)
     holding = world.opened(0)[0].holding()
     assert holding.partitions == (0,)
-    shown = sensor_waiting.waiting(SENSOR, holding.triggers)
-    assert sensor_waiting.lines(shown) == [
+    shown = sensor_waiting.waiting_status(SENSOR, holding.triggers)
+    assert sensor_waiting.waiting_lines(shown) == [
         "late/x has a, waits for !b since 1970-01-01T00:16:40Z",
         "late holds 1 more keys",
         "three/x has a, waits for b, c since 1970-01-01T00:16:40Z",
@@ -36,7 +36,7 @@ def test_a_million_keys_are_a_few_lines() -> None:
         for trigger in ("three", "late", "removed")
         for each in range(100)
     ]
-    shown = sensor_waiting.waiting(SENSOR, held)
+    shown = sensor_waiting.waiting_status(SENSOR, held)
     assert [(each["trigger"], each["keys"]) for each in shown] == [
         ("late", 1_000_000),
         ("three", 1_000_000),

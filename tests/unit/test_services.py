@@ -10,7 +10,7 @@ import pytest
 
 from knafka.core import contract, documents
 from knafka.core.contract import Egress, Kafka, Shard, Sink
-from knafka_operator.decide import desired, services
+from knafka_operator.decide import desired, receiver_services, services
 from knafka_operator.decide.desired import Defaults
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.resources import Broker, Trigger
@@ -50,13 +50,15 @@ FOLLOWED = contract.Receiver(
 
 
 def _receiver(broker: Broker, secret: tuple[str, str] | None = None) -> dict[str, Any]:
-    return services.receiver_service(broker, FOLLOWED, secret, SETTINGS)
+    return receiver_services.receiver_service(broker, FOLLOWED, secret, SETTINGS)
 
 
 def _egress(**changed: Any) -> Egress:
     broker = _broker()
     topic = desired.broker_topic(broker, None, DEFAULTS)
-    egress = desired.egress(_trigger(), broker, topic, Sink(url="http://there"), None, DEFAULTS)
+    egress = desired.trigger_egress(
+        _trigger(), broker, topic, Sink(url="http://there"), None, DEFAULTS
+    )
     return egress.model_copy(update=changed)
 
 
@@ -152,7 +154,7 @@ def test_every_function_can_be_profiled_where_the_installation_says_so(
     broker = _broker()
     shard = Shard(group="knafka-shard-0", kafka=DEFAULTS.kafka, contract_topic="knafka-contract")
     for service in (
-        services.receiver_service(broker, FOLLOWED, None, settings),
+        receiver_services.receiver_service(broker, FOLLOWED, None, settings),
         services.dispatcher_service(_trigger(), _egress(), Autoscaling(), 3, None, settings),
         services.shard_service(broker, shard, 0, None, settings),
     ):
@@ -166,7 +168,7 @@ def test_every_function_logs_json_and_traces_as_the_installation_says() -> None:
     for settings, said in ((SETTINGS, None), (traced, "zipkin")):
         broker = _broker()
         for service in (
-            services.receiver_service(broker, FOLLOWED, None, settings),
+            receiver_services.receiver_service(broker, FOLLOWED, None, settings),
             services.dispatcher_service(_trigger(), _egress(), Autoscaling(), 3, None, settings),
         ):
             assert _environment(service).get("OTEL_TRACES_EXPORTER") == said
@@ -212,7 +214,7 @@ def test_a_pods_grace_is_what_attempts_take_and_not_the_longest_that_they_may(
     spec = service["spec"]["template"]["spec"]
     given = {each["name"]: each["value"] for each in spec["containers"][0]["env"]}
     assert spec["timeoutSeconds"] == seconds
-    assert int(given["KNAFKA_GRACE_PERIOD"]) == seconds - services.STOPPING
+    assert int(given["KNAFKA_GRACE_PERIOD"]) == seconds - services.STOP_SECONDS
     receiver = _receiver(_broker())["spec"]["template"]["spec"]
     assert receiver["timeoutSeconds"] == services.TIMEOUT_SECONDS
 

@@ -279,7 +279,7 @@ async def test_another_process_reads_the_same_contract(shard: Asked) -> None:
     await shard.up()
     shard.contract.remove(shard.egresses[1])
     await shard.dispatcher.stop()
-    shard.again()
+    shard.requeue_after()
     await shard.begin()
     await shard.ask_for_drain()
     shard.world.send("1")

@@ -101,7 +101,7 @@ def may_send(*policies: dict[str, Any]) -> bool | Any:
         {**BROKER, "metadata": {"namespace": "shop", "name": "default"}}
     )
     asked = Authentication(True, "allow-all", known.of("shop"))
-    applied = tuple(each.policy for each in asked.applied_to(resource))
+    applied = tuple(each.policy for each in asked.applied_policies_of(resource))
     return Authorization(applied, asked.mode, "shop").of(SENDER)
 
 

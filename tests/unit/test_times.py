@@ -65,14 +65,14 @@ def test_the_logs_own_time_counts_and_a_senders_up_to_now(kind: int, at: int, ta
 @pytest.mark.parametrize("at", MILLISECONDS)
 def test_a_sensors_status_is_written_whatever_it_holds(at: int) -> None:
     waiting = Waiting(trigger="two", partition=0, keys=1, since=at, has=("a",))
-    (line,) = sensor_waiting.lines(sensor_waiting.waiting(sensor(1), [waiting]))
+    (line,) = sensor_waiting.waiting_lines(sensor_waiting.waiting_status(sensor(1), [waiting]))
     assert line.startswith("two has a, waits for b since ")
 
 
 @pytest.mark.parametrize("at", MILLISECONDS)
 def test_a_dead_letters_condition_is_written_whatever_its_time(at: int) -> None:
-    waiting = letters_of_triggers.Waiting("topic", 2, at / 1000)
-    assert "2 dead letters wait" in letters_of_triggers.condition(waiting, 0.0).message
+    waiting = letters_of_triggers.WaitingDeadLetters("topic", 2, at / 1000)
+    assert "2 dead letters wait" in letters_of_triggers.dead_letters_condition(waiting, 0.0).message
 
 
 @pytest.mark.parametrize("at", MILLISECONDS)

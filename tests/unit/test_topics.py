@@ -12,7 +12,13 @@ from knafka.ports.log import TopicDescription
 from knafka_operator.decide.desired import Topic
 from knafka_operator.decide.effects import Annotate, CreateTopic
 from knafka_operator.decide.steps import Step
-from knafka_operator.decide.topics import TOPIC_ID, TopicRefused, drift, may_delete, topic_effects
+from knafka_operator.decide.topics import (
+    TOPIC_ID,
+    TopicRefused,
+    drift,
+    may_delete_topic,
+    topic_effects,
+)
 from knafka_operator.model.resources import TOPIC_STATUS
 
 WANTED = Topic("orders", 4, 1, {"retention.ms": "1000"})
@@ -93,7 +99,7 @@ async def test_a_topic_that_somebody_made_anew_is_not_ours(admin: MemoryAdmin) -
     with pytest.raises(TopicRefused) as refused:
         topic_effects(WANTED, await _found(admin), _status(id_="another"))
     assert refused.value.reason == "TopicReplaced"
-    assert not may_delete(await _found(admin), "another", used=False, claimed=False)
+    assert not may_delete_topic(await _found(admin), "another", used=False, claimed=False)
 
 
 def test_a_topic_that_somebody_deleted_is_made_again() -> None:
@@ -119,13 +125,13 @@ async def test_only_the_topic_that_was_made_for_a_broker_may_be_deleted_with_it(
 ) -> None:
     await admin.ensure_topic("orders", 4, 1, {})
     found = await _found(admin)
-    assert may_delete(found, found.id, used=True, claimed=False)
-    assert may_delete(found, "", used=False, claimed=False)
-    assert not may_delete(found, "", used=True, claimed=False)
-    assert not may_delete(found, found.id, used=True, claimed=True)
-    assert not may_delete(found, "", used=False, claimed=True)
-    assert not may_delete(found, None, used=False, claimed=False)
-    assert not may_delete(None, found.id, used=False, claimed=False)
+    assert may_delete_topic(found, found.id, used=True, claimed=False)
+    assert may_delete_topic(found, "", used=False, claimed=False)
+    assert not may_delete_topic(found, "", used=True, claimed=False)
+    assert not may_delete_topic(found, found.id, used=True, claimed=True)
+    assert not may_delete_topic(found, "", used=False, claimed=True)
+    assert not may_delete_topic(found, None, used=False, claimed=False)
+    assert not may_delete_topic(None, found.id, used=False, claimed=False)
 
 
 async def test_what_has_drifted_is_told_and_left_alone(admin: MemoryAdmin) -> None:

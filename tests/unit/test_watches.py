@@ -16,10 +16,10 @@ from knafka_operator.model.cluster import Document
 from knafka_operator.model.resources import CORE, EVENTING, SERVING
 from knafka_operator.runtime import cluster as cluster_module
 from knafka_operator.runtime import watches
-from knafka_operator.runtime.cluster import ApiCluster, Selection
+from knafka_operator.runtime.cluster import ApiCluster, WatchSelection
 from knafka_operator.runtime.watches import Watch
 
-CONFIG_MAPS = Selection(CORE, "ConfigMap", metadata_only=True)
+CONFIG_MAPS = WatchSelection(CORE, "ConfigMap", metadata_only=True)
 
 Served = tuple[ApiServer, kubernetes.client.ApiClient]
 
@@ -32,13 +32,15 @@ class Heard:
         self.gone: list[Document] = []
         self.synced: list[bool] = []
 
-    def heard(self, of: Selection, changed: Sequence[Document], gone: Sequence[Document]) -> None:
+    def on_objects(
+        self, of: WatchSelection, changed: Sequence[Document], gone: Sequence[Document]
+    ) -> None:
         self.there.update((each["metadata"]["name"], each) for each in changed)
         for each in gone:
             del self.there[each["metadata"]["name"]]
             self.gone.append(each)
 
-    def is_synced(self, of: Selection, synced: bool) -> None:
+    def set_synced(self, of: WatchSelection, synced: bool) -> None:
         self.synced.append(synced)
 
     async def until(self, holds: Callable[[], bool]) -> None:
@@ -55,7 +57,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
 
 
 @asynccontextmanager
-async def watching(served: Served, of: Selection = CONFIG_MAPS) -> AsyncIterator[Heard]:
+async def watching(served: Served, of: WatchSelection = CONFIG_MAPS) -> AsyncIterator[Heard]:
     api, heard = ApiCluster(served[1]), Heard()
     watch = Watch(api, of, heard)
     yield heard
@@ -68,7 +70,7 @@ async def watching(served: Served, of: Selection = CONFIG_MAPS) -> AsyncIterator
 async def test_an_object_deeper_than_python_decodes_hides_no_other_one(served: Served) -> None:
     """The API server stores 10,000 levels where a schema is open, as in a Trigger's filters."""
     server, _ = served
-    triggers = Selection(EVENTING, "Trigger")
+    triggers = WatchSelection(EVENTING, "Trigger")
     server.put(EVENTING, "Trigger", "shop", "good", spec={"broker": "default"})
     server.put(EVENTING, "Trigger", "shop", "listed", spec={"filters": [DEEP], "broker": "a"})
     async with watching(served, triggers) as heard:
@@ -98,7 +100,7 @@ async def test_what_is_there_and_what_changes_is_told(served: Served) -> None:
 
 
 async def test_a_long_list_comes_in_pages(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_module, "PAGE", 3)
+    monkeypatch.setattr(cluster_module, "PAGE_SIZE", 3)
     for number in range(10):
         served[0].put(CORE, "ConfigMap", "shop", f"c{number}")
     async with watching(served) as heard:
@@ -153,7 +155,7 @@ async def test_who_must_not_watch_is_told_so_and_asks_again_later(
 async def test_the_api_server_filters(served: Served, labels: str, told: set[str]) -> None:
     """Issue 14: every Pod and every Service of the cluster was watched."""
     server, _ = served
-    of = Selection(SERVING, "Service", labels=labels)
+    of = WatchSelection(SERVING, "Service", labels=labels)
     server.put(SERVING, "Service", "shop", "ours", metadata={"labels": {"role": "a"}})
     server.put(SERVING, "Service", "shop", "theirs")
     async with watching(served, of) as heard:

@@ -13,7 +13,7 @@ from kopf._core.engines.admission import build_webhooks
 
 from knafka_operator.model.cluster import Document
 from knafka_operator.runtime import channel_handlers, handlers
-from knafka_operator.runtime.registration import Registration, declared, is_newest
+from knafka_operator.runtime.registration import Registration, declared_webhooks, is_newest
 
 CONFIGURATIONS = ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration")
 
@@ -79,7 +79,7 @@ def test_what_is_registered_is_what_kopf_would_have_registered(
     registry: kopf.OperatorRegistry,
 ) -> None:
     """Names among it: an upgrade replaces those, and adds none."""
-    ours = declared(registry, "knafka.dev", "knafka", "PEM")
+    ours = declared_webhooks(registry, "knafka.dev", "knafka", "PEM")
     authority = base64.b64encode(b"PEM").decode()
     config: Any = {
         "service": {"name": "knafka-webhook", "namespace": "knafka", "port": 443},
@@ -122,7 +122,7 @@ class Api:
     async def list(self, *_: object) -> list[Document]:
         return self.pods
 
-    async def replace_in_cluster(self, manifest: Document) -> None:
+    async def merge_cluster_scoped(self, manifest: Document) -> None:
         self.stored[manifest["kind"]] = manifest
 
 

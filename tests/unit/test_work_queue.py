@@ -16,7 +16,7 @@ from knafka_operator.reconcile.work_queue import (
     BACK_OFF,
     GONE,
     JITTER,
-    LONG,
+    LONG_RECONCILE,
     MAX_BACK_OFF,
     PLACES,
     Key,
@@ -189,7 +189,7 @@ async def test_no_more_are_reconciled_at_a_time_than_there_are_places() -> None:
         nonlocal now, most
         now += 1
         most = max(most, now)
-        await asyncio.sleep(LONG / 2)
+        await asyncio.sleep(LONG_RECONCILE / 2)
         now -= 1
         return 3600.0
 

@@ -47,18 +47,18 @@ from knafka_local.kafka.kafka_distribution import obtain
 from knafka_local.kafka.kafka_server import KafkaServer
 from knafka_operator.decide.status import is_ready, why_not_ready
 from knafka_operator.decide.trigger_conditions import LAG
-from knafka_operator.engine.controller import RESYNC, Controller
+from knafka_operator.engine.controller import RESYNC_SECONDS, Controller
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.isolation import Isolation
 from knafka_operator.model.resources import BROKER_CLASS, CORE, EVENTING, FINALIZER, ISOLATION
 from knafka_operator.model.settings import Settings
 from knafka_operator.operator import Operator
 from knafka_operator.runtime.cache import CachedCluster
-from knafka_operator.runtime.cluster import PAGE, Selection
+from knafka_operator.runtime.cluster import PAGE_SIZE, WatchSelection
 from knafka_operator.runtime.controller import ClusterController
 from knafka_operator.runtime.memory_cluster import MemoryServing
-from knafka_operator.runtime.metrics import metrics
-from knafka_operator.scale.kafka_clusters import REST_AFTER
+from knafka_operator.runtime.metrics import operator_metrics
+from knafka_operator.scale.kafka_clusters import REST_AFTER_SECONDS
 from knafka_operator.scale.scaler import Scaler
 
 # tools/ is a source root that nothing installs.
@@ -107,20 +107,20 @@ class MemoryController(ClusterController):
         self._counted = api
         self._following: list[asyncio.Task[None]] = []
 
-    def _watch(self, of: Selection) -> None:
+    def _watch(self, of: WatchSelection) -> None:
         found = [
             each
             for each in self._counted.cluster.of(of.kind)
             if each["apiVersion"] == of.api_version and of.matches(each)
         ]
-        for at in range(0, max(1, len(found)), PAGE):
+        for at in range(0, max(1, len(found)), PAGE_SIZE):
             self._counted.calls["list"] += 1
-            self.heard(of, found[at : at + PAGE], ())
+            self.heard(of, found[at : at + PAGE_SIZE], ())
         self.is_synced(of, True)
 
         self._following.append(asyncio.create_task(self._follow(of)))
 
-    async def _follow(self, of: Selection) -> None:
+    async def _follow(self, of: WatchSelection) -> None:
         async for event in self._counted.cluster.watch(of.api_version, of.kind):
             if of.matches(event.document):
                 told = (event.document,)
@@ -208,8 +208,8 @@ class Load:
 
     async def idle(self) -> None:
         seconds, count = self._options.seconds, self._options.triggers
-        say(f"resting for {REST_AFTER:g} s: what moved lately is looked at more often ...")
-        await asyncio.sleep(REST_AFTER)
+        say(f"resting for {REST_AFTER_SECONDS:g} s: what moved lately is looked at more often ...")
+        await asyncio.sleep(REST_AFTER_SECONDS)
         say(f"idle for {seconds:g} s ...")
         asked = _counted(KafkaGroups, "committed")
         reconciled = _counted(Controller, "reconcile")
@@ -223,7 +223,7 @@ class Load:
         )
         # So soon after the start these are others than later on.
         ask, reconcile = await self._cost_of_asking(used), await self._cost_of_reconciling()
-        asks, reconciles = count / (0.75 * remembered(count)), count / RESYNC
+        asks, reconciles = count / (0.75 * remembered(count)), count / RESYNC_SECONDS
         used += (asks - groups / elapsed) * ask + (reconciles - triggers / elapsed) * reconcile
         say(f"     {used:.2%} later on: {asks:.1f} groups a second, {ask * 1e3:.1f} ms each")
         say(f"     and {reconciles:.1f} reconciled a second, {reconcile * 1e3:.2f} ms each")
@@ -259,7 +259,7 @@ class Load:
         costs = []
         for _ in range(SCRAPES):
             cpu = time.thread_time()
-            text = prometheus_text(metrics(self._operator))
+            text = prometheus_text(operator_metrics(self._operator))
             costs.append(time.thread_time() - cpu)
             await asyncio.sleep(0.1)
         lines = text.count(b"\n")

@@ -83,13 +83,13 @@ def judge(
     event: Attributes | None,
 ) -> PolicyVerdict:
     """Whether `broker` takes `event` of the sender with this subject; None: any of its events."""
-    ingress = asked.demanded(_ingress(broker), broker)
+    ingress = asked.with_sender_rules(_ingress(broker), broker)
     authorization = Authorization(
         ingress.policies, ingress.default_authorization, ingress.namespace
     )
     verdict = authorization.of(subject)
     passes = verdict if isinstance(verdict, bool) else None if event is None else verdict(event)
-    applied = asked.applied_to(broker)
+    applied = asked.applied_policies_of(broker)
     if not applied:
         reasons = [f"no EventPolicy applies, and default-authorization-mode is {asked.mode}"]
     else:

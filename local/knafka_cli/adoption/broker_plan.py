@@ -33,7 +33,7 @@ from knafka_cli.adoption.plan import (
 )
 from knafka_operator.decide.topics import TOPIC_ID
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.naming import Named, NameKind, Naming
+from knafka_operator.model.naming import NamedObject, NameKind, Naming
 from knafka_operator.model.resources import (
     BROKER_CLASS,
     DELIVERY_ORDER,
@@ -185,13 +185,13 @@ def topic_of(broker: Document, naming: Naming) -> str:
     if (external := annotations.get(EXTERNAL_TOPIC)) is not None:
         return str(external)
     kept = annotations_of(broker).get(TOPIC_STATUS)
-    return kept or naming.name(NameKind.BROKER_TOPIC, Named.of(broker))
+    return kept or naming.name(NameKind.BROKER_TOPIC, NamedObject.of(broker))
 
 
 def group_of(trigger: Document, naming: Naming) -> tuple[str, str | None]:
     """The group that a Trigger has, or would have, and why Knafka can't take it; raises
     `InvalidDocument`."""
-    of, kind = Named.of(trigger), NameKind.TRIGGER_GROUP
+    of, kind = NamedObject.of(trigger), NameKind.TRIGGER_GROUP
     group = annotations_of(trigger).get(GROUP_STATUS) or naming.name(kind, of)
     if naming.is_own(kind, group, of):
         return group, None
@@ -231,7 +231,7 @@ def _mixes(expression: str) -> bool:
 def _topic(seen: SeenBroker) -> tuple[str, list[str]]:
     """Its name, and what is wrong with it."""
     problems = []
-    name, of = topic_of(seen.broker, seen.naming), Named.of(seen.broker)
+    name, of = topic_of(seen.broker, seen.naming), NamedObject.of(seen.broker)
     external = EXTERNAL_TOPIC in (seen.broker["metadata"].get("annotations") or {})
     if seen.topic is None:
         problems.append(f"topic {name} isn't in the Kafka at {seen.servers}")

@@ -45,7 +45,7 @@ from knafka_operator.decide.desired import BOOTSTRAP_SERVERS, SECRET
 from knafka_operator.decide.topics import TOPIC_ID
 from knafka_operator.model.channels import KAFKA_CHANNEL, PEERS_CHANNEL_FINALIZER, PROMISE
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.naming import Named, NameKind, Naming
+from knafka_operator.model.naming import NamedObject, NameKind, Naming
 from knafka_operator.model.resources import TOPIC_STATUS, finalizers_of, is_claimed_by_peer
 
 
@@ -81,7 +81,7 @@ class SeenChannel:
     @property
     def entries(self) -> Mapping[str, Document]:
         """`spec.subscribers` by UID."""
-        return entries.read(self.stored).found
+        return entries.read_entries(self.stored).valid
 
 
 def channel_adoption(seen: SeenChannel) -> Plan:
@@ -98,7 +98,7 @@ def channel_adoption(seen: SeenChannel) -> Plan:
         waits.append("Knafka's operator has still to let go of it: it was given back")
     promised = {}
     for uid, entry in seen.entries.items():
-        group, name = entries.group(identity, uid), _name(uid, entry)
+        group, name = entries.entry_group(identity, uid), _name(uid, entry)
         in_kafka = seen.groups.get(group, SeenGroup())
         if in_kafka.members and not taken:
             waits.append(members_left(group, in_kafka))
@@ -142,7 +142,7 @@ def channel_release(seen: SeenChannel) -> Plan:
     if (topic := annotations_of(seen.stored).get(TOPIC_STATUS)) is not None:
         stays.append(f"topic {topic}" if seen.topic is None else topic_line(topic, seen.topic))
     for uid, entry in seen.entries.items():
-        group = entries.group(identity, uid)
+        group = entries.entry_group(identity, uid)
         waiting = events(seen.groups.get(group, SeenGroup()).waiting)
         stays.append(f"Subscription {_name(uid, entry)}  group {group}  {waiting} waiting")
     then = [
@@ -157,7 +157,7 @@ def channel_release(seen: SeenChannel) -> Plan:
 def topic_of_channel(channel: Document, naming: Naming) -> str:
     """The topic that a KafkaChannel has, or would have; raises `InvalidDocument`."""
     kept = annotations_of(channel).get(TOPIC_STATUS)
-    return kept or naming.name(NameKind.CHANNEL_TOPIC, Named.of(channel))
+    return kept or naming.name(NameKind.CHANNEL_TOPIC, NamedObject.of(channel))
 
 
 def _problems(seen: SeenChannel, topic: str) -> Iterator[str]:
@@ -168,12 +168,12 @@ def _problems(seen: SeenChannel, topic: str) -> Iterator[str]:
         )
     if seen.topic is None:
         yield f"topic {topic} isn't in the Kafka at {seen.servers}"
-    if not seen.naming.is_own(NameKind.CHANNEL_TOPIC, topic, Named.of(seen.stored)):
+    if not seen.naming.is_own(NameKind.CHANNEL_TOPIC, topic, NamedObject.of(seen.stored)):
         yield unknown_name(f"topic {topic}:", NameKind.CHANNEL_TOPIC, "this KafkaChannel")
     yield from _elsewhere(seen)
     if seen.claimed_by is not None:
         yield f"topic {topic} is in the status of KafkaChannel {seen.claimed_by}, too"
-    for uid, problem in entries.read(seen.stored).problems.items():
+    for uid, problem in entries.read_entries(seen.stored).problems.items():
         yield f"the entry {uid or 'without uid'} of spec.subscribers: {problem}"
 
 

@@ -28,9 +28,9 @@ from knafka_client.declared.kubernetes_api import KubernetesApi, Objects
 from knafka_operator.decide import entries
 from knafka_operator.decide.credentials import KAFKA_SECRET
 from knafka_operator.decide.desired import SECRET
-from knafka_operator.decide.external_topics import EXTERNAL_TOPICS, refusal
+from knafka_operator.decide.external_topics import EXTERNAL_TOPICS, external_topic_refusal
 from knafka_operator.model.channels import KAFKA_CHANNEL, KAFKA_CHANNEL_VERSIONS
-from knafka_operator.model.cluster import ClusterError, NotAllowed, decoded
+from knafka_operator.model.cluster import ClusterError, NotAllowed, decoded_secret
 from knafka_operator.model.family import BROKERS, CHANNELS
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.naming import NameKind, Naming
@@ -47,11 +47,15 @@ from knafka_operator.model.sources import (
     SOURCES_VERSION,
     Credential,
     KafkaSource,
-    credentials,
+    required_credentials,
 )
-from knafka_operator.model.sources import group_of as consumer_group_of
-from knafka_operator.runtime.naming import RECORD, declared, recorded
-from knafka_operator.sources.decide import secret_of
+from knafka_operator.model.sources import consumer_group_of as consumer_group_of
+from knafka_operator.runtime.naming import (
+    TEMPLATES_CONFIG_MAP,
+    declared_template,
+    recorded_templates,
+)
+from knafka_operator.sources.decide import kafka_secret_values
 
 OBJECTS: Final = {
     "Broker": Objects(EVENTING, "brokers"),
@@ -147,8 +151,8 @@ class Looking:
         reached, config, problems = self._source.connection_of_channel(channel)
         where, _, _ = self._declared.connection_of_channel(channel)
         topic = topic_of_channel(stored, naming)
-        uids = entries.read(stored).found
-        groups = [entries.group(identity, uid) for uid in uids]
+        uids = entries.read_entries(stored).valid
+        groups = [entries.entry_group(identity, uid) for uid in uids]
         described, seen_groups = asyncio.run(self._ask_kafka(reached, topic, groups))
         named = (stored["metadata"].get("annotations") or {}).get(KAFKA_SECRET)
         variables = self._variables(unseen)
@@ -182,11 +186,11 @@ class Looking:
         if stored is None:
             raise ClusterError(f"there is no KafkaSource {identity}")
         source, unseen = parse(KafkaSource, stored), list[str]()
-        given = dict.fromkeys(credentials(source.spec.net), None)
+        given = dict.fromkeys(required_credentials(source.spec.net), None)
         found: dict[Credential, str | None] = {
             each: self._secret(identity.namespace, each.secret).get(each.key) for each in given
         }
-        secret = secret_of(source.spec, found, identity.namespace)
+        secret = kafka_secret_values(source.spec, found, identity.namespace)
         servers = self._servers or ",".join(source.spec.bootstrap_servers)
         reached = connection(Kafka(bootstrap_servers=servers))
         if secret is not None:
@@ -212,7 +216,7 @@ class Looking:
 
     def _secret(self, namespace: str, name: str) -> Mapping[str, str]:
         found = self._api.get(SECRETS, namespace, name)
-        return {} if found is None else decoded(found)
+        return {} if found is None else decoded_secret(found)
 
     def _get(self, kind: str, of: Identity) -> dict[str, Any] | None:
         objects = OBJECTS[kind]
@@ -223,14 +227,14 @@ class Looking:
         """As the operator has it, as far as its ConfigMaps may be read."""
         naming = Naming()
         try:
-            record = self._api.get(CONFIG_MAPS, self._system, RECORD)
-            for kind, templates in recorded(record).items():
+            record = self._api.get(CONFIG_MAPS, self._system, TEMPLATES_CONFIG_MAP)
+            for kind, templates in recorded_templates(record).items():
                 for template in templates:
                     naming.remember(kind, template)
             namespace, _, name = KAFKA_FEATURES.partition("/")
             config = self._api.get(CONFIG_MAPS, namespace, name)
             for kind in NameKind:
-                naming.put_in_force(kind, declared(kind, (config or {}).get("data") or {}))
+                naming.put_in_force(kind, declared_template(kind, (config or {}).get("data") or {}))
         except KnafkaError as error:
             unseen.append(str(error))
         return naming
@@ -302,7 +306,9 @@ class Looking:
             unseen.append(str(error))
             return None
         allowed = "" if base is None else base.data.get(EXTERNAL_TOPICS, "")
-        return refusal(topic, broker["metadata"]["namespace"], allowed, f"ConfigMap {installation}")
+        return external_topic_refusal(
+            topic, broker["metadata"]["namespace"], allowed, f"ConfigMap {installation}"
+        )
 
     async def _ask_kafka(
         self, reached: Mapping[str, Any], topic: str, groups: Sequence[str]

@@ -29,7 +29,7 @@ from knafka_operator.model.sources import (
     KAFKA_SOURCE,
     PEERS_SOURCE_FINALIZER,
     KafkaSource,
-    group_of,
+    consumer_group_of,
 )
 
 Document = Mapping[str, Any]
@@ -56,7 +56,7 @@ class SeenSource:
 
 def source_adoption(seen: SeenSource) -> Plan:
     """How Knafka takes a KafkaSource over."""
-    spec, group = seen.source.spec, group_of(seen.source)
+    spec, group = seen.source.spec, consumer_group_of(seen.source)
     about = f"KafkaSource {seen.identity}: from {PEER} to Knafka"
     problems = list(running(seen.peers, "this KafkaSource"))
     if not seen.served:
@@ -106,7 +106,7 @@ def source_release(seen: SeenSource) -> Plan:
 def _stays(seen: SeenSource) -> list[str]:
     waiting = f"{events(seen.group.waiting)} waiting"
     topics = ", ".join(seen.source.spec.topics)
-    return [f"topics {topics}", f"group {group_of(seen.source)}  {waiting}"]
+    return [f"topics {topics}", f"group {consumer_group_of(seen.source)}  {waiting}"]
 
 
 def _servers(spec: Any) -> str:

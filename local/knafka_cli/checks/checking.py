@@ -53,9 +53,9 @@ from knafka_operator.model.resources import (
     EVENTING,
     EXTERNAL_TOPIC,
     ISOLATION,
+    KNAFKA_PREFIX,
     LOCAL_COMMAND,
     MAX_IN_FLIGHT,
-    OURS,
     PAUSED,
     RATE_LIMIT,
     SEMANTICS,
@@ -81,7 +81,7 @@ KNOWN_ANNOTATIONS: Final = frozenset(
         SEMANTICS,
         START,
         dead_letter_topics.RETENTION_ANNOTATION,
-        *(f"{OURS}{side}.{name}" for side, settings in SIDES.items() for name in settings),
+        *(f"{KNAFKA_PREFIX}{side}.{name}" for side, settings in SIDES.items() for name in settings),
         *(
             AUTOSCALING + annotation
             for annotation in (
@@ -287,7 +287,7 @@ def _of_config(config: ConfigMap) -> tuple[list[str], list[str]]:
     errors = []
     try:
         # Kafka's address is the installation's, if the ConfigMap has none.
-        desired.configured(config, Defaults(kafka=Kafka(bootstrap_servers="kafka:9092")))
+        desired.defaults_with_config(config, Defaults(kafka=Kafka(bootstrap_servers="kafka:9092")))
     except InvalidDocument as error:
         errors.append(f"{name}: {error}")
     unknown = [
@@ -345,7 +345,7 @@ def _of_subscription(
 def _of_sensor(sensor: Sensor, known: Mapping[ObjectIdentity, Any]) -> tuple[list[str], list[str]]:
     """The same of a Sensor."""
     namespace, family = sensor.metadata.namespace, sensor.bus.family
-    bus = ObjectIdentity(family.broker, *sensor.bus.who)
+    bus = ObjectIdentity(family.broker, *sensor.bus.identity)
     path = "spec.broker" if family is BROKERS else "spec.channel"
     missing = [] if bus in known else [_missing(path, bus, known)]
     for path, referenced in _referred(sensor_checks.destinations(sensor), namespace):

@@ -20,16 +20,16 @@ from knafka_client.declared.manifests import ObjectIdentity
 from knafka_operator.decide.event_policies import applied_policies
 from knafka_operator.model.channels import KafkaChannel
 from knafka_operator.model.event_policies import EventPolicy, Requirement
-from knafka_operator.model.resources import Broker, Declared, Given
+from knafka_operator.model.resources import Broker, Declared, NonEmpty
 
 ADDRESSED: Final = ("Broker", "KafkaChannel")
 """Kinds that policies may be about and that are looked for among the files."""
 
 
 class _Reference(Declared):
-    api_version: Given
-    kind: Given
-    name: Given
+    api_version: NonEmpty
+    kind: NonEmpty
+    name: NonEmpty
 
 
 class _SourceReference(_Reference):
@@ -37,8 +37,8 @@ class _SourceReference(_Reference):
 
 
 class _Selector(Declared):
-    api_version: Given
-    kind: Given
+    api_version: NonEmpty
+    kind: NonEmpty
     match_labels: dict[str, str] = Field(default_factory=dict)
     match_expressions: tuple[Requirement, ...] = ()
 

@@ -11,8 +11,8 @@ from knafka.core.errors import InvalidDocument
 from knafka.core.filters import never_true
 from knafka_cli.checks.impossible import impossible
 from knafka_cli.shared.cesql_calls import missing_functions
-from knafka_operator.decide.sensor_limits import held_limits, too_many_events
-from knafka_operator.decide.sensor_scaling import autoscaling
+from knafka_operator.decide.sensor_limits import held_limits, oversized_firings
+from knafka_operator.decide.sensor_scaling import sensor_autoscaling
 from knafka_operator.model.maxima import UNLIMITED
 from knafka_operator.model.resources import Destination
 from knafka_operator.model.sensors import KNAFKA, SENSOR, Sensor
@@ -33,7 +33,7 @@ def errors(sensor: Sensor) -> list[str]:
     """Sentences about invalid annotations, filters that no event can match, and expressions that
     call functions that don't exist."""
     problems: list[str] = []
-    for read_annotations in (partial(autoscaling, maxima=UNLIMITED), held_limits):
+    for read_annotations in (partial(sensor_autoscaling, maxima=UNLIMITED), held_limits):
         try:
             read_annotations(sensor)
         except InvalidDocument as error:
@@ -59,7 +59,7 @@ def warnings(sensor: Sensor) -> list[str]:
             )
         if dependency.filters and dependency.filter.attributes:
             doubts.append(f"spec.dependencies[{number}].filter says nothing, as filters is there")
-    for number, doubt in too_many_events(sensor.spec):
+    for number, doubt in oversized_firings(sensor.spec):
         doubts.append(f"spec.triggers[{number}].conditions: {doubt}")
     return doubts
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 from knafka_client.declared.kubernetes_api import KubernetesApi, Objects
 from knafka_client.declared.triggers import Unknown
 from knafka_operator.decide.operation import is_finished
-from knafka_operator.model.archives import RUN
+from knafka_operator.model.archives import RUN_ANNOTATION
 from knafka_operator.model.cluster import ClusterError, Document
 from knafka_operator.model.operations import PURGE, REPLAY
 from knafka_operator.model.sensors import KNAFKA
@@ -100,7 +100,7 @@ class ArchiveOperations:
     def ask_to_run(self, archive: Document) -> str:
         """Have an archive run now; what its status says once it has been done."""
         name, asked = _name_of(archive), f"{time.time():.3f}"
-        if not self.api.annotate(ARCHIVE_OBJECTS, self.namespace, name, RUN, asked):
+        if not self.api.annotate(ARCHIVE_OBJECTS, self.namespace, name, RUN_ANNOTATION, asked):
             raise ClusterError(f"DeadLetterArchive {self.namespace}/{name} is gone")
         return asked
 

@@ -155,9 +155,9 @@ def _sensor(
     bus = bus_of(named[0])
     prefix = CHANNEL_PREFIX if bus.family is CHANNELS else ""
     with usage():
-        ingress = view.ingress(f"{prefix}{bus.who.namespace}/{bus.who.name}")
+        ingress = view.ingress(f"{prefix}{bus.identity.namespace}/{bus.identity.name}")
     own_name = bus.family.own_name
-    place = place_of(named[0], own_name(bus.who.name), own_name(named[0]["metadata"]["name"]))
+    place = place_of(named[0], own_name(bus.identity.name), own_name(named[0]["metadata"]["name"]))
     return view.connection(ingress), place.model_copy(update={"topic": ingress.topic})
 
 

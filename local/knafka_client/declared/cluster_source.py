@@ -39,7 +39,7 @@ from knafka_operator.decide.broker_defaults import with_default_delivery
 from knafka_operator.decide.desired import Defaults
 from knafka_operator.decide.trigger import DEAD_LETTER_TOPIC
 from knafka_operator.model.channels import KafkaChannel
-from knafka_operator.model.cluster import ClusterError, Document, NotAllowed, decoded
+from knafka_operator.model.cluster import ClusterError, Document, NotAllowed, decoded_secret
 from knafka_operator.model.family import (
     BROKERS,
     CHANNELS,
@@ -48,7 +48,7 @@ from knafka_operator.model.family import (
     is_of_kafka_channel,
 )
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.naming import AS_RECORDED, USUAL
+from knafka_operator.model.naming import AS_RECORDED, DEFAULT_NAMING
 from knafka_operator.model.resources import Broker, ConfigMap, is_claimed_by_peer, is_ours
 from knafka_operator.model.settings import BROKER_DEFAULTS
 
@@ -174,7 +174,7 @@ class ClusterSource:
             if secret_name is not None:
                 there = self._get("Secret", secret_name)
                 secret = credentials.check_channel_secret(named, there, secret_name)
-                values = dict(decoded(secret))
+                values = dict(decoded_secret(secret))
             config = credentials.channel_config(named, values, base, default)
         except InvalidDocument as error:
             # Without credentials, as for a Broker.
@@ -203,7 +203,7 @@ class ClusterSource:
         reference = desired.config_reference(broker)
         own = None if reference is None else self.config_map(Identity(*reference))
         try:
-            configured = credentials.configuration(reference, own, base, default)
+            configured = credentials.merged_configuration(reference, own, base, default)
         except InvalidDocument as error:
             # Without credentials: those belong to servers that a ConfigMap names.
             servers = self._servers or broker.status.annotations.get(desired.BOOTSTRAP_SERVERS)
@@ -216,7 +216,7 @@ class ClusterSource:
             secret = self._get("Secret", configured.secret)
             if secret is None:
                 raise ClusterError(f"Secret {configured.secret} does not exist")
-            reached.update(for_librdkafka(decoded(secret)))
+            reached.update(for_librdkafka(decoded_secret(secret)))
         return reached, configured.config, []
 
     def config_map(self, identity: Identity) -> ConfigMap | None:
@@ -272,7 +272,7 @@ class _Reading:
     def __init__(self, source: ClusterSource) -> None:
         self._source = source
         # Where others may have written a status, a name is believed only as the usual one.
-        self._naming = AS_RECORDED if source.believes_status else USUAL
+        self._naming = AS_RECORDED if source.believes_status else DEFAULT_NAMING
         self._brokers: dict[str, tuple[Broker, desired.Topic, Defaults]] = {}
         self.ingresses: list[Ingress] = []
         self.egresses: list[Egress] = []
@@ -293,13 +293,15 @@ class _Reading:
             else:
                 reached, config, problems = self._source.connection_of_channel(broker)
             kafka = Kafka(bootstrap_servers=reached["bootstrap.servers"])
-            defaults = desired.configured(config, Defaults(kafka=kafka))
+            defaults = desired.defaults_with_config(config, Defaults(kafka=kafka))
             defaults = replace(defaults, kafka=kafka)
             if family is BROKERS:
                 topic = desired.broker_topic(broker, config, defaults, naming=self._naming)
             else:
-                topic = channel.topic(parse(KafkaChannel, document), defaults, naming=self._naming)
-            ingress = desired.ingress(broker, topic, {}, defaults)
+                topic = channel.channel_topic(
+                    parse(KafkaChannel, document), defaults, naming=self._naming
+                )
+            ingress = desired.broker_ingress(broker, topic, {}, defaults)
         except KnafkaError as error:
             self.problems.append(f"{family.broker} {Identity.of(document)}: {error}")
             return
@@ -323,7 +325,7 @@ class _Reading:
             now = document.get("status") or {}
             if family is CHANNELS:
                 now = now.get("physicalSubscription") or {}
-            egress = desired.egress(
+            egress = desired.trigger_egress(
                 trigger, broker, topic, _sink(now.get("subscriberUri")) or UNKNOWN_SINK,
                 _sink(now.get("deadLetterSinkUri")), defaults, reply=_sink(now.get("replyUri")),
                 naming=self._naming,

@@ -29,7 +29,7 @@ def trigger_row(document: Document) -> TriggerRow:
     """A Trigger's, Subscription's or Sensor's row without lag and counts."""
     kind = document["kind"]
     sensor = kind == "Sensor"
-    broker = bus_of(document).who if sensor else family_of(kind).broker_of(document)
+    broker = bus_of(document).identity if sensor else family_of(kind).broker_of(document)
     return TriggerRow(
         _name(document),
         broker.name,
@@ -37,7 +37,9 @@ def trigger_row(document: Document) -> TriggerRow:
         refused=why_not(document),
         error=_warning(document),
         paused=condition(document, DELIVERING).get("reason") == PAUSED.reason,
-        waiting=tuple(sensor_waiting.lines((document.get("status") or {}).get("waiting") or ())),
+        waiting=tuple(
+            sensor_waiting.waiting_lines((document.get("status") or {}).get("waiting") or ())
+        ),
         **_observed(document),
     )
 

@@ -31,7 +31,7 @@ from knafka_console.model.document import (
 from knafka_console.model.source import NotFound, TriggerName
 from knafka_console.sources.dead_letter_topics import SHOWN_DEAD_LETTERS, DeadLetterTopics
 from knafka_operator.model.channels import Subscription
-from knafka_operator.model.family import as_trigger, family_of
+from knafka_operator.model.family import family_of, subscription_as_trigger
 from knafka_operator.model.resources import PAUSED, Trigger
 
 REPORT_FILE: Final = Path("dead-letters/report.html")
@@ -132,7 +132,7 @@ class InstallationConsole:
     def _declared(self, trigger: TriggerName) -> tuple[Trigger, ManifestPlace]:
         resource, place = self._running.declared.resources.get(_identity(trigger), (None, None))
         if isinstance(resource, Subscription):
-            resource = as_trigger(resource)
+            resource = subscription_as_trigger(resource)
         if not isinstance(resource, Trigger) or place is None:
             raise NotFound(f"there is no {trigger.kind} {trigger.id}")
         return resource, place
@@ -150,7 +150,7 @@ class InstallationConsole:
 def _all(declared: DeclaredObjects) -> Iterator[Trigger]:
     """Triggers, and Subscriptions read as such."""
     yield from declared.all(Trigger)
-    yield from map(as_trigger, declared.all(Subscription))
+    yield from map(subscription_as_trigger, declared.all(Subscription))
 
 
 def _identity(trigger: TriggerName) -> ObjectIdentity:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from knafka_client.state.installation import replace_file
-from knafka_operator.decide.shards import CONTRACT, DISPATCHER
+from knafka_operator.decide.shards import CONTRACT_TOPIC_KEY, DISPATCHER_KEY
 from knafka_operator.decide.topics import TOPIC_ID
 from knafka_operator.model.resources import GROUP_STATUS, TOPIC_STATUS
 
@@ -25,7 +25,7 @@ SENSOR_ANNOTATIONS: Final = (
 )
 """Those of `decide.sensor`, whose import would take longer than Kafka's start allows for."""
 KEPT_ANNOTATIONS: Final = frozenset(
-    {TOPIC_STATUS, TOPIC_ID, GROUP_STATUS, CONTRACT, DISPATCHER, *SENSOR_ANNOTATIONS}
+    {TOPIC_STATUS, TOPIC_ID, GROUP_STATUS, CONTRACT_TOPIC_KEY, DISPATCHER_KEY, *SENSOR_ANNOTATIONS}
 )
 """Keys of `status.annotations` that are kept; everything else is found out again."""
 

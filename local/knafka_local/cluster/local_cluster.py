@@ -24,7 +24,7 @@ from knafka_local.cluster.kept_names import KeptNames
 from knafka_operator.decide import services
 from knafka_operator.decide.sensor_manifests import SENSOR_ROLE
 from knafka_operator.model.cluster import Document
-from knafka_operator.model.conditions import Condition, Status, merged
+from knafka_operator.model.conditions import Condition, Status, merged_conditions
 from knafka_operator.model.family import CHANNELS, FAMILIES, family_of
 from knafka_operator.model.resources import CORE, FINALIZER, GROUP_STATUS
 from knafka_operator.model.sensors import KNAFKA, SENSOR
@@ -49,7 +49,7 @@ DECLARED_KINDS: Final = (
 """apiVersion and kind of what is reconciled."""
 RECONCILED: Final = frozenset(kind for _, kind in DECLARED_KINDS)
 
-_ASKED: Final = (services.DISPATCHER, services.SHARD_ROLE, services.REPLAYER, SENSOR_ROLE)
+_ASKED: Final = (services.DISPATCHER_ROLE, services.SHARD_ROLE, services.REPLAYER_ROLE, SENSOR_ROLE)
 """What Services that only run while they drain were made for."""
 
 _INSTALLATION: Final = tuple(
@@ -172,7 +172,7 @@ def role_of(document: Document) -> str | None:
     metadata = document["metadata"]
     if document["kind"] != "Service" or FOLDER_ANNOTATION in (metadata.get("annotations") or {}):
         return None
-    role: str | None = (metadata.get("labels") or {}).get(services.ROLE)
+    role: str | None = (metadata.get("labels") or {}).get(services.ROLE_LABEL)
     return role
 
 
@@ -185,7 +185,7 @@ def service_status(document: Document, condition: Condition, **more: Any) -> dic
     status = {
         **previous,
         "observedGeneration": metadata["generation"],
-        "conditions": merged(previous.get("conditions") or (), [condition], time),
+        "conditions": merged_conditions(previous.get("conditions") or (), [condition], time),
         "latestCreatedRevisionName": revision,
         **more,
     }

@@ -38,7 +38,7 @@ from knafka_local.cluster.local_cluster import (
 from knafka_local.cluster.local_serving import ServedFamily
 from knafka_local.processes.children import Say
 from knafka_operator.decide.scaling import TriggerStatus
-from knafka_operator.engine.controller import Controller, Pace
+from knafka_operator.engine.controller import Controller, RetryPace
 from knafka_operator.engine.deletions import LEFT_IN_KAFKA, EventType
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.event_policies import POLICY
@@ -47,14 +47,14 @@ from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import EXTERNAL_TOPIC, SERVING
 from knafka_operator.model.sensors import SENSOR, bus_of
 from knafka_operator.operator import Operator
-from knafka_operator.reconcile.contracts import Contract
-from knafka_operator.reconcile.kind import Sources, key_of
+from knafka_operator.reconcile.contracts import ContractTopic
+from knafka_operator.reconcile.kind import BrokerReconciler, key_of
 from knafka_operator.reconcile.work_queue import Key
 from knafka_operator.scale.scaler import Drains
 
 log = logging.getLogger(__name__)
 
-PACE: Final = Pace(not_ready=3.0, deletion=0.5)
+PACE: Final = RetryPace(not_ready=3.0, deletion=0.5)
 """What isn't Ready is tried again as often for ever: objects are few here, nobody tells of all that
 they wait for (Kafka, a dependency), and a person is watching."""
 SETTLE_TIMEOUT: Final = 20.0
@@ -133,7 +133,7 @@ class LocalController(Controller):
         """Of a change of anything."""
         super().__init__(operator, _LocalStore(cluster), self._post, PACE)
         for kind in self.kinds.values():
-            if isinstance(kind, Sources):
+            if isinstance(kind, BrokerReconciler):
                 kind.on_deleted = self._on_deleted
 
     async def run(self) -> None:
@@ -228,7 +228,7 @@ class LocalController(Controller):
         declared = sorted(f"/{Identity.of(broker)}" for broker in self._cluster.of(family.broker))
         return (served[path] for path in declared if path in served)
 
-    def _contracts(self, family: Family) -> Collection[Contract[Ingress]]:
+    def _contracts(self, family: Family) -> Collection[ContractTopic[Ingress]]:
         """What the receiver of a family follows; here is one at most."""
         return self._operators[family].brokers.receivers.contracts.values()
 

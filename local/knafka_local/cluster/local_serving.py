@@ -36,8 +36,8 @@ from knafka_local.cluster.local_cluster import (
     service_status,
 )
 from knafka_local.processes.programs import Identity, Programs, program_of
-from knafka_operator.decide import sensor_manifests, services
-from knafka_operator.decide.shards import DISPATCHER
+from knafka_operator.decide import receiver_services, sensor_manifests, services
+from knafka_operator.decide.shards import DISPATCHER_KEY
 from knafka_operator.decide.status import NotReady
 from knafka_operator.model import identity
 from knafka_operator.model.cluster import Document
@@ -117,7 +117,7 @@ class LocalServing:
     async def _follow(self) -> None:
         async for event in self._cluster.watch(SERVING, "Service"):
             role = role_of(event.document)
-            if role == services.RECEIVER:
+            if role == services.RECEIVER_ROLE:
                 self._receivers_changed[_family(event.document)].set()
             elif role is None:
                 await self._program(event.document, gone=event.type == "DELETED")
@@ -157,7 +157,7 @@ class LocalServing:
             receiver_services = [
                 document
                 for document in self._cluster.of("Service")
-                if role_of(document) == services.RECEIVER and _family(document) is family
+                if role_of(document) == services.RECEIVER_ROLE and _family(document) is family
             ]
             # Here is one Kafka, without credentials: so one topic has what all of them serve.
             contract = _contract_of_all(receiver_services[-1]) if receiver_services else None
@@ -188,8 +188,8 @@ def dispatcher_of(cluster: LocalCluster, trigger: Document) -> Document | None:
         name = sensor_manifests.function_name(family, trigger_id)
     else:
         family = family_of(trigger["kind"])
-        name = ((trigger.get("status") or {}).get("annotations") or {}).get(DISPATCHER, "")
-    namespace = services.namespace_of(family, trigger_id, localize.LOCAL_SETTINGS)
+        name = ((trigger.get("status") or {}).get("annotations") or {}).get(DISPATCHER_KEY, "")
+    namespace = services.function_namespace(family, trigger_id, localize.LOCAL_SETTINGS)
     return cluster.find(SERVING, "Service", namespace, name)
 
 
@@ -211,7 +211,9 @@ def _contract_of_all(receiver: Document) -> ReceiverContract:
 
 def _family(receiver: Document) -> Family:
     """Whose receiver's Service it is."""
-    return CHANNELS if services.CHANNELS_OWNER in services.owners(receiver) else BROKERS
+    return (
+        CHANNELS if receiver_services.CHANNELS_OWNER in services.owner_uids(receiver) else BROKERS
+    )
 
 
 def _environment(document: Document) -> Mapping[str, str]:

@@ -13,47 +13,48 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from knafka.core import names
-from knafka_operator.decide.desired import Actions
-from knafka_operator.decide.sensor_topics import ACTION, recorded, topics
+from knafka_operator.decide.desired import SensorActions
+from knafka_operator.decide.sensor_topics import ACTION, desired_topics, recorded_topic
 from knafka_operator.decide.status import NotReady
 from knafka_operator.decide.trigger import BrokerState
 from knafka_operator.model.family import family_of
-from knafka_operator.model.sensors import KNAFKA, OF_SENSOR, SENSOR, Sensor
+from knafka_operator.model.sensors import KNAFKA, SENSOR, SENSOR_NAME_KEY, Sensor
 
 K = TypeVar("K")
 
 
-def sensor_of(trigger: Mapping[str, Any]) -> str | None:
-    """The name of the Sensor whose actions a Trigger, as it is stored, is to deliver; empty: of one
-    that it doesn't name; None: it delivers its Broker's events."""
-    name = (trigger["metadata"].get("annotations") or {}).get(OF_SENSOR)
-    if name is None and _controller(trigger) is not None:
+def sensor_name_of(trigger: Mapping[str, Any]) -> str | None:
+    """The name of the Sensor whose actions a stored Trigger delivers; empty if a Sensor owns the
+    Trigger but its annotation is missing; None: the Trigger delivers its Broker's events."""
+    name = (trigger["metadata"].get("annotations") or {}).get(SENSOR_NAME_KEY)
+    if name is None and _controlling_sensor(trigger) is not None:
         return ""
     return None if name is None else str(name)
 
 
-def actions(
+def actions_for_trigger(
     trigger: Mapping[str, Any],
     sensor: Sensor | None,
     broker: BrokerState[K],
     *,
     enabled: bool,
-) -> Actions:
-    """What such a Trigger delivers; raises `NotReady`, whose message says why it may not.
+) -> SensorActions:
+    """The topic and the Sensor's trigger whose actions a Trigger delivers. Raises `NotReady` with
+    a message if it may not deliver them.
 
-    `sensor` is the one of that name in its own namespace; None: there is none.
+    `sensor` is the Sensor that the Trigger's annotation names; None: it doesn't exist.
     """
     if not enabled:
         raise NotReady("SensorsDisabled", "KNAFKA_SENSORS is not enabled: Sensors don't run here")
-    controller = _controller(trigger)
+    controller = _controlling_sensor(trigger)
     if sensor is None or controller is None or controller.get("uid") != sensor.metadata.uid:
         raise NotReady(
             "SensorNotOurs",
-            f"the annotation {OF_SENSOR} is for {trigger['kind']}s that a Sensor of that name has "
-            "made, and this one has not: remove it",
+            f"the annotation {SENSOR_NAME_KEY} is for {trigger['kind']}s that a Sensor of that "
+            "name has made, and this one has not: remove it",
         )
     kind, bus = broker.broker.kind, sensor.bus
-    if (bus.family, bus.who.name) != (family_of(kind), broker.broker.metadata.name):
+    if (bus.family, bus.identity.name) != (family_of(kind), broker.broker.metadata.name):
         raise NotReady("SensorNotOurs", f"its Sensor is on {bus}")
     mine, of_sensor = trigger["metadata"]["name"], sensor.metadata.name
     fired_by = [
@@ -65,16 +66,16 @@ def actions(
         message = f"Sensor {of_sensor} has no trigger whose actions {mine} could deliver"
         raise NotReady("SensorNotOurs", message)
     annotations = sensor.status.annotations
-    name = recorded(sensor, ACTION, annotations)
+    name = recorded_topic(sensor, ACTION, annotations)
     if name is None:
         message = f"Sensor {of_sensor} has no topics yet"
         raise NotReady("SensorNotReady", message, transient=True)
-    topic = topics(sensor, broker, annotations, {}, frozenset())[ACTION]
-    return Actions(topic, fired_by[0])
+    topic = desired_topics(sensor, broker, annotations, {}, frozenset())[ACTION]
+    return SensorActions(topic, fired_by[0])
 
 
-def _controller(trigger: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The Sensor that is its controller, as it refers to that."""
+def _controlling_sensor(trigger: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The owner reference to the Sensor that controls a Trigger; None: it has none."""
     for each in trigger["metadata"].get("ownerReferences") or ():
         if each.get("controller") and (each.get("apiVersion"), each.get("kind")) == (
             KNAFKA,

@@ -17,21 +17,22 @@ from itertools import pairwise
 from typing import Final
 
 BUSY_LAG: Final = 10
-"""Times its lag-threshold, which would be as many dispatchers: more than that waits."""
+"""A Trigger is busy above this multiple of its lag-threshold, which would need as many
+dispatchers."""
 BUSY_RATE: Final = 1000.0
 """Deliveries a second, on average: 3 to 5 % of the one core that a process uses
 (docs/decisions/0018-shared-dispatchers.md), so that some dozen Triggers below it have room."""
 BUSY_FOR: Final = 30.0
 """Seconds: a burst that a shared dispatcher has worked off sooner is no reason to move."""
 QUIET_RATE: Final = 10.0
-"""Deliveries a second, on average, below which its neighbours don't notice it."""
+"""Deliveries a second, on average, below which a Trigger doesn't disturb others in its shard."""
 QUIET_FOR: Final = 600.0
 """Seconds: a move back can wait, and what is busy every few minutes would be moved all the time."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What is busy and what is quiet, as the constants above have it."""
+class ActivityLimits:
+    """Limits of being busy and quiet; the defaults are the constants above."""
 
     busy_lag: int = BUSY_LAG
     busy_rate: float = BUSY_RATE
@@ -40,11 +41,11 @@ class Limits:
     quiet_for: float = QUIET_FOR
 
 
-USUAL: Final = Limits()
+DEFAULT_LIMITS: Final = ActivityLimits()
 
 
 class Activity(StrEnum):
-    """What it needs."""
+    """Whether a Trigger has so much to do that it needs a dispatcher of its own."""
 
     QUIET = "quiet"
     BUSY = "busy"
@@ -52,63 +53,69 @@ class Activity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What was known of a Trigger at one time."""
+    """Deliveries and lag of a Trigger at one time."""
 
     time: float
     """Seconds, by a clock that only goes forward."""
     delivered: int
-    """Events delivered so far; less than in the last sample: counted anew."""
+    """Events delivered so far; fewer than in the previous sample means that counting restarted."""
     lag: int | None
     """Events waiting; None: not known, which is no reason for any change."""
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """What it was found to be, and since when (a sample's time)."""
+class ActivityState:
+    """A Trigger's activity, and since when (a sample's time)."""
 
     activity: Activity
     since: float
 
 
-def judge(
-    before: Judged, samples: Sequence[Sample], lag_threshold: int, limits: Limits = USUAL
-) -> Judged:
-    """What it is now, by samples in the order of their times; `before` where they don't say.
+def judge_activity(
+    before: ActivityState,
+    samples: Sequence[Sample],
+    lag_threshold: int,
+    limits: ActivityLimits = DEFAULT_LIMITS,
+) -> ActivityState:
+    """Judge a Trigger's activity by samples in the order of time; returns `before` if nothing has
+    changed.
 
-    Those of the last `span` seconds are enough, and the one before these.
+    The samples of the last `decisive_seconds`, and the one before these, are enough.
     """
 
     def is_much(lag: int) -> bool:
         return lag > limits.busy_lag * lag_threshold
 
-    recent = _since(samples, span(before.activity, limits), before.since)
+    recent = _samples_of_last(samples, decisive_seconds(before.activity, limits), before.since)
     if before.activity is Activity.QUIET:
         much = [each.lag is not None and is_much(each.lag) for each in recent]
-        if recent and (all(much) or _rate(recent) > limits.busy_rate):
-            return Judged(Activity.BUSY, samples[-1].time)
+        if recent and (all(much) or _delivery_rate(recent) > limits.busy_rate):
+            return ActivityState(Activity.BUSY, samples[-1].time)
     else:
         little = [each.lag is not None and not is_much(each.lag) for each in recent]
-        if recent and all(little) and _rate(recent) < limits.quiet_rate:
-            return Judged(Activity.QUIET, samples[-1].time)
+        if recent and all(little) and _delivery_rate(recent) < limits.quiet_rate:
+            return ActivityState(Activity.QUIET, samples[-1].time)
     return before
 
 
-def span(activity: Activity, limits: Limits = USUAL) -> float:
-    """Seconds whose samples say whether it isn't that any more."""
+def decisive_seconds(activity: Activity, limits: ActivityLimits = DEFAULT_LIMITS) -> float:
+    """Seconds of samples that are needed to see that a Trigger no longer has this activity."""
     return limits.busy_for if activity is Activity.QUIET else limits.quiet_for
 
 
-def load(samples: Sequence[Sample], lag_threshold: int, limits: Limits = USUAL) -> float:
-    """How busy it is, to compare it with others: 1 is at the limit, by what waits or is delivered.
+def relative_load(
+    samples: Sequence[Sample], lag_threshold: int, limits: ActivityLimits = DEFAULT_LIMITS
+) -> float:
+    """How busy a Trigger is, relative to the limits of lag and of delivery rate: 1 is at a limit.
 
-    Of the whole time of the samples, two at least.
+    Needs two samples or more, and covers all of their time.
     """
     waiting = (samples[-1].lag or 0) / (limits.busy_lag * lag_threshold)
-    return max(waiting, _rate(samples) / limits.busy_rate)
+    return max(waiting, _delivery_rate(samples) / limits.busy_rate)
 
 
-def _since(samples: Sequence[Sample], seconds: float, since: float) -> Sequence[Sample]:
-    """The samples of so many seconds until the last one; none if they don't go back so far."""
+def _samples_of_last(samples: Sequence[Sample], seconds: float, since: float) -> Sequence[Sample]:
+    """The samples of the last `seconds`; empty if there are none that old since time `since`."""
     recent: list[Sample] = []
     for each in reversed(samples):
         if each.time < since:
@@ -119,8 +126,8 @@ def _since(samples: Sequence[Sample], seconds: float, since: float) -> Sequence[
     return ()
 
 
-def _rate(samples: Sequence[Sample]) -> float:
-    """Deliveries a second between the first and the last one."""
+def _delivery_rate(samples: Sequence[Sample]) -> float:
+    """Deliveries a second between the first and the last sample."""
     grown = sum(
         later.delivered - (earlier.delivered if earlier.delivered <= later.delivered else 0)
         for earlier, later in pairwise(samples)

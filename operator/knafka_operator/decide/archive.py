@@ -28,14 +28,14 @@ from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka_operator.decide import archive_manifests as manifests
 from knafka_operator.decide.archive_runs import (
     is_recorded,
-    moment,
-    name_of,
-    number_in,
-    outcome,
-    recorded,
-    run_of,
-    waits_for,
-    written,
+    job_outcome,
+    object_name,
+    parse_timestamp,
+    run_number,
+    run_number_in,
+    run_status_patch,
+    start_problem,
+    timestamp,
 )
 from knafka_operator.decide.effects import (
     Apply,
@@ -57,7 +57,7 @@ from knafka_operator.decide.status import (
 from knafka_operator.decide.steps import Step
 from knafka_operator.decide.trigger import BrokerState
 from knafka_operator.decide.trigger_conditions import check_broker
-from knafka_operator.model.archives import OF_ARCHIVE, RUN, DeadLetterArchive
+from knafka_operator.model.archives import ARCHIVE_LABEL, RUN_ANNOTATION, DeadLetterArchive
 from knafka_operator.model.conditions import SUCCEEDED
 from knafka_operator.model.family import BROKERS
 from knafka_operator.model.operations import Operation
@@ -65,10 +65,11 @@ from knafka_operator.model.settings import Settings
 
 ARCHIVE_CONDITIONS: Final = (BROKER_READY, STORAGE_READY, TOPICS_READ, SUCCEEDED)
 
-LOOK: Final = 30.0
+RECHECK_SECONDS: Final = 30.0
 """Seconds until an archive is reconciled again if nothing changes."""
-LOOK_AT_JOB: Final = 10.0
-"""Seconds until then while a Job runs, or while another archive holds the tables."""
+JOB_RECHECK_SECONDS: Final = 10.0
+"""Seconds until an archive is reconciled again while its Job runs, or while another archive holds
+the tables."""
 FIRST_RETRY: Final = 60.0
 MAX_RETRY: Final = 21_600.0
 """Seconds after a Job that failed until the next: the first, doubled each time, up to the last."""
@@ -88,7 +89,7 @@ class ObservedArchive(Observed, Generic[K]):
     """The status as it is now, with what effects have written."""
     broker: BrokerState[K] | None = None
     stored_broker: Mapping[str, Any] | None = None
-    ours: bool = True
+    broker_is_ours: bool = True
     storage: KnafkaError | None = None
     """The problem with the storage; None: there is none."""
     group: str = ""
@@ -111,7 +112,7 @@ class ObservedArchive(Observed, Generic[K]):
     """Whether the archive that holds the Lease was deleted, and has no Job any more."""
     address: str = ""
     """The Broker's address; empty: it has none."""
-    account: bool = False
+    account_applied: bool = False
     """Whether the ServiceAccount and RoleBinding of executors have been applied."""
 
     @property
@@ -120,13 +121,14 @@ class ObservedArchive(Observed, Generic[K]):
         return next(iter(self.failed.values()), None)
 
     def after(self, effect: Effect, result: Any) -> ObservedArchive[K]:
-        seen = super().after(effect, result)
+        """A copy that includes an effect's result."""
+        observed = super().after(effect, result)
         match effect:
             case WriteStatus(patch=news):
-                return replace(seen, status={**seen.status, **news})
+                return replace(observed, status={**observed.status, **news})
             case Apply(Step.APPLY_ACCOUNT):
-                return replace(seen, account=True)
-        return seen
+                return replace(observed, account_applied=True)
+        return observed
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,111 +137,115 @@ class ArchiveDecision:
     conditions: ConditionSet
     status: Mapping[str, Any]
     """All but the conditions."""
-    again: float
+    requeue_after: float
     """Seconds until it is looked at again, should nothing change."""
 
 
-def decide(seen: ObservedArchive[K], settings: Settings, now: datetime) -> ArchiveDecision:
+def decide(observed: ObservedArchive[K], settings: Settings, now: datetime) -> ArchiveDecision:
     """Decide an archive's status and effects, which are in the order of `ARCHIVE_ORDER`."""
-    conditions, before = ConditionSet(ARCHIVE_CONDITIONS), seen.status
+    conditions, before = ConditionSet(ARCHIVE_CONDITIONS), observed.status
     status: dict[str, Any] = {
-        "observedGeneration": seen.document["metadata"].get("generation", 0),
-        "run": max([before.get("run", 0), *map(run_of, seen.jobs)]),
+        "observedGeneration": observed.document["metadata"].get("generation", 0),
+        "run": max([before.get("run", 0), *map(run_number, observed.jobs)]),
         "failures": before.get("failures", 0),
     }
 
-    def decided(*effects: Effect, phase: str, again: float = LOOK) -> ArchiveDecision:
-        running = next((name_of(each) for each in seen.jobs if not outcome(each)), "")
+    def decided(*effects: Effect, phase: str, again: float = RECHECK_SECONDS) -> ArchiveDecision:
+        running = next((object_name(each) for each in observed.jobs if not job_outcome(each)), "")
         status.update(phase=phase, job=running)
-        some = () if seen.failure is not None else effects
+        some = () if observed.failure is not None else effects
         return ArchiveDecision(some, conditions, status, again)
 
-    archive = seen.archive
+    archive = observed.archive
     if isinstance(archive, InvalidDocument):
         conditions.fail(STORAGE_READY, archive)
     else:
         with conditions.step(BROKER_READY):
-            if not seen.ours:
+            if not observed.broker_is_ours:
                 message = f'Broker "{archive.spec.broker}" is another implementation\'s'
                 raise NotReady("BrokerNotOurs", message)
-            if seen.broker is None:  # whether it is Ready says nothing about its dead letters
-                check_broker(BROKERS, archive.spec.broker, None, None, seen.stored_broker)
+            if observed.broker is None:  # whether it is Ready says nothing about its dead letters
+                check_broker(BROKERS, archive.spec.broker, None, None, observed.stored_broker)
         with conditions.step(STORAGE_READY):
-            if seen.storage is not None:
-                raise seen.storage
+            if observed.storage is not None:
+                raise observed.storage
         with conditions.step(TOPICS_READ):
-            if isinstance(seen.waiting, KnafkaError):
-                raise seen.waiting
-            if seen.waiting is None:
+            if isinstance(observed.waiting, KnafkaError):
+                raise observed.waiting
+            if observed.waiting is None:
                 raise NotReady("Waiting", "what waits isn't known yet", transient=True)
-            status |= _waited(seen.waiting, before, now)
-    _judge_runs(conditions, seen)
+            status |= _waiting_status(observed.waiting, before, now)
+    _set_succeeded_condition(conditions, observed)
 
     # Finish Jobs that exist, whatever else is wrong.
-    for each in seen.jobs:
-        name, going = name_of(each), "deletionTimestamp" in each["metadata"]
-        if not (ended := outcome(each)):
-            ending = (_deleting(each),) if name in seen.unwanted and not going else ()
-            return decided(*ending, phase="Running", again=LOOK_AT_JOB)
+    for each in observed.jobs:
+        name, going = object_name(each), "deletionTimestamp" in each["metadata"]
+        if not (ended := job_outcome(each)):
+            ending = (_delete_job(each),) if name in observed.unwanted and not going else ()
+            return decided(*ending, phase="Running", again=JOB_RECHECK_SECONDS)
         if not is_recorded(each, before):
-            generation = seen.document["metadata"].get("generation", 0)
-            news = recorded(each, ended, seen.pods.get(name), before, generation, now)
-            return decided(WriteStatus(Step.RECORD_RUN, news), phase="Ending", again=LOOK_AT_JOB)
-        effects = () if going or name in seen.unrecorded else (_deleting(each),)
-        return decided(*effects, phase="Ending", again=LOOK_AT_JOB)
+            generation = observed.document["metadata"].get("generation", 0)
+            news = run_status_patch(each, ended, observed.pods.get(name), before, generation, now)
+            return decided(
+                WriteStatus(Step.RECORD_RUN, news), phase="Ending", again=JOB_RECHECK_SECONDS
+            )
+        effects = () if going or name in observed.unrecorded else (_delete_job(each),)
+        return decided(*effects, phase="Ending", again=JOB_RECHECK_SECONDS)
 
     idle = "Failing" if status["failures"] else "Idle"
-    mine = holder(seen.document)
-    held = seen.lease is not None and seen.lease["spec"].get("holderIdentity") == mine
-    releasing = (_releasing(seen.lease, settings),) if held and seen.lease else ()
+    mine = lease_holder(observed.document)
+    held = observed.lease is not None and observed.lease["spec"].get("holderIdentity") == mine
+    releasing = (_release_lease(observed.lease, settings),) if held and observed.lease else ()
     if isinstance(archive, InvalidDocument) or not conditions.holds(
         BROKER_READY, STORAGE_READY, TOPICS_READ
     ):
         return decided(*releasing, phase=idle)
-    assert seen.broker is not None
-    wanted, report, again = _due(archive, {**before, **status}, now)
-    operation, again = seen.next_operation, min(again, seen.operations_again)
-    if operation is not None and wanted and not _was_last(before):
+    assert observed.broker is not None
+    wanted, report, again = _due_run(archive, {**before, **status}, now)
+    operation, again = observed.next_operation, min(again, observed.operations_again)
+    if operation is not None and wanted and not _last_run_was_own(before):
         operation = None
     if not wanted and operation is None:
         return decided(*releasing, phase=idle, again=again)
 
-    of = manifests.root(archive.metadata.namespace, archive.spec.storage)
-    taking = manifests.lease(of, mine, now, settings)
-    if seen.lease is None:
-        return decided(Create(Step.TAKE_LEASE, taking), phase="Queued", again=LOOK_AT_JOB)
+    of = manifests.storage_root(archive.metadata.namespace, archive.spec.storage)
+    taking = manifests.lease_manifest(of, mine, now, settings)
+    if observed.lease is None:
+        return decided(Create(Step.TAKE_LEASE, taking), phase="Queued", again=JOB_RECHECK_SECONDS)
     if not held:
-        if not seen.holder_is_gone:
-            return decided(phase="Queued", again=LOOK_AT_JOB)
-        version = seen.lease["metadata"].get("resourceVersion")
+        if not observed.holder_is_gone:
+            return decided(phase="Queued", again=JOB_RECHECK_SECONDS)
+        version = observed.lease["metadata"].get("resourceVersion")
         taking = {**taking, "metadata": {**taking["metadata"], "resourceVersion": version}}
-        return decided(Apply(Step.REPLACE_LEASE, (taking,)), phase="Queued", again=LOOK_AT_JOB)
-    if archive.spec.executors and not seen.account:
-        applying = Apply(Step.APPLY_ACCOUNT, manifests.account(archive), ACCOUNT_REFUSAL)
-        return decided(applying, phase="Queued", again=LOOK_AT_JOB)
-    servers = seen.broker.defaults.kafka.bootstrap_servers
-    secret, run = seen.broker.secret, status["run"] + 1
-    job = manifests.job(
+        return decided(
+            Apply(Step.REPLACE_LEASE, (taking,)), phase="Queued", again=JOB_RECHECK_SECONDS
+        )
+    if archive.spec.executors and not observed.account_applied:
+        applying = Apply(Step.APPLY_ACCOUNT, manifests.account_manifests(archive), ACCOUNT_REFUSAL)
+        return decided(applying, phase="Queued", again=JOB_RECHECK_SECONDS)
+    servers = observed.broker.defaults.kafka.bootstrap_servers
+    secret, run = observed.broker.secret, status["run"] + 1
+    job = manifests.job_manifest(
         archive,
         run,
-        seen.group,
+        observed.group,
         servers,
         secret,
         settings,
         report=report,
-        address=seen.address,
+        address=observed.address,
         operation=operation,
     )
-    creating = Create(Step.CREATE_JOB, job, JOB_REFUSAL, OF_ARCHIVE)
-    return decided(creating, phase="Queued", again=LOOK_AT_JOB)
+    creating = Create(Step.CREATE_JOB, job, JOB_REFUSAL, ARCHIVE_LABEL)
+    return decided(creating, phase="Queued", again=JOB_RECHECK_SECONDS)
 
 
-def _deleting(job: Mapping[str, Any]) -> Delete:
-    name = ObjectName(manifests.BATCH, "Job", job["metadata"]["namespace"], name_of(job))
+def _delete_job(job: Mapping[str, Any]) -> Delete:
+    name = ObjectName(manifests.BATCH, "Job", job["metadata"]["namespace"], object_name(job))
     return Delete(Step.DELETE_JOB, (name,))
 
 
-def _releasing(lease: Mapping[str, Any], settings: Settings) -> Delete:
+def _release_lease(lease: Mapping[str, Any], settings: Settings) -> Delete:
     kind = manifests.COORDINATION, "Lease", settings.namespace
     return Delete(Step.RELEASE_LEASE, (ObjectName(*kind, lease["metadata"]["name"]),))
 
@@ -247,60 +253,61 @@ def _releasing(lease: Mapping[str, Any], settings: Settings) -> Delete:
 # When.
 
 
-def _waited(waiting: int, before: Mapping[str, Any], now: datetime) -> Mapping[str, Any]:
-    since = (before.get("waitingSince") or written(now)) if waiting else ""
+def _waiting_status(waiting: int, before: Mapping[str, Any], now: datetime) -> Mapping[str, Any]:
+    since = (before.get("waitingSince") or timestamp(now)) if waiting else ""
     return {"waiting": waiting, "waitingSince": since}
 
 
-def _due(
+def _due_run(
     archive: DeadLetterArchive, status: Mapping[str, Any], now: datetime
 ) -> tuple[bool, bool, float]:
     """Whether a run is due, whether it includes a report, and seconds until that may change."""
-    rules, again = archive.spec.compaction, LOOK
+    rules, again = archive.spec.compaction, RECHECK_SECONDS
     waiting = status.get("waiting", 0)
     many = waiting >= rules.number
     old = False
     if waiting:
-        since = moment(status["waitingSince"])
+        since = parse_timestamp(status["waitingSince"])
         left = rules.age - (now - since).total_seconds()
         old, again = left <= 0, min(again, max(1.0, left))
-    asked = archive.metadata.annotations.get(RUN, "")
+    asked = archive.metadata.annotations.get(RUN_ANNOTATION, "")
     requested = bool(asked) and asked != status.get("requested", "")
     # A report on nothing is no use to anybody.
     has_any = bool(status.get("archived") or waiting)
     report = archive.spec.report is not None and has_any
-    scheduled = report and _next_report(archive, status) <= now
-    retry = _retry_at(archive, status)
+    scheduled = report and _next_report_time(archive, status) <= now
+    retry = _next_retry_time(archive, status)
     if retry is not None and now < retry and not requested:
-        return False, False, min(LOOK, max(1.0, (retry - now).total_seconds()))
+        return False, False, min(RECHECK_SECONDS, max(1.0, (retry - now).total_seconds()))
     wanted = many or old or scheduled or requested
     return wanted, report and (scheduled or requested), again
 
 
-def _was_last(status: Mapping[str, Any]) -> bool:
+def _last_run_was_own(status: Mapping[str, Any]) -> bool:
     """Whether the last Job was the archive's own, and not an operation's."""
     own, other = (
-        number_in((status.get(each) or {}).get("job", "")) for each in ("lastRun", "lastOperation")
+        run_number_in((status.get(each) or {}).get("job", ""))
+        for each in ("lastRun", "lastOperation")
     )
     return own > other
 
 
-def _next_report(archive: DeadLetterArchive, status: Mapping[str, Any]) -> datetime:
+def _next_report_time(archive: DeadLetterArchive, status: Mapping[str, Any]) -> datetime:
     assert archive.spec.report is not None
     made = (status.get("report") or {}).get("made")
     since = made or status.get("firstRun") or status["waitingSince"]
     zone = ZoneInfo(archive.spec.report.time_zone)
-    moments = CronSim(archive.spec.report.schedule, moment(since).astimezone(zone))
+    moments = CronSim(archive.spec.report.schedule, parse_timestamp(since).astimezone(zone))
     return next(moments, datetime.max.replace(tzinfo=zone))
 
 
-def _retry_at(archive: DeadLetterArchive, status: Mapping[str, Any]) -> datetime | None:
+def _next_retry_time(archive: DeadLetterArchive, status: Mapping[str, Any]) -> datetime | None:
     """When the next Job may be tried after failures. None: at once, as the last one succeeded, or
     the archive was changed since."""
     last, failures = status.get("lastRun") or {}, status.get("failures", 0)
     if not failures or last.get("generation") != archive.metadata.generation:
         return None
-    return moment(last["finished"]) + timedelta(seconds=retry_after(failures))
+    return parse_timestamp(last["finished"]) + timedelta(seconds=retry_after(failures))
 
 
 def retry_after(failures: int) -> float:
@@ -311,23 +318,23 @@ def retry_after(failures: int) -> float:
 # Jobs.
 
 
-def holder(document: Mapping[str, Any]) -> str:
+def lease_holder(document: Mapping[str, Any]) -> str:
     """The archive's identity as the holder of a Lease: `NAMESPACE/NAME/UID`."""
     metadata = document["metadata"]
     return f"{metadata['namespace']}/{metadata['name']}/{metadata.get('uid', '')}"
 
 
-def _judge_runs(conditions: ConditionSet, seen: ObservedArchive[K]) -> None:
-    last = seen.status.get("lastRun") or {}
+def _set_succeeded_condition(conditions: ConditionSet, observed: ObservedArchive[K]) -> None:
+    last = observed.status.get("lastRun") or {}
     with conditions.step(SUCCEEDED):
-        if seen.failure is not None:
-            raise seen.failure
-        for each in seen.jobs:
-            pod = seen.pods.get(name_of(each))
-            if not outcome(each) and pod is not None and (why := waits_for(pod)):
-                message = f"Job {name_of(each)} doesn't start: {why:.500}"
+        if observed.failure is not None:
+            raise observed.failure
+        for each in observed.jobs:
+            pod = observed.pods.get(object_name(each))
+            if not job_outcome(each) and pod is not None and (why := start_problem(pod)):
+                message = f"Job {object_name(each)} doesn't start: {why:.500}"
                 raise NotReady("JobNotStarted", message)
-        if seen.status.get("failures", 0):
-            times = seen.status["failures"]
+        if observed.status.get("failures", 0):
+            times = observed.status["failures"]
             message = f"Job {last.get('job')} failed ({times} in a row): {last.get('message', '')}"
             raise NotReady("JobFailed", message)

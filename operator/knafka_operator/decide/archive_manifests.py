@@ -17,8 +17,13 @@ from knafka.core import names
 from knafka.core.names import NAME_TEMPLATES
 from knafka_operator.decide import services
 from knafka_operator.decide.effects import Manifest
-from knafka_operator.model.archives import OF_ARCHIVE, RUN, DeadLetterArchive, Storage
-from knafka_operator.model.operations import OF_OPERATION, OPERATION, Operation, Replay
+from knafka_operator.model.archives import ARCHIVE_LABEL, RUN_ANNOTATION, DeadLetterArchive, Storage
+from knafka_operator.model.operations import (
+    OPERATION_ANNOTATION,
+    OPERATION_LABEL,
+    Operation,
+    Replay,
+)
 from knafka_operator.model.resources import CORE, RBAC
 from knafka_operator.model.settings import Settings
 
@@ -28,16 +33,16 @@ ROLE: Final = "archive"
 DRIVER_ROLE: Final = "knafka-dead-letter-driver"
 """The ClusterRole that operator/deploy/dead-letters has for Jobs with executors."""
 ROOT: Final = "knafka.dev/archive-root"
-"""Annotation of a Lease: the storage whose tables it protects, as `root` identifies it."""
+"""Annotation of a Lease: the storage whose tables it protects, as `storage_root` identifies it."""
 JOB_NAME: Final = "batch.kubernetes.io/job-name"
 """Label that Kubernetes puts on a Job's pods."""
-FORGOTTEN: Final = 86_400
+FINISHED_JOB_TTL: Final = 86_400
 """Seconds after which Kubernetes deletes a finished Job that no operator has looked at."""
 USER: Final = 65_532
 
 DEFAULT_REGION: Final = "us-east-1"
 MOUNT: Final = "/archive"
-TOKENS: Final = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+STORE_KEY_NAMES: Final = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 
 _SECURITY: Final[Mapping[str, Any]] = {
     "runAsNonRoot": True,
@@ -50,32 +55,34 @@ _ADDRESS: Final = re.compile(r"https?://[A-Za-z0-9.:-]+(?:/[A-Za-z0-9._~-]*)*").
 """Matches an address that may become an argument of the Job. It comes from a status, which others
 may write, and Kubernetes would replace a `$(NAME)` in it by a variable's value, such as an S3 key.
 """
-_PASSED_ON: Final = ("imagePullSecrets", "nodeSelector", "tolerations", "affinity")
+_INSTALLATION_POD_FIELDS: Final = ("imagePullSecrets", "nodeSelector", "tolerations", "affinity")
 """Fields of KNAFKA_POD that these pods have too."""
 
 
 def job_name(archive: str, run: int) -> str:
+    """The name of an archive's Job of this run number."""
     return f"{archive.replace('.', '-')}-{run}"
 
 
 def account_name(archive: str) -> str:
+    """The name of the ServiceAccount of an archive's Jobs with executors."""
     return names.child(archive, "-dead-letter-driver")
 
 
-def root(namespace: str, storage: Storage) -> str:
-    """Identify a storage of tables: its URL, or `claim://NAMESPACE/CLAIM/PATH`."""
+def storage_root(namespace: str, storage: Storage) -> str:
+    """Identify the storage of an archive's tables: its URL, or `claim://NAMESPACE/CLAIM/PATH`."""
     if storage.url is not None:
         return storage.url
     assert storage.claim is not None
     return f"claim://{namespace}/{storage.claim.name}/{storage.claim.path}"
 
 
-def tables(storage: Storage) -> str:
+def tables_location(storage: Storage) -> str:
     """The URL or folder of the tables, as the Job's pods open it."""
     return storage.url or f"{MOUNT}/{storage.claim.path if storage.claim else ''}"
 
 
-def job(
+def job_manifest(
     archive: DeadLetterArchive,
     run: int,
     group: str,
@@ -93,19 +100,19 @@ def job(
     announces it at `address`, the Broker's.
     """
     spec, metadata = archive.spec, archive.metadata
-    words = _words(archive, group, bootstrap_servers, secret)
+    words = _common_options(archive, group, bootstrap_servers, secret)
     labels = _labels(archive)
     if operation is None:
         arguments: Sequence[str] = [
-            *_arguments(archive, words),
-            *(_of_report(archive, address, settings) if report else ()),
+            *_archive_arguments(archive, words),
+            *(_report_options(archive, address, settings) if report else ()),
         ]
         # The value of the archive's annotation that asked for this run, to see when it is done.
-        annotations = {RUN: metadata.annotations.get(RUN, "")}
+        annotations = {RUN_ANNOTATION: metadata.annotations.get(RUN_ANNOTATION, "")}
     else:
         arguments = operation_arguments(operation, words)
-        labels = {**labels, OF_OPERATION: operation.metadata.uid}
-        annotations = {OPERATION: f"{operation.kind}/{operation.metadata.name}"}
+        labels = {**labels, OPERATION_LABEL: operation.metadata.uid}
+        annotations = {OPERATION_ANNOTATION: f"{operation.kind}/{operation.metadata.name}"}
     return {
         "apiVersion": BATCH,
         "kind": "Job",
@@ -121,7 +128,7 @@ def job(
             # The operator retries a failed run, after a while.
             "backoffLimit": 0,
             "activeDeadlineSeconds": max(1, round(spec.timeout)),
-            "ttlSecondsAfterFinished": FORGOTTEN,
+            "ttlSecondsAfterFinished": FINISHED_JOB_TTL,
             # A pod that is evicted with its node has not failed; its successor starts only when it
             # is gone.
             "podReplacementPolicy": "Failed",
@@ -135,19 +142,19 @@ def job(
             },
             "template": {
                 "metadata": {"labels": labels},
-                "spec": _pod(archive, arguments, secret, settings),
+                "spec": _pod_spec(archive, arguments, secret, settings),
             },
         },
     }
 
 
-def _words(
+def _common_options(
     archive: DeadLetterArchive, group: str, bootstrap_servers: str, secret: tuple[str, str] | None
 ) -> Mapping[str, str]:
     """The options that every run gets, by name."""
     spec = archive.spec
     words = {
-        "tables": tables(spec.storage),
+        "tables": tables_location(spec.storage),
         "broker": f"{archive.metadata.namespace}/{spec.broker}",
         "bootstrap-servers": bootstrap_servers,
         "group": group,
@@ -156,7 +163,7 @@ def _words(
     return words if secret is None else {**words, "secret": services.SECRET_PATH}
 
 
-def _arguments(archive: DeadLetterArchive, words: Mapping[str, str]) -> Sequence[str]:
+def _archive_arguments(archive: DeadLetterArchive, words: Mapping[str, str]) -> Sequence[str]:
     spec, more = archive.spec, dict[str, str]()
     for name in ("resolved", "unresolved"):
         if (kept := getattr(spec.retention, name)) is not None:
@@ -164,7 +171,7 @@ def _arguments(archive: DeadLetterArchive, words: Mapping[str, str]) -> Sequence
     return ["archive", *_options({**words, **more})]
 
 
-def _of_report(archive: DeadLetterArchive, address: str, settings: Settings) -> Sequence[str]:
+def _report_options(archive: DeadLetterArchive, address: str, settings: Settings) -> Sequence[str]:
     """The options of a report: the days it covers, and where it is announced and shown."""
     words = {"archive": archive.metadata.name, "trace-url": settings.trace_url}
     if (declared := archive.spec.report) is not None:
@@ -185,7 +192,7 @@ def operation_arguments(operation: Operation, words: Mapping[str, str]) -> Seque
     # The API server cuts a creation time to whole seconds.
     created = datetime.fromisoformat(metadata.creation_timestamp) + timedelta(seconds=1)
     asked["until"] = min(asked.get("until", created.isoformat()), created.isoformat())
-    more = {"select": services.one_line(asked)}
+    more = {"select": services.compact_json(asked)}
     flags = ["--dry-run"] if spec.dry_run else []
     if not isinstance(operation, Replay):
         flags += ["--unresolved"] if operation.spec.unresolved else []
@@ -200,7 +207,7 @@ def _options(words: Mapping[str, str]) -> Sequence[str]:
     return [f"--{key}={value}" for key, value in words.items()]
 
 
-def _pod(
+def _pod_spec(
     archive: DeadLetterArchive,
     arguments: Sequence[str],
     secret: tuple[str, str] | None,
@@ -213,11 +220,11 @@ def _pod(
     container: Manifest = {
         "name": "archive",
         "image": settings.jobs_image,
-        "args": [services.literal(argument) for argument in arguments],
+        "args": [services.escape_dollars(argument) for argument in arguments],
         "env": [
-            _of_pod("KNAFKA_POD_NAME", "metadata.name"),
-            _of_pod("KNAFKA_POD_NAMESPACE", "metadata.namespace"),
-            _of_pod("KNAFKA_POD_IP", "status.podIP"),
+            _pod_field_variable("KNAFKA_POD_NAME", "metadata.name"),
+            _pod_field_variable("KNAFKA_POD_NAMESPACE", "metadata.namespace"),
+            _pod_field_variable("KNAFKA_POD_IP", "status.podIP"),
             {
                 "name": "KNAFKA_MEMORY",
                 "valueFrom": {
@@ -237,7 +244,7 @@ def _pod(
         "volumeMounts": mounts,
     }
     pod: dict[str, Any] = {
-        **_passed_on(settings),
+        **_installation_pod_fields(settings),
         "restartPolicy": "Never",
         "enableServiceLinks": False,
         # Only a run with executors needs a token: it creates pods.
@@ -258,12 +265,14 @@ def _environment(archive: DeadLetterArchive, settings: Settings) -> list[Manifes
     if templates := settings.naming.others:
         found[NAME_TEMPLATES] = "\n".join(templates)
     if of_spark:
-        found["KNAFKA_SPARK"] = services.one_line(of_spark)
+        found["KNAFKA_SPARK"] = services.compact_json(of_spark)
     if spec.executors:
         found["KNAFKA_EXECUTOR_IMAGE"] = settings.jobs_image
         found["KNAFKA_EXECUTOR_CPU"] = str(spec.resources.requests.get("cpu", "1"))
-        found["KNAFKA_EXECUTOR_TEMPLATE"] = services.one_line(executor(archive, settings))
-    return [*services.variables(found)]
+        found["KNAFKA_EXECUTOR_TEMPLATE"] = services.compact_json(
+            executor_template(archive, settings)
+        )
+    return [*services.env_variables(found)]
 
 
 def s3_settings(endpoint: str, region: str) -> dict[str, str]:
@@ -276,7 +285,7 @@ def s3_settings(endpoint: str, region: str) -> dict[str, str]:
     return {f"spark.hadoop.fs.s3a.{key}": value for key, value in found.items()}
 
 
-def executor(archive: DeadLetterArchive, settings: Settings) -> Manifest:
+def executor_template(archive: DeadLetterArchive, settings: Settings) -> Manifest:
     """The pod template of Spark's executors; Spark adds memory, CPU and the rest."""
     volumes, mounts = _volumes(archive.spec.storage)
     return {
@@ -284,7 +293,7 @@ def executor(archive: DeadLetterArchive, settings: Settings) -> Manifest:
         "kind": "Pod",
         "metadata": {"labels": _labels(archive)},
         "spec": {
-            **_passed_on(settings),
+            **_installation_pod_fields(settings),
             "enableServiceLinks": False,
             "automountServiceAccountToken": False,
             "securityContext": {"fsGroup": USER, "fsGroupChangePolicy": "OnRootMismatch"},
@@ -301,7 +310,7 @@ def executor(archive: DeadLetterArchive, settings: Settings) -> Manifest:
     }
 
 
-def account(archive: DeadLetterArchive) -> tuple[Manifest, ...]:
+def account_manifests(archive: DeadLetterArchive) -> tuple[Manifest, ...]:
     """ServiceAccount and RoleBinding of a Job with executors: Spark may manage pods with them, in
     the archive's namespace."""
     namespace, name = archive.metadata.namespace, account_name(archive.metadata.name)
@@ -332,7 +341,7 @@ def account(archive: DeadLetterArchive) -> tuple[Manifest, ...]:
     )
 
 
-def lease(of: str, holder: str, now: datetime, settings: Settings) -> Manifest:
+def lease_manifest(of: str, holder: str, now: datetime, settings: Settings) -> Manifest:
     """The Lease that lets one archive of a namespace, `holder`, run Jobs on the tables at `of`.
 
     Each namespace has a Lease of its own for the same tables: any archive may name any bucket.
@@ -343,7 +352,7 @@ def lease(of: str, holder: str, now: datetime, settings: Settings) -> Manifest:
         "metadata": {
             "namespace": settings.namespace,
             "name": names.archive_lease(holder.partition("/")[0], of),
-            "labels": services.with_common_labels({services.ROLE: ROLE}),
+            "labels": services.with_common_labels({services.ROLE_LABEL: ROLE}),
             "annotations": {ROOT: of},
         },
         "spec": {
@@ -354,12 +363,16 @@ def lease(of: str, holder: str, now: datetime, settings: Settings) -> Manifest:
 
 
 def _labels(archive: DeadLetterArchive) -> Mapping[str, str]:
-    labels = services.with_common_labels({services.ROLE: ROLE, OF_ARCHIVE: archive.metadata.uid})
+    labels = services.with_common_labels(
+        {services.ROLE_LABEL: ROLE, ARCHIVE_LABEL: archive.metadata.uid}
+    )
     return {**labels, "knafka.dev/archive-name": names.child(archive.metadata.name, "")}
 
 
-def _passed_on(settings: Settings) -> Mapping[str, Any]:
-    return {key: value for key, value in settings.pods.spec.items() if key in _PASSED_ON}
+def _installation_pod_fields(settings: Settings) -> Mapping[str, Any]:
+    return {
+        key: value for key, value in settings.pods.spec.items() if key in _INSTALLATION_POD_FIELDS
+    }
 
 
 def _volumes(storage: Storage) -> tuple[list[Manifest], list[Manifest]]:
@@ -391,12 +404,12 @@ def _credentials(storage: Storage) -> list[Manifest]:
         {
             "name": key,
             "valueFrom": {
-                "secretKeyRef": {"name": secret, "key": key, "optional": key == TOKENS[-1]}
+                "secretKeyRef": {"name": secret, "key": key, "optional": key == STORE_KEY_NAMES[-1]}
             },
         }
-        for key in TOKENS
+        for key in STORE_KEY_NAMES
     ]
 
 
-def _of_pod(name: str, field: str) -> Manifest:
+def _pod_field_variable(name: str, field: str) -> Manifest:
     return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": field}}}

@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from knafka_operator.model.archives import RUN
-from knafka_operator.model.operations import OF_OPERATION, OPERATION
+from knafka_operator.model.archives import RUN_ANNOTATION
+from knafka_operator.model.operations import OPERATION_ANNOTATION, OPERATION_LABEL
 
 
-def message_of(text: str) -> Mapping[str, Any]:
-    """A termination message: what a run has done, or `error` with what it left instead."""
+def run_report(text: str) -> Mapping[str, Any]:
+    """Parse a container's termination message: the JSON report of a run, or, if it isn't JSON,
+    `{"error": LAST LINE}`."""
     try:
         found = json.loads(text)
     except ValueError:
@@ -26,39 +27,41 @@ def message_of(text: str) -> Mapping[str, Any]:
     return {"error": lines[-1][:1000]} if lines else {}
 
 
-def outcome(job: Mapping[str, Any]) -> str:
-    """Complete or Failed; empty: it runs, or its pods do."""
+def job_outcome(job: Mapping[str, Any]) -> str:
+    """How a Job ended, `Complete` or `Failed`; empty while it or its pods run."""
     conditions = (job.get("status") or {}).get("conditions") or ()
     found = (each["type"] for each in conditions if each.get("status") == "True")
     return next((each for each in found if each in ("Complete", "Failed")), "")
 
 
-def run_of(job: Mapping[str, Any]) -> int:
-    return number_in(name_of(job))
+def run_number(job: Mapping[str, Any]) -> int:
+    """The run number of a Job; 0: its name has none."""
+    return run_number_in(object_name(job))
 
 
-def number_in(name: str) -> int:
-    """The number of a Job's run, which ends its name; 0: it has none."""
+def run_number_in(name: str) -> int:
+    """The run number at the end of a Job's name; 0: it has none."""
     number = name.rpartition("-")[2]
     return int(number) if number.isdecimal() else 0
 
 
-def name_of(job: Mapping[str, Any]) -> str:
+def object_name(job: Mapping[str, Any]) -> str:
+    """The name in an object's metadata."""
     return str(job["metadata"]["name"])
 
 
 def operation_uid(job: Mapping[str, Any]) -> str:
-    """Of the operation that a Job is for; empty: it is the archive's own."""
-    return str((job["metadata"].get("labels") or {}).get(OF_OPERATION, ""))
+    """UID of the operation that a Job runs; empty: the Job is the archive's own."""
+    return str((job["metadata"].get("labels") or {}).get(OPERATION_LABEL, ""))
 
 
 def is_recorded(job: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
-    """Whether the archive's status has how this Job ended."""
+    """Whether the archive's status already records how this Job ended."""
     last = status.get("lastOperation" if operation_uid(job) else "lastRun") or {}
-    return bool(last.get("job") == name_of(job))
+    return bool(last.get("job") == object_name(job))
 
 
-def recorded(
+def run_status_patch(
     job: Mapping[str, Any],
     ended: str,
     pod: Mapping[str, Any] | None,
@@ -66,21 +69,21 @@ def recorded(
     generation: int,
     now: datetime,
 ) -> Mapping[str, Any]:
-    """What is written of a run that has ended: all of it in one write.
+    """The status patch that records a finished Job, written at once.
 
-    `before` is the archive's status, `generation` that of what it is declared as.
+    `before` is the archive's status, `generation` its declared generation.
     """
-    found = message_of(terminated(pod).get("message") or "")
+    found = run_report(terminated_state(pod).get("message") or "")
     succeeded = ended == "Complete"
     run = {
-        "job": name_of(job),
+        "job": object_name(job),
         "outcome": "Succeeded" if succeeded else "Failed",
-        "started": started(job) or written(now),
-        "finished": written(now),
+        "started": start_time(job) or timestamp(now),
+        "finished": timestamp(now),
         **{each: found[each] for each in ("records", "missed", "purged") if each in found},
     }
     annotations = job["metadata"].get("annotations") or {}
-    patch: dict[str, Any] = {"run": max(before.get("run", 0), run_of(job))}
+    patch: dict[str, Any] = {"run": max(before.get("run", 0), run_number(job))}
     if succeeded:
         records = found.get("records", 0)
         patch |= {
@@ -92,35 +95,35 @@ def recorded(
     if operation_uid(job):  # whose failures are its own
         if succeeded:
             patch["failures"] = 0  # it has compacted
-        of = {**run, "of": annotations.get(OPERATION, "")}
-        return {**patch, "lastOperation": _in_place_of(before.get("lastOperation"), of)}
+        of = {**run, "of": annotations.get(OPERATION_ANNOTATION, "")}
+        return {**patch, "lastOperation": _replacing_patch(before.get("lastOperation"), of)}
     run["generation"] = generation
-    if asked := annotations.get(RUN):
+    if asked := annotations.get(RUN_ANNOTATION):
         patch["requested"] = asked
     if not succeeded:
-        run["message"] = why(job, pod, found)
-        last = _in_place_of(before.get("lastRun"), run)
+        run["message"] = failure_message(job, pod, found)
+        last = _replacing_patch(before.get("lastRun"), run)
         return {**patch, "lastRun": last, "failures": before.get("failures", 0) + 1}
     patch["failures"] = 0
     if isinstance(report := found.get("report"), Mapping):
         plain = {key: value for key, value in report.items() if isinstance(value, int | str)}
-        patch["report"] = _in_place_of(before.get("report"), {"made": run["started"], **plain})
-    return {**patch, "lastRun": _in_place_of(before.get("lastRun"), run)}
+        patch["report"] = _replacing_patch(before.get("report"), {"made": run["started"], **plain})
+    return {**patch, "lastRun": _replacing_patch(before.get("lastRun"), run)}
 
 
-def _in_place_of(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What has `now` stand in a status, into which it is merged, and nothing else of `before`."""
+def _replacing_patch(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A merge patch by which `now` replaces all of `before`."""
     return {**dict.fromkeys(before or ()), **now}
 
 
-def started(job: Mapping[str, Any]) -> str:
-    """When a Job was; empty: that isn't known."""
+def start_time(job: Mapping[str, Any]) -> str:
+    """When a Job started (RFC 3339); empty: not known."""
     reported = job.get("status") or {}
     return str(reported.get("startTime") or job["metadata"].get("creationTimestamp") or "")
 
 
-def terminated(pod: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """How the container of a pod ended."""
+def terminated_state(pod: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """The `terminated` state of a pod's container; empty if it hasn't ended."""
     statuses: Sequence[Any] = ((pod or {}).get("status") or {}).get("containerStatuses") or ()
     found: Mapping[str, Any] = (
         next((each.get("state") or {} for each in statuses), {}).get("terminated") or {}
@@ -128,10 +131,13 @@ def terminated(pod: Mapping[str, Any] | None) -> Mapping[str, Any]:
     return found
 
 
-def why(job: Mapping[str, Any], pod: Mapping[str, Any] | None, found: Mapping[str, Any]) -> str:
+def failure_message(
+    job: Mapping[str, Any], pod: Mapping[str, Any] | None, found: Mapping[str, Any]
+) -> str:
+    """Why a Job failed: by its report, its container's state, or its conditions."""
     if error := found.get("error"):
         return str(error)[:1000]
-    reason = terminated(pod).get("reason")
+    reason = terminated_state(pod).get("reason")
     if reason not in (None, "Error", "Completed"):
         return f"its container ended: {reason}"
     conditions = (job.get("status") or {}).get("conditions") or ()
@@ -141,8 +147,8 @@ def why(job: Mapping[str, Any], pod: Mapping[str, Any] | None, found: Mapping[st
     return " ".join(filter(None, (failed.get("reason"), failed.get("message")))) or "it failed"
 
 
-def waits_for(pod: Mapping[str, Any]) -> str:
-    """Why a pod doesn't start; empty: it has, or nothing is wrong yet."""
+def start_problem(pod: Mapping[str, Any]) -> str:
+    """Why a pod doesn't start; empty if it has started or no problem is reported."""
     status = pod.get("status") or {}
     for each in status.get("containerStatuses") or ():
         waiting = (each.get("state") or {}).get("waiting") or {}
@@ -154,9 +160,11 @@ def waits_for(pod: Mapping[str, Any]) -> str:
     return ""
 
 
-def written(moment: datetime) -> str:
+def timestamp(moment: datetime) -> str:
+    """A time as RFC 3339 in whole seconds; it must be UTC."""
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def moment(text: str) -> datetime:
+def parse_timestamp(text: str) -> datetime:
+    """The time of an RFC 3339 text."""
     return datetime.fromisoformat(text)

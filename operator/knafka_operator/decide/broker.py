@@ -13,12 +13,12 @@ from typing import Any, Final
 from knafka.core.contract import Ingress, Receiver, Sink
 from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka.ports.log import TopicDescription
-from knafka_operator.decide import desired, receivers, services
+from knafka_operator.decide import desired, receiver_services, receivers, services
 from knafka_operator.decide.authentication import (
     NO_AUTHENTICATION,
     Authentication,
-    address_of,
-    addresses_of,
+    addresses_status,
+    http_address,
 )
 from knafka_operator.decide.credentials import Mount
 from knafka_operator.decide.desired import Defaults, Topic
@@ -54,11 +54,16 @@ from knafka_operator.decide.status import (
     TOPIC_READY,
     ConditionSet,
     NotReady,
-    no_dead_letter_sink,
-    value,
+    no_dead_letter_sink_condition,
+    value_or_raise,
 )
 from knafka_operator.decide.steps import Step
-from knafka_operator.decide.topics import TopicRefused, as_declared, kept, topic_effects
+from knafka_operator.decide.topics import (
+    TopicRefused,
+    as_declared_condition,
+    topic_annotations,
+    topic_effects,
+)
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.maxima import Maxima
 from knafka_operator.model.resources import Broker, ConfigMap
@@ -74,8 +79,8 @@ RECEIVER_CONTRACT: Final = "knafka.dev/receiver-contract"
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
-    """What a Broker's ConfigMaps and Secret come to."""
+class BrokerConnection:
+    """Kafka configuration of a Broker, from its ConfigMaps and Secret."""
 
     config: ConfigMap
     defaults: Defaults
@@ -85,15 +90,15 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class ObservedTopic:
-    """A Broker's topic as it should be, and as it is."""
+    """A Broker's topic as declared, and as it exists in Kafka."""
 
-    wanted: Topic
-    found: TopicDescription | None = None
-    """As Kafka has it; None: there is none."""
-    others: int = 0
+    desired: Topic
+    existing: TopicDescription | None = None
+    """The topic as Kafka describes it; None: it doesn't exist."""
+    other_partitions: int = 0
     """Partitions of the namespace's other topics."""
     disputed: bool = True
-    """See `topic_effects`."""
+    """Whether an empty id in the status proves nothing; see `topic_effects`."""
 
     def effects(
         self,
@@ -103,13 +108,13 @@ class ObservedTopic:
         *,
         may_be_used: bool = False,
     ) -> tuple[Annotate | CreateTopic, ...]:
-        """What is to be done first, see `topic_effects`; raises `TopicRefused`."""
+        """The effects that record and create the topic (`topic_effects`); raises `TopicRefused`."""
         return topic_effects(
-            self.wanted,
-            self.found,
+            self.desired,
+            self.existing,
             annotations,
             maxima,
-            self.others,
+            self.other_partitions,
             disputed=self.disputed,
             recorded=recorded,
             may_be_used=may_be_used,
@@ -118,10 +123,10 @@ class ObservedTopic:
 
 @dataclass(frozen=True)
 class ObservedBroker(Observed):
-    """What reading gave; where it failed, the error that says why stands in place of the value."""
+    """A Broker and what was read for it; where reading failed, the error stands for the value."""
 
     broker: Broker | InvalidDocument
-    connection: Connection | KnafkaError | None = None
+    connection: BrokerConnection | KnafkaError | None = None
     """None: the Broker can't be read."""
     dead_letter_sink: Sink | KnafkaError | None = None
     """None: it declares none."""
@@ -132,13 +137,13 @@ class ObservedBroker(Observed):
     topic: ObservedTopic | KnafkaError | None = None
     """None: there is no connection, or it is refused."""
     authentication: Authentication | KnafkaError = NO_AUTHENTICATION
-    """Of its senders."""
+    """How senders are authenticated."""
     encryption: Encryption | KnafkaError = NO_ENCRYPTION
-    """Of what they send."""
+    """Whether senders must use https."""
     event_types: bool = False
     """Whether EventTypes are made of its events."""
     https: Https | NotReady | None = None
-    """How its receiver is reached by https, or why it isn't; None: nobody wants that."""
+    """How the receiver is reached by https, or why not; None: https is off."""
     direct_served: bool = False
     """Whether there is the Service that leads to its receiver past Knative's proxy."""
     tls_served: bool = False
@@ -146,58 +151,59 @@ class ObservedBroker(Observed):
     projected: bool = False
     """Whether the Secret was copied."""
     ingress: Ingress | None = None
-    """Its entry in the contract that its receiver follows."""
+    """The Broker's entry in the contract of its receiver; None: it has none."""
     accepted: bool = False
-    """Whether all replicas of the receiver have read that."""
+    """Whether all replicas of the receiver have read that entry."""
     probed: str | None = None
-    """The Revision that has answered now."""
+    """The receiver's Revision that has answered a probe."""
 
     def after(self, effect: Effect, result: Any) -> ObservedBroker:
-        seen = super().after(effect, result)
+        """A copy that includes an effect's result."""
+        observed = super().after(effect, result)
         match effect:
             case Apply(Step.PROJECT_SECRET):
-                return replace(seen, projected=True)
-            case CreateTopic() if isinstance(seen.topic, ObservedTopic):
-                return replace(seen, topic=replace(seen.topic, found=result))
+                return replace(observed, projected=True)
+            case CreateTopic() if isinstance(observed.topic, ObservedTopic):
+                return replace(observed, topic=replace(observed.topic, existing=result))
             case WriteIngress(ingress=ingress):
-                return replace(seen, ingress=ingress, accepted=False)
+                return replace(observed, ingress=ingress, accepted=False)
             case AwaitReceivers():
-                return replace(seen, accepted=True)
+                return replace(observed, accepted=True)
             case Apply(Step.APPLY_TLS_SERVICE):
-                return replace(seen, tls_served=True)
+                return replace(observed, tls_served=True)
             case Apply(Step.APPLY_DIRECT_SERVICE):
-                return replace(seen, direct_served=True)
+                return replace(observed, direct_served=True)
             case Probe(answers_for=revision):
-                return replace(seen, probed=revision)
-        return seen
+                return replace(observed, probed=revision)
+        return observed
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerDecision:
-    """What to do next; the status counts once there is nothing."""
+    """Effects to run next, and the status, which is final once there are no effects."""
 
     effects: tuple[Effect, ...]
     conditions: ConditionSet
     status: Mapping[str, Any]
     """All but the conditions."""
     topic: ObservedTopic | None
-    """The topic that it has."""
+    """The Broker's topic; None: it has none yet."""
 
 
-def decide(seen: ObservedBroker, settings: Settings) -> BrokerDecision:
-    """Judge a Broker; the effects are in the order of `BROKER_ORDER`."""
-    before = seen.document.get("status") or {}
-    conditions, needed = ConditionSet(BROKER_CONDITIONS), Needed(seen.failed)
-    annotations = seen.annotations
+def decide(observed: ObservedBroker, settings: Settings) -> BrokerDecision:
+    """Decide a Broker's conditions, status and next effects, which keep `BROKER_ORDER`."""
+    before = observed.document.get("status") or {}
+    conditions, needed = ConditionSet(BROKER_CONDITIONS), Needed(observed.failed)
+    annotations = observed.annotations
     status: dict[str, Any] = {
-        "observedGeneration": seen.document["metadata"].get("generation", 0),
+        "observedGeneration": observed.document["metadata"].get("generation", 0),
         "annotations": annotations,
         # KN-BRK-01: once there is a receiver, it receives; while replaced, the old one does.
         "address": before.get("address"),
         "deadLetterSinkUri": None,
         "deadLetterSinkCACerts": None,
     }
-    if seen.stopped:
+    if observed.stopped:
         status["address"] = None
         annotations.pop(PROBED, None)
 
@@ -210,32 +216,32 @@ def decide(seen: ObservedBroker, settings: Settings) -> BrokerDecision:
         return BrokerDecision(tuple(needed.effects), conditions, status, topic)
 
     broker: Broker | None = None
-    connection: Connection | None = None
+    connection: BrokerConnection | None = None
     senders: Authentication | None = None
     encryption: Encryption | None = None
     with conditions.step(CONFIG_PARSED):
-        broker = value(seen.broker)
-        connection = value(seen.connection)
-        senders = value(seen.authentication)
-        encryption = value(seen.encryption)
+        broker = value_or_raise(observed.broker)
+        connection = value_or_raise(observed.connection)
+        senders = value_or_raise(observed.authentication)
+        encryption = value_or_raise(observed.encryption)
     if broker is not None:
         with conditions.step(DEAD_LETTER_SINK_RESOLVED):
             if broker.spec.delivery.dead_letter_sink is None:
-                conditions.set(no_dead_letter_sink())
-            elif (sink := value(seen.dead_letter_sink)) is not None:
+                conditions.set(no_dead_letter_sink_condition())
+            elif (sink := value_or_raise(observed.dead_letter_sink)) is not None:
                 status["deadLetterSinkUri"] = sink.url  # KN-BRK-03
                 status["deadLetterSinkCACerts"] = sink.ca_certs
-    if seen.refused is not None:
+    if observed.refused is not None:
         with conditions.step(TOPIC_READY):
-            raise TopicRefused("ExternalTopicNotAllowed", seen.refused)
+            raise TopicRefused("ExternalTopicNotAllowed", observed.refused)
     if broker is None or connection is None or senders is None or encryption is None:
         return decision()
     mount = connection.mount
-    if mount is not None and mount.projected is not None and not seen.projected:
+    if mount is not None and mount.projected is not None and not observed.projected:
         with conditions.step(CONFIG_PARSED):
-            needed.first(Apply(Step.PROJECT_SECRET, (mount.projected,)))
+            needed.run_first(Apply(Step.PROJECT_SECRET, (mount.projected,)))
         return decision()
-    if seen.refused is not None:
+    if observed.refused is not None:
         return decision()
 
     receiver = receiver_contract(broker, connection, settings)
@@ -243,38 +249,38 @@ def decide(seen: ObservedBroker, settings: Settings) -> BrokerDecision:
     topic: ObservedTopic | None = None
     found: TopicDescription | None = None
     with conditions.step(TOPIC_READY):
-        topic = value(seen.topic)
+        topic = value_or_raise(observed.topic)
         assert topic is not None
         trusts = settings.trusts_statuses
         if making := topic.effects(annotations, settings.maxima, recorded, may_be_used=trusts):
-            needed.first(*making)
-        found = topic.found
+            needed.run_first(*making)
+        found = topic.existing
         assert found is not None
-        annotations.update(kept(topic.wanted, found, connection.defaults))
-        conditions.set(as_declared(topic.wanted, found))
+        annotations.update(topic_annotations(topic.desired, found, connection.defaults))
+        conditions.set(as_declared_condition(topic.desired, found))
     if topic is None or found is None:
         return decision()
 
-    ingress = desired.ingress(broker, topic.wanted, found.config, connection.defaults)
-    ingress = encryption.demanded(senders.demanded(ingress, broker))
-    service = Identity(broker.metadata.namespace, services.receiver_name(broker))
+    ingress = desired.broker_ingress(broker, topic.desired, found.config, connection.defaults)
+    ingress = encryption.with_encryption_rule(senders.with_sender_rules(ingress, broker))
+    service = Identity(broker.metadata.namespace, receiver_services.receiver_name(broker))
     with conditions.step(CONTRACT_UPDATED):
         if annotations.get(RECEIVER_CONTRACT) != receiver.contract_topic:
-            needed.first(Annotate(Step.RECORD_CONTRACT, recorded))
-        if seen.ingress != ingress:
+            needed.run_first(Annotate(Step.RECORD_CONTRACT, recorded))
+        if observed.ingress != ingress:
             contract = receivers.contract_topic(receiver, connection.defaults)
-            needed.first(WriteIngress(service, contract, ingress.path, ingress))
+            needed.run_first(WriteIngress(service, contract, ingress.path, ingress))
     if not conditions.holds(CONTRACT_UPDATED):
         return decision(topic)
     direct = False
     with conditions.step(DATA_PLANE_AVAILABLE):
         direct = is_direct(broker, settings)
-        if seen.revision is None:
+        if observed.revision is None:
             check_receiver_scaling(broker.metadata.annotations, settings.maxima)
             secret = None if mount is None else (mount.name, mount.version)
             # Also of a Secret that can't be used now: what is shown goes on until it can.
             tls = broker.metadata.annotations.get(TLS_SECRET) if encryption.is_on else None
-            manifest = services.receiver_service(
+            manifest = receiver_services.receiver_service(
                 broker,
                 receiver,
                 secret,
@@ -282,56 +288,57 @@ def decide(seen: ObservedBroker, settings: Settings) -> BrokerDecision:
                 oidc=senders.is_on,
                 tls=tls,
                 direct=direct,
-                event_types=seen.event_types,
+                event_types=observed.event_types,
             )
-            needed.first(ApplyService(Step.APPLY_RECEIVER, manifest))
-    if seen.revision is None:
+            needed.run_first(ApplyService(Step.APPLY_RECEIVER, manifest))
+    if observed.revision is None:
         return decision(topic)
     with conditions.step(CONTRACT_UPDATED):
-        if not seen.accepted:
-            needed.first(AwaitReceivers(service, receiver.contract_topic, ingress.path))
+        if not observed.accepted:
+            needed.run_first(AwaitReceivers(service, receiver.contract_topic, ingress.path))
         annotations[receivers.ACCEPTED] = receivers.entry_digest(receiver.contract_topic, ingress)
-    url = services.url(service.name, service.namespace, settings) + ingress.path
-    https = seen.https
-    if isinstance(https, Https) and https.secret is not None and not seen.tls_served:
+    url = services.service_url(service.name, service.namespace, settings) + ingress.path
+    https = observed.https
+    if isinstance(https, Https) and https.secret is not None and not observed.tls_served:
         try:
-            needed.first(Apply(Step.APPLY_TLS_SERVICE, (tls_service(broker),), TLS_REFUSAL))
+            needed.run_first(Apply(Step.APPLY_TLS_SERVICE, (tls_service(broker),), TLS_REFUSAL))
         except NotReady as error:
             https = error
     if isinstance(https, NotReady):
         unaddressed = https
-    answered = seen.revision in (annotations.get(PROBED), seen.probed)
+    answered = observed.revision in (annotations.get(PROBED), observed.probed)
     probed = url
     if direct:
         with conditions.step(DATA_PLANE_AVAILABLE):
-            if not seen.direct_served:
+            if not observed.direct_served:
                 manifest = direct_service(broker)
-                needed.first(Apply(Step.APPLY_DIRECT_SERVICE, (manifest,), DIRECT_REFUSAL))
-        if not seen.direct_served:
+                needed.run_first(Apply(Step.APPLY_DIRECT_SERVICE, (manifest,), DIRECT_REFUSAL))
+        if not observed.direct_served:
             return decision(topic)
         probed = direct_url(broker, settings) + ingress.path
         # Once it has answered, and on from then while the receiver is replaced.
         if answered or (before.get("address") or {}).get("url") == probed:
             url = probed
-    http = address_of(url, ingress.audience)
+    http = http_address(url, ingress.audience)
     addresses = encryption.addresses(http, ingress.path, https)
     status["address"] = addresses[-1] if addresses else None
-    status.update(addresses_of(addresses, before) | senders.status_of(broker, before))
-    if (encrypted := encryption.condition_of(https)) is not None:
+    status.update(addresses_status(addresses, before) | senders.policies_status(broker, before))
+    if (encrypted := encryption.encrypted_condition(https)) is not None:
         conditions.set(encrypted)
-    if (policies := senders.condition_of(broker)) is not None:
+    if (policies := senders.policies_condition(broker)) is not None:
         conditions.set(policies)
     with conditions.step(PROBE_SUCCEEDED):
         if not answered:
-            needed.first(Probe(probed, seen.revision))
-        annotations[PROBED] = seen.revision
+            needed.run_first(Probe(probed, observed.revision))
+        annotations[PROBED] = observed.revision
     return decision(topic)
 
 
-def receiver_contract(broker: Broker, connection: Connection, settings: Settings) -> Receiver:
-    """What its receiver follows: the contract of all Brokers that have its Secret, of which it
-    serves one. Settings of clients are the Ingress's: they may change without a new Revision."""
+def receiver_contract(broker: Broker, connection: BrokerConnection, settings: Settings) -> Receiver:
+    """The configuration of a Broker's receiver: its Kafka, and the contract topic that all Brokers
+    with the same Secret share. Client settings are left to the Ingress, so that a change of them
+    needs no new Revision."""
     kafka = connection.defaults.kafka.model_copy(update={"consumer": {}, "producer": {}})
     secret = None if connection.mount is None else connection.mount.secret
     path = f"/{broker.metadata.namespace}/{broker.metadata.name}"
-    return receivers.contract("Brokers", kafka, secret, settings, path)
+    return receivers.contract_for_secret("Brokers", kafka, secret, settings, path)

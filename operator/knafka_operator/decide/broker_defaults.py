@@ -24,7 +24,7 @@ from knafka_operator.model.resources import BROKER_CLASS, Broker, ConfigMap, Del
 
 KEY: Final = "default-br-config"
 _CONFIG_FIELDS: Final = frozenset({"apiVersion", "kind", "name", "namespace", "delivery"})
-"""With any of these an entry says what its class is configured with."""
+"""An entry that has one of these fields configures its `brokerClass`."""
 
 
 def default_class(namespace: str, defaults: ConfigMap | None) -> str:
@@ -41,39 +41,40 @@ def default_class(namespace: str, defaults: ConfigMap | None) -> str:
 
 
 def with_default_delivery(broker: Broker, defaults: ConfigMap | None) -> Broker:
-    """The Broker with the delivery that applies to it; its own is never mixed with a default.
+    """Give a Broker that declares no delivery the default one of its namespace and class.
 
     Raises `InvalidDocument` that names the ConfigMap.
     """
     if broker.spec.delivery.is_set or defaults is None:
         return broker
     class_ = broker.metadata.annotations.get(BROKER_CLASS, "")
-    declared = _config(_entries(defaults), broker.metadata.namespace, class_).get("delivery")
+    declared = _class_entry(_entries(defaults), broker.metadata.namespace, class_).get("delivery")
     if declared is None:
         return broker
     try:
         delivery = parse(DeliverySpec, declared)
     except InvalidDocument as error:
-        raise InvalidDocument(_where(defaults), f"delivery of {class_:.100}: {error}") from None
+        raise InvalidDocument(_location(defaults), f"delivery of {class_:.100}: {error}") from None
     return broker.model_copy(update={"spec": broker.spec.model_copy(update={"delivery": delivery})})
 
 
 def _entries(defaults: ConfigMap | None) -> Mapping[str, Any]:
-    """`clusterDefault` and `namespaceDefaults`, as they stand there."""
+    """The parsed YAML with `clusterDefault` and `namespaceDefaults`. Raises `InvalidDocument`."""
     if defaults is None:
         return {}
     try:
         return _mapping(yaml.safe_load(defaults.data.get(KEY, "")))
     except yaml.YAMLError as error:
-        raise InvalidDocument(_where(defaults), f"no YAML: {error!s:.300}") from None
+        raise InvalidDocument(_location(defaults), f"no YAML: {error!s:.300}") from None
 
 
-def _where(defaults: ConfigMap) -> str:
+def _location(defaults: ConfigMap) -> str:
     return f"data.{KEY} of ConfigMap {defaults.id}"
 
 
-def _config(defaults: Mapping[str, Any], namespace: str, class_: str) -> Mapping[str, Any]:
-    """The entry that applies, as upstream looks it up: the namespace's, else the cluster's."""
+def _class_entry(defaults: Mapping[str, Any], namespace: str, class_: str) -> Mapping[str, Any]:
+    """The default entry of a class, looked up as upstream does: the namespace's, else the
+    cluster's."""
     of_namespace = _mapping(_mapping(defaults.get("namespaceDefaults")).get(namespace))
     if of_namespace.get("brokerClass") == class_:
         if _CONFIG_FIELDS & of_namespace.keys():

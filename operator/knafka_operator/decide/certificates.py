@@ -16,7 +16,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from knafka_operator.decide.encryption import TLS_SECRET, Https, tls_host
-from knafka_operator.decide.receiver_scaling import least_pods
+from knafka_operator.decide.receiver_scaling import min_receiver_pods
 from knafka_operator.decide.services import MIN_SCALE
 from knafka_operator.decide.status import NotReady
 from knafka_operator.model.resources import Broker, are_certificates
@@ -37,21 +37,21 @@ def https_of_secret(
             "tls.crt, tls.key and ca.crt",
         )
     if missing := [key for key in ("tls.crt", "tls.key") if not secret.get(key, "").strip()]:
-        raise _invalid(where, f"it has no {' and no '.join(missing)}")
+        raise _invalid_secret(where, f"it has no {' and no '.join(missing)}")
     try:
         certificate = x509.load_pem_x509_certificate(secret["tls.crt"].encode())
-        hosts = _hosts(certificate)
+        hosts = _certificate_hosts(certificate)
     except ValueError:
-        raise _invalid(where, "tls.crt is no certificate in PEM form") from None
+        raise _invalid_secret(where, "tls.crt is no certificate in PEM form") from None
     if problem := _key_problem(certificate, secret["tls.key"]):
-        raise _invalid(where, problem)
+        raise _invalid_secret(where, problem)
     if now >= certificate.not_valid_after_utc:
         until = certificate.not_valid_after_utc.strftime("%Y-%m-%dT%H:%M:%SZ")
         raise NotReady(
             "CertificateExpired",
             f"the certificate in {where} expired at {until}: have it renewed",
         )
-    if not any(_is_for(each, host) for each in hosts):
+    if not any(_matches_host(each, host) for each in hosts):
         named = ", ".join(hosts[:5]) or "no host"
         raise NotReady(
             "CertificateForOtherHost",
@@ -59,8 +59,8 @@ def https_of_secret(
         )
     authorities = secret.get("ca.crt", "").strip()
     if authorities and not are_certificates(authorities):
-        raise _invalid(where, "ca.crt holds no certificates in PEM form")
-    if least_pods(broker.metadata.annotations, 0) < 1:
+        raise _invalid_secret(where, "ca.crt holds no certificates in PEM form")
+    if min_receiver_pods(broker.metadata.annotations, 0) < 1:
         raise NotReady(
             "TLSNeedsMinScale",
             f"its receiver ends TLS itself, past Knative, which then wakes none: annotate it "
@@ -69,11 +69,11 @@ def https_of_secret(
     return Https(f"https://{host}", f"{authorities}\n" if authorities else None, name)
 
 
-def _invalid(where: str, problem: str) -> NotReady:
+def _invalid_secret(where: str, problem: str) -> NotReady:
     return NotReady("TLSSecretInvalid", f"{where}: {problem}: want it as cert-manager writes it")
 
 
-def _hosts(certificate: x509.Certificate) -> Sequence[str]:
+def _certificate_hosts(certificate: x509.Certificate) -> Sequence[str]:
     try:
         found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
     except x509.ExtensionNotFound:
@@ -81,8 +81,8 @@ def _hosts(certificate: x509.Certificate) -> Sequence[str]:
     return found.value.get_values_for_type(x509.DNSName)
 
 
-def _is_for(name: str, host: str) -> bool:
-    """As clients compare: `*` stands for the first label."""
+def _matches_host(name: str, host: str) -> bool:
+    """Whether a certificate for `name` is valid for `host`; `*` stands for the first label."""
     name = name.lower()
     return name == host or (name.startswith("*.") and name[1:] == host[host.index(".") :])
 

@@ -14,12 +14,12 @@ from typing import Any, Final
 from knafka.core.contract import Ingress, Receiver, Sink
 from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka.ports.log import TopicDescription
-from knafka_operator.decide import desired, receivers, routes, services
+from knafka_operator.decide import desired, receiver_services, receivers, routes, services
 from knafka_operator.decide.authentication import (
     NO_AUTHENTICATION,
     Authentication,
-    address_of,
-    addresses_of,
+    addresses_status,
+    http_address,
 )
 from knafka_operator.decide.broker import ObservedTopic
 from knafka_operator.decide.desired import LOG_TIME, MIN_IN_SYNC, Defaults, Topic
@@ -57,16 +57,16 @@ from knafka_operator.decide.status import (
     TOPIC_READY,
     ConditionSet,
     NotReady,
-    no_dead_letter_sink,
-    value,
+    no_dead_letter_sink_condition,
+    value_or_raise,
 )
 from knafka_operator.decide.steps import Step
-from knafka_operator.decide.topics import as_declared, kept
+from knafka_operator.decide.topics import as_declared_condition, topic_annotations
 from knafka_operator.model.channels import KafkaChannel
-from knafka_operator.model.conditions import READY, Condition, Severity, Status, merged
+from knafka_operator.model.conditions import READY, Condition, Severity, Status, merged_conditions
 from knafka_operator.model.handler import Handler, Handling
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.naming import USUAL, NameKind, Naming
+from knafka_operator.model.naming import DEFAULT_NAMING, NameKind, Naming
 from knafka_operator.model.resources import TOPIC_STATUS, Broker
 from knafka_operator.model.settings import Settings
 
@@ -84,7 +84,8 @@ operator's namespace, where nobody else makes one."""
 
 @dataclass(frozen=True, slots=True)
 class ChannelConnection:
-    """What the installation's ConfigMap, a Secret and the channel's annotations come to."""
+    """Kafka configuration of a channel, from the installation's ConfigMap, a Secret and the
+    channel's annotations."""
 
     defaults: Defaults
     secret: tuple[str, str] | None = None
@@ -93,65 +94,68 @@ class ChannelConnection:
 
 @dataclass(frozen=True)
 class ObservedChannel(Observed):
-    """What reading gave; where it failed, the error that says why stands in place of the value."""
+    """A KafkaChannel and what was read for it; where reading failed, the error stands for the
+    value."""
 
     channel: KafkaChannel | InvalidDocument
     broker: Broker | None = None
-    """As which it is delivered."""
+    """The channel in the form of a Broker (`model.family`)."""
     rival: str | None = None
-    """Another implementation of KafkaChannels that is there."""
+    """Name of another implementation that serves KafkaChannels here; None: there is none."""
     connection: ChannelConnection | KnafkaError | None = None
     dead_letter_sink: Sink | KnafkaError | None = None
     """None: it declares none."""
     topic: ObservedTopic | KnafkaError | None = None
     authentication: Authentication | KnafkaError = NO_AUTHENTICATION
-    """Of its senders."""
+    """How senders are authenticated."""
     event_types: bool = False
     """Whether EventTypes are made of its events."""
     encryption: Encryption | KnafkaError = NO_ENCRYPTION
-    """Of what they send."""
+    """Whether senders must use https."""
     https: Https | NotReady | None = None
-    """How its receiver is reached by https, or why it isn't; None: nobody wants that."""
+    """How the receiver is reached by https, or why not; None: https is off."""
     ingress: Ingress | None = None
     """Its entry in the receiver's contract."""
     accepted: bool = False
-    """Whether all replicas of the receiver have read that."""
+    """Whether all replicas of the receiver have read that entry."""
     gateway: Gateway | None = None
-    """Through which it gets an address of its own; None: it is addressed by its path."""
+    """Knative's gateway, by which the channel has its own host; None: it is addressed by its
+    path."""
     routed: str | None = None
-    """The host that its own leads to, as it was declared now."""
+    """The host that the channel's own host was routed to in this reconciliation."""
     direct_served: bool = False
     """Whether the Service past Knative's proxy is as declared."""
     probed: str | None = None
-    """The address that has answered now."""
+    """The address that has answered a probe."""
     subscribers: Sequence[Mapping[str, Any]] = ()
     """`status.subscribers` (DSP-10)."""
     handling: Handling = field(default_factory=Handling)
     """Who reconciles Subscriptions."""
 
     def after(self, effect: Effect, result: Any) -> ObservedChannel:
-        seen = super().after(effect, result)
+        """A copy that includes an effect's result."""
+        observed = super().after(effect, result)
         match effect:
-            case CreateTopic() if isinstance(seen.topic, ObservedTopic):
-                return replace(seen, topic=replace(seen.topic, found=result))
+            case CreateTopic() if isinstance(observed.topic, ObservedTopic):
+                return replace(observed, topic=replace(observed.topic, existing=result))
             case WriteIngress(ingress=ingress):
-                return replace(seen, ingress=ingress, accepted=False)
+                return replace(observed, ingress=ingress, accepted=False)
             case AwaitReceivers():
-                return replace(seen, accepted=True)
+                return replace(observed, accepted=True)
             case Apply(Step.APPLY_ROUTE, (*_, service)):
-                return replace(seen, routed=service["spec"]["externalName"])
+                return replace(observed, routed=service["spec"]["externalName"])
             case Apply(Step.APPLY_DIRECT_SERVICE):
-                return replace(seen, direct_served=True)
+                return replace(observed, direct_served=True)
             case Probe(answers_for=url):
-                return replace(seen, probed=url)
+                return replace(observed, probed=url)
             case LeaveReceivers(stays=stays):
-                return seen.with_annotations({RECEIVERS: stays})
-        return seen
+                return observed.with_annotations({RECEIVERS: stays})
+        return observed
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelDecision:
-    """What to do next; the status counts once there is nothing."""
+    """Effects to run next, and the status, which is final once there are no effects."""
 
     effects: tuple[Effect, ...]
     conditions: ConditionSet
@@ -160,20 +164,20 @@ class ChannelDecision:
     topic: ObservedTopic | None
 
 
-def decide(seen: ObservedChannel, settings: Settings) -> ChannelDecision:
-    """Judge a KafkaChannel; the effects are in the order of `CHANNEL_ORDER`."""
-    before = seen.document.get("status") or {}
-    conditions, needed = ConditionSet(CHANNEL_CONDITIONS), Needed(seen.failed)
-    if (handled := _handled(seen.handling)) is not None:
+def decide(observed: ObservedChannel, settings: Settings) -> ChannelDecision:
+    """Decide a KafkaChannel's conditions, status and next effects, which keep `CHANNEL_ORDER`."""
+    before = observed.document.get("status") or {}
+    conditions, needed = ConditionSet(CHANNEL_CONDITIONS), Needed(observed.failed)
+    if (handled := _subscriptions_handled_condition(observed.handling)) is not None:
         conditions.set(handled)
-    annotations = seen.annotations
+    annotations = observed.annotations
     status: dict[str, Any] = {
-        "observedGeneration": seen.document["metadata"].get("generation", 0),
+        "observedGeneration": observed.document["metadata"].get("generation", 0),
         "annotations": annotations,
         "address": before.get("address"),
         "deadLetterSinkUri": None,
         "deadLetterSinkCACerts": None,
-        "subscribers": list(seen.subscribers),
+        "subscribers": list(observed.subscribers),
     }
 
     unaddressed = NotReady("NoAddress", "it has no address yet", transient=True)
@@ -189,21 +193,21 @@ def decide(seen: ObservedChannel, settings: Settings) -> ChannelDecision:
     senders: Authentication | None = None
     encryption: Encryption | None = None
     with conditions.step(CONFIG_PARSED):
-        channel = value(seen.channel)
-        if seen.rival is not None:
+        channel = value_or_raise(observed.channel)
+        if observed.rival is not None:
             connection = None
-            raise NotReady("OtherImplementation", _rival(seen.rival))
-        connection = value(seen.connection)
-        senders = value(seen.authentication)
-        encryption = value(seen.encryption)
+            raise NotReady("OtherImplementation", _rival_message(observed.rival))
+        connection = value_or_raise(observed.connection)
+        senders = value_or_raise(observed.authentication)
+        encryption = value_or_raise(observed.encryption)
     if channel is not None:
         with conditions.step(DEAD_LETTER_SINK_RESOLVED):
             if channel.spec.delivery.dead_letter_sink is None:
-                conditions.set(no_dead_letter_sink())
-            elif (sink := value(seen.dead_letter_sink)) is not None:
+                conditions.set(no_dead_letter_sink_condition())
+            elif (sink := value_or_raise(observed.dead_letter_sink)) is not None:
                 status["deadLetterSinkUri"] = sink.url  # KN-CHN-04
                 status["deadLetterSinkCACerts"] = sink.ca_certs
-    broker = seen.broker
+    broker = observed.broker
     if channel is None or broker is None or connection is None or senders is None:
         return decision()
     if encryption is None:
@@ -212,56 +216,65 @@ def decide(seen: ObservedChannel, settings: Settings) -> ChannelDecision:
     topic: ObservedTopic | None = None
     found: TopicDescription | None = None
     with conditions.step(TOPIC_READY):
-        topic = value(seen.topic)
+        topic = value_or_raise(observed.topic)
         assert topic is not None
-        recorded = {RECEIVERS: " ".join(_with_receiver(annotations, connection))}
+        recorded = {RECEIVERS: " ".join(_receivers_with_current(annotations, connection))}
         if making := topic.effects(annotations, settings.maxima, recorded):
-            needed.first(*making)
-        found = topic.found
+            needed.run_first(*making)
+        found = topic.existing
         assert found is not None
-        annotations.update(kept(topic.wanted, found, connection.defaults))
-        conditions.set(as_declared(topic.wanted, found))
+        annotations.update(topic_annotations(topic.desired, found, connection.defaults))
+        conditions.set(as_declared_condition(topic.desired, found))
     if topic is None or found is None:
         return decision()
 
-    receiver = services.channels_receiver_name(_secret_name(connection))
+    receiver = receiver_services.channels_receiver_name(_secret_name(connection))
     service, whose = Identity(settings.namespace, receiver), receiver_contract(connection, settings)
     contract = receivers.contract_topic(whose, connection.defaults)
     direct = False
     with conditions.step(DATA_PLANE_AVAILABLE):
         direct = is_direct_channel(channel, settings)
-        if seen.revision is None:
-            manifest = services.channels_receiver_service(
-                whose, connection.secret, settings, oidc=senders.is_on, event_types=seen.event_types
+        if observed.revision is None:
+            manifest = receiver_services.channels_receiver_service(
+                whose,
+                connection.secret,
+                settings,
+                oidc=senders.is_on,
+                event_types=observed.event_types,
             )
-            needed.first(ApplyReceiver(service, contract, manifest))
-    if seen.revision is None:
+            needed.run_first(ApplyReceiver(service, contract, manifest))
+    if observed.revision is None:
         return decision(topic)
-    hosts = routes.hosts(broker, settings)
-    ingress = desired.ingress(broker, topic.wanted, found.config, connection.defaults, hosts)
-    ingress = encryption.demanded(senders.demanded(ingress, channel))
+    hosts = routes.channel_hosts(broker, settings)
+    ingress = desired.broker_ingress(
+        broker, topic.desired, found.config, connection.defaults, hosts
+    )
+    ingress = encryption.with_encryption_rule(senders.with_sender_rules(ingress, channel))
     awaiting = AwaitReceivers(service, contract.name, ingress.path)
     with conditions.step(CONTRACT_UPDATED):
         if receiver not in receivers_of(annotations):
-            more = " ".join(_with_receiver(annotations, connection))
-            needed.first(Annotate(Step.RECORD_RECEIVERS, {RECEIVERS: more}))
-        if seen.ingress != ingress:
-            needed.first(WriteIngress(service, contract, ingress.path, ingress), awaiting)
-        if not seen.accepted:
-            needed.first(awaiting)
+            more = " ".join(_receivers_with_current(annotations, connection))
+            needed.run_first(Annotate(Step.RECORD_RECEIVERS, {RECEIVERS: more}))
+        if observed.ingress != ingress:
+            needed.run_first(WriteIngress(service, contract, ingress.path, ingress), awaiting)
+        if not observed.accepted:
+            needed.run_first(awaiting)
         annotations[receivers.ACCEPTED] = receivers.entry_digest(whose.contract_topic, ingress)
     if not conditions.holds(CONTRACT_UPDATED):
         return decision(topic)
-    gateway, leads_to = seen.gateway, services.host(receiver, settings.namespace, settings)
+    gateway, leads_to = (
+        observed.gateway,
+        services.service_host(receiver, settings.namespace, settings),
+    )
     if direct:
         with conditions.step(DATA_PLANE_AVAILABLE):
-            if not seen.direct_served:
+            if not observed.direct_served:
                 manifest = channels_direct_service(receiver, settings)
-                needed.first(Apply(Step.APPLY_DIRECT_SERVICE, (manifest,), DIRECT_REFUSAL))
-        if not seen.direct_served:
+                needed.run_first(Apply(Step.APPLY_DIRECT_SERVICE, (manifest,), DIRECT_REFUSAL))
+        if not observed.direct_served:
             return decision(topic)
     with conditions.step(PROBE_SUCCEEDED):
-        answered = annotations.get(PROBED), seen.probed
+        answered = annotations.get(PROBED), observed.probed
         if direct:
             leads_to = channels_direct_host(receiver, settings)
         elif gateway is not None:
@@ -270,30 +283,32 @@ def decide(seen: ObservedChannel, settings: Settings) -> ChannelDecision:
         url = path if gateway is None else f"http://{hosts[-1]}"  # KN-CHN-11
         probed = path if direct else url
         if direct and probed not in answered:
-            needed.first(ProbeDirect(probed, probed))
-        if gateway is not None and seen.routed != leads_to:
+            needed.run_first(ProbeDirect(probed, probed))
+        if gateway is not None and observed.routed != leads_to:
             manifests = (
-                routes.route(broker, receiver, gateway, settings),
-                routes.service(broker, leads_to),
+                routes.route_manifest(broker, receiver, gateway, settings),
+                routes.external_name_service(broker, leads_to),
             )
-            needed.first(Apply(Step.APPLY_ROUTE, manifests, ROUTE_REFUSAL))
+            needed.run_first(Apply(Step.APPLY_ROUTE, manifests, ROUTE_REFUSAL))
         if probed not in answered:
-            needed.first(Probe(probed, probed))
+            needed.run_first(Probe(probed, probed))
         annotations[PROBED] = probed
-        if isinstance(seen.https, NotReady):
-            unaddressed = seen.https
-        http = address_of(url, ingress.audience)
-        addresses = encryption.addresses(http, ingress.path, seen.https)
+        if isinstance(observed.https, NotReady):
+            unaddressed = observed.https
+        http = http_address(url, ingress.audience)
+        addresses = encryption.addresses(http, ingress.path, observed.https)
         status["address"] = addresses[-1] if addresses else None
-        status.update(addresses_of(addresses, before) | senders.status_of(channel, before))
-        if (encrypted := encryption.condition_of(seen.https)) is not None:
+        status.update(
+            addresses_status(addresses, before) | senders.policies_status(channel, before)
+        )
+        if (encrypted := encryption.encrypted_condition(observed.https)) is not None:
             conditions.set(encrypted)
-        if (policies := senders.condition_of(channel)) is not None:
+        if (policies := senders.policies_condition(channel)) is not None:
             conditions.set(policies)
     if conditions.holds(PROBE_SUCCEEDED):
         with conditions.step(CONTRACT_UPDATED):
             if others := tuple(each for each in receivers_of(annotations) if each != receiver):
-                needed.first(LeaveReceivers(others, receiver))
+                needed.run_first(LeaveReceivers(others, receiver))
     return decision(topic)
 
 
@@ -302,23 +317,23 @@ def receivers_of(annotations: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(annotations.get(RECEIVERS, "").split())
 
 
-def _with_receiver(
+def _receivers_with_current(
     annotations: Mapping[str, str], connection: ChannelConnection
 ) -> tuple[str, ...]:
-    """The same with the one that serves it now."""
-    name = services.channels_receiver_name(_secret_name(connection))
+    """The receivers in the status, and the one that serves the channel now."""
+    name = receiver_services.channels_receiver_name(_secret_name(connection))
     return tuple(dict.fromkeys((*receivers_of(annotations), name)))
 
 
-def topic(
+def channel_topic(
     channel: KafkaChannel,
     defaults: Defaults,
     taken: Container[str] = frozenset(),
-    naming: Naming = USUAL,
+    naming: Naming = DEFAULT_NAMING,
 ) -> Topic:
     """A channel's topic (KN-CHN-10, CHN-24); `taken` are other channels'. Raises `NameTaken`."""
     spec = channel.spec
-    name = desired.own_name(NameKind.CHANNEL_TOPIC, channel, TOPIC_STATUS, taken, naming)
+    name = desired.kept_or_new_name(NameKind.CHANNEL_TOPIC, channel, TOPIC_STATUS, taken, naming)
     replication = min(spec.replication_factor, defaults.max_replication)
     retention = {"retention.ms": str(int(spec.retention_duration * 1000))}
     config = {**LOG_TIME, **defaults.topic_config, **retention}
@@ -330,21 +345,23 @@ def topic(
 
 
 def receiver_contract(connection: ChannelConnection, settings: Settings) -> Receiver:
-    """The contract of all channels that are reached with one Secret. Settings of clients are each
-    Ingress's: a channel may have its own, and they may change without a new Revision."""
+    """The configuration of the receiver shared by all channels with one Secret. Client settings are
+    left to each Ingress: channels may have their own, and a change needs no new Revision."""
     kafka = connection.defaults.kafka.model_copy(update={"consumer": {}, "producer": {}})
     name = _secret_name(connection)
     secret = None if name is None else Identity(settings.namespace, name)
-    return receivers.contract("KafkaChannels", kafka, secret, settings)
+    return receivers.contract_for_secret("KafkaChannels", kafka, secret, settings)
 
 
 def _secret_name(connection: ChannelConnection) -> str | None:
     return None if connection.secret is None else connection.secret[0]
 
 
-def beside(status: Mapping[str, Any], rival: str, at: str) -> list[dict[str, Any]] | None:
-    """The conditions of a channel that another implementation serves: its own, and one of ours that
-    counts for nothing. None: it wrote none.
+def conditions_beside_rival(
+    status: Mapping[str, Any], rival: str, at: str
+) -> list[dict[str, Any]] | None:
+    """The conditions of a channel that another implementation serves, with an informational one of
+    Knafka's added. None: the other implementation has written none.
 
     `at` is the time (RFC 3339).
     """
@@ -353,15 +370,15 @@ def beside(status: Mapping[str, Any], rival: str, at: str) -> list[dict[str, Any
     ours = {READY, *CHANNEL_CONDITIONS, SUBSCRIPTIONS_HANDLED, SERVED_BY_KNAFKA}
     if READY not in types or not types - ours:
         return None
-    message = _rival(rival)
+    message = _rival_message(rival)
     mine = Condition(SERVED_BY_KNAFKA, Status.FALSE, "OtherImplementation", message, Severity.INFO)
     theirs = [dict(each) for each in conditions if each.get("type") != SERVED_BY_KNAFKA]
-    shown = merged(conditions, [mine], at)
+    shown = merged_conditions(conditions, [mine], at)
     return theirs + [each for each in shown if each["type"] == SERVED_BY_KNAFKA]
 
 
-def _handled(handling: Handling) -> Condition | None:
-    """Who reconciles Subscriptions, where that may be somebody else; it counts for nothing."""
+def _subscriptions_handled_condition(handling: Handling) -> Condition | None:
+    """The informational condition that says who reconciles Subscriptions; None: only Knafka can."""
 
     def condition(status: Status, reason: str, message: str) -> Condition:
         return Condition(SUBSCRIPTIONS_HANDLED, status, reason, message, Severity.INFO)
@@ -377,7 +394,7 @@ def _handled(handling: Handling) -> Condition | None:
     return condition(Status.TRUE, by, handling.reason)
 
 
-def _rival(rival: str) -> str:
+def _rival_message(rival: str) -> str:
     return (
         f"{rival} serves KafkaChannels here, too: have `knafka adopt` take this one over, remove "
         "the other, or run this operator without KNAFKA_CHANNELS=enabled"

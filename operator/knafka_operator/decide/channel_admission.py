@@ -20,21 +20,21 @@ from typing import Any, Final
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument
 from knafka_operator.decide import dead_letter_topics, kafka_settings
-from knafka_operator.decide.admission import wrong_with_delivery, wrong_with_order
+from knafka_operator.decide.admission import delivery_annotation_problems, order_problems
 from knafka_operator.decide.field_errors import (
     IMMUTABLE_FIELDS,
     Problem,
+    annotation_problems,
     annotations_of,
-    beyond,
-    caught,
-    changed,
-    default_sink,
-    leaves,
-    mapping,
-    misfits,
+    changed_values,
+    default_sink_namespace,
+    leaf_values,
+    mapping_at,
     namespace_of,
-    refuse,
-    resolvable,
+    refuse_problems,
+    schema_problems,
+    topic_maxima_problems,
+    with_reference_namespace,
 )
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.channels import (
@@ -66,8 +66,9 @@ _MISSING: Final[Mapping[str, str]] = {
 
 
 def may_be_ours(subscription: Document) -> bool:
-    """Whether a Subscription's channel isn't of another kind, which has webhooks of its own."""
-    kind = mapping(mapping(subscription, "spec"), "channel").get("kind")
+    """Whether a Subscription's channel is a KafkaChannel or has no kind; other kinds have webhooks
+    of their own."""
+    kind = mapping_at(mapping_at(subscription, "spec"), "channel").get("kind")
     return not kind or kind == KAFKA_CHANNEL
 
 
@@ -75,12 +76,12 @@ def defaulted_channel(document: Document) -> dict[str, Any]:
     """The KafkaChannel with upstream's defaults (KN-CHN-07, KN-CHN-10). Idempotent."""
     if not isinstance(document.get("spec"), Mapping | None):
         return dict(document)
-    spec = mapping(document, "spec")
+    spec = mapping_at(document, "spec")
     # As upstream, 0 and "" count as not set.
     spec |= {name: value for name, value in _DEFAULTS.items() if spec.get(name) in (None, "", 0)}
-    default_sink(spec, namespace_of(document))
-    metadata = mapping(document, "metadata")
-    metadata["annotations"] = {SUBSCRIBABLE: "v1", **mapping(metadata, "annotations")}
+    default_sink_namespace(spec, namespace_of(document))
+    metadata = mapping_at(document, "metadata")
+    metadata["annotations"] = {SUBSCRIBABLE: "v1", **mapping_at(metadata, "annotations")}
     return {**document, "metadata": metadata, "spec": spec}
 
 
@@ -89,11 +90,11 @@ def defaulted_subscription(document: Document) -> dict[str, Any]:
     if not isinstance(document.get("spec"), Mapping | None):
         return dict(document)
     namespace = namespace_of(document)
-    spec = mapping(document, "spec")
+    spec = mapping_at(document, "spec")
     for name in ("subscriber", "reply"):
         if isinstance(destination := spec.get(name), Mapping):
-            spec[name] = resolvable(destination, namespace)
-    default_sink(spec, namespace)
+            spec[name] = with_reference_namespace(destination, namespace)
+    default_sink_namespace(spec, namespace)
     return {**document, "spec": spec}
 
 
@@ -104,11 +105,11 @@ def check_channel(new: Document, old: Document | None = None, maxima: Maxima = U
     of the first problem.
     """
 
-    def wrong(document: Document) -> Iterator[Problem]:
-        yield from _wrong_with_channel(document)
-        yield from beyond(document, maxima)
+    def problems(document: Document) -> Iterator[Problem]:
+        yield from _channel_problems(document)
+        yield from topic_maxima_problems(document, maxima)
 
-    refuse(wrong, new, old, _channel_changes)
+    refuse_problems(problems, new, old, _immutable_channel_changes)
 
 
 def check_subscription(
@@ -124,25 +125,27 @@ def check_subscription(
     problem.
     """
 
-    def wrong(document: Document) -> Iterator[Problem]:
-        return _wrong_with_subscription(document, autoscaling or Autoscaling(), maxima)
+    def problems(document: Document) -> Iterator[Problem]:
+        return _subscription_problems(document, autoscaling or Autoscaling(), maxima)
 
-    refuse(wrong, new, old, _subscription_changes)
+    refuse_problems(problems, new, old, _immutable_subscription_changes)
 
 
-def _wrong_with_channel(document: Document) -> Iterator[Problem]:
-    yield from misfits(KafkaChannel, {**document, "status": None})
+def _channel_problems(document: Document) -> Iterator[Problem]:
+    yield from schema_problems(KafkaChannel, {**document, "status": None})
     annotations = annotations_of(document)
-    yield from wrong_with_order(annotations)
-    yield from caught(lambda: declared_isolation(annotations))
-    yield from caught(lambda: kafka_settings.check_channel(annotations))
-    yield from caught(lambda: dead_letter_topics.check(annotations))
+    yield from order_problems(annotations)
+    yield from annotation_problems(lambda: declared_isolation(annotations))
+    yield from annotation_problems(lambda: kafka_settings.check_channel_settings(annotations))
+    yield from annotation_problems(
+        lambda: dead_letter_topics.check_retention_annotation(annotations)
+    )
 
 
-def _wrong_with_subscription(
+def _subscription_problems(
     document: Document, autoscaling: Autoscaling, maxima: Maxima
 ) -> Iterator[Problem]:
-    for each in misfits(Subscription, {**document, "status": None}):
+    for each in schema_problems(Subscription, {**document, "status": None}):
         if each.message == "missing field(s)":
             yield replace(each, details=_MISSING.get(each.path, ""))
         elif each.path == "spec.channel.namespace":
@@ -152,47 +155,48 @@ def _wrong_with_subscription(
             )
         else:
             yield each
-    yield from wrong_with_delivery(annotations_of(document), autoscaling, maxima)
+    yield from delivery_annotation_problems(annotations_of(document), autoscaling, maxima)
 
 
-def _channel_changes(old: Document, new: Document) -> Iterator[Problem]:
-    was, is_ = (_fixed_of_channel(each) for each in (old, new))
-    may_change = {each.path for each in misfits(KafkaChannel, {**old, "status": None})}
+def _immutable_channel_changes(old: Document, new: Document) -> Iterator[Problem]:
+    was, is_ = (_immutable_channel_fields(each) for each in (old, new))
+    may_change = {each.path for each in schema_problems(KafkaChannel, {**old, "status": None})}
     # As upstream: channels from before there was a retention get one at last. And one that is
     # only spelled in another way is the same.
-    before, after = (_seconds(each[_RETENTION]) for each in (was, is_))
-    if not mapping(old, "spec").get("retentionDuration") or before == after:
+    before, after = (_retention_seconds(each[_RETENTION]) for each in (was, is_))
+    if not mapping_at(old, "spec").get("retentionDuration") or before == after:
         may_change.add(_RETENTION)
     for path in may_change:
         was.pop(path, None)
         is_.pop(path, None)
-    if diff := changed(was, is_):
+    if diff := changed_values(was, is_):
         yield Problem(IMMUTABLE_FIELDS, diff, "spec")
 
 
-def _fixed_of_channel(document: Document) -> dict[str, object]:
-    spec = mapping(document, "spec")
+def _immutable_channel_fields(document: Document) -> dict[str, object]:
+    spec = mapping_at(document, "spec")
     return {f"spec.{name}": spec.get(name) or value for name, value in _DEFAULTS.items()}
 
 
-def _seconds(retention: object) -> float | None:
-    """None: it is no duration."""
+def _retention_seconds(retention: object) -> float | None:
+    """Seconds of a declared retention; None: it is no duration."""
     try:
         return parse(KafkaChannelSpec, {"retentionDuration": retention}).retention_duration
     except InvalidDocument:
         return None
 
 
-def _subscription_changes(old: Document, new: Document) -> Iterator[Problem]:
-    was, is_ = (_fixed_of_subscription(each) for each in (old, new))
+def _immutable_subscription_changes(old: Document, new: Document) -> Iterator[Problem]:
+    was, is_ = (_immutable_subscription_fields(each) for each in (old, new))
     # Without a channel it was never of use, and may be mended.
-    if was and (diff := changed(was, is_)):
+    if was and (diff := changed_values(was, is_)):
         yield Problem(IMMUTABLE_FIELDS, diff, "spec")
 
 
-def _fixed_of_subscription(document: Document) -> dict[str, object]:
-    """Its channel; a namespace that is the Subscription's own is the same as none."""
-    channel = mapping(mapping(document, "spec"), "channel")
+def _immutable_subscription_fields(document: Document) -> dict[str, object]:
+    """The fields of a Subscription's channel, which can't change, by path. Its own namespace counts
+    as none."""
+    channel = mapping_at(mapping_at(document, "spec"), "channel")
     if channel.get("namespace") in ("", namespace_of(document)):
         del channel["namespace"]
-    return dict(leaves("spec.channel", channel))
+    return dict(leaf_values("spec.channel", channel))

@@ -21,20 +21,20 @@ from knafka.core.errors import InvalidDocument
 from knafka_operator.decide import desired, services
 from knafka_operator.decide.status import NotReady
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.resources import CORE, OURS, Broker, ConfigMap
+from knafka_operator.model.resources import CORE, KNAFKA_PREFIX, Broker, ConfigMap
 from knafka_operator.model.settings import Settings
 
-KAFKA_SECRET: Final = f"{OURS}kafka-secret"
+KAFKA_SECRET: Final = f"{KNAFKA_PREFIX}kafka-secret"
 """On a KafkaChannel: the Secret of the operator's namespace with its Kafka's credentials, which
 carries the same key as a label (CHN-20). None: the one that the installation's ConfigMap names."""
-BROKER_CONFIG: Final = f"{OURS}broker-config"
+BROKER_CONFIG: Final = f"{KNAFKA_PREFIX}broker-config"
 """Label of a ConfigMap of the operator's namespace that Brokers of all namespaces may name."""
 SECRET_NAMESPACE: Final = "auth.secret.ref.namespace"
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """The Broker's ConfigMap over the installation's."""
+    """A Broker's ConfigMap merged over the installation's, and the Secret that applies."""
 
     config: ConfigMap
     secret: Identity | None
@@ -45,7 +45,7 @@ class Configuration:
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """What a Broker's pods mount."""
+    """The Secret that a Broker's pods mount."""
 
     name: str
     version: str
@@ -56,7 +56,7 @@ class Mount:
     """The copy to be created in the Broker's namespace; None: none is needed."""
 
 
-def check_reference(
+def check_config_map_reference(
     reference: tuple[str, str] | None,
     own: ConfigMap | None,
     broker: Broker,
@@ -81,7 +81,7 @@ def check_reference(
         )
 
 
-def configuration(
+def merged_configuration(
     reference: tuple[str, str] | None,
     own: ConfigMap | None,
     base: ConfigMap | None,
@@ -133,13 +133,13 @@ def check_secret(configured: Configuration, broker: Broker, settings: Settings) 
         )
 
 
-def mount(broker: Broker, secret: Mapping[str, Any]) -> Mount:
+def secret_mount(broker: Broker, secret: Mapping[str, Any]) -> Mount:
     """How the Broker's pods get this Secret, which `check_secret` must have accepted."""
     metadata = secret["metadata"]
     version, of = str(metadata.get("resourceVersion", "")), Identity.of(secret)
     if metadata["namespace"] == broker.metadata.namespace:
         return Mount(str(metadata["name"]), version, of)
-    copy = _projected(broker, secret.get("data") or {})
+    copy = _projected_secret(broker, secret.get("data") or {})
     return Mount(copy["metadata"]["name"], version, of, copy)
 
 
@@ -162,7 +162,8 @@ def channel_secret(
 def check_channel_secret(
     named: str | None, secret: Mapping[str, Any] | None, of: Identity
 ) -> Mapping[str, Any]:
-    """The Secret itself; raises `NotReady` if it isn't there, or is none that channels may name."""
+    """Check that a channel may use the Secret named `of`; returns it. Raises `NotReady` if it
+    doesn't exist, or if the channel names it and it isn't labelled for channels."""
     if secret is None:
         raise NotReady("SecretNotFound", f"Secret {of} does not exist")
     labels = secret["metadata"].get("labels") or {}
@@ -190,12 +191,12 @@ def channel_config(
         metadata = {"namespace": default.namespace, "name": default.name}
         document = {"apiVersion": CORE, "kind": "ConfigMap", "metadata": metadata, "data": data}
         installation = parse(ConfigMap, document)
-    return configuration(None, None, installation, default).config
+    return merged_configuration(None, None, installation, default).config
 
 
-def _projected(broker: Broker, data: Mapping[str, str]) -> services.Manifest:
+def _projected_secret(broker: Broker, data: Mapping[str, str]) -> services.Manifest:
     """The copy of a Secret in the Broker's namespace; `data` is base64, as the API returns it."""
-    labels = {services.BROKER: names.child(broker.metadata.name, "")}
+    labels = {services.BROKER_LABEL: names.child(broker.metadata.name, "")}
     return {
         "apiVersion": "v1",
         "kind": "Secret",

@@ -22,14 +22,14 @@ from knafka.core.contract import KEPT_FOR_EVER, TopicSettings
 from knafka.core.documents import Duration, Model, parse
 from knafka.core.errors import InvalidDocument
 from knafka.ports.log import TopicDescription
-from knafka_operator.model.resources import OURS, annotation_path
+from knafka_operator.model.resources import KNAFKA_PREFIX, annotation_path
 
-RETENTION_ANNOTATION: Final = f"{OURS}dead-letter-retention"
+RETENTION_ANNOTATION: Final = f"{KNAFKA_PREFIX}dead-letter-retention"
 """On a Trigger, or on its Broker for all that declare none; in a Trigger's status what its topic
 has been given, as Kafka's `retention.ms`."""
 RETENTION_KEY: Final = "dead.letter.topic.retention"
 """In a Broker's ConfigMap."""
-TOPIC_ID: Final = f"{OURS}dead-letter-topic-id"
+TOPIC_ID: Final = f"{KNAFKA_PREFIX}dead-letter-topic-id"
 """Key of a Trigger's `status.annotations`: Kafka's id of the topic that is ours to alter."""
 
 FOR_EVER: Final = "forever"
@@ -40,11 +40,11 @@ MAX_RETENTION: Final = 36_500 * 86_400.0
 
 PARTITIONS: Final = 1
 """Dead letters are few, and each partition of a thousand Triggers costs Kafka something."""
-STORY_BYTES: Final = 16_384
-"""What a dead letter may be larger than its event: the attributes that tell how it failed."""
+FAILURE_ATTRIBUTES_BYTES: Final = 16_384
+"""Bytes by which a dead letter may exceed its event: the attributes that describe its failure."""
 MAX_INT: Final = 2**31 - 1
 
-LIMIT: Final = "max.message.bytes"
+MAX_MESSAGE_BYTES: Final = "max.message.bytes"
 RETENTION_MS: Final = "retention.ms"
 UNLIMITED: Final = "-1"
 TIMESTAMP_TYPE: Final = "message.timestamp.type"
@@ -56,7 +56,8 @@ class _Declared(Model):
 
 
 def parse_retention(text: str, path: str) -> float | None:
-    """Seconds; None: for ever. Raises `InvalidDocument`."""
+    """Parse a retention: seconds, or None for `forever`. Raises `InvalidDocument` with this
+    path."""
     text = text.strip()
     if text == FOR_EVER:
         return None
@@ -67,14 +68,15 @@ def parse_retention(text: str, path: str) -> float | None:
         raise InvalidDocument(path, f"invalid value: {text:.80}: {wanted}") from None
 
 
-def check(annotations: Mapping[str, str]) -> None:
-    """Refuse a retention that can't be meant; raises `InvalidDocument`."""
+def check_retention_annotation(annotations: Mapping[str, str]) -> None:
+    """Refuse an invalid retention annotation; raises `InvalidDocument`."""
     if RETENTION_ANNOTATION in annotations:
         parse_retention(annotations[RETENTION_ANNOTATION], annotation_path(RETENTION_ANNOTATION))
 
 
-def retention(default: float | None, *declared: Mapping[str, str]) -> float | None:
-    """Seconds, by the first of these annotations that say so; None: for ever."""
+def effective_retention(default: float | None, *declared: Mapping[str, str]) -> float | None:
+    """Seconds of retention by the first of these annotations that declare it, else `default`; None:
+    for ever. Raises `InvalidDocument`."""
     path = annotation_path(RETENTION_ANNOTATION)
     for each in declared:
         if RETENTION_ANNOTATION in each:
@@ -82,84 +84,93 @@ def retention(default: float | None, *declared: Mapping[str, str]) -> float | No
     return default
 
 
-def settings(
+def dead_letter_topic_settings(
     config: Mapping[str, str], replication: int, limit: int, kept: float | None
 ) -> TopicSettings:
-    """How a dead-letter topic is made: with the Broker's topic's `config`, but neither compacted
-    nor bounded in size, with the log's own time, and with room for the largest event (`limit`,
-    bytes) and the story of its failure."""
-    room = str(min(limit + STORY_BYTES, MAX_INT))
+    """Settings of a new dead-letter topic: the `config` of the Broker's topic, but neither
+    compacted nor bounded in size, with the log's time, and with room for the largest event
+    (`limit`, bytes) and the description of its failure. It keeps records for `kept` seconds; None:
+    for ever."""
+    room = str(min(limit + FAILURE_ATTRIBUTES_BYTES, MAX_INT))
     expiry = {} if kept is None else {RETENTION_MS: str(round(kept * 1000))}
     return TopicSettings(
         partitions=PARTITIONS,
         replication=replication,
         # A sender's time may be one that Spark's Kafka source fails at, whichever topics it reads.
-        config={**config, TIMESTAMP_TYPE: LOG_TIME, **KEPT_FOR_EVER, **expiry, LIMIT: room},
+        config={
+            **config,
+            TIMESTAMP_TYPE: LOG_TIME,
+            **KEPT_FOR_EVER,
+            **expiry,
+            MAX_MESSAGE_BYTES: room,
+        },
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """What is known of a Trigger's dead-letter topic, as its status keeps it."""
+    """A Trigger's claim to its dead-letter topic, as its status keeps it."""
 
     id: str
-    """Kafka's, of the topic that is ours to alter."""
+    """Kafka's id of the topic that Knafka may alter."""
     retention: str
-    """What it was given: `retention.ms`."""
+    """The `retention.ms` that Knafka has given the topic."""
 
     @classmethod
     def of(cls, annotations: Mapping[str, str]) -> Ownership | None:
+        """Read the claim in a status's annotations; None: there is none."""
         id_, given = annotations.get(TOPIC_ID), annotations.get(RETENTION_ANNOTATION)
         return cls(id_, given) if id_ and given else None
 
     def annotations(self) -> dict[str, str]:
+        """The annotations of a status that keep the claim."""
         return {TOPIC_ID: self.id, RETENTION_ANNOTATION: self.retention}
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A dead-letter topic that is there, beside what is wanted of it."""
+class JudgedTopic:
+    """An existing dead-letter topic: whether Knafka may alter it, and what is to be altered."""
 
     retention: float | None
-    """Seconds for which it keeps a record now; None: for ever, or that isn't known."""
+    """Seconds for which the topic keeps a record; None: for ever, or not known."""
     owned: Ownership | None
-    """None: it is somebody else's, or somebody has set its retention."""
+    """None: somebody else made the topic or set its retention."""
     alter: Mapping[str, str]
-    """What is to be set; empty: nothing."""
+    """Topic settings to be altered; empty: none."""
     would_expire: bool = False
-    """It keeps for ever, as earlier releases have made it, and isn't altered, as its oldest dead
-    letter would be deleted at once."""
+    """Whether the topic keeps records for ever and isn't altered, since the new retention would
+    delete its oldest dead letter at once."""
 
 
-def judge(
+def judge_topic(
     wanted: TopicSettings, found: TopicDescription, known: Ownership | None, oldest_age: float
-) -> Found:
-    """Whose a topic is, and what is to be altered; `known` is what the Trigger's status keeps, and
-    `oldest_age` the age of its oldest record in seconds."""
+) -> JudgedTopic:
+    """Judge whether Knafka may alter an existing topic, and what of it. `known` is what the
+    Trigger's status keeps, `oldest_age` the age of the topic's oldest record in seconds."""
     has, asked = found.config.get(RETENTION_MS, ""), wanted.config[RETENTION_MS]
     if known is not None and known.id == found.id:
         ours = has in (known.retention, asked)
     else:
-        known, ours = None, has in (UNLIMITED, asked) and _as_dispatchers_make_it(found)
+        known, ours = None, has in (UNLIMITED, asked) and _is_made_by_dispatcher(found)
     if not ours:
-        return unaltered(found)
+        return unaltered_topic(found)
     if has == asked:
-        return Found(_seconds(has), Ownership(found.id, asked), {})
-    kept = _seconds(asked)
+        return JudgedTopic(_retention_seconds(has), Ownership(found.id, asked), {})
+    kept = _retention_seconds(asked)
     if has == UNLIMITED and kept is not None and oldest_age > kept:
-        return Found(None, None, {}, would_expire=True)
-    return Found(kept, Ownership(found.id, asked), {RETENTION_MS: asked})
+        return JudgedTopic(None, None, {}, would_expire=True)
+    return JudgedTopic(kept, Ownership(found.id, asked), {RETENTION_MS: asked})
 
 
-def unaltered(found: TopicDescription) -> Found:
-    """A topic that stays as it is."""
-    return Found(_seconds(found.config.get(RETENTION_MS, "")), None, {})
+def unaltered_topic(found: TopicDescription) -> JudgedTopic:
+    """The judgement that leaves a topic as it is."""
+    return JudgedTopic(_retention_seconds(found.config.get(RETENTION_MS, "")), None, {})
 
 
-def _as_dispatchers_make_it(found: TopicDescription) -> bool:
+def _is_made_by_dispatcher(found: TopicDescription) -> bool:
     made = {key: each for key, each in KEPT_FOR_EVER.items() if key != RETENTION_MS}
-    return LIMIT in found.config and made.items() <= found.config.items()
+    return MAX_MESSAGE_BYTES in found.config and made.items() <= found.config.items()
 
 
-def _seconds(retention_ms: str) -> float | None:
+def _retention_seconds(retention_ms: str) -> float | None:
     return int(retention_ms) / 1000 if retention_ms.isdecimal() else None

@@ -22,33 +22,34 @@ EXPIRE: Final = "DeadLettersExpire"
 NOT_APPLIED: Final = "RetentionNotApplied"
 
 EXPIRY_SHARE: Final = 0.5
-"""Of its retention, after which the oldest dead letter is said to expire: 15 of 30 days. The alert
-`KnafkaDeadLettersExpire` has the same."""
+"""Share of the retention after which the oldest dead letter is reported to expire: 15 of 30 days.
+The alert `KnafkaDeadLettersExpire` has the same."""
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    """A Trigger's dead-letter topic, as it was found last."""
+class WaitingDeadLetters:
+    """The records of a Trigger's dead-letter topic, when they were counted last."""
 
     topic: str
     records: int
     oldest: float | None = None
-    """When the first of them was stored, in seconds since 1970; None: not known, or none waits."""
+    """When the oldest was stored, in seconds since 1970; None: not known, or there is none."""
     retention: float | None = None
     """Seconds for which the topic keeps a record; None: for ever, or that isn't known."""
     would_expire: bool = False
-    """See `dead_letter_topics.Found`."""
+    """See `dead_letter_topics.JudgedTopic.would_expire`."""
 
     def oldest_age(self, now: float) -> float:
-        """Seconds; 0 where none waits."""
+        """Age of the oldest dead letter in seconds; 0 if there is none."""
         return max(0.0, now - self.oldest) if self.records and self.oldest is not None else 0.0
 
 
-def condition(waiting: Waiting, now: float) -> Condition:
-    """`now` in seconds since 1970."""
+def dead_letters_condition(waiting: WaitingDeadLetters, now: float) -> Condition:
+    """The condition `DeadLetters`: False, a warning, if dead letters wait. `now` is in seconds
+    since 1970."""
     if not waiting.records:
         return Condition(DEAD_LETTERS, Status.TRUE, severity=Severity.WARNING)
-    kept, reason, message = waiting.retention, WAIT, summary(waiting)
+    kept, reason, message = waiting.retention, WAIT, waiting_sentence(waiting)
     if waiting.would_expire:
         reason = NOT_APPLIED
         message += (
@@ -62,8 +63,9 @@ def condition(waiting: Waiting, now: float) -> Condition:
     return Condition(DEAD_LETTERS, Status.FALSE, reason, message, Severity.WARNING)
 
 
-def summary(waiting: Waiting) -> str:
-    """One sentence, the same for as long as no dead letter comes or goes."""
+def waiting_sentence(waiting: WaitingDeadLetters) -> str:
+    """A sentence with the number of waiting dead letters and the time of the oldest. It stays the
+    same until a dead letter comes or goes."""
     one = waiting.records == 1
     some = "1 dead letter waits" if one else f"{waiting.records} dead letters wait"
     since = ""
@@ -72,8 +74,8 @@ def summary(waiting: Waiting) -> str:
     return f"{some} in the topic {waiting.topic}{since}"
 
 
-def stored(document: Mapping[str, Any]) -> Condition | None:
-    """The condition as it stands in an object's status."""
+def stored_condition(document: Mapping[str, Any]) -> Condition | None:
+    """The condition `DeadLetters` in an object's status; None: it has none that can be read."""
     conditions = (document.get("status") or {}).get("conditions") or ()
     for each in conditions:
         if isinstance(each, Mapping) and each.get("type") == DEAD_LETTERS:

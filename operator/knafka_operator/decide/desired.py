@@ -1,10 +1,10 @@
-"""Desired: what should be, from what is declared: topics and the contract's entries.
+"""Desired: the topics and contract entries that follow from declared Brokers and Triggers.
 
     Broker, ConfigMap, Defaults -> Topic, Ingress
     Trigger, Broker, Topic, resolved sinks -> Egress
 
-Pure. Not here: looking anything up. References are resolved before (`Sink`), a topic's owner is
-checked after, where it is created (names that only differ in a dash can collide).
+Pure. Not here: resolving references, which is done before (`Sink`), and checking a topic's owner,
+which is done when the topic is created, since names that only differ in a dash can collide.
 """
 
 from __future__ import annotations
@@ -32,9 +32,13 @@ from knafka.core.contract import (
 from knafka.core.errors import InvalidDocument
 from knafka.core.sensor import records
 from knafka_operator.decide import dead_letter_topics, kafka_settings
-from knafka_operator.decide.dead_letter_topics import DEFAULT_RETENTION, LIMIT, RETENTION_KEY
+from knafka_operator.decide.dead_letter_topics import (
+    DEFAULT_RETENTION,
+    MAX_MESSAGE_BYTES,
+    RETENTION_KEY,
+)
 from knafka_operator.model.family import CHANNELS, family_of
-from knafka_operator.model.naming import USUAL, Named, NameKind, NameTaken, Naming
+from knafka_operator.model.naming import DEFAULT_NAMING, NamedObject, NameKind, NameTaken, Naming
 from knafka_operator.model.resources import (
     CORE,
     DELIVERY_ORDER,
@@ -53,7 +57,7 @@ from knafka_operator.model.resources import (
 )
 
 MAX_REPLICATION: Final = 32_767
-"""Kafka keeps the factor in 16 bits."""
+"""Largest replication factor, which Kafka keeps in 16 bits."""
 
 DEFAULT_DELIVERY: Final = Delivery(
     retry=10, backoff_policy=BackoffPolicy.EXPONENTIAL, backoff_delay=0.2
@@ -62,14 +66,14 @@ DEFAULT_DELIVERY: Final = Delivery(
 
 MIN_IN_SYNC: Final = "min.insync.replicas"
 LOG_TIME: Final[Mapping[str, str]] = {"message.timestamp.type": "LogAppendTime"}
-"""Of what is decided by time: the log's own clock, and not a sender's."""
+"""Topic setting by which records have the log's time, and not a sender's."""
 
 ORDERS: Final[Mapping[str, Order]] = {
     "ordered": Order.PARTITION,
     "unordered": Order.NONE,
     "key": Order.KEY,
 }
-"""The values of the annotation; `key` is ours, and the default."""
+"""Values of the annotation `delivery.order`; `key` is Knafka's, and the default."""
 
 MAX_IN_FLIGHT_DEFAULT: Final[int] = Egress.model_fields["max_in_flight"].default
 MAX_MAX_IN_FLIGHT: Final = 10_000
@@ -83,62 +87,64 @@ SECRET: Final = "auth.secret.ref.name"
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What holds where nothing is declared."""
+    """Values for Brokers and Triggers that declare none themselves."""
 
     kafka: Kafka
     partitions: int = 10
     replication: int = 3
     declares_replication: bool = False
-    """Whether `replication` is what somebody wants, and not only what is usual."""
+    """Whether somebody has declared `replication`, so that it isn't only the built-in default."""
     max_replication: int = MAX_REPLICATION
-    """No topic gets more copies, whatever is declared; 1 where Kafka is a single node."""
+    """Upper limit of any topic's replication factor; 1 where Kafka is a single node."""
     topic_config: Mapping[str, str] = field(default_factory=dict)
     delivery: Delivery = DEFAULT_DELIVERY
-    """For Triggers that declare no delivery and whose Broker declares none."""
+    """Delivery of Triggers if neither they nor their Broker declare one."""
     dead_letter_retention: float | None = DEFAULT_RETENTION
-    """Seconds for which dead-letter topics keep, where nothing else is said; None: for ever."""
+    """Seconds for which dead-letter topics keep records by default; None: for ever."""
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic as it should be."""
+    """A declared topic: what it should be like in Kafka."""
 
     name: str
     partitions: int
     replication: int
     config: Mapping[str, str] = field(default_factory=dict)
     external: bool = False
-    """Somebody else's: used, but never created, changed or deleted; the counts are guesses."""
+    """Whether somebody else made the topic. It is used, but never created, changed or deleted, and
+    its partitions and replicas aren't known here."""
     replication_key: str = REPLICATION
-    """Where its replication is declared, for people."""
+    """Name of the field that declares the replication, for error messages."""
     fewer: Topic | None = None
-    """As it may be instead, where Kafka has too few brokers."""
+    """The same topic with fewer replicas, if Kafka may have too few brokers; None: it must be
+    so."""
 
 
 @dataclass(frozen=True, slots=True)
-class Actions:
-    """What one trigger of a Sensor has fired."""
+class SensorActions:
+    """The firings of one trigger of a Sensor: the topic that holds them, and the trigger's name."""
 
     topic: Topic
     trigger: str
-    """Its name in the Sensor."""
+    """The trigger's name in the Sensor."""
 
     @property
     def filters(self) -> tuple[Filter, ...]:
-        """A Subscription has none to say so."""
+        """The filter that passes only this trigger's firings."""
         return (Exact(exact={records.TRIGGER: self.trigger}),)
 
 
 @dataclass(frozen=True, slots=True)
-class OthersNames:
-    """Names in Kafka that other objects have; one look-up says whether a name is among them."""
+class NamesOfOthers:
+    """The set of topic or group names that belong to other objects; supports only `in`."""
 
     uids: Mapping[str, str]
-    """Name -> UID of the object that has it."""
+    """UID of the object that has each name."""
     uid: str
-    """Of the object whose own names aren't among them."""
+    """UID of the object whose own names are not in the set."""
     applications: Container[str] = frozenset()
-    """Names that no object of ours has."""
+    """Names of applications, which no object has."""
 
     def __contains__(self, name: object) -> bool:
         if not isinstance(name, str):
@@ -159,21 +165,23 @@ def config_reference(broker: Broker) -> tuple[str, str] | None:
     return reference.namespace or broker.metadata.namespace, reference.name
 
 
-def configured(config: ConfigMap | None, defaults: Defaults) -> Defaults:
-    """The defaults with a Broker's ConfigMap over them, its `bootstrap.servers` included.
+def defaults_with_config(config: ConfigMap | None, defaults: Defaults) -> Defaults:
+    """Merge a Broker's ConfigMap, its `bootstrap.servers` included, over the defaults.
 
-    Raises `InvalidDocument` with a path such as `data.default.topic.partitions`. A local mode that
-    has a Kafka of its own passes the ConfigMap to `broker_topic` only.
+    Raises `InvalidDocument` with a path such as `data.default.topic.partitions`. The local mode,
+    which has a Kafka of its own, passes the ConfigMap to `broker_topic` only.
     """
     data = {} if config is None else config.data
     kafka = defaults.kafka
     if BOOTSTRAP_SERVERS in data:
-        kafka = kafka.model_copy(update={"bootstrap_servers": _servers(data[BOOTSTRAP_SERVERS])})
+        kafka = kafka.model_copy(
+            update={"bootstrap_servers": _bootstrap_servers(data[BOOTSTRAP_SERVERS])}
+        )
     return replace(
         defaults,
-        kafka=kafka_settings.of_broker(kafka, data),
-        partitions=_count(data, PARTITIONS, defaults.partitions, 2**31 - 1),
-        replication=_count(data, REPLICATION, defaults.replication, MAX_REPLICATION),
+        kafka=kafka_settings.with_config_settings(kafka, data),
+        partitions=_positive_count(data, PARTITIONS, defaults.partitions, 2**31 - 1),
+        replication=_positive_count(data, REPLICATION, defaults.replication, MAX_REPLICATION),
         declares_replication=defaults.declares_replication or REPLICATION in data,
         topic_config={**defaults.topic_config, **_topic_config(data)},
         dead_letter_retention=(
@@ -185,7 +193,8 @@ def configured(config: ConfigMap | None, defaults: Defaults) -> Defaults:
 
 
 def secret_reference(config: ConfigMap | None) -> tuple[str, str] | None:
-    """Namespace and name of the Secret for Kafka: beside the ConfigMap that names it."""
+    """Namespace and name of the Secret for Kafka, which is in the namespace of the ConfigMap that
+    names it; None: the ConfigMap names none."""
     name = "" if config is None else config.data.get(SECRET, "").strip()
     return (config.metadata.namespace, name) if config is not None and name else None
 
@@ -195,15 +204,15 @@ def broker_topic(
     config: ConfigMap | None,
     defaults: Defaults,
     taken: Container[str] = frozenset(),
-    naming: Naming = USUAL,
+    naming: Naming = DEFAULT_NAMING,
 ) -> Topic:
-    """The topic of a Broker: the one it names, the one it always had, or the template's name for
-    it.
+    """The declared topic of a Broker. Its name is that of its external topic, else the one in its
+    status, else the one that the template gives.
 
-    `taken` are other Brokers' topics: joined with dashes, two names can give the same. Whether it
-    may use the one that it names is another question (`external_topics`). Raises `NameTaken`.
+    `taken` has the names of other Brokers' topics. Whether the Broker may use an external topic is
+    checked in `external_topics`. Raises `NameTaken` and `InvalidDocument`.
     """
-    wanted = configured(config, defaults)
+    wanted = defaults_with_config(config, defaults)
     annotations = broker.metadata.annotations
     external = annotations.get(EXTERNAL_TOPIC)
     if external is not None:
@@ -213,7 +222,7 @@ def broker_topic(
         path = "metadata.name"
         # Of two names it keeps the one it got (KN-BRK-19). No other: one that is there was external
         # before, or was written by somebody who may write the status.
-        name = own_name(NameKind.BROKER_TOPIC, broker, TOPIC_STATUS, taken, naming)
+        name = kept_or_new_name(NameKind.BROKER_TOPIC, broker, TOPIC_STATUS, taken, naming)
     if not names.is_topic(name):
         raise InvalidDocument(
             path,
@@ -225,17 +234,18 @@ def broker_topic(
         name=name,
         partitions=wanted.partitions,
         replication=replication,
-        config=_durable(wanted.topic_config, replication),
+        config=_durable_config(wanted.topic_config, replication),
         external=external is not None,
     )
 
 
-def own_name(
+def kept_or_new_name(
     kind: NameKind, owner: Resource, key: str, taken: Container[str], naming: Naming
 ) -> str:
-    """The name that an object has or gets: `key` is that of its status. Raises `NameTaken`."""
+    """The name of an object's topic or group: the one in its status under `key`, if naming rules
+    allow it for the object, else a new one. Raises `NameTaken` if another object has it."""
     metadata = owner.metadata
-    mine = Named(metadata.namespace, metadata.name, metadata.uid)
+    mine = NamedObject(metadata.namespace, metadata.name, metadata.uid)
     kept = owner.status.annotations.get(key)
     name = kept if kept and naming.is_own(kind, kept, mine) else naming.name(kind, mine)
     if name not in taken:
@@ -254,21 +264,21 @@ def own_name(
     )
 
 
-def _durable(config: Mapping[str, str], replication: int) -> Mapping[str, str]:
-    """An acknowledged record is on two replicas where there are three, and has the log's own time;
-    what is declared wins."""
+def _durable_config(config: Mapping[str, str], replication: int) -> Mapping[str, str]:
+    """Topic settings so that an acknowledged record is on two of three replicas and has the log's
+    time; declared settings take precedence."""
     return {**({MIN_IN_SYNC: "2"} if replication >= 3 else {}), **LOG_TIME, **config}
 
 
-def ingress(
+def broker_ingress(
     broker: Broker,
     topic: Topic,
     config: Mapping[str, str],
     defaults: Defaults,
     hosts: tuple[str, ...] = (),
 ) -> Ingress:
-    """The receiver's contract for one Broker or KafkaChannel; `hosts` are those that a channel has
-    for itself, `config` is its topic's as Kafka describes it."""
+    """The entry of a Broker or KafkaChannel in its receiver's contract. `hosts` are a channel's own
+    host names, `config` are the topic's settings as Kafka describes it."""
     return Ingress(
         namespace=broker.metadata.namespace,
         broker=broker.metadata.name,
@@ -277,19 +287,20 @@ def ingress(
         topic=topic.name,
         # A receiver has no consumer: what is set of one makes no new Revision of it.
         kafka=defaults.kafka.model_copy(update={"consumer": {}}),
-        **limits(config),
+        **ingress_limits(config),
     )
 
 
-def limits(config: Mapping[str, str]) -> Mapping[str, Any]:
-    """What an Ingress says of its topic's limits; `config` as Kafka describes the topic."""
+def ingress_limits(config: Mapping[str, str]) -> Mapping[str, Any]:
+    """The Ingress fields with the topic's size limits; `config` are the topic's settings in
+    Kafka."""
     limit = config.get("max.message.bytes", "")
     if not limit.isdecimal():
         return {}
     return {"max_batch_bytes": int(limit), "max_event_bytes": event_limit(int(limit))}
 
 
-def egress(
+def trigger_egress(
     trigger: Trigger,
     broker: Broker,
     topic: Topic,
@@ -299,9 +310,9 @@ def egress(
     taken: Container[str] = frozenset(),
     reply: Sink | None = None,
     sender: str | None = None,
-    naming: Naming = USUAL,
+    naming: Naming = DEFAULT_NAMING,
 ) -> Egress:
-    """The dispatcher's contract for one Trigger, Subscription or KafkaSource.
+    """The Egress of one Trigger, Subscription or KafkaSource: what its dispatcher is told.
 
     `dead_letter_sink` is `dead_letter_destination`, resolved; `taken` are the groups of other
     Triggers; `reply` is where a Subscription's replies go; `sender` is the service account whose
@@ -313,16 +324,16 @@ def egress(
         dead_letter_sink = dead_letter_sink and _without_audience(dead_letter_sink)
         reply = reply and _without_audience(reply)
     namespace, name = trigger.metadata.namespace, trigger.metadata.name
-    spec, family = _delivery_spec(trigger, broker), family_of(trigger.kind)
+    spec, family = _effective_delivery(trigger, broker), family_of(trigger.kind)
     of_broker = namespace, family.own_name(broker.metadata.name)
 
     def dead_letter_settings(*declared: Mapping[str, str]) -> TopicSettings:
-        return dead_letter_topics.settings(
+        return dead_letter_topics.dead_letter_topic_settings(
             topic.config,
             # How many replicas an external topic has isn't known here.
             -1 if topic.external else topic.replication,
-            record_limit(topic),
-            dead_letter_topics.retention(defaults.dead_letter_retention, *declared),
+            max_record_bytes(topic),
+            dead_letter_topics.effective_retention(defaults.dead_letter_retention, *declared),
         )
 
     of_trigger, of_its_broker = trigger.metadata.annotations, broker.metadata.annotations
@@ -336,23 +347,23 @@ def egress(
         trigger=name,
         kind="Subscription" if family is CHANNELS else "Trigger",
         topic=topic.name,
-        group=_group(trigger, broker, taken, naming),
+        group=_consumer_group(trigger, broker, taken, naming),
         reply=reply,
         dead_letter_topic=names.dead_letter_topic(*of_broker, name),
         dead_letter_settings=own,
         # Dispatchers of an earlier release, which read the same contract, know no such field.
         broker_dead_letter_settings=None if brokers == own else brokers,
-        kafka=kafka_settings.of_annotations(defaults.kafka, of_trigger),
+        kafka=kafka_settings.with_annotation_settings(defaults.kafka, of_trigger),
         subscriber=subscriber,
         dead_letter_sink=dead_letter_sink,
-        delivery=defaults.delivery if spec is None else _delivery(spec),
+        delivery=defaults.delivery if spec is None else _delivery_options(spec),
         filter=trigger.spec.filter,
         filters=trigger.spec.filters,
         order=_order(trigger),
         max_in_flight=_max_in_flight(trigger),
         rate_limit=kafka_settings.rate_limit(trigger.metadata.annotations),
         at_most_once=kafka_settings.at_most_once(trigger.metadata.annotations),
-    ).model_copy(update=dict(family.of_egress(trigger)))
+    ).model_copy(update=dict(family.egress_fields(trigger)))
     # Where nobody wants a token there is nobody to show one as.
     return egress.model_copy(update={"service_account": sender}) if egress.wants_tokens else egress
 
@@ -361,25 +372,25 @@ def _without_audience(sink: Sink) -> Sink:
     return sink.model_copy(update={"audience": None})
 
 
-def _group(trigger: Trigger, broker: Broker, taken: Container[str], naming: Naming) -> str:
+def _consumer_group(trigger: Trigger, broker: Broker, taken: Container[str], naming: Naming) -> str:
     if family_of(trigger.kind) is CHANNELS:
         of = trigger.metadata.namespace, broker.metadata.name, trigger.metadata.uid
         return names.subscription_group(*of)
     # Of two names it keeps the one it got (KN-BRK-19), and no other that somebody wrote there.
-    return own_name(NameKind.TRIGGER_GROUP, trigger, GROUP_STATUS, taken, naming)
+    return kept_or_new_name(NameKind.TRIGGER_GROUP, trigger, GROUP_STATUS, taken, naming)
 
 
 def dead_letter_destination(trigger: Trigger, broker: Broker) -> Destination | None:
-    """The dead letter sink that applies: the Broker's only if the Trigger declares no delivery."""
-    spec = _delivery_spec(trigger, broker)
+    """The dead letter sink of a Trigger; its Broker's only if the Trigger declares no delivery."""
+    spec = _effective_delivery(trigger, broker)
     return None if spec is None else spec.dead_letter_sink
 
 
 def replay_egress(egress: Egress) -> Egress:
-    """A dispatcher's contract for a Trigger's replays.
+    """The Egress of a Trigger's replayer, which delivers replayed dead letters.
 
-    They are delivered like its events, so to its subscriber, with its retries and its dead-letter
-    topic; but they passed its filters long ago, and come from a topic of their own.
+    They have the Trigger's subscriber, retries and dead-letter topic. But they have passed its
+    filters before, and come from a topic of their own.
     """
     replays = replay_topic(egress)
     return egress.model_copy(
@@ -397,31 +408,33 @@ def replay_egress(egress: Egress) -> Egress:
 
 
 def replay_topic(egress: Egress) -> str:
-    """Where its dead letters are sent again."""
+    """The topic that a Trigger's dead letters are replayed from."""
     broker = family_of(egress.kind).own_name(egress.broker)
     return names.replay_topic(egress.namespace, broker, egress.trigger)
 
 
-def record_limit(topic: Topic) -> int:
-    """The bytes of its largest record, as far as that is declared."""
-    limit = topic.config.get(LIMIT, "")
+def max_record_bytes(topic: Topic) -> int:
+    """Bytes of a topic's largest record, as declared, else Kafka's default."""
+    limit = topic.config.get(MAX_MESSAGE_BYTES, "")
     return int(limit) if limit.isdecimal() else MAX_RECORD_BYTES
 
 
-def _delivery_spec(trigger: Trigger, broker: Broker) -> DeliverySpec | None:
-    """The one that applies, as a whole; None: neither declares any option (KN-BRK-15)."""
+def _effective_delivery(trigger: Trigger, broker: Broker) -> DeliverySpec | None:
+    """The Trigger's delivery spec if it sets any option, else its Broker's; None: neither sets any
+    (KN-BRK-15)."""
     for spec in (trigger.spec.delivery, broker.spec.delivery):
         if spec.is_set:
             return spec
     return None
 
 
-def _delivery(spec: DeliverySpec) -> Delivery:
+def _delivery_options(spec: DeliverySpec) -> Delivery:
     return Delivery(**{name: getattr(spec, name) for name in Delivery.model_fields})
 
 
 def declared_order(trigger: Trigger) -> str:
-    """Its order in the words of the annotation, or the default of its family."""
+    """A Trigger's `delivery.order` annotation, or the default: `ordered` for Subscriptions, else
+    `key`."""
     default = "ordered" if family_of(trigger.kind) is CHANNELS else "key"
     return trigger.metadata.annotations.get(DELIVERY_ORDER, default)
 
@@ -444,7 +457,7 @@ def _max_in_flight(trigger: Trigger) -> int:
     return whole_number(declared, annotation_path(MAX_IN_FLIGHT), 1, MAX_MAX_IN_FLIGHT)
 
 
-def _count(data: Mapping[str, str], key: str, default: int, maximum: int) -> int:
+def _positive_count(data: Mapping[str, str], key: str, default: int, maximum: int) -> int:
     return whole_number(data[key], f"data.{key}", 1, maximum) if key in data else default
 
 
@@ -454,11 +467,11 @@ def _topic_config(data: Mapping[str, str]) -> Mapping[str, str]:
         for key, value in data.items()
         if key.startswith(TOPIC_CONFIG)
     }
-    kafka_settings.check_topic(config, f"data.{TOPIC_CONFIG}")
+    kafka_settings.check_cleanup_policy(config, f"data.{TOPIC_CONFIG}")
     return config
 
 
-def _servers(declared: str) -> str:
+def _bootstrap_servers(declared: str) -> str:
     servers = [server.strip() for server in declared.split(",") if server.strip()]
     if not servers:
         raise InvalidDocument(f"data.{BOOTSTRAP_SERVERS}", "want host:port, comma-separated")

@@ -17,18 +17,18 @@ from typing import Final
 
 from knafka.core import names
 from knafka.core.errors import InvalidDocument
-from knafka_operator.decide import services
-from knafka_operator.decide.receiver_scaling import least_pods
+from knafka_operator.decide import receiver_services, services
+from knafka_operator.decide.receiver_scaling import min_receiver_pods
 from knafka_operator.decide.services import MIN_SCALE
-from knafka_operator.model.resources import OURS, Resource, annotation_path
+from knafka_operator.model.resources import KNAFKA_PREFIX, Resource, annotation_path
 from knafka_operator.model.settings import Settings
 
-DIRECT: Final = f"{OURS}direct"
+DIRECT: Final = f"{KNAFKA_PREFIX}direct"
 """Annotation of a Broker or KafkaChannel."""
-PORT: Final = 8080
+FUNCTION_PORT: Final = 8080
 """Where Knative has functions listen."""
-HTTP: Final = {"name": "http", "port": 80, "targetPort": PORT}
-_WORDS: Final = {"true": True, "false": False}
+HTTP_PORT: Final = {"name": "http", "port": 80, "targetPort": FUNCTION_PORT}
+_BOOLEANS: Final = {"true": True, "false": False}
 
 
 def is_direct(broker: Resource, settings: Settings) -> bool:
@@ -37,8 +37,8 @@ def is_direct(broker: Resource, settings: Settings) -> bool:
     Its annotation decides; without one, the installation's setting, except for a Broker that may
     scale to zero. Raises `InvalidDocument`.
     """
-    direct = _declared(broker)
-    may_sleep = least_pods(broker.metadata.annotations, 1) < 1
+    direct = _declared_direct(broker)
+    may_sleep = min_receiver_pods(broker.metadata.annotations, 1) < 1
     if direct is None:
         return settings.direct and not may_sleep
     if direct and may_sleep:
@@ -49,48 +49,51 @@ def is_direct(broker: Resource, settings: Settings) -> bool:
 
 def is_direct_channel(channel: Resource, settings: Settings) -> bool:
     """Whether a KafkaChannel's senders go past Knative's proxy. Raises `InvalidDocument`."""
-    direct = _declared(channel)
+    direct = _declared_direct(channel)
     if direct and not settings.direct:
         problem = "its receiver serves other channels, too: set the operator's KNAFKA_DIRECT"
         raise InvalidDocument(annotation_path(DIRECT), problem)
     return settings.direct if direct is None else direct
 
 
-def _declared(resource: Resource) -> bool | None:
+def _declared_direct(resource: Resource) -> bool | None:
     """The annotation's value; None if it isn't there. Raises `InvalidDocument`."""
     if (word := resource.metadata.annotations.get(DIRECT)) is None:
         return None
-    if (direct := _WORDS.get(word.strip().lower())) is None:
-        problem = f"invalid value: {word:.80}: want {', '.join(_WORDS)}"
+    if (direct := _BOOLEANS.get(word.strip().lower())) is None:
+        problem = f"invalid value: {word:.80}: want {', '.join(_BOOLEANS)}"
         raise InvalidDocument(annotation_path(DIRECT), problem)
     return direct
 
 
 def direct_service(broker: Resource) -> services.Manifest:
     """The Service that leads to the port of the receiver's pods."""
-    return services.receiver_pods_service(broker, _name(broker), HTTP)
+    return receiver_services.receiver_pods_service(broker, _direct_service_name(broker), HTTP_PORT)
 
 
 def direct_url(broker: Resource, settings: Settings) -> str:
-    """The URL of a Broker's direct Service, without a path."""
-    return services.url(_name(broker), broker.metadata.namespace, settings)
+    """The URL of the Service that leads to a Broker's receiver directly, without a path."""
+    return services.service_url(_direct_service_name(broker), broker.metadata.namespace, settings)
 
 
 def channels_direct_service(receiver: str, settings: Settings) -> services.Manifest:
     """The Service that leads to the pods of `receiver`, which KafkaChannels share. It is never
     deleted, like that receiver."""
-    return services.channels_receiver_pods_service(
-        receiver, _channels_name(receiver), HTTP, settings
+    return receiver_services.channels_receiver_pods_service(
+        receiver, _channels_direct_service_name(receiver), HTTP_PORT, settings
     )
 
 
 def channels_direct_host(receiver: str, settings: Settings) -> str:
-    return services.host(_channels_name(receiver), settings.namespace, settings)
+    """The host of the Service that leads past Knative to a receiver's pods."""
+    return services.service_host(
+        _channels_direct_service_name(receiver), settings.namespace, settings
+    )
 
 
-def _name(broker: Resource) -> str:
+def _direct_service_name(broker: Resource) -> str:
     return names.child(broker.metadata.name, "-kn-receiver-direct")
 
 
-def _channels_name(receiver: str) -> str:
+def _channels_direct_service_name(receiver: str) -> str:
     return names.child(receiver, "-direct")

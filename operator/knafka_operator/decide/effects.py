@@ -1,8 +1,8 @@
-"""Effects: what reconciling does, as values; `reconcile.effects` runs them, of whichever kind.
+"""Effects: the actions that a decision asks for, as values; `reconcile.effects` runs them.
 
-An effect is what it is: a manifest is applied, an annotation written, a group deleted. What it is
-for is its step, a place in the order of its kind (`steps`). A list is run until one effect fails,
-which is a condition then; the status is written whatever happens.
+An effect says what is done: a manifest applied, an annotation written, a group deleted. Its step
+says what for, and is its place in the order of its kind (`steps`). A list is run until one effect
+fails, which becomes a condition; the status is written in any case.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Manifest: TypeAlias = Mapping[str, Any]
 
 
 class ObjectName(NamedTuple):
-    """An object in the cluster."""
+    """apiVersion, kind, namespace and name of an object in the cluster."""
 
     api_version: str
     kind: str
@@ -31,16 +31,16 @@ class ObjectName(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """What is said where an object can't be applied."""
+    """Reasons and words of the condition when an object can't be applied."""
 
     owner: str
-    """Whose it would be: `this Sensor`."""
+    """The object that it is applied for, in words: `this Sensor`."""
     not_ours: str
-    """The reason where somebody else made an object of that name; empty: that is nobody's."""
+    """Reason if somebody else made an object of that name; empty: that isn't checked."""
     rejected: str
-    """The reason where the API server takes it from nobody like us; empty: that isn't said."""
+    """Reason if the API server refuses the object."""
     kind: str | None = None
-    """Objects of this kind alone may be somebody else's; None: all."""
+    """The only kind whose objects are checked for another owner; None: all are."""
 
 
 # In the cluster.
@@ -53,12 +53,12 @@ class Annotate:
     step: Step
     annotations: Mapping[str, str]
     at_once: bool = True
-    """False: they stand there, or may be written with the rest of the status."""
+    """False: the annotations may be written together with the rest of the status."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriteStatus:
-    """Merge this into the object's status; nothing is written if it is empty."""
+    """Merge a patch into the object's status; an empty patch writes nothing."""
 
     step: Step
     patch: Mapping[str, Any]
@@ -66,12 +66,12 @@ class WriteStatus:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Have these objects as declared; gives them as they are stored then."""
+    """Apply these manifests; the result is the list of stored objects."""
 
     step: Step
     manifests: tuple[Manifest, ...]
     refusal: Refusal | None = None
-    """None: whosever they are, and an error is nobody's but the operator's."""
+    """None: other owners aren't checked, and an error fails the reconciliation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,25 +82,25 @@ class Create:
     manifest: Manifest
     refusal: Refusal | None = None
     label: str = ""
-    """One that is there is ours if it has the manifest's value of this label; empty: whatever it
-    has."""
+    """An existing object is accepted only if it has the manifest's value of this label; empty: any
+    object is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Have none of these objects."""
+    """Delete these objects, if they exist."""
 
     step: Step
     objects: tuple[ObjectName, ...]
     owned: bool = False
     """Only those that belong to the object that is reconciled."""
     annotations: Mapping[str, str] = field(default_factory=dict)
-    """What its status says from then on."""
+    """Annotations of the status once they are deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApplyService:
-    """Have a function's Knative Service applied, and Ready; gives its Revision."""
+    """Apply a function's Knative Service; the result is its Revision once that is Ready."""
 
     step: Step
     manifest: Manifest
@@ -117,24 +117,24 @@ class AwaitReplacement:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Ask an address for an answer, once for each Revision of a Broker's receiver, or once for the
-    address of a channel."""
+    """Send a request to an address until it answers: once for each Revision of a Broker's receiver,
+    or once for a channel's address."""
 
     step: ClassVar = Step.PROBE_RECEIVER
     url: str
     answers_for: str
-    """That Revision, or the address."""
+    """The Revision or address that has answered then."""
 
 
 class ProbeDirect(Probe):
-    """The same of a channel's receiver past Knative's proxy, before its host leads there."""
+    """Probe a channel's receiver past Knative's proxy, before the channel's host leads there."""
 
     step: ClassVar = Step.PROBE_DIRECT
 
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """Have a pod of the dispatcher at this address run."""
+    """Start a pod of the dispatcher at this address."""
 
     step: ClassVar = Step.WAKE_DISPATCHER
     url: str
@@ -145,8 +145,8 @@ class Wake:
 
 @dataclass(frozen=True, slots=True)
 class CreateTopic:
-    """Have a topic, and write its id into the status at once: there may be events from then on, and
-    the name alone proves nothing. Gives the topic as Kafka has it."""
+    """Create a topic and write its id into the status at once, since events may come from then on
+    and the name alone proves no ownership. The result is the topic as Kafka describes it."""
 
     step: ClassVar = Step.CREATE_TOPIC
     topic: Topic
@@ -154,12 +154,12 @@ class CreateTopic:
     id_key: str = ""
     """Keys of `status.annotations` for the topic's name and its id."""
     may_be_used: bool = False
-    """Whether one that is there may have records."""
+    """Whether an existing topic may have records."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimGroup:
-    """Have no other Trigger get this group's name."""
+    """Reserve a group's name for this Trigger."""
 
     step: ClassVar = Step.CLAIM_GROUP
     group: str
@@ -186,8 +186,8 @@ class CommitOffsets:
 
 @dataclass(frozen=True, slots=True)
 class ApplyReceiver:
-    """Have a contract's topic, and the Service of the receiver that channels share, once for all of
-    them, and Ready; gives its Revision."""
+    """Create a contract's topic, and apply the Service of the receiver that channels share; the
+    result is its Revision once that is Ready."""
 
     step: ClassVar = Step.APPLY_RECEIVER
     receiver: Identity
@@ -197,7 +197,7 @@ class ApplyReceiver:
 
 @dataclass(frozen=True, slots=True)
 class WriteIngress:
-    """Have a contract's topic, and in it the entry of a Broker or channel."""
+    """Create a contract's topic and write the entry of a Broker or channel to it."""
 
     step: ClassVar = Step.WRITE_INGRESS
     receiver: Identity
@@ -219,7 +219,7 @@ class AwaitReceivers:
 
 @dataclass(frozen=True, slots=True)
 class LeaveReceivers:
-    """Have these receivers accept nothing for a channel; `stays` is the one that serves it."""
+    """Remove a channel from these receivers; `stays` names the one that serves it."""
 
     step: ClassVar = Step.LEAVE_RECEIVERS
     names: tuple[str, ...]
@@ -231,7 +231,7 @@ class LeaveReceivers:
 
 @dataclass(frozen=True, slots=True)
 class CreateContract:
-    """Have the topic that the Broker's shared dispatchers follow."""
+    """Create the contract topic that the Broker's shared dispatchers follow."""
 
     step: ClassVar = Step.CREATE_CONTRACT
     topic: Topic
@@ -239,7 +239,7 @@ class CreateContract:
 
 @dataclass(frozen=True, slots=True)
 class WriteContract:
-    """Have a Trigger's record in that topic."""
+    """Write a Trigger's record to the contract topic of its Broker's shared dispatchers."""
 
     step: ClassVar = Step.WRITE_CONTRACT
     group: str
@@ -248,7 +248,8 @@ class WriteContract:
 
 @dataclass(frozen=True, slots=True)
 class ApplyShard:
-    """Have a shared dispatcher's Service applied, once for all its Triggers, and Ready."""
+    """Apply a shared dispatcher's Service, once for all its Triggers, and check that it is
+    Ready."""
 
     step: ClassVar = Step.APPLY_SHARD
     number: int
@@ -257,7 +258,7 @@ class ApplyShard:
 
 @dataclass(frozen=True, slots=True)
 class AwaitShard:
-    """Wait until every process of the shard delivers by the contract as it was written."""
+    """Wait until every process of the shard delivers by the written contract."""
 
     step: ClassVar = Step.AWAIT_SHARD
     shard: str
@@ -265,18 +266,18 @@ class AwaitShard:
 
 @dataclass(frozen=True, slots=True)
 class StartDelivery:
-    """Hold drains as decided; done when drains of what was before are over."""
+    """Start the decided drains, after the previous drains have ended."""
 
     step: ClassVar = Step.START_DELIVERY
     watched: Any
-    """What is delivered then: `decide.trigger.Watched`, or `decide.sensor.WatchedSensor`."""
+    """The delivery to start: `decide.trigger.Watched` or `decide.sensor.WatchedSensor`."""
     replaces: bool = False
-    """Whether pods of what was before may still drain unasked."""
+    """Whether pods of the previous delivery may still drain by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopDelivery:
-    """Hold no drains, and have no shard deliver; done when its drains are over."""
+    """End the object's drains and remove it from its shard; done when the drains have ended."""
 
     step: Step = Step.STOP_DELIVERY
 
@@ -294,7 +295,7 @@ EffectInKafka: TypeAlias = (
     | ApplyShard
     | AwaitShard
 )
-"""What an object needs its Kafka for."""
+"""Effects that need the object's Kafka."""
 Effect: TypeAlias = (
     Annotate
     | WriteStatus

@@ -19,19 +19,19 @@ from typing import Any, Final, Literal, TypeAlias, cast, get_args
 
 from knafka.core import names
 from knafka.core.contract import Ingress
-from knafka_operator.decide import services
+from knafka_operator.decide import receiver_services
 from knafka_operator.decide.services import Manifest
 from knafka_operator.decide.status import TRANSPORT_ENCRYPTED, NotReady
 from knafka_operator.model.conditions import Condition, Severity, Status
-from knafka_operator.model.features import feature
-from knafka_operator.model.resources import OURS, ConfigMap, Resource, are_certificates
+from knafka_operator.model.features import feature_value
+from knafka_operator.model.resources import KNAFKA_PREFIX, ConfigMap, Resource, are_certificates
 from knafka_operator.model.settings import Settings
 
 ENCRYPTION: Final = "transport-encryption"
-Mode: TypeAlias = Literal["disabled", "permissive", "strict"]
-_MODES: Final[tuple[str, ...]] = get_args(Mode)
+EncryptionMode: TypeAlias = Literal["disabled", "permissive", "strict"]
+_MODES: Final[tuple[str, ...]] = get_args(EncryptionMode)
 
-TLS_SECRET: Final = f"{OURS}tls-secret"
+TLS_SECRET: Final = f"{KNAFKA_PREFIX}tls-secret"
 """Annotation of a Broker: the Secret of its namespace, in cert-manager's form, with which its
 receiver ends TLS itself."""
 TLS_PORT: Final = 8443
@@ -52,21 +52,23 @@ class Https:
 
 @dataclass(frozen=True, slots=True)
 class Encryption:
-    """What holds for every Broker and KafkaChannel."""
+    """Transport encryption, which is one setting for all Brokers and KafkaChannels."""
 
-    mode: Mode = "disabled"
+    mode: EncryptionMode = "disabled"
 
     @classmethod
     def of(cls, features: ConfigMap | None) -> Encryption:
-        """By `config-features`; None: there is none. Raises `InvalidDocument` that names it."""
-        return cls(cast(Mode, feature(features, ENCRYPTION, _MODES, "disabled")))
+        """Read ConfigMap `config-features`; None: it doesn't exist. Raises `InvalidDocument` that
+        names it."""
+        return cls(cast(EncryptionMode, feature_value(features, ENCRYPTION, _MODES, "disabled")))
 
     @property
     def is_on(self) -> bool:
+        """Whether receivers serve https."""
         return self.mode != "disabled"
 
-    def demanded(self, ingress: Ingress) -> Ingress:
-        """The contract's entry with what its senders must do."""
+    def with_encryption_rule(self, ingress: Ingress) -> Ingress:
+        """A contract entry that accepts only https, if the mode is `strict`."""
         if self.mode != "strict":
             return ingress
         return ingress.model_copy(update={"encrypted_only": True})
@@ -74,8 +76,8 @@ class Encryption:
     def addresses(
         self, http: Mapping[str, Any], path: str, https: Https | NotReady | None
     ) -> list[Mapping[str, Any]]:
-        """All addresses; the last one is `status.address`, as upstream has it. `https` None or an
-        error: there is none."""
+        """All addresses of a receiver; the last is `status.address`, as upstream does. Without
+        https, `https` is None or the error that says why."""
         found: list[Mapping[str, Any]] = []
         if isinstance(https, Https):
             address = {**http, "name": "https", "url": https.url + path}
@@ -83,9 +85,9 @@ class Encryption:
             found.append({**address, **trusted})
         return found if self.mode == "strict" else [*found, http]
 
-    def condition_of(self, https: Https | NotReady | None) -> Condition | None:
-        """Whether events can come encrypted; None: that isn't asked for. Where plain ones are
-        taken, too, it is for information."""
+    def encrypted_condition(self, https: Https | NotReady | None) -> Condition | None:
+        """The condition `TransportEncrypted`; None: encryption is off. It is informational unless
+        the mode is `strict`."""
         if not self.is_on:
             return None
         severity = Severity.ERROR if self.mode == "strict" else Severity.INFO
@@ -100,7 +102,8 @@ NO_ENCRYPTION: Final = Encryption()
 
 
 def https_of_service(service: Mapping[str, Any] | None, name: str) -> Https:
-    """How Knative has a function by https; raises `NotReady` where it hasn't."""
+    """The https address that Knative gives a function's Service. Raises `NotReady` if it has
+    none."""
     address = ((service or {}).get("status") or {}).get("address") or {}
     url = str(address.get("url") or "")
     if not url:
@@ -119,17 +122,18 @@ def https_of_service(service: Mapping[str, Any] | None, name: str) -> Https:
 
 
 def tls_service_name(broker: Resource) -> str:
+    """The name of the Service that leads to the TLS port of a Broker's receiver."""
     return names.child(broker.metadata.name, "-kn-receiver-tls")
 
 
 def tls_host(broker: Resource, settings: Settings) -> str:
-    """For which the certificate must be."""
+    """The host of a Broker's own TLS Service, for which its certificate must be valid."""
     namespace, domain = broker.metadata.namespace, settings.cluster_domain
     return f"{tls_service_name(broker)}.{namespace}.svc.{domain}"
 
 
 def tls_service(broker: Resource) -> Manifest:
     """The Service that leads to the port of the TLS which the receiver's pods end themselves."""
-    return services.receiver_pods_service(
+    return receiver_services.receiver_pods_service(
         broker, tls_service_name(broker), {"name": "https", "port": 443, "targetPort": TLS_PORT}
     )

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from knafka.core import names
-from knafka_operator.decide.shards import DISPATCHER
+from knafka_operator.decide.shards import DISPATCHER_KEY
 from knafka_operator.decide.trigger import DEAD_LETTER_TOPIC
 from knafka_operator.model.channels import (
     DECLARED,
@@ -37,23 +37,23 @@ from knafka_operator.model.resources import FINALIZER, GROUP_STATUS, MAX_NAME, S
 Document = Mapping[str, Any]
 
 
-_KEPT: Final = frozenset({DEAD_LETTER_TOPIC, DISPATCHER, START})
+_KEPT: Final = frozenset({DEAD_LETTER_TOPIC, DISPATCHER_KEY, START})
 """Keys of a Subscription's `status.annotations` that outlive an operator; its group's name follows
 from its UID."""
 _UID = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?").fullmatch
 
 
 @dataclass(frozen=True, slots=True)
-class Entries:
-    """`spec.subscribers` as it is stored."""
+class ListedEntries:
+    """The entries of a channel's `spec.subscribers`, valid and invalid ones."""
 
-    found: Mapping[str, Document]
-    """By UID, those that are no two of one UID."""
+    valid: Mapping[str, Document]
+    """Valid entries by UID."""
     problems: Mapping[str, str]
-    """What is wrong with others, by what they have as UID."""
+    """The problem of each invalid entry, by the value of its `uid`."""
 
 
-def read(channel: Document) -> Entries:
+def read_entries(channel: Document) -> ListedEntries:
     """A KafkaChannel's entries. Of two with one UID the one of the later generation counts."""
     found, problems = dict[str, Document](), dict[str, str]()
     for each in _listed(channel):
@@ -65,7 +65,7 @@ def read(channel: Document) -> Entries:
             )
         elif uid not in found or _generation(each) >= _generation(found[uid]):
             found[uid] = each
-    return Entries(found, problems)
+    return ListedEntries(found, problems)
 
 
 def _listed(channel: Document) -> list[Document]:
@@ -85,9 +85,9 @@ def is_entry(subscription: Document) -> bool:
     return ENTRY in subscription["metadata"]
 
 
-def name(channel: Identity, uid: str) -> str:
-    """What stands for an entry in the names of functions and topics, where no Subscription has its
-    UID. It can't be another entry's: a UID has no dots."""
+def entry_name(channel: Identity, uid: str) -> str:
+    """The name of the Subscription that an entry is read as, if no stored Subscription has its UID.
+    It is unique, since a UID has no dots."""
     whole = f"{channel.name}.{uid}"
     if len(whole) <= MAX_NAME:
         return whole
@@ -101,37 +101,37 @@ def as_subscription(
 
     `stored` is the object with its UID: its annotations (order, isolation, pause) count.
     """
-    who = Identity.of(channel)
+    identity = Identity.of(channel)
     annotations = (stored or {"metadata": {}})["metadata"].get("annotations") or {}
     metadata: dict[str, Any] = {
-        "namespace": who.namespace,
+        "namespace": identity.namespace,
         "name": name,
         "uid": uid,
         "generation": 0 if entry is None else _generation(entry),
         "annotations": {key: each for key, each in annotations.items() if not _is_large(key)},
         "finalizers": [FINALIZER],  # it is let go of as any other
-        ENTRY: who.name,
-        SENDS_AS: None if stored is None else _account(entry or {}),
+        ENTRY: identity.name,
+        SENDS_AS: None if stored is None else _service_account(entry or {}),
     }
     if entry is None:
         metadata["deletionTimestamp"] = "now"
-    of = {"apiVersion": KAFKA_CHANNEL_VERSIONS[0], "kind": KAFKA_CHANNEL, "name": who.name}
+    of = {"apiVersion": KAFKA_CHANNEL_VERSIONS[0], "kind": KAFKA_CHANNEL, "name": identity.name}
     return {
         "apiVersion": MESSAGING,
         "kind": CHANNELS.trigger,
         "metadata": metadata,
         "spec": {"channel": of, **_destinations(entry or {})},
-        "status": _status(channel, uid, stored),
+        "status": _entry_status(channel, uid, stored),
     }
 
 
-def _account(entry: Document) -> object:
+def _service_account(entry: Document) -> object:
     auth = entry.get("auth")
     return auth.get("serviceAccountName") if isinstance(auth, Mapping) else None
 
 
 def _is_large(annotation: str) -> bool:
-    """Those of `kubectl`, which say nothing here and may be as large as the object."""
+    """Whether an annotation is one of `kubectl`'s, which may be as large as the object."""
     return annotation.startswith("kubectl.kubernetes.io/")
 
 
@@ -150,8 +150,10 @@ def _destinations(entry: Document) -> dict[str, Any]:
     return spec
 
 
-def _status(channel: Document, uid: str, stored: Document | None) -> dict[str, Any]:
-    annotations = promised(channel, uid) or _promised_before(channel, uid, stored) or {}
+def _entry_status(channel: Document, uid: str, stored: Document | None) -> dict[str, Any]:
+    annotations = (
+        promised_annotations(channel, uid) or _promised_as_subscription(channel, uid, stored) or {}
+    )
     status: dict[str, Any] = {"annotations": annotations}
     reported = ((channel.get("status") or {}).get("subscribers")) or ()
     for each in reported:
@@ -163,8 +165,9 @@ def _status(channel: Document, uid: str, stored: Document | None) -> dict[str, A
 
 
 def with_promise(subscription: Document, channel: Document) -> Document:
-    """A stored Subscription that we handle, with what it was promised as an entry."""
-    before = promised(channel, str(subscription["metadata"].get("uid", "")))
+    """A stored Subscription handled by Knafka, with the annotations that it was promised as an
+    entry."""
+    before = promised_annotations(channel, str(subscription["metadata"].get("uid", "")))
     if before is None:
         return subscription
     status = subscription.get("status") or {}
@@ -172,8 +175,8 @@ def with_promise(subscription: Document, channel: Document) -> Document:
     return {**subscription, "status": {**status, "annotations": annotations}}
 
 
-def promised(channel: Document, uid: str) -> dict[str, str] | None:
-    """What an entry was promised, as annotations of its status; None: nothing."""
+def promised_annotations(channel: Document, uid: str) -> dict[str, str] | None:
+    """The status annotations that an entry was promised; None: it was promised nothing."""
     text = _annotations(channel).get(PROMISE + uid)
     if text is None:
         return None
@@ -184,23 +187,29 @@ def promised(channel: Document, uid: str) -> dict[str, str] | None:
     if not isinstance(kept, Mapping):
         kept = {}
     strings = {str(key): each for key, each in kept.items() if isinstance(each, str)}
-    return {**strings, GROUP_STATUS: group(Identity.of(channel), uid)}
+    return {**strings, GROUP_STATUS: entry_group(Identity.of(channel), uid)}
 
 
-def _promised_before(channel: Document, uid: str, stored: Document | None) -> dict[str, str] | None:
-    """What it was promised as a Subscription of ours, before another controller handled them."""
+def _promised_as_subscription(
+    channel: Document, uid: str, stored: Document | None
+) -> dict[str, str] | None:
+    """The status annotations that an entry was promised as a Subscription, when Knafka still
+    handled Subscriptions; None: it was promised nothing."""
     annotations = ((stored or {}).get("status") or {}).get("annotations") or {}
-    if annotations.get(GROUP_STATUS) != group(Identity.of(channel), uid):
+    if annotations.get(GROUP_STATUS) != entry_group(Identity.of(channel), uid):
         return None
     return {key: each for key, each in annotations.items() if key in {*_KEPT, GROUP_STATUS}}
 
 
-def promise(channel: Document, uid: str, annotations: Mapping[str, str | None]) -> dict[str, str]:
-    """The annotation of the channel's status by which these are kept; empty: as it is.
+def promise_annotation(
+    channel: Document, uid: str, annotations: Mapping[str, str | None]
+) -> dict[str, str]:
+    """The annotation of the channel's status that keeps an entry's promised annotations; empty if
+    it is up to date.
 
     `annotations` are those of the entry's status that changed.
     """
-    before = promised(channel, uid)
+    before = promised_annotations(channel, uid)
     if before is None and not annotations.get(GROUP_STATUS):
         return {}
     kept = {key: each for key, each in {**(before or {}), **annotations}.items() if key in _KEPT}
@@ -209,17 +218,17 @@ def promise(channel: Document, uid: str, annotations: Mapping[str, str | None]) 
 
 
 def is_promised(channel: Document, uid: str) -> bool:
-    """Whether an entry was promised something."""
+    """Whether an entry was promised a consumer group."""
     return PROMISE + uid in _annotations(channel)
 
 
-def promises(channel: Document) -> set[str]:
-    """UIDs of the entries that were promised something."""
+def promised_uids(channel: Document) -> set[str]:
+    """UIDs of the entries that were promised a consumer group."""
     keys = _annotations(channel)
     return {each.removeprefix(PROMISE) for each in keys if each.startswith(PROMISE)}
 
 
-def group(channel: Identity, uid: str) -> str:
+def entry_group(channel: Identity, uid: str) -> str:
     """The consumer group of an entry, as upstream names it (KN-CHN-11)."""
     return names.subscription_group(channel.namespace, channel.name, uid)
 
@@ -228,15 +237,15 @@ def _annotations(channel: Document) -> Mapping[str, str]:
     return (channel.get("status") or {}).get("annotations") or {}
 
 
-def declared(channel: Document) -> set[str]:
+def own_uids(channel: Document) -> set[str]:
     """UIDs of the entries that we may have written."""
     return set(_annotations(channel).get(DECLARED, "").split())
 
 
-def merged(
+def merged_subscribers(
     listed: Iterable[Any], ours: Iterable[str], wanted: Mapping[str, Document]
 ) -> list[Document]:
-    """`spec.subscribers` with our entries as they should be; nobody else's is touched.
+    """Merge Knafka's entries into `spec.subscribers`; others' entries stay as they are.
 
     `ours` are the UIDs of entries that are ours to write, `wanted` those that there should be.
     """

@@ -28,24 +28,25 @@ NOBODY: Final = Policy()
 
 @dataclass(frozen=True, slots=True)
 class AppliedPolicy:
-    """One that applies."""
+    """An EventPolicy that applies to a Broker, channel or sink."""
 
     name: str
     policy: Policy
     is_ready: bool = True
-    """False: its senders aren't known, so it lets nobody through."""
+    """False: the policy's senders aren't known, so it lets nobody through."""
 
 
 def applied_policies(
     policies: Iterable[Mapping[str, Any]], resource: Resource
 ) -> tuple[AppliedPolicy, ...]:
-    """Those of its namespace that apply to it, by name."""
-    found = (_applied(each, resource) for each in policies)
+    """The policies that apply to a resource, sorted by name; `policies` are those of its
+    namespace."""
+    found = (_applied_policy(each, resource) for each in policies)
     return tuple(sorted((each for each in found if each), key=lambda each: each.name))
 
 
-def policies_ready(applied: tuple[AppliedPolicy, ...], mode: str) -> Condition:
-    """The condition, with upstream's reasons."""
+def policies_ready_condition(applied: tuple[AppliedPolicy, ...], mode: str) -> Condition:
+    """The condition `EventPoliciesReady`, with upstream's reasons."""
     if not applied:
         message = f'Default authz mode is "{mode}"'
         return Condition(EVENT_POLICIES_READY, Status.TRUE, "DefaultAuthorizationMode", message)
@@ -55,22 +56,22 @@ def policies_ready(applied: tuple[AppliedPolicy, ...], mode: str) -> Condition:
     return Condition(EVENT_POLICIES_READY, Status.TRUE)
 
 
-def policies_in_status(applied: tuple[AppliedPolicy, ...]) -> list[dict[str, str]]:
-    """`status.policies`: those that hold."""
+def policies_status(applied: tuple[AppliedPolicy, ...]) -> list[dict[str, str]]:
+    """`status.policies`: the policies that are ready."""
     ready = (each for each in applied if each.is_ready)
     return [{"apiVersion": POLICIES_VERSION, "name": each.name} for each in ready]
 
 
-def _applied(document: Mapping[str, Any], resource: Resource) -> AppliedPolicy | None:
+def _applied_policy(document: Mapping[str, Any], resource: Resource) -> AppliedPolicy | None:
     name = str(document["metadata"]["name"])
     try:
         spec = parse(EventPolicySpec, document.get("spec") or {})
     except InvalidDocument:
         return AppliedPolicy(name, NOBODY, is_ready=False)  # whatever it is about
-    if spec.to and not any(_meant(each, resource) for each in spec.to):
+    if spec.to and not any(_is_target(each, resource) for each in spec.to):
         return None
     if any(each.ref is not None for each in spec.from_):
-        senders = _reported(document.get("status"))
+        senders = _senders_in_status(document.get("status"))
         if senders is None:
             return AppliedPolicy(name, NOBODY, is_ready=False)
     else:
@@ -78,7 +79,7 @@ def _applied(document: Mapping[str, Any], resource: Resource) -> AppliedPolicy |
     return AppliedPolicy(name, Policy(subjects=senders, filters=spec.filters))
 
 
-def _meant(target: PolicyTarget, resource: Resource) -> bool:
+def _is_target(target: PolicyTarget, resource: Resource) -> bool:
     metadata = resource.metadata
     if (ref := target.ref) is not None and _is_kind(ref.api_version, ref.kind, resource):
         if ref.name.lower() == metadata.name.lower():
@@ -90,7 +91,7 @@ def _meant(target: PolicyTarget, resource: Resource) -> bool:
 
 
 def _is_kind(api_version: str, kind: str, resource: Resource) -> bool:
-    """Whether they are of one group and kind, in any case; versions don't count."""
+    """Whether a resource has this API group and kind, ignoring case and version."""
 
     def group(version: str) -> str:
         return version.rpartition("/")[0].lower()
@@ -99,8 +100,8 @@ def _is_kind(api_version: str, kind: str, resource: Resource) -> bool:
     return same and kind.lower() == resource.kind.lower()
 
 
-def _reported(status: object) -> tuple[str, ...] | None:
-    """The senders that a policy's status names; None: it isn't Ready."""
+def _senders_in_status(status: object) -> tuple[str, ...] | None:
+    """The senders in a policy's status; None: the policy isn't Ready."""
     if not isinstance(status, Mapping):
         return None
     conditions = status.get("conditions")

@@ -26,7 +26,7 @@ MAX_TEXT: Final = 512
 DESCRIPTION: Final = "Event Type auto-created by controller"
 
 
-class ToldType(NamedTuple):
+class ReportedType(NamedTuple):
     """One type of events that a receiver has stored for the first time."""
 
     path: str
@@ -35,25 +35,25 @@ class ToldType(NamedTuple):
     schema: str | None = None
 
 
-def told_types(answer: bytes) -> list[ToldType]:
-    """What a receiver's answer says; raises `ValueError` for one that can't be read. An entry that
-    no receiver of ours would give is left out."""
+def reported_types(answer: bytes) -> list[ReportedType]:
+    """Parse the event types in a receiver's answer, without invalid ones. Raises `ValueError` if
+    the answer itself is invalid."""
     document = json.loads(answer)
     entries = document.get("eventTypes") if isinstance(document, dict) else None
     if not isinstance(entries, list):
         raise ValueError("it has no eventTypes")
-    found = (_told(each) for each in entries)
+    found = (_reported_type(each) for each in entries)
     return [each for each in found if each is not None]
 
 
-def _told(entry: object) -> ToldType | None:
+def _reported_type(entry: object) -> ReportedType | None:
     if not isinstance(entry, dict):
         return None
     path, type_, source = (entry.get(name) for name in ("path", "type", "source"))
     schema = entry.get("schema")
     if not (_is_text(path) and _is_text(type_) and _is_text(source)):
         return None
-    return ToldType(path, type_, source, schema if _is_text(schema) else None)
+    return ReportedType(path, type_, source, schema if _is_text(schema) else None)
 
 
 def _is_text(value: object) -> TypeGuard[str]:
@@ -62,29 +62,29 @@ def _is_text(value: object) -> TypeGuard[str]:
     return value.isprintable() and is_legal(value)
 
 
-def event_type_name(owner: Identity, told: ToldType) -> str:
-    """As upstream's: a type that is there already isn't made again."""
+def event_type_name(owner: Identity, told: ReportedType) -> str:
+    """The name of an EventType, the same as upstream's, so that existing ones are recognised."""
     text = f"{told.type}{told.source}{owner.namespace}{owner.name}"
     suffix = hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
     return f"et-{owner.name}-{suffix}".lower()[:MAX_NAME]
 
 
-def event_type(owner: Document, told: ToldType) -> Mapping[str, Any]:
-    """The EventType of a Broker or KafkaChannel, with which it goes."""
-    who = Identity.of(owner)
-    reference = {"apiVersion": owner["apiVersion"], "kind": owner["kind"], "name": who.name}
+def event_type(owner: Document, told: ReportedType) -> Mapping[str, Any]:
+    """The manifest of an EventType, which its Broker or KafkaChannel owns."""
+    identity = Identity.of(owner)
+    reference = {"apiVersion": owner["apiVersion"], "kind": owner["kind"], "name": identity.name}
     spec = {
         "type": told.type,
         "source": told.source,
         "description": DESCRIPTION,
-        "reference": {**reference, "namespace": who.namespace},
+        "reference": {**reference, "namespace": identity.namespace},
     }
     return {
         "apiVersion": EVENT_TYPE_VERSION,
         "kind": EVENT_TYPE,
         "metadata": {
-            "name": event_type_name(who, told),
-            "namespace": who.namespace,
+            "name": event_type_name(identity, told),
+            "namespace": identity.namespace,
             "ownerReferences": [{**reference, "uid": owner["metadata"]["uid"]}],
         },
         "spec": spec if told.schema is None else {**spec, "schema": told.schema},
@@ -92,6 +92,6 @@ def event_type(owner: Document, told: ToldType) -> Mapping[str, Any]:
 
 
 def is_owned_by(event_type: Document, uid: str) -> bool:
-    """Whether an EventType that is there goes with the object that has this UID."""
+    """Whether the object with this UID owns a stored EventType."""
     owners = event_type["metadata"].get("ownerReferences") or ()
     return any(each.get("uid") == uid for each in owners)

@@ -42,10 +42,10 @@ _AMBIGUOUS = re.compile(
 ).search
 
 
-def reserved(topic: str) -> str | None:
-    """Why no Broker may name this topic, whatever is allowed; None: it isn't reserved.
+def reserved_reason(topic: str) -> str | None:
+    """Why no Broker may use a topic of this name, whatever patterns allow; None: it isn't reserved.
 
-    Every Broker's and every KafkaChannel's own topic is, so this also keeps them apart.
+    Brokers' and KafkaChannels' own topics are reserved.
     """
     for prefix, are in _RESERVED.items():
         if topic.startswith(prefix):
@@ -53,7 +53,7 @@ def reserved(topic: str) -> str | None:
     return None
 
 
-def refusal(
+def external_topic_refusal(
     topic: str,
     namespace: str,
     allowed: str,
@@ -61,14 +61,14 @@ def refusal(
     of_sensors: Container[str] = frozenset(),
     of_brokers: Container[str] = frozenset(),
 ) -> str | None:
-    """Why a Broker of this namespace may not use this topic; None: it may.
+    """Why a Broker of this namespace may not use this external topic; None: it may.
 
     `allowed` is the value of `external.topics`, and `where` names what holds that key;
     `of_sensors` has the topics of all Sensors, and other names of theirs; `of_brokers` has those
     that other Brokers have as their own, by whichever template.
     """
     is_sensors = topic in of_sensors and _OF_SENSOR(topic) is not None
-    why = "it is a Sensor's" if is_sensors else reserved(topic)
+    why = "it is a Sensor's" if is_sensors else reserved_reason(topic)
     if why is None and topic in of_brokers:
         why = "it is another Broker's own"
     if why is not None:
@@ -76,7 +76,7 @@ def refusal(
     patterns = [each.strip() for each in re.split(r"[,\n]", allowed) if each.strip()]
     unusable = []
     for pattern in patterns:
-        if (why := _wrong_with(pattern)) is not None:
+        if (why := _pattern_problem(pattern)) is not None:
             unusable.append(f"{pattern:.300} ({why})")
         elif _matches(pattern, topic, namespace):
             if "*" not in pattern or _OF_SENSOR(topic) is None:
@@ -89,8 +89,8 @@ def refusal(
     )
 
 
-def _wrong_with(pattern: str) -> str | None:
-    """Why nothing is allowed by this pattern."""
+def _pattern_problem(pattern: str) -> str | None:
+    """Why a pattern is invalid or unsafe; None: it is usable."""
     if _LEGAL_PATTERN(pattern) is None:
         return f"want A-Z, a-z, 0-9, '.', '_', '-', '*' and {NAMESPACE} only"
     if _AMBIGUOUS(pattern):

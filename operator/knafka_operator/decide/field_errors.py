@@ -33,13 +33,14 @@ class Problem:
     path: str
 
 
-def refuse(
+def refuse_problems(
     wrong: Callable[[Document], Iterator[Problem]],
     new: Document,
     old: Document | None,
     changes: Callable[[Document, Document], Iterator[Problem]],
 ) -> None:
-    """Raise what `wrong` and `changes` find; what was wrong of `old` already is let pass."""
+    """Raise the problems of a new document as `InvalidDocument`: those found by `wrong` that the
+    old document didn't have, and those of the update, found by `changes`."""
     problems = set(wrong(new))
     if old is not None:
         problems = (problems - set(wrong(old))) | set(changes(old, new))
@@ -47,7 +48,8 @@ def refuse(
 
 
 def raise_all(problems: Collection[Problem]) -> None:
-    """As FieldError words it: sorted, and what is said of several fields is said once."""
+    """Raise the problems as one `InvalidDocument`, in FieldError's words: sorted, with the paths of
+    equal problems together. Does nothing without problems."""
     if not problems:
         return
     paths: dict[tuple[str, str], list[str]] = {}
@@ -62,36 +64,36 @@ def raise_all(problems: Collection[Problem]) -> None:
     raise InvalidDocument(min(problems).path, text)
 
 
-def changed(old: Mapping[str, object], new: Mapping[str, object]) -> str:
-    """The values that differ, by path, as Knative shows them; empty if none does."""
+def changed_values(old: Mapping[str, object], new: Mapping[str, object]) -> str:
+    """The values that differ, by path, in Knative's format; empty if none does."""
     lines: list[str] = []
     for path in sorted({*old, *new}):
         if old.get(path) != new.get(path):
             lines.append(f"{path}:")
-            lines += [f"\t-: {quoted(old[path])}"] if path in old else []
-            lines += [f"\t+: {quoted(new[path])}"] if path in new else []
+            lines += [f"\t-: {as_json(old[path])}"] if path in old else []
+            lines += [f"\t+: {as_json(new[path])}"] if path in new else []
     return "\n".join(lines)
 
 
-def leaves(path: str, value: object) -> Iterator[tuple[str, object]]:
-    """Each value that is no object, with its path."""
+def leaf_values(path: str, value: object) -> Iterator[tuple[str, object]]:
+    """Yield each value that is no object, with its path."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
-            yield from leaves(f"{path}.{name}", inner)
+            yield from leaf_values(f"{path}.{name}", inner)
     elif value is not None:
         yield path, value
 
 
-def misfits(model: type[Model], document: object, root: str = "") -> Iterator[Problem]:
-    """What `parse` would refuse of it."""
+def schema_problems(model: type[Model], document: object, root: str = "") -> Iterator[Problem]:
+    """Yield the problems for which `parse` would refuse a document."""
     try:
         model.model_validate(document, by_alias=True, by_name=False)
     except ValidationError as error:
         for each in error.errors(include_url=False):
-            yield from _told_apart(each, root)
+            yield from _problems_of_error(each, root)
 
 
-def _told_apart(error: ErrorDetails, root: str) -> Iterator[Problem]:
+def _problems_of_error(error: ErrorDetails, root: str) -> Iterator[Problem]:
     location, given = error["loc"], error["input"]
     path = path_of(root, location)
     message, _, wanted = told_of(path, error)[1].partition(": want ")
@@ -103,15 +105,15 @@ def _told_apart(error: ErrorDetails, root: str) -> Iterator[Problem]:
             yield Problem(error["msg"], "", path_of(path, (field,)))
     elif location and location[-1] == "[key]":
         path = f"{path_of(root, location[:-2])}[{given}]"
-        yield Problem(f"invalid key name {quoted(given)}", details, path)
+        yield Problem(f"invalid key name {as_json(given)}", details, path)
     elif location and location[-1] == "cesql" and isinstance(given, str):
         yield Problem(f"invalid value: {given}", message, path)
     else:
         yield Problem(message, details, path)
 
 
-def caught(check: Callable[[], object]) -> Iterator[Problem]:
-    """What a reader of an annotation refuses."""
+def annotation_problems(check: Callable[[], object]) -> Iterator[Problem]:
+    """Yield the problem for which `check`, a parser of annotations, raises `InvalidDocument`."""
     try:
         check()
     except InvalidDocument as error:
@@ -120,9 +122,10 @@ def caught(check: Callable[[], object]) -> Iterator[Problem]:
         yield Problem(message, f"want {wanted}" if wanted else "", annotation_key(key))
 
 
-def beyond(document: Document, maxima: Maxima) -> Iterator[Problem]:
-    """What of a KafkaChannel's or KafkaSink's topic is more than an installation allows."""
-    spec = mapping(document, "spec")
+def topic_maxima_problems(document: Document, maxima: Maxima) -> Iterator[Problem]:
+    """Yield the problems of a KafkaChannel or KafkaSink that asks for more partitions or replicas
+    than the installation allows."""
+    spec = mapping_at(document, "spec")
     for name, check in (
         ("numPartitions", maxima.check_partitions),
         ("replicationFactor", maxima.check_replication),
@@ -137,46 +140,46 @@ def beyond(document: Document, maxima: Maxima) -> Iterator[Problem]:
 
 
 def annotation_key(key: str) -> str:
-    """Its path as upstream writes it, so that the dots of the key differ from those of the path."""
+    """The path of an annotation as upstream writes it, with the key in brackets."""
     return f"metadata.annotations[{key}]"
 
 
-def quoted(value: object) -> str:
-    """As JSON, any script as it is."""
+def as_json(value: object) -> str:
+    """A value as JSON, without escapes of non-ASCII characters."""
     return json.dumps(value, ensure_ascii=False)
 
 
-def mapping(document: Document | None, key: str) -> dict[str, Any]:
-    """A copy to change; empty for what isn't there, or is of another type."""
+def mapping_at(document: Document | None, key: str) -> dict[str, Any]:
+    """A copy of the object at `key`; empty if it is missing or of another type."""
     value = (document or {}).get(key)
     return dict(value) if isinstance(value, Mapping) else {}
 
 
 def annotations_of(document: Document | None) -> dict[str, str]:
-    """Those that are text."""
-    annotations = mapping(mapping(document, "metadata"), "annotations")
+    """A document's annotations, without those that aren't text."""
+    annotations = mapping_at(mapping_at(document, "metadata"), "annotations")
     return {key: value for key, value in annotations.items() if isinstance(value, str)}
 
 
 def namespace_of(document: Document) -> str:
-    """That of the object; what a reference without one means."""
-    return mapping(document, "metadata").get("namespace") or "default"
+    """The namespace of a document, `default` if it has none."""
+    return mapping_at(document, "metadata").get("namespace") or "default"
 
 
-def default_sink(spec: dict[str, Any], namespace: str) -> None:
+def default_sink_namespace(spec: dict[str, Any], namespace: str) -> None:
     """Fill in the namespace of the dead letter sink in `spec`."""
-    delivery = mapping(spec, "delivery")
+    delivery = mapping_at(spec, "delivery")
     if isinstance(sink := delivery.get("deadLetterSink"), Mapping):
-        spec["delivery"] = {**delivery, "deadLetterSink": resolvable(sink, namespace)}
+        spec["delivery"] = {**delivery, "deadLetterSink": with_reference_namespace(sink, namespace)}
 
 
-def resolvable(destination: Document, namespace: str) -> Document:
-    """The destination with the namespace of its reference."""
+def with_reference_namespace(destination: Document, namespace: str) -> Document:
+    """A destination whose reference has a namespace; `namespace` if it had none."""
     if isinstance(reference := destination.get("ref"), Mapping):
-        return {**destination, "ref": in_namespace(reference, namespace)}
+        return {**destination, "ref": with_namespace(reference, namespace)}
     return destination
 
 
-def in_namespace(reference: Document, namespace: str) -> Document:
-    """The reference with its namespace, or else this one."""
+def with_namespace(reference: Document, namespace: str) -> Document:
+    """A reference with a namespace; `namespace` if it had none."""
     return reference if reference.get("namespace") else {**reference, "namespace": namespace}

@@ -25,7 +25,7 @@ from knafka_operator.model.isolation import Isolation, declared_isolation
 from knafka_operator.model.resources import (
     GROUP_STATUS,
     ISOLATION,
-    OURS,
+    KNAFKA_PREFIX,
     RATE_LIMIT,
     SEMANTICS,
     START,
@@ -35,8 +35,8 @@ from knafka_operator.model.resources import (
 
 CLEANUP: Final = "cleanup.policy"
 RETENTION: Final = "retention.ms"
-TOPIC: Final = f"{OURS}topic."
-"""Begins an annotation of a KafkaChannel that is a setting of its topic."""
+TOPIC_PREFIX: Final = f"{KNAFKA_PREFIX}topic."
+"""Prefix of a KafkaChannel's annotations that are settings of its topic."""
 LATEST: Final = "latest"
 AT_LEAST_ONCE: Final = "at-least-once"
 AT_MOST_ONCE: Final = "at-most-once"
@@ -44,55 +44,58 @@ AT_MOST_ONCE: Final = "at-most-once"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def of_broker(kafka: Kafka, data: Mapping[str, str]) -> Kafka:
-    """With what a ConfigMap's `data` sets of the clients."""
-    return _with(kafka, client_settings.given(data, "", "data."))
+def with_config_settings(kafka: Kafka, data: Mapping[str, str]) -> Kafka:
+    """Merge the client settings in a ConfigMap's `data` over those of `kafka`."""
+    return _with_client_settings(kafka, client_settings.given(data, "", "data."))
 
 
-def of_annotations(kafka: Kafka, annotations: Mapping[str, str]) -> Kafka:
-    """With what a Trigger's annotations set, over the Broker's, or a KafkaChannel's, over those of
-    all channels."""
-    return _with(kafka, client_settings.given(annotations, OURS, annotation_path("")))
+def with_annotation_settings(kafka: Kafka, annotations: Mapping[str, str]) -> Kafka:
+    """Merge the client settings in annotations of a Trigger or KafkaChannel over those of `kafka`,
+    its Broker's or the installation's."""
+    return _with_client_settings(
+        kafka, client_settings.given(annotations, KNAFKA_PREFIX, annotation_path(""))
+    )
 
 
-def topic_of_channel(annotations: Mapping[str, str]) -> Mapping[str, str]:
-    """What a KafkaChannel's annotations set of its topic."""
+def channel_topic_settings(annotations: Mapping[str, str]) -> Mapping[str, str]:
+    """The topic settings that a KafkaChannel's annotations declare."""
     config = {
-        key.removeprefix(TOPIC): value.strip()
+        key.removeprefix(TOPIC_PREFIX): value.strip()
         for key, value in annotations.items()
-        if key.startswith(TOPIC)
+        if key.startswith(TOPIC_PREFIX)
     }
     if RETENTION in config:
         raise InvalidDocument(
-            annotation_path(f"{TOPIC}{RETENTION}"),
+            annotation_path(f"{TOPIC_PREFIX}{RETENTION}"),
             "can't be set: how long a channel keeps events is its spec.retentionDuration",
         )
-    check_topic(config, annotation_path(TOPIC))
+    check_cleanup_policy(config, annotation_path(TOPIC_PREFIX))
     return config
 
 
-def check_channel(annotations: Mapping[str, str]) -> None:
-    """Refuse what a KafkaChannel's annotations can't mean."""
-    client_settings.given(annotations, OURS, annotation_path(""))
-    topic_of_channel(annotations)
+def check_channel_settings(annotations: Mapping[str, str]) -> None:
+    """Refuse invalid client and topic settings in a KafkaChannel's annotations."""
+    client_settings.given(annotations, KNAFKA_PREFIX, annotation_path(""))
+    channel_topic_settings(annotations)
 
 
-def check_trigger(annotations: Mapping[str, str]) -> None:
-    """Refuse what a Trigger's annotations can't mean."""
+def check_trigger_settings(annotations: Mapping[str, str]) -> None:
+    """Refuse invalid annotations of a Trigger about start position, semantics, rate limit, client
+    settings and isolation."""
     start_position(annotations)
-    isolation_of(annotations)
+    required_isolation(annotations)
 
 
-def isolation_of(annotations: Mapping[str, str]) -> Isolation | None:
-    """What a Trigger's annotations say of sharing a dispatcher; None: nothing.
+def required_isolation(annotations: Mapping[str, str]) -> Isolation | None:
+    """The isolation that a Trigger's annotations declare or require; None: neither.
 
-    A shared one has one reader and one writer for all, with the Broker's settings, and commits what
-    is settled: a Trigger that sets its own, is delivered at most once or has a rate limit, has a
-    dispatcher of its own.
+    A shared dispatcher has one reader and one writer with the Broker's settings, and delivers at
+    least once. So a Trigger with client settings of its own, with at-most-once semantics or with a
+    rate limit requires a dispatcher of its own.
     """
     declared = declared_isolation(annotations)
-    given = client_settings.given(annotations, OURS, annotation_path(""))
-    names = [f"{OURS}{side}.{name}" for side, found in given.items() for name in found]
+    given = client_settings.given(annotations, KNAFKA_PREFIX, annotation_path(""))
+    names = [f"{KNAFKA_PREFIX}{side}.{name}" for side, found in given.items() for name in found]
     if at_most_once(annotations):
         if declared is Isolation.SHARED:
             raise InvalidDocument(
@@ -121,7 +124,7 @@ def isolation_of(annotations: Mapping[str, str]) -> Isolation | None:
 
 
 def at_most_once(annotations: Mapping[str, str]) -> bool:
-    """Whether a Trigger's events are begun at most once (BUS-5)."""
+    """Whether a Trigger's annotation asks for at-most-once delivery (BUS-5)."""
     declared = annotations.get(SEMANTICS, AT_LEAST_ONCE)
     if declared not in (AT_LEAST_ONCE, AT_MOST_ONCE):
         raise InvalidDocument(
@@ -132,7 +135,7 @@ def at_most_once(annotations: Mapping[str, str]) -> bool:
 
 
 def rate_limit(annotations: Mapping[str, str]) -> RateLimit | None:
-    """How many attempts its subscriber gets at most (BUS-S13)."""
+    """The rate limit of a Trigger's delivery attempts (BUS-S13); None: it declares none."""
     declared = annotations.get(RATE_LIMIT)
     if declared is None:
         return None
@@ -146,7 +149,7 @@ def rate_limit(annotations: Mapping[str, str]) -> RateLimit | None:
     return RateLimit(unit=RateUnit(unit), requests_per_unit=number)
 
 
-def _with(kafka: Kafka, given: Mapping[str, Mapping[str, str]]) -> Kafka:
+def _with_client_settings(kafka: Kafka, given: Mapping[str, Mapping[str, str]]) -> Kafka:
     merged = {
         "consumer": {**kafka.consumer, **given["consumer"]},
         "producer": {**kafka.producer, **given["producer"]},
@@ -154,8 +157,9 @@ def _with(kafka: Kafka, given: Mapping[str, Mapping[str, str]]) -> Kafka:
     return kafka.model_copy(update=merged)
 
 
-def check_topic(config: Mapping[str, str], path: str) -> None:
-    """Refuse what would lose events of a topic; `path` is that of the names."""
+def check_cleanup_policy(config: Mapping[str, str], path: str) -> None:
+    """Refuse topic settings that would lose events; `path` is the prefix of their names in
+    errors."""
     if "compact" in config.get(CLEANUP, ""):
         raise InvalidDocument(
             f"{path}{CLEANUP}",
@@ -166,7 +170,8 @@ def check_topic(config: Mapping[str, str], path: str) -> None:
 
 
 def start_position(annotations: Mapping[str, str]) -> Start:
-    """Where a new Trigger begins."""
+    """The position at which a new Trigger's group begins: `latest`, `earliest`, or milliseconds
+    since 1970."""
     declared = annotations.get(START, LATEST)
     if declared == "earliest":
         return "earliest"
@@ -187,9 +192,10 @@ def start_position(annotations: Mapping[str, str]) -> Start:
 
 
 def check_start_stays(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """Refuse another start for a Trigger that has begun: it would look like having an effect.
+    """Refuse a changed start position of a Trigger whose group has begun, as it would have no
+    effect.
 
-    The same one, or none any more, is let pass.
+    Removing the annotation is allowed.
     """
     status = (old.get("status") or {}).get("annotations") or {}
     was, is_ = (

@@ -1,5 +1,5 @@
-"""Leaving: a Trigger or Subscription of another implementation's loses what we wrote into its
-status. Pure.
+"""Leaving: removes Knafka's part of the status of a Trigger or Subscription that another
+implementation serves. Pure.
 
 Not here: whose Broker it is (`reconcile.brokers`).
 """
@@ -21,20 +21,23 @@ from knafka_operator.decide.status import (
 from knafka_operator.decide.steps import Step
 from knafka_operator.decide.trigger_conditions import LOOP_FREE
 from knafka_operator.model.conditions import READY
-from knafka_operator.model.resources import OURS
+from knafka_operator.model.resources import KNAFKA_PREFIX
 
 
-def leave(document: Mapping[str, Any]) -> tuple[Effect, ...]:
-    """What is done for a Trigger whose Broker is another implementation's.
+def effects_of_leaving(document: Mapping[str, Any]) -> tuple[Effect, ...]:
+    """The effects for a Trigger whose Broker another implementation serves: stop delivering, and
+    remove Knafka's annotations and conditions.
 
-    It came before its Broker, so its status is ours; or its Broker goes to the other one, which
-    then goes on with the group that the status names. What the other has written stays.
+    The Trigger was created before its Broker, or the Broker changes to the other implementation,
+    which goes on with the group in the status. What the other has written stays.
     """
     status = document.get("status") or {}
     patch: dict[str, Any] = {}
     annotations = status.get("annotations") or {}
-    if any(each.startswith(OURS) for each in annotations):
-        patch["annotations"] = {each: None for each in annotations if each.startswith(OURS)}
+    if any(each.startswith(KNAFKA_PREFIX) for each in annotations):
+        patch["annotations"] = {
+            each: None for each in annotations if each.startswith(KNAFKA_PREFIX)
+        }
     types = {each.get("type") for each in status.get("conditions") or ()}
     beside = {DELIVERING, DEAD_LETTERS, LOOP_FREE, ROLLED_OUT, OIDC_IDENTITY_CREATED}
     words = types - beside

@@ -17,39 +17,39 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from knafka_operator.decide.activity import (
-    USUAL,
+    DEFAULT_LIMITS,
     Activity,
-    Judged,
-    Limits,
+    ActivityLimits,
+    ActivityState,
     Sample,
-    judge,
-    load,
-    span,
+    decisive_seconds,
+    judge_activity,
+    relative_load,
 )
 from knafka_operator.decide.scaling import Cause, TriggerStatus
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.isolation import Isolation
 
-MOVES: Final = 5
-"""Of one Broker, in each direction, within `MOVES_WITHIN`: each makes a Knative Service and a pod,
-or ends them."""
-MOVES_WITHIN: Final = 60.0
+MAX_MOVES: Final = 5
+"""Most moves of one Broker's Triggers in each direction within `MOVES_PERIOD`, since each creates
+or deletes a Knative Service and a pod."""
+MOVES_PERIOD: Final = 60.0
 """Seconds."""
 
-NEEDS: Final = {Activity.BUSY: Isolation.OWN, Activity.QUIET: Isolation.SHARED}
+ISOLATION_BY_ACTIVITY: Final = {Activity.BUSY: Isolation.OWN, Activity.QUIET: Isolation.SHARED}
 
 
 @dataclass(slots=True)
 class History:
-    """What one Trigger has done lately: 7 samples while it is shared, 121 while it isn't, where
-    one is taken every 5 s; some 150 bytes each."""
+    """Recent samples of one Trigger: at one every 5 s, 7 while it is shared, 121 while it isn't, of
+    some 150 bytes each."""
 
-    judged: Judged
+    state: ActivityState
     samples: deque[Sample] = field(default_factory=deque)
 
-    def add(self, sample: Sample, limits: Limits = USUAL) -> None:
-        """Keep what can be judged by, and no more."""
-        since = sample.time - span(self.judged.activity, limits)
+    def add(self, sample: Sample, limits: ActivityLimits = DEFAULT_LIMITS) -> None:
+        """Add a sample, and drop those too old to be needed."""
+        since = sample.time - decisive_seconds(self.state.activity, limits)
         while len(self.samples) > 1 and self.samples[1].time <= since:
             self.samples.popleft()
         self.samples.append(sample)
@@ -57,7 +57,7 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What would be better off elsewhere."""
+    """A Trigger that should move to another dispatcher."""
 
     trigger: Identity
     broker: Identity
@@ -67,11 +67,11 @@ class Move:
     """For people."""
 
 
-def sample(status: TriggerStatus, now: float) -> Sample:
-    """What counts of a status.
+def sample_of(status: TriggerStatus, now: float) -> Sample:
+    """Take a sample of a Trigger's status.
 
-    A lag that stands because its subscriber doesn't answer, or its dispatcher fails, is none that
-    another dispatcher would work off; one that stands because its filter passes nothing is no work.
+    The lag is unknown (None) while the subscriber doesn't answer or the dispatcher fails, since
+    another dispatcher wouldn't help. It is 0 while the filter passes nothing.
     """
     is_held_up = status.error is not None or status.counts.congestion is not None
     if status.scale.cause is Cause.FILTERED_OUT:
@@ -79,19 +79,23 @@ def sample(status: TriggerStatus, now: float) -> Sample:
     return Sample(now, status.counts.delivered, None if is_held_up else status.lag)
 
 
-def wanted(
-    trigger: Identity, broker: Identity, history: History, threshold: int, limits: Limits = USUAL
+def desired_move(
+    trigger: Identity,
+    broker: Identity,
+    history: History,
+    threshold: int,
+    limits: ActivityLimits = DEFAULT_LIMITS,
 ) -> Move | None:
-    """Where it is better off by its history; None: where it is."""
-    judged = judge(history.judged, history.samples, threshold, limits)
-    if judged.activity is history.judged.activity:
+    """The move that a Trigger's history calls for; None: it should stay."""
+    judged = judge_activity(history.state, history.samples, threshold, limits)
+    if judged.activity is history.state.activity:
         return None
-    to = NEEDS[judged.activity]
-    how = load(history.samples, threshold, limits)
-    return Move(trigger, broker, to, how, _why(to, history, threshold, limits))
+    to = ISOLATION_BY_ACTIVITY[judged.activity]
+    how = relative_load(history.samples, threshold, limits)
+    return Move(trigger, broker, to, how, _move_reason(to, history, threshold, limits))
 
 
-def _why(to: Isolation, history: History, threshold: int, limits: Limits) -> str:
+def _move_reason(to: Isolation, history: History, threshold: int, limits: ActivityLimits) -> str:
     if to is Isolation.SHARED:
         return f"quiet for {limits.quiet_for:g} s"
     waiting, much = history.samples[-1].lag or 0, limits.busy_lag * threshold
@@ -100,15 +104,16 @@ def _why(to: Isolation, history: History, threshold: int, limits: Limits) -> str
     return f"more than {limits.busy_rate:g} events a second for {limits.busy_for:g} s"
 
 
-def choose(moves: Iterable[Move], made: Collection[Move]) -> list[Move]:
-    """Those that go now, busiest first; `made` were in the last `MOVES_WITHIN` seconds."""
+def choose_moves(moves: Iterable[Move], made: Collection[Move]) -> list[Move]:
+    """Choose the moves to make now, busiest first, at most `MAX_MOVES` of a Broker in each
+    direction; `made` are those of the last `MOVES_PERIOD` seconds."""
     before: dict[tuple[Identity, Isolation], int] = {}
     for each in made:
         before[each.broker, each.to] = before.get((each.broker, each.to), 0) + 1
     chosen = []
     for each in sorted(moves, key=lambda move: -move.load):
         count = before.get((each.broker, each.to), 0)
-        if count < MOVES:
+        if count < MAX_MOVES:
             before[each.broker, each.to] = count + 1
             chosen.append(each)
     return chosen

@@ -1,4 +1,4 @@
-"""Observed: what an object of any kind was found to be, and what effects have brought about since.
+"""Observed: the base of what is read for an object of any kind, with the results of effects since.
 
     decide(observed) -> effects --run--> observed.after(effect, result) -> decide(observed) ...
 
@@ -26,24 +26,24 @@ from knafka_operator.decide.steps import Step
 
 @dataclass(frozen=True)
 class Observed:
-    """An object as it is stored, and what became of effects since."""
+    """A stored object, and the results of effects that have run since it was read."""
 
     document: Mapping[str, Any]
     _: KW_ONLY
     written: Mapping[str, str] = field(default_factory=dict)
-    """What effects have added to the annotations of its status."""
+    """Annotations of the status that effects have written."""
     revision: str | None = None
-    """Its function's that is Ready, once its Service was applied."""
+    """The Ready Revision of the object's function, once its Service was applied."""
     failed: Mapping[Step, KnafkaError] = field(default_factory=dict)
-    """Steps that failed, and why."""
+    """The error of each step that failed."""
 
     @property
     def annotations(self) -> dict[str, str]:
-        """Those of its status, as they stand by now."""
+        """The annotations of the object's status, including those that effects have written."""
         return {**((self.document.get("status") or {}).get("annotations") or {}), **self.written}
 
     def after(self, effect: Effect, result: Any) -> Self:
-        """The same once an effect has run and come to that result."""
+        """A copy that includes the result of an effect that has run."""
         match effect:
             case Annotate(annotations=written) | Delete(annotations=written):
                 return self.with_annotations(written)
@@ -54,23 +54,25 @@ class Observed:
         return self
 
     def with_annotations(self, written: Mapping[str, str]) -> Self:
+        """A copy in which these annotations of the status are written."""
         return replace(self, written={**self.written, **written})
 
     def with_failure(self, effect: Effect, error: KnafkaError) -> Self:
-        """The same once an effect has failed."""
+        """A copy that records the error of an effect that has failed."""
         return replace(self, failed={**self.failed, effect.step: error})
 
 
 class Needed:
-    """The effects that a decision asks for, each before what needs it."""
+    """Collects the effects that a decision needs before it can go on."""
 
     def __init__(self, failed: Mapping[Step, KnafkaError]) -> None:
         """`failed` are the steps that failed last time, and why."""
         self._failed = failed
         self.effects: list[Effect] = []
 
-    def first(self, *effects: Effect) -> NoReturn:
-        """Have these run first; raises what one of them failed with, else `NotReady`."""
+    def run_first(self, *effects: Effect) -> NoReturn:
+        """Ask for these effects before anything else. Always raises: the error with which one of
+        them failed last time, else `NotReady`."""
         for each in effects:
             if (error := self._failed.get(each.step)) is not None:
                 raise error

@@ -19,15 +19,15 @@ from typing import Any, Final
 
 from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka_operator.decide.archive_runs import (
-    message_of,
-    moment,
-    name_of,
-    outcome,
-    started,
-    terminated,
-    waits_for,
-    why,
-    written,
+    failure_message,
+    job_outcome,
+    object_name,
+    parse_timestamp,
+    run_report,
+    start_problem,
+    start_time,
+    terminated_state,
+    timestamp,
 )
 from knafka_operator.decide.effects import Delete, Effect, ObjectName
 from knafka_operator.decide.observed import Observed
@@ -40,7 +40,7 @@ from knafka_operator.decide.status import (
     TOPICS_READ,
     ConditionSet,
     NotReady,
-    holds,
+    is_condition_true,
     why_not_ready,
 )
 from knafka_operator.decide.steps import Step
@@ -53,17 +53,17 @@ from knafka_operator.model.sensors import KNAFKA
 MAX_ATTEMPTS: Final = 4
 FIRST_RETRY: Final = 60.0
 """Seconds after the first attempt that failed until the next; doubled each time."""
-LOOK: Final = 30.0
-"""Seconds between two looks while it isn't finished: changes are heard of besides."""
-SELDOM: Final = 86_400.0
-"""The same of one that is."""
+RECHECK_SECONDS: Final = 30.0
+"""Seconds until an unfinished operation is reconciled again, if nothing changes."""
+FINISHED_RECHECK_SECONDS: Final = 86_400.0
+"""Seconds until a finished operation is reconciled again."""
 
 FINISHED: Final = ("Succeeded", "Failed")
 QUEUED: Final = "Queued"
 
 COUNTS: Final = {"would_send": "selected", "sent": "sent", "left_out": "leftOut"}
 PURGE_COUNTS: Final = {"would_purge": "selected", "purged": "purged"}
-"""What a Job counts, and the field of the status that has it."""
+"""By key of a Job's report: the field of the status that gets the count."""
 
 
 @dataclass(frozen=True)
@@ -79,12 +79,15 @@ class ObservedOperation(Observed):
 
     @property
     def status(self) -> Mapping[str, Any]:
+        """The stored status; empty: there is none."""
         return self.document.get("status") or {}
 
     def after(self, effect: Effect, result: Any) -> ObservedOperation:
+        """A copy after the only effect, which deletes the operation."""
         return replace(self, deleted=True)
 
     def with_failure(self, effect: Effect, error: KnafkaError) -> ObservedOperation:
+        """A copy after a failed deletion, which is tried again later."""
         return replace(self, deleted=True)  # it is tried again later
 
 
@@ -92,86 +95,93 @@ class ObservedOperation(Observed):
 class OperationDecision:
     status: Mapping[str, Any]
     """All of it; empty: as it stands."""
-    again: float
+    requeue_after: float
     """Seconds until it is looked at again, should nothing change."""
     effects: tuple[Effect, ...] = ()
 
 
-def decide(seen: ObservedOperation, now: datetime) -> OperationDecision:
-    if is_finished(seen.status):
-        ended = seen.status.get("completionTime") or written(now)
-        kept = _kept(seen, ended, now)
-        return replace(kept, effects=()) if seen.deleted else kept
+def decide(observed: ObservedOperation, now: datetime) -> OperationDecision:
+    """Decide an operation's status, and whether it is deleted now."""
+    if is_finished(observed.status):
+        ended = observed.status.get("completionTime") or timestamp(now)
+        kept = _decision_after_end(observed, ended, now)
+        return replace(kept, effects=()) if observed.deleted else kept
     conditions = ConditionSet(OPERATION_CONDITIONS, of=SUCCEEDED)
     status: dict[str, Any] = {
-        "observedGeneration": seen.document["metadata"].get("generation", 0),
-        "attempts": seen.status.get("attempts", 0),
+        "observedGeneration": observed.document["metadata"].get("generation", 0),
+        "attempts": observed.status.get("attempts", 0),
         "job": "",
     }
-    if isinstance(seen.operation, Replay):
-        status["replayID"] = seen.operation.metadata.uid
+    if isinstance(observed.operation, Replay):
+        status["replayID"] = observed.operation.metadata.uid
 
     def decided(phase: str, message: str = "") -> OperationDecision:
         status.update(phase=phase, message=message)
-        before = seen.status.get("conditions") or ()
-        status["conditions"] = conditions.conditions(before, written(now))
+        before = observed.status.get("conditions") or ()
+        status["conditions"] = conditions.merged_into(before, timestamp(now))
         if phase not in FINISHED:
-            return OperationDecision(status, LOOK)
-        status["completionTime"] = written(now)
-        return OperationDecision(status, _kept(seen, written(now), now).again)
+            return OperationDecision(status, RECHECK_SECONDS)
+        status["completionTime"] = timestamp(now)
+        return OperationDecision(
+            status, _decision_after_end(observed, timestamp(now), now).requeue_after
+        )
 
     def waits(reason: str, message: str) -> None:
         conditions.fail(JOB_SUCCEEDED, NotReady(reason, message, transient=True))
 
-    operation = seen.operation
+    operation = observed.operation
     if isinstance(operation, InvalidDocument):  # and never will be valid, as it can't change
         conditions.fail(JOB_SUCCEEDED, operation)
         return decided("Failed", str(operation))
     # What was begun comes to its end, whatever has become of its archive.
-    for job in sorted(seen.jobs, key=lambda each: str(each["metadata"]["creationTimestamp"])):
-        name, pod = name_of(job), seen.pods.get(name_of(job))
-        status["startTime"] = seen.status.get("startTime") or started(job) or written(now)
-        conditions.find(ARCHIVE_READY)
-        if not (ended := outcome(job)):
+    for job in sorted(observed.jobs, key=lambda each: str(each["metadata"]["creationTimestamp"])):
+        name, pod = object_name(job), observed.pods.get(object_name(job))
+        status["startTime"] = observed.status.get("startTime") or start_time(job) or timestamp(now)
+        conditions.set_true(ARCHIVE_READY)
+        if not (ended := job_outcome(job)):
             status["job"] = name
-            unstarted = waits_for(pod) if pod is not None else ""
+            unstarted = start_problem(pod) if pod is not None else ""
             message = f"Job {name} doesn't start: {unstarted:.500}" if unstarted else ""
             waits("JobNotStarted" if message else "Running", message or f"Job {name} runs")
             return decided("Running", message)
-        if seen.status.get("lastJob") == name:
+        if observed.status.get("lastJob") == name:
             continue
         status["lastJob"] = name
-        found = message_of(terminated(pod).get("message") or "")
+        found = run_report(terminated_state(pod).get("message") or "")
         if ended == "Complete":
-            conditions.find(JOB_SUCCEEDED)
-            status |= _counted(operation, found)
+            conditions.set_true(JOB_SUCCEEDED)
+            status |= _counts_of_job(operation, found)
             return decided("Succeeded")
         status["attempts"] += 1
-        status["lastFailure"] = {"time": written(now), "message": why(job, pod, found)}
+        status["lastFailure"] = {
+            "time": timestamp(now),
+            "message": failure_message(job, pod, found),
+        }
         break
-    failure = status.get("lastFailure") or seen.status.get("lastFailure") or {}
+    failure = status.get("lastFailure") or observed.status.get("lastFailure") or {}
     if status["attempts"] >= MAX_ATTEMPTS:
         message = f"{status['attempts']} attempts failed, the last with: {failure.get('message')}"
-        conditions.find(ARCHIVE_READY)
+        conditions.set_true(ARCHIVE_READY)
         conditions.fail(JOB_SUCCEEDED, NotReady("JobFailed", message))
         return decided("Failed", message)
     with conditions.step(ARCHIVE_READY):
-        _check_archive(operation, seen.archive)
+        _check_archive(operation, observed.archive)
     if not conditions.holds(ARCHIVE_READY):
         waits("ArchiveNotReady", "it begins once its archive is ready")
-        return decided("Pending", conditions.found()[ARCHIVE_READY].message)
-    assert seen.archive is not None
-    message = _turn(seen, failure.get("message", ""), {**seen.status, **status})
+        return decided("Pending", conditions.by_type()[ARCHIVE_READY].message)
+    assert observed.archive is not None
+    message = _queue_message(observed, failure.get("message", ""), {**observed.status, **status})
     waits("Retrying" if failure else "Queued", message)
     return decided(QUEUED, message)
 
 
 def is_finished(status: Mapping[str, Any]) -> bool:
+    """Whether an operation has succeeded or failed for good."""
     return status.get("phase") in FINISHED
 
 
 def is_queued(document: Mapping[str, Any]) -> bool:
-    """Whether its archive may make a Job for it: now, or when `retry_at` says."""
+    """Whether an operation waits for its archive to create a Job, now or at `retry_at`."""
     metadata, status = document["metadata"], document.get("status") or {}
     return (
         status.get("phase") == QUEUED
@@ -182,15 +192,15 @@ def is_queued(document: Mapping[str, Any]) -> bool:
 
 
 def retry_at(status: Mapping[str, Any]) -> datetime | None:
-    """Until when it waits after an attempt that failed; None: none has."""
+    """The time before which a failed operation isn't retried; None: it hasn't failed."""
     attempts, last = status.get("attempts", 0), status.get("lastFailure") or {}
     if not attempts or not last.get("time"):
         return None
-    return moment(last["time"]) + timedelta(seconds=FIRST_RETRY * 2.0 ** (attempts - 1))
+    return parse_timestamp(last["time"]) + timedelta(seconds=FIRST_RETRY * 2.0 ** (attempts - 1))
 
 
 def has_outcome_of(job: str, status: Mapping[str, Any]) -> bool:
-    """Whether a status has how this Job ended."""
+    """Whether an operation's status records how this Job ended."""
     return bool(status.get("lastJob") == job)
 
 
@@ -206,14 +216,14 @@ def _check_archive(operation: Operation, archive: Mapping[str, Any] | None) -> N
     status = archive.get("status") or {}
     # What stands in the way of any Job; that its own last one has failed doesn't.
     needed = (BROKER_READY, STORAGE_READY, TOPICS_READ)
-    if not all(holds(status, each) for each in needed):
+    if not all(is_condition_true(status, each) for each in needed):
         message = f"{ARCHIVE} {name} is not ready: {why_not_ready(archive)}"
         raise NotReady("ArchiveNotReady", message, transient=True)
 
 
-def _turn(seen: ObservedOperation, failure: str, status: Mapping[str, Any]) -> str:
-    """What one that is queued waits for."""
-    archive = (seen.archive or {}).get("status") or {}
+def _queue_message(observed: ObservedOperation, failure: str, status: Mapping[str, Any]) -> str:
+    """A sentence for people: what a queued operation waits for."""
+    archive = (observed.archive or {}).get("status") or {}
     told = "its turn comes next"
     if job := archive.get("job"):
         told = f"Job {job} of its archive runs"
@@ -223,11 +233,11 @@ def _turn(seen: ObservedOperation, failure: str, status: Mapping[str, Any]) -> s
     if again is None:
         return told
     times = f"attempt {status['attempts']} of {MAX_ATTEMPTS} failed: {failure}"
-    return f"{times}; the next begins after {written(again)}"
+    return f"{times}; the next begins after {timestamp(again)}"
 
 
-def _counted(operation: Operation, found: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What its Job did, as the status has it."""
+def _counts_of_job(operation: Operation, found: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The status fields with the counts that a Job reported."""
     fields = COUNTS if isinstance(operation, Replay) else PURGE_COUNTS
     counts = {
         name: found[each] for each, name in fields.items() if isinstance(found.get(each), int)
@@ -239,15 +249,18 @@ def _counted(operation: Operation, found: Mapping[str, Any]) -> Mapping[str, Any
     return counts
 
 
-def _kept(seen: ObservedOperation, ended: str, now: datetime) -> OperationDecision:
-    """What becomes of one that has ended then: it stays, unless it says for how long."""
-    operation, metadata = seen.operation, seen.document["metadata"]
+def _decision_after_end(
+    observed: ObservedOperation, ended: str, now: datetime
+) -> OperationDecision:
+    """The decision for an operation that ended at `ended`: delete it if its time to live is over,
+    else look again then."""
+    operation, metadata = observed.operation, observed.document["metadata"]
     if isinstance(operation, InvalidDocument):
-        return OperationDecision({}, SELDOM)
+        return OperationDecision({}, FINISHED_RECHECK_SECONDS)
     seconds = operation.spec.ttl_seconds_after_finished
     if seconds is None:
-        return OperationDecision({}, SELDOM)
-    left = (moment(ended) + timedelta(seconds=seconds) - now).total_seconds()
-    of = ObjectName(KNAFKA, seen.document["kind"], metadata["namespace"], metadata["name"])
+        return OperationDecision({}, FINISHED_RECHECK_SECONDS)
+    left = (parse_timestamp(ended) + timedelta(seconds=seconds) - now).total_seconds()
+    of = ObjectName(KNAFKA, observed.document["kind"], metadata["namespace"], metadata["name"])
     deleting = (Delete(Step.DELETE_OPERATION, (of,)),)
     return OperationDecision({}, max(1.0, left), () if left > 0 else deleting)

@@ -6,24 +6,24 @@ from collections.abc import Mapping
 from typing import Final
 
 from knafka_operator.decide.services import KNATIVE_AUTOSCALING, MIN_SCALE
-from knafka_operator.model.maxima import MOST, Maxima
+from knafka_operator.model.maxima import LARGEST_INT32, Maxima
 from knafka_operator.model.resources import annotation_path
 
 _PODS: Final = frozenset({"minscale", "maxscale", "initialscale", "activationscale"})
 """Knative's annotations that are numbers of pods; it takes `min-scale` and `minScale`."""
 
 
-def least_pods(annotations: Mapping[str, str], default: int) -> int:
-    """The least pods of a Broker's receiver that its annotations ask for; 0 for what is no
-    number, which Knative refuses."""
+def min_receiver_pods(annotations: Mapping[str, str], default: int) -> int:
+    """The min-scale that a Broker's annotations ask for its receiver; 0 if it is no number, which
+    Knative refuses."""
     text = annotations.get(MIN_SCALE, str(default)).strip()
     return int(text) if text.isdecimal() else 0
 
 
 def check_receiver_scaling(annotations: Mapping[str, str], maxima: Maxima) -> None:
-    """What a Broker's `autoscaling.knative.dev/...` annotations ask for.
+    """Check the numbers of pods in `autoscaling.knative.dev/...` annotations against the maxima.
 
-    Raises `InvalidDocument`; what is no number Knative refuses.
+    Raises `InvalidDocument`. Values that are no numbers are left for Knative to refuse.
     """
     for key, text in annotations.items():
         name = key.removeprefix(KNATIVE_AUTOSCALING).lower().replace("-", "")
@@ -31,5 +31,5 @@ def check_receiver_scaling(annotations: Mapping[str, str], maxima: Maxima) -> No
             continue
         digits = text.strip()
         if digits.isascii() and digits.isdigit():
-            asked = int(digits) if len(digits) < len(str(MOST)) else MOST
+            asked = int(digits) if len(digits) < len(str(LARGEST_INT32)) else LARGEST_INT32
             maxima.check_scale(asked, annotation_path(key))

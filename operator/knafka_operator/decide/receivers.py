@@ -2,7 +2,7 @@
 
     all objects of one kind that reach Kafka with one Secret -> one topic, an entry for each
 
-Not here: what an entry is (`desired.ingress`).
+Not here: what an entry is (`desired.broker_ingress`).
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ from knafka_operator.model.identity import Identity
 from knafka_operator.model.settings import Settings
 
 COMPACTED: Final = {CLEANUP: "compact"}
-"""Of a contract's topic: the last record of each entry is kept for ever."""
+"""Setting of a contract's topic: the last record of each entry is kept for ever."""
 ACCEPTED: Final = "knafka.dev/accepted"
 """Key of `status.annotations`: the entry that all replicas have read, by `entry_digest`. Kept
 there, since an operator that starts should not ask them all, nor wait for what was waited for."""
 
 
-def contract(
+def contract_for_secret(
     of: Literal["Brokers", "KafkaChannels"],
     kafka: Kafka,
     secret: Identity | None,
     settings: Settings,
     path: str | None = None,
 ) -> Receiver:
-    """The contract of a receiver that reaches this Kafka with this Secret; `path` is that of the
-    only Ingress that it serves. The topic is named by the Secret, so by who may read it."""
+    """The configuration of a receiver that reaches this Kafka with this Secret; `path` is that of
+    the only Ingress that it serves, None: it serves all. The contract topic is named after the
+    Secret."""
     namespace, name = (settings.namespace, None) if secret is None else secret
     # Two clusters with one Kafka must not serve, or withdraw, each other's.
     parts = (of, name, settings.installation[:8])
@@ -41,11 +42,11 @@ def contract(
     return Receiver(kafka=kafka, contract_topic=topic, path=path)
 
 
-def is_of_secret_in(topic: str, namespace: str, settings: Settings) -> bool:
-    """Whether this is the contract's topic of Brokers that have some Secret of this namespace.
+def is_of_namespace_secret(topic: str, namespace: str, settings: Settings) -> bool:
+    """Whether a contract topic is named after a Secret of this namespace.
 
-    A status tells the topic, where anybody may write any name: the digest in it decides. A name so
-    long that it was cut says no.
+    The name comes from a status, where anybody may write any name, so its digest is checked. False
+    for names so long that they were shortened.
     """
     installation = settings.installation[:8]
     prefix, ending = (
@@ -58,15 +59,16 @@ def is_of_secret_in(topic: str, namespace: str, settings: Settings) -> bool:
     return topic == names.contract_topic(namespace, f"Brokers-{secret}{ending}")
 
 
-def is_contract_of_brokers(topic: str, namespace: str, settings: Settings) -> bool:
-    """Whether Brokers of this namespace can have an entry in a topic of this name: `contract` names
-    it by the Secret, which is of that namespace or of the operator's."""
+def may_hold_brokers_of(topic: str, namespace: str, settings: Settings) -> bool:
+    """Whether a contract topic of this name may hold Brokers of this namespace: it must be named
+    after a Secret of that namespace or of the operator's (`contract_for_secret`)."""
     beginnings = (f"{names.CONTRACTS}{each}-Brokers" for each in (namespace, settings.namespace))
     return topic.startswith(tuple(beginnings))
 
 
 def contract_topic(receiver: Receiver, defaults: Defaults) -> Topic:
-    """The topic with a receiver's contract: one partition, since its records have one order."""
+    """The declared topic of a receiver's contract; it has one partition, which orders its
+    records."""
     replication = min(defaults.replication, defaults.max_replication)
     if defaults.declares_replication:
         return _contract_topic(receiver, replication, None)
@@ -85,6 +87,6 @@ def _contract_topic(receiver: Receiver, replication: int, fewer: Topic | None) -
 
 
 def entry_digest(topic: str, ingress: Ingress) -> str:
-    """What stands for an entry in a contract's topic."""
+    """A digest that identifies an entry and the contract topic that holds it."""
     text = json.dumps([topic, documents.dump(ingress)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

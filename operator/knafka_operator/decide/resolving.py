@@ -42,7 +42,7 @@ class Unresolved(KnafkaError):
 
 
 def not_allowed(api_version: str, kind: str, namespace: str, name: str) -> Unresolved:
-    """The operator's roles don't let it read this object."""
+    """The error if the operator's roles don't let it read a referenced object."""
     return Unresolved(
         NOT_ALLOWED,
         f"the operator may not read {kind:.100} {namespace}/{name:.253} ({api_version:.300}): "
@@ -58,14 +58,14 @@ async def resolve(
     *,
     local_addresses: bool = False,
 ) -> Sink:
-    """The address of `destination`, declared in `namespace`; raises `Unresolved`.
+    """Resolve a destination declared in `namespace` to an address. Raises `Unresolved`.
 
     `domain` is the cluster's, such as `cluster.local`; `local_addresses` as in `Settings`.
     """
     url, ca_certs = destination.uri or "", destination.ca_certs
     audience = destination.audience
     if destination.ref is not None:
-        address = await _address(
+        address = await _address_of_reference(
             destination.ref, namespace, get, domain, service_scheme="https" if ca_certs else "http"
         )
         url = urljoin(str(address["url"]), url)
@@ -89,8 +89,8 @@ async def resolve(
 
 
 def _check_address(url: str) -> None:
-    """Refuse a host that is an address of the pod or the node. A name is judged by dispatchers,
-    by what it resolves to when they connect."""
+    """Refuse a URL whose host is an address of the pod or the node. Host names are checked by
+    dispatchers when they connect."""
     if (why := addresses.refusal_of_url(url)) is not None:
         raise Unresolved(
             ADDRESS_NOT_ALLOWED,
@@ -99,10 +99,11 @@ def _check_address(url: str) -> None:
         )
 
 
-async def _address(
+async def _address_of_reference(
     ref: AddressReference, namespace: str, get: Get, domain: str, *, service_scheme: str
 ) -> Mapping[str, Any]:
-    """Its `url`, and, where they are known, `CACerts` and `audience`."""
+    """The address of a referenced object: `url`, and, if known, `CACerts` and `audience`. Raises
+    `Unresolved`."""
     where = ref.namespace or namespace
     found = await get(ref.api_version, ref.kind, where, ref.name)
     named = f"{ref.kind:.100} {where}/{ref.name:.253} ({ref.api_version:.300})"

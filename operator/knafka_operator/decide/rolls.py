@@ -25,7 +25,7 @@ from knafka.core.documents import Model
 from knafka.core.errors import InvalidDocument
 from knafka.core.sensor.contract import Sensor
 from knafka.settings import EGRESS, RECEIVER, SENSOR, SHARD
-from knafka_operator.decide.services import DECLARED, environment_of
+from knafka_operator.decide.services import DECLARED_DIGEST, environment_of
 from knafka_operator.decide.status import ROLLED_OUT
 from knafka_operator.model.conditions import Condition, Severity, Status
 from knafka_operator.model.identity import Identity
@@ -36,7 +36,7 @@ ROLL_TIMEOUT: Final = 120.0
 """Seconds for the new Revision of a function to be Ready: an image of 100 MB that a node pulls
 first and a start on a busy node fit in; after that another function has the turn."""
 
-TEMPLATE: Final = "knafka.dev/template"
+TEMPLATE_DIGEST: Final = "knafka.dev/template"
 """Annotation of a function's Service: the digest of its template as it was applied."""
 
 _CONTRACTS: Final[Mapping[str, type[Model]]] = {
@@ -48,25 +48,27 @@ _CONTRACTS: Final[Mapping[str, type[Model]]] = {
 
 
 def with_template_digest(manifest: Mapping[str, Any]) -> Manifest:
-    """A function's Service with the digest by which a later look knows whether it would roll."""
+    """Add a digest of its template to a function's Service, by which a later reconciliation sees
+    whether applying it would roll the function."""
     text = json.dumps(manifest["spec"]["template"], sort_keys=True, separators=(",", ":"))
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return _annotated(manifest, {TEMPLATE: digest})
+    return _annotated(manifest, {TEMPLATE_DIGEST: digest})
 
 
-def is_rolled(stored: Mapping[str, Any], manifest: Mapping[str, Any]) -> bool:
-    """Whether applying this makes no other Revision than the one that is there."""
-    return _annotation(stored, TEMPLATE) == _annotation(manifest, TEMPLATE)
+def is_up_to_date(stored: Mapping[str, Any], manifest: Mapping[str, Any]) -> bool:
+    """Whether applying the manifest would create no new Revision."""
+    return _annotation(stored, TEMPLATE_DIGEST) == _annotation(manifest, TEMPLATE_DIGEST)
 
 
 def is_edited(stored: Mapping[str, Any], manifest: Mapping[str, Any]) -> bool:
-    """Whether its owner, or its owner's configuration, declares something else than what runs.
+    """Whether the owner, or its configuration, declares something other than the stored Service
+    has.
 
-    Contracts are compared by what they mean: a version that knows more fields than the one before
-    has edited nothing. What that one wrote and this one can't read says nothing.
+    Contracts are parsed before they are compared, so that fields unknown to an earlier release
+    count as unchanged. A stored contract that can't be parsed counts as unchanged, too.
     """
-    declared = _annotation(stored, DECLARED)
-    if declared is not None and declared != _annotation(manifest, DECLARED):
+    declared = _annotation(stored, DECLARED_DIGEST)
+    if declared is not None and declared != _annotation(manifest, DECLARED_DIGEST):
         return True
     before, now = (_environment(each) for each in (stored, manifest))
     for name, model in _CONTRACTS.items():
@@ -84,7 +86,8 @@ def is_edited(stored: Mapping[str, Any], manifest: Mapping[str, Any]) -> bool:
 
 
 def with_running_image(stored: Mapping[str, Any], manifest: Mapping[str, Any]) -> Manifest:
-    """An edit of a function that has no turn yet: one image that can't start stops no edit."""
+    """The manifest with the image that runs now: the edit of a function that may not roll to a new
+    image yet, so that an image that can't start holds up no edits."""
     template = manifest["spec"]["template"]
     container = template["spec"]["containers"][0]
     image = stored["spec"]["template"]["spec"]["containers"][0]["image"]
@@ -93,19 +96,20 @@ def with_running_image(stored: Mapping[str, Any], manifest: Mapping[str, Any]) -
     return with_template_digest({**manifest, "spec": spec})
 
 
-def has_turn(
+def may_roll(
     service: Identity, rolling: Collection[Identity], stuck: Collection[Identity], at_most: int
 ) -> bool:
-    """Whether a function may roll now, beside those that do; one that was begun may go on."""
+    """Whether a function may roll now: if its roll has begun, or if fewer than `at_most` functions
+    roll and none of its namespace is stuck."""
     if service in rolling or service in stuck:
         return True
     return len(rolling) < at_most and not any(each.namespace == service.namespace for each in stuck)
 
 
-def waiting(service: Identity, stuck: Collection[Identity], at_most: int) -> Condition:
-    """What the owner of a function that waits is told; it is as Ready as it was.
+def roll_waits_condition(service: Identity, stuck: Collection[Identity], at_most: int) -> Condition:
+    """The informational condition of an object whose function waits for its turn to roll.
 
-    Functions of other namespaces are nobody's business there.
+    It names only functions of the same namespace.
     """
     beside = sorted(each.name for each in stuck if each.namespace == service.namespace)
     what = f"Knative Service {service.name} runs as Knafka was installed before"

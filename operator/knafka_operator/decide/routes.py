@@ -27,20 +27,20 @@ NETWORKING: Final = "networking.internal.knative.dev/v1alpha1"
 INGRESS_CLASS: Final = "networking.knative.dev/ingress.class"
 ORIGINAL_HOST: Final = "K-Original-Host"
 """The header that names the host which was asked for, as Knative's own routes have it."""
-SUFFIX: Final = "-kn-channel"
+ROUTE_SUFFIX: Final = "-kn-channel"
 ROLE: Final = "channel"
 
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """Knative's, as the receiver's own Ingress names it."""
+    """Knative's internal gateway, as the status of the receiver's Ingress names it."""
 
     host: str
     ingress_class: str | None = None
 
 
-def gateway(ingress: Mapping[str, Any] | None) -> Gateway | None:
-    """What leads to a function, by its Ingress; None: it doesn't say."""
+def gateway_of(ingress: Mapping[str, Any] | None) -> Gateway | None:
+    """The gateway in the status of a function's Ingress; None: there is none."""
     if ingress is None:
         return None
     balancer = (ingress.get("status") or {}).get("privateLoadBalancer") or {}
@@ -51,23 +51,24 @@ def gateway(ingress: Mapping[str, Any] | None) -> Gateway | None:
 
 
 def service_name(channel: Broker) -> str:
-    return names.child(channel.metadata.name, SUFFIX)
+    """The name of a channel's ExternalName Service, which is also its host's first label."""
+    return names.child(channel.metadata.name, ROUTE_SUFFIX)
 
 
 def route_name(channel: Broker) -> str:
-    """Of the Ingress, beside those of all other channels."""
-    return names.child(CHANNELS.parent(services.identity_of(channel)), SUFFIX)
+    """The name of a channel's Ingress, unique among those of all channels."""
+    return names.child(CHANNELS.function_name_prefix(services.identity_of(channel)), ROUTE_SUFFIX)
 
 
-def hosts(channel: Broker, settings: Settings) -> tuple[str, ...]:
-    """All names of the channel's host, as a pod may write them; the last one is whole."""
+def channel_hosts(channel: Broker, settings: Settings) -> tuple[str, ...]:
+    """The names of a channel's host that pods may use; the last is the full name."""
     short = f"{service_name(channel)}.{channel.metadata.namespace}"
     return short, f"{short}.svc", f"{short}.svc.{settings.cluster_domain}"
 
 
-def route(channel: Broker, receiver: str, to: Gateway, settings: Settings) -> Manifest:
-    """The Ingress with the channel's host."""
-    whole = hosts(channel, settings)[-1]
+def route_manifest(channel: Broker, receiver: str, to: Gateway, settings: Settings) -> Manifest:
+    """The Ingress that routes a channel's host to its receiver."""
+    whole = channel_hosts(channel, settings)[-1]
     annotations = {} if to.ingress_class is None else {INGRESS_CLASS: to.ingress_class}
     split = {
         "serviceNamespace": settings.namespace,
@@ -77,11 +78,11 @@ def route(channel: Broker, receiver: str, to: Gateway, settings: Settings) -> Ma
         "appendHeaders": {ORIGINAL_HOST: whole},
     }
     path = {
-        "rewriteHost": services.host(receiver, settings.namespace, settings),
+        "rewriteHost": services.service_host(receiver, settings.namespace, settings),
         "splits": [split],
     }
     rule = {
-        "hosts": list(hosts(channel, settings)),
+        "hosts": list(channel_hosts(channel, settings)),
         "visibility": "ClusterLocal",
         "http": {"paths": [path]},
     }
@@ -92,7 +93,7 @@ def route(channel: Broker, receiver: str, to: Gateway, settings: Settings) -> Ma
             "name": route_name(channel),
             "namespace": settings.namespace,
             "labels": services.with_common_labels(
-                {services.ROLE: ROLE, services.OWNER: channel.metadata.uid}
+                {services.ROLE_LABEL: ROLE, services.OWNER_LABEL: channel.metadata.uid}
             ),
             "annotations": annotations,
         },
@@ -100,15 +101,15 @@ def route(channel: Broker, receiver: str, to: Gateway, settings: Settings) -> Ma
     }
 
 
-def service(channel: Broker, to: str) -> Manifest:
-    """The name of the channel's host, which leads to another one."""
+def external_name_service(channel: Broker, to: str) -> Manifest:
+    """The ExternalName Service of a channel's host, which leads to the host `to`."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": {
             "name": service_name(channel),
             "namespace": channel.metadata.namespace,
-            "labels": services.with_common_labels({services.ROLE: ROLE}),
+            "labels": services.with_common_labels({services.ROLE_LABEL: ROLE}),
             "ownerReferences": [services.owner_reference(channel)],
         },
         "spec": {

@@ -18,12 +18,12 @@ NOTHING_WAITS: Final = "nothing waits"
 
 
 class Cause(StrEnum):
-    """What a decision went by in the end; a label of metrics."""
+    """The reason that determined a scaling decision; a label of metrics."""
 
     NO_LAG = "no_lag"
     LAG = "lag"
     ACTIVATION = "activation_lag_threshold"
-    """There is too little lag for a Trigger at zero."""
+    """There is too little lag to wake a Trigger without drains."""
     MIN_SCALE = "min_scale"
     MAX_SCALE = "max_scale"
     PARTITIONS = "partitions"
@@ -31,13 +31,13 @@ class Cause(StrEnum):
     PAUSED = "paused"
     KEEPING_OFFSETS = "keeping_offsets"
     DUE = "due"
-    """A Sensor fires, or decides not to, though no event has come."""
+    """A Sensor has a timeout to handle, without a new event."""
     PREWARM = "prewarm"
-    """An event is on its way."""
+    """A receiver has started, so an event is on its way."""
     FILTERED_OUT = "filtered_out"
-    """Its filter passes nothing of what waits, as far as it was looked through."""
+    """The Trigger's filter has passed no event lately."""
     LAG_UNKNOWN = "lag_unknown"
-    """Nothing was decided: the question for the lag failed."""
+    """Nothing was decided, as Kafka didn't tell the lag."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,9 @@ class Scale:
 
     replicas: int
     reason: str
-    """For people, in words that need no glossary: a status and `knafka up` show it as it is."""
+    """The reason for people; shown in statuses and by `knafka up`."""
     cause: Cause = field(default=Cause.LAG, compare=False)
-    """The same for metrics."""
+    """The reason for metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,25 +62,25 @@ class TriggerStatus:
     scale: Scale
     """The last decision."""
     counts: DrainProgress
-    """Sums over all its drains, ended and open; `unsettled`, `partitions` and `congestion` of the
-    open ones."""
+    """Sums over all its drains, ended and open. `unsettled`, `partitions` and `congestion` are
+    those of open drains only."""
     error: str | None
-    """What went wrong last and hasn't gone right since."""
+    """The last error that hasn't been followed by a success; None: there is none."""
     beyond_end: frozenset[int] = frozenset()
-    """Partitions of which it has committed what isn't there (any more)."""
+    """Partitions where the committed offset is beyond the topic's end."""
     paused: bool = False
     shard: str | None = None
-    """The group of the shared dispatcher that delivers it; None: its own does."""
+    """Group of the shared dispatcher that delivers the Trigger; None: its own dispatcher does."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingCounts:
-    """What the scaler has decided for one Trigger since it is scaled here."""
+    """Counts of the scaler's decisions for one Trigger since this operator began to scale it."""
 
     decisions: Mapping[Cause, int]
-    """Including questions for the lag that failed."""
+    """Number of decisions by cause, including failed requests for the lag."""
     wakes: Mapping[Cause, int]
-    """Times that its own drains were opened where none was."""
+    """Times that its own drains were opened while it had none, by cause."""
     lag_known: bool
     """Whether the last question for its lag was answered."""
 
@@ -92,19 +92,19 @@ class ShardStatus:
     namespace: str
     broker: str
     kind: str
-    """Of what it delivers for: `Egress.kind`."""
+    """Kind of its Triggers, as in `Egress.kind`."""
     group: str
     triggers: int
     lag: int
-    """Records, of those of its Triggers whose lag is known."""
+    """Records that its Triggers have not committed, where their lag is known."""
     wanted: int
     """Requests that it needs: 0 or 1."""
     held: int
     wakes: Mapping[Cause, int]
-    """Times that its request was opened, by the decision for which it was."""
+    """Times that its request was opened, by the cause of the decision."""
 
 
-def decide(
+def decide_scale(
     lag: int, partitions: int, autoscaling: Autoscaling, held: int, *, shared: bool = False
 ) -> Scale:
     """How many drains a Trigger needs now; `held` are open already.
@@ -131,7 +131,7 @@ def decide(
     else:
         reason += f"one dispatcher per {autoscaling.lag_threshold}"
     if shared:
-        return _shared(Scale(needed, reason, cause), partitions, autoscaling)
+        return _shared_scale(Scale(needed, reason, cause), partitions, autoscaling)
     replicas = min(max(needed, autoscaling.min_scale), autoscaling.max_scale, partitions)
     if replicas > needed:
         cause = Cause.MIN_SCALE
@@ -146,37 +146,37 @@ def decide(
 
 
 def keeping_offsets(scale: Scale, partitions: int, *, shared: bool) -> Scale:
-    """One drain where there would be none, so that Kafka keeps the offsets of the group."""
-    reason = f"{scale.reason}, one to keep its offsets{_where(shared)}"
+    """A scale of one drain, in place of none, so that Kafka keeps the group's offsets."""
+    reason = f"{scale.reason}, one to keep its offsets{_dispatcher_suffix(shared)}"
     return Scale(min(1, partitions), reason, Cause.KEEPING_OFFSETS)
 
 
 def filtered_out(lag: int, seconds: float) -> Scale:
-    """No drain, though events wait, as none has passed the filter lately; in `seconds` they are
-    looked through."""
+    """A scale of no drains although events wait, as none has passed the filter lately; they are
+    read in `seconds`."""
     waiting = f"{lag} {'event' if lag == 1 else 'events'} waiting"
     reason = f"{waiting}; its filter has passed none lately, these are read in {seconds:.0f} s"
     return Scale(0, reason, Cause.FILTERED_OUT)
 
 
 def due_now(scale: Scale) -> Scale:
-    """One drain where there would be none: a Sensor has something to decide by now."""
+    """A scale of one drain, in place of none, for a Sensor whose timeout has come."""
     return Scale(1, f"{scale.reason}, but something is due", Cause.DUE)
 
 
-def expected(*, shared: bool) -> Scale:
-    """One drain before there is any lag."""
-    return Scale(1, f"an event is on its way{_where(shared)}", Cause.PREWARM)
+def expecting_event(*, shared: bool) -> Scale:
+    """A scale of one drain before there is any lag, as an event is on its way."""
+    return Scale(1, f"an event is on its way{_dispatcher_suffix(shared)}", Cause.PREWARM)
 
 
-def _shared(needed: Scale, partitions: int, autoscaling: Autoscaling) -> Scale:
+def _shared_scale(needed: Scale, partitions: int, autoscaling: Autoscaling) -> Scale:
     replicas = min(max(needed.replicas, autoscaling.min_scale), 1, partitions)
     reason, cause = needed.reason, needed.cause
     if replicas > needed.replicas:
         reason += f", at least {autoscaling.min_scale} (min-scale)"
         cause = Cause.MIN_SCALE
-    return Scale(replicas, reason + (_where(True) if replicas else ""), cause)
+    return Scale(replicas, reason + (_dispatcher_suffix(True) if replicas else ""), cause)
 
 
-def _where(shared: bool) -> str:
+def _dispatcher_suffix(shared: bool) -> str:
     return ", in a shared dispatcher" if shared else ""

@@ -49,8 +49,8 @@ from knafka_operator.decide.status import (
     ConditionSet,
     NotReady,
     is_ready,
-    summary,
-    value,
+    ready_condition,
+    value_or_raise,
     why_not_ready,
 )
 from knafka_operator.decide.steps import Step
@@ -71,7 +71,7 @@ K = TypeVar("K")
 
 
 class WatchedSensor(NamedTuple):
-    """A Sensor that is woken by drains."""
+    """A Sensor's function as the scaler knows it."""
 
     sensor: contract.Sensor
     autoscaling: Autoscaling
@@ -79,7 +79,7 @@ class WatchedSensor(NamedTuple):
 
 @dataclass(frozen=True)
 class ObservedSensor(Observed, Generic[K]):
-    """What reading gave; where it failed, the error that says why stands in place of the value."""
+    """A Sensor and what was read for it; where reading failed, the error stands for the value."""
 
     sensor: Sensor | InvalidDocument
     broker: BrokerState[K] | None = None
@@ -88,49 +88,51 @@ class ObservedSensor(Observed, Generic[K]):
     ours: bool = True
     """Whether that Broker is ours."""
     served: bool = True
-    """Whether its bus's kind is served here at all."""
+    """Whether KafkaChannels are served here, if the Sensor's bus is one."""
     handler: Handler | None = Handler.OWN
-    """Whose controller reconciles its Triggers; None: that isn't known yet."""
+    """The controller that reconciles the Sensor's Subscriptions; None: not known yet."""
     stopped: str | None = None
     """Why its Broker may not use its topic."""
     topics: Mapping[str, TopicDescription | None] | KnafkaError = field(default_factory=dict)
-    """Those that may be its own, by name; None: there is none of that name."""
+    """Descriptions of topics that may be the Sensor's own, by name; None: the topic doesn't
+    exist."""
     disputed: frozenset[str] = frozenset()
-    """Topics that its status names without an id, and that have records or are named by another
-    Sensor's, too."""
+    """Topics whose ownership isn't proved: its status names them without an id, and they have
+    records or are also named by another Sensor's status."""
     group_is_foreign: bool = False
-    """Whether there is a consumer group of the usual name that isn't known to be its own."""
+    """Whether a consumer group of the usual name exists that isn't proved to be the Sensor's."""
     stands: bool = False
-    """Whether there is a Service of its own."""
+    """Whether the Sensor's Knative Service exists."""
     scaling: TriggerStatus | None = None
-    """What the scaler knows of it; None: it isn't scaled yet."""
+    """The scaler's status of the Sensor; None: it isn't scaled yet."""
     scaled: bool = False
-    """Whether the scaler wakes it as it is declared."""
+    """Whether the scaler has the Sensor as declared."""
     applied: bool = False
-    """Whether its Triggers are as they are declared."""
+    """Whether the Sensor's Triggers have been applied as declared."""
     triggers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Those that are its own, by name."""
+    """The Sensor's Triggers or Subscriptions, by name."""
 
     def after(self, effect: Effect, result: Any) -> ObservedSensor[K]:
-        seen = super().after(effect, result)
+        """A copy that includes an effect's result."""
+        observed = super().after(effect, result)
         match effect:
             case Delete(Step.DELETE_FUNCTIONS):
-                return replace(seen, stands=False)
-            case CreateTopic(topic) if isinstance(seen.topics, Mapping):
-                return replace(seen, topics={**seen.topics, topic.name: result})
+                return replace(observed, stands=False)
+            case CreateTopic(topic) if isinstance(observed.topics, Mapping):
+                return replace(observed, topics={**observed.topics, topic.name: result})
             case ApplyService():
-                return replace(seen, stands=True)
+                return replace(observed, stands=True)
             case StartDelivery():
-                return replace(seen, scaled=True, scaling=result)
+                return replace(observed, scaled=True, scaling=result)
             case Apply(Step.APPLY_TRIGGERS):
                 triggers = {each["metadata"]["name"]: each for each in result}
-                return replace(seen, triggers=triggers, applied=True)
-        return seen
+                return replace(observed, triggers=triggers, applied=True)
+        return observed
 
 
 @dataclass(frozen=True, slots=True)
 class SensorDecision:
-    """What to do next; the status counts once there is nothing."""
+    """Effects to run next, and the status, which is final once there are no effects."""
 
     effects: tuple[Effect, ...]
     conditions: ConditionSet
@@ -138,59 +140,61 @@ class SensorDecision:
     """All but the conditions."""
 
 
-def decide(seen: ObservedSensor[K], taken: Container[str], settings: Settings) -> SensorDecision:
-    """Judge a Sensor; the effects are in the order of `SENSOR_ORDER`.
+def decide(
+    observed: ObservedSensor[K], taken: Container[str], settings: Settings
+) -> SensorDecision:
+    """Decide a Sensor's conditions, status and next effects, which keep `SENSOR_ORDER`.
 
     `taken` are the topics and consumer groups of other Sensors.
     """
-    family = bus_of(seen.document).family
+    family = bus_of(observed.document).family
     of_sensor = SENSOR_CONDITIONS if family is BROKERS else SENSOR_ON_CHANNEL_CONDITIONS
     bus_ready, _, _, triggers_ready = of_sensor
-    conditions, needed = ConditionSet(of_sensor), Needed(seen.failed)
-    annotations = seen.annotations
+    conditions, needed = ConditionSet(of_sensor), Needed(observed.failed)
+    annotations = observed.annotations
     status = {
-        "observedGeneration": seen.document["metadata"].get("generation", 0),
+        "observedGeneration": observed.document["metadata"].get("generation", 0),
         "annotations": annotations,
     }
 
     def decided() -> SensorDecision:
         return SensorDecision(tuple(needed.effects), conditions, status)
 
-    sensor, broker = seen.sensor, seen.broker
+    sensor, broker = observed.sensor, observed.broker
     if isinstance(sensor, InvalidDocument):
         conditions.fail(FUNCTION_READY, sensor)
         return decided()
     with conditions.step(bus_ready):
-        check_bus(sensor, seen)
-    if broker is None or seen.stopped is not None:
+        check_bus(sensor, observed)
+    if broker is None or observed.stopped is not None:
         with conditions.step(FUNCTION_READY):
-            if seen.stands and _may_not_read(seen):
-                needed.first(*_ending(seen, settings))
+            if observed.stands and _bus_is_gone(observed):
+                needed.run_first(*_delete_function_effects(observed, settings))
             message = f"it has no {family.broker} whose events it could read"
             raise NotReady("Waiting", message, transient=True)
         return decided()
 
     with conditions.step(TOPICS_READY):
-        found = value(seen.topics)
-        wanted = sensor_topics.topics(sensor, broker, annotations, found, taken)
-        group = _group(sensor, annotations, taken, foreign=seen.group_is_foreign)
-        if news := sensor_topics.to_record(wanted, group, broker, annotations, found):
-            needed.first(Annotate(Step.RECORD_TOPIC, news))
-        maxima, disputed = settings.maxima, seen.disputed
-        if missing := sensor_topics.to_make(wanted, annotations, found, maxima, disputed):
-            needed.first(*missing)
+        found = value_or_raise(observed.topics)
+        wanted = sensor_topics.desired_topics(sensor, broker, annotations, found, taken)
+        group = _consumer_group(sensor, annotations, taken, foreign=observed.group_is_foreign)
+        if news := sensor_topics.annotations_to_record(wanted, group, broker, annotations, found):
+            needed.run_first(Annotate(Step.RECORD_TOPIC, news))
+        maxima, disputed = settings.maxima, observed.disputed
+        if missing := sensor_topics.topics_to_create(wanted, annotations, found, maxima, disputed):
+            needed.run_first(*missing)
         ids = {
-            TOPICS[each][1]: sensor_topics.id_of(found[topic.name])
+            TOPICS[each][1]: sensor_topics.topic_id(found[topic.name])
             for each, topic in wanted.items()
         }
         sensor_topics.check_partitions(wanted, found)
-        conditions.set(sensor_topics.as_declared(wanted, found))
+        conditions.set(sensor_topics.as_declared_condition(wanted, found))
         bus = broker.topic.name
         if annotations.get(BUS) != bus:
-            if seen.stands:
+            if observed.stands:
                 # While it reads, its group takes no offsets on another topic.
-                needed.first(*_ending(seen, settings))
-            needed.first(
+                needed.run_first(*_delete_function_effects(observed, settings))
+            needed.run_first(
                 # Its own topic first: an offset there says whose group it is.
                 CommitOffsets(group, wanted[TRIGGER].name, "earliest"),
                 CommitOffsets(group, bus, "latest"),
@@ -202,64 +206,66 @@ def decide(seen: ObservedSensor[K], taken: Container[str], settings: Settings) -
 
     with conditions.step(FUNCTION_READY):
         function = function_contract(sensor, broker, annotations)
-        autoscaling = sensor_scaling.autoscaling(sensor, settings.maxima)
-        if (found_out := sensor_scaling.condition(autoscaling, seen.scaling)) is not None:
+        autoscaling = sensor_scaling.sensor_autoscaling(sensor, settings.maxima)
+        if (
+            found_out := sensor_scaling.sensor_delivering_condition(autoscaling, observed.scaling)
+        ) is not None:
             conditions.set(found_out)
-        if (letters := sensor_scaling.dead_letters(seen.scaling)) is not None:
+        if (letters := sensor_scaling.dead_letters_condition(observed.scaling)) is not None:
             conditions.set(letters)
-        if (late := sensor_scaling.in_order(seen.scaling)) is not None:
+        if (late := sensor_scaling.in_order_condition(observed.scaling)) is not None:
             conditions.set(late)
         if autoscaling.paused:
-            if seen.stands:
+            if observed.stands:
                 # No pod of min-scale drains, and none goes on by itself.
-                needed.first(*_ending(seen, settings))
-        elif seen.revision is None:
+                needed.run_first(*_delete_function_effects(observed, settings))
+        elif observed.revision is None:
             partitions = max(broker.partitions, wanted[TRIGGER].partitions)
-            manifest = sensor_manifests.function(
+            manifest = sensor_manifests.function_service(
                 sensor, function, autoscaling, partitions, broker.secret, settings
             )
-            needed.first(ApplyService(Step.APPLY_FUNCTION, manifest))
-        if not seen.scaled:
-            needed.first(StartDelivery(WatchedSensor(function, autoscaling)))
-    declared = sensor_manifests.triggers(sensor, seen.document)
+            needed.run_first(ApplyService(Step.APPLY_FUNCTION, manifest))
+        if not observed.scaled:
+            needed.run_first(StartDelivery(WatchedSensor(function, autoscaling)))
+    declared = sensor_manifests.trigger_manifests(sensor, observed.document)
     with conditions.step(triggers_ready):
-        check_handler(seen.handler)
-        if not seen.applied:
-            left = seen.triggers.keys() - {each["metadata"]["name"] for each in declared}
+        check_subscriptions_handler(observed.handler)
+        if not observed.applied:
+            left = observed.triggers.keys() - {each["metadata"]["name"] for each in declared}
             kind = family.trigger_version, family.trigger, sensor.metadata.namespace
             gone = tuple(ObjectName(*kind, name) for name in sorted(left))
             reasons = f"{family.trigger}NotOurs", f"{family.trigger}Rejected"
-            needed.first(
+            needed.run_first(
                 Apply(Step.APPLY_TRIGGERS, tuple(declared), Refusal("this Sensor", *reasons)),
                 *((Delete(Step.DELETE_TRIGGERS, gone),) if gone else ()),
             )
         for each in declared:
-            check_trigger(seen.triggers[each["metadata"]["name"]])
+            check_trigger(observed.triggers[each["metadata"]["name"]])
     return decided()
 
 
-def _ending(seen: ObservedSensor[K], settings: Settings) -> tuple[Effect, ...]:
-    """It is woken no more, and has no function; its group and its topics stay."""
-    family = bus_of(seen.document).family
-    function = sensor_manifests.function_identity(family, Identity.of(seen.document), settings)
+def _delete_function_effects(observed: ObservedSensor[K], settings: Settings) -> tuple[Effect, ...]:
+    """The effects that end a Sensor's drains and delete its function; group and topics stay."""
+    family = bus_of(observed.document).family
+    function = sensor_manifests.function_identity(family, Identity.of(observed.document), settings)
     objects = (ObjectName(SERVING, "Service", *function),)
     return StopDelivery(), Delete(Step.DELETE_FUNCTIONS, objects, owned=True)
 
 
-def check_bus(sensor: Sensor, seen: ObservedSensor[K]) -> None:
-    """Its Broker must be ours, and Ready; raises `NotReady`."""
-    if not seen.ours:
+def check_bus(sensor: Sensor, observed: ObservedSensor[K]) -> None:
+    """Check that a Sensor's Broker or channel is served by Knafka and Ready; raises `NotReady`."""
+    if not observed.ours:
         raise NotReady("BrokerNotOurs", f"{sensor.bus} is another implementation's")
-    family, who = sensor.bus
-    if not seen.served:
+    family, identity = sensor.bus
+    if not observed.served:
         message = f"KNAFKA_CHANNELS is not enabled: {family.broker}s are not served here"
         raise NotReady("ChannelsDisabled", message)
-    check_broker(family, who.name, seen.stopped, seen.broker, seen.stored_broker)
+    check_broker(family, identity.name, observed.stopped, observed.broker, observed.stored_broker)
 
 
-def check_handler(handler: Handler | None) -> None:
-    """Its Subscriptions must be ours to handle: of an entry that Knative Eventing writes only the
-    UID says that it is to deliver actions and not its channel's events. Raises `NotReady`."""
+def check_subscriptions_handler(handler: Handler | None) -> None:
+    """Check that Knafka reconciles Subscriptions, as only then a Sensor's Subscriptions deliver its
+    actions and not their channel's events. Raises `NotReady`."""
     if handler is None:
         message = "it isn't known yet whether Knative Eventing is here"
         raise NotReady("Waiting", message, transient=True)
@@ -272,29 +278,30 @@ def check_handler(handler: Handler | None) -> None:
 
 
 def check_trigger(document: Mapping[str, Any]) -> None:
-    """A Trigger of its own must be Ready; raises `NotReady`."""
+    """Check that a Trigger of the Sensor is Ready; raises `NotReady`."""
     if not is_ready(document):
         kind = document["kind"]
         message = f"{kind} {document['metadata']['name']}: {why_not_ready(document)}"
-        found = summary((document.get("status") or {}).get("conditions") or ())
+        found = ready_condition((document.get("status") or {}).get("conditions") or ())
         raise NotReady(f"{kind}NotReady", message, transient=found.get("status") != "False")
 
 
-def _may_not_read(seen: ObservedSensor[K]) -> bool:
-    """Whether there is no bus; else it is only not known yet, since the operator has just begun."""
-    stored = seen.stored_broker
+def _bus_is_gone(observed: ObservedSensor[K]) -> bool:
+    """Whether the Sensor's bus is gone or may not be read; False while that isn't known yet."""
+    stored = observed.stored_broker
     is_going = stored is None or "deletionTimestamp" in stored["metadata"]
-    return seen.stopped is not None or not seen.ours or is_going
+    return observed.stopped is not None or not observed.ours or is_going
 
 
 # The function.
 
 
-def _group(
+def _consumer_group(
     sensor: Sensor, annotations: Mapping[str, str], taken: Container[str], *, foreign: bool
 ) -> str:
-    """The usual name (BUS-S14) unless there is such a group already, which is then an
-    application's. Raises `NotReady` where it was promised events by that name."""
+    """A Sensor's consumer group: the one in its status, else one of the usual name (BUS-S14), or a
+    distinct one if an application's group has that. Raises `NotReady` if the group in the status
+    can't be proved to be the Sensor's."""
     mine = sensor.metadata.namespace, sensor.bus.family.own_name(sensor.metadata.name)
     kept, usual = annotations.get(GROUP_STATUS), names.sensor_group(*mine)
     if kept is not None and names.is_sensor_group(kept, *mine) and not (kept == usual and foreign):
@@ -312,11 +319,11 @@ def _group(
 def function_contract(
     sensor: Sensor, broker: BrokerState[K], annotations: Mapping[str, str]
 ) -> contract.Sensor:
-    """What its function knows of it; `annotations` name topics and group. Raises
-    `InvalidDocument` for an annotation of the Sensor that says nothing usable."""
+    """The contract of a Sensor's function; `annotations` of its status name topics and group.
+    Raises `InvalidDocument` for an invalid annotation of the Sensor."""
     limits = sensor_limits.held_limits(sensor)
     kafka: Kafka = broker.defaults.kafka
-    namespace, bus = sensor.metadata.namespace, sensor.bus.family.own_name(sensor.bus.who.name)
+    namespace, bus = sensor.metadata.namespace, sensor.bus.family.own_name(sensor.bus.identity.name)
     mine = contract.SensorTrigger.model_fields
     return contract.Sensor(
         namespace=namespace,
@@ -332,12 +339,12 @@ def function_contract(
         dead_letter_topic=names.dead_letter_topic(
             namespace, bus, names.of_sensor(sensor.metadata.name)
         ),
-        dead_letter_settings=dead_letter_topics.settings(
+        dead_letter_settings=dead_letter_topics.dead_letter_topic_settings(
             broker.topic.config,
             # How many replicas an external topic has isn't known here.
             -1 if broker.topic.external else broker.topic.replication,
-            desired.record_limit(broker.topic),
-            dead_letter_topics.retention(
+            desired.max_record_bytes(broker.topic),
+            dead_letter_topics.effective_retention(
                 broker.defaults.dead_letter_retention, sensor.metadata.annotations
             ),
         ),

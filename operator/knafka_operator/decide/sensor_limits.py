@@ -8,13 +8,13 @@ from typing import Final
 from knafka.core.contract import MAX_RECORD_BYTES
 from knafka.core.documents import Model
 from knafka.core.sensor.contract import MAX_HELD_BYTES, MAX_HELD_KEYS, Conditions
-from knafka_operator.model.resources import OURS, Resource, annotation_path, whole_number
+from knafka_operator.model.resources import KNAFKA_PREFIX, Resource, annotation_path, whole_number
 
-MAX_HELD_KEYS_ANNOTATION: Final = f"{OURS}max-held-keys"
-MAX_HELD_BYTES_ANNOTATION: Final = f"{OURS}max-held-bytes"
+MAX_HELD_KEYS_ANNOTATION: Final = f"{KNAFKA_PREFIX}max-held-keys"
+MAX_HELD_BYTES_ANNOTATION: Final = f"{KNAFKA_PREFIX}max-held-bytes"
 MAX_KEYS: Final = 100_000_000
 MIN_BYTES: Final = MAX_RECORD_BYTES
-"""Less would not hold one event."""
+"""Smallest limit, so that one event of the largest size can be held."""
 MAX_BYTES: Final = 2**33
 
 ACTION_EVENTS: Final = 16
@@ -22,14 +22,14 @@ ACTION_EVENTS: Final = 16
 
 
 class HeldLimits(Model):
-    """What one process of a Sensor may hold."""
+    """How many keys and bytes one process of a Sensor may hold."""
 
     keys: int = MAX_HELD_KEYS
     bytes: int = MAX_HELD_BYTES
 
 
 def held_limits(sensor: Resource) -> HeldLimits:
-    """By its annotations; raises `InvalidDocument`."""
+    """The limits that a Sensor's annotations declare, or the defaults; raises `InvalidDocument`."""
     declared = sensor.metadata.annotations
 
     def number(name: str, default: int, least: int, most: int) -> int:
@@ -42,8 +42,9 @@ def held_limits(sensor: Resource) -> HeldLimits:
     )
 
 
-def too_many_events(conditions: Conditions) -> Iterator[tuple[int, str]]:
-    """Numbers of triggers whose firings can't be stored where their events are large, and why."""
+def oversized_firings(conditions: Conditions) -> Iterator[tuple[int, str]]:
+    """Yield the index of each trigger whose firings may be too large for the action topic, and a
+    sentence that says so."""
     for number, rule in enumerate(conditions.rules()):
         wanted = sum(rule.condition.wanted.values())
         if wanted > ACTION_EVENTS:

@@ -18,7 +18,7 @@ from knafka.settings import DRAIN_AT_START, GRACE_PERIOD, SENSOR, SERVICE_URL
 from knafka_operator.decide import services
 from knafka_operator.decide.effects import Manifest
 from knafka_operator.decide.kafka_settings import AT_MOST_ONCE
-from knafka_operator.decide.services import ROLE
+from knafka_operator.decide.services import ROLE_LABEL
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.family import BROKERS, CHANNELS, Family
 from knafka_operator.model.identity import Identity
@@ -33,7 +33,7 @@ from knafka_operator.model.resources import (
     START,
     Resource,
 )
-from knafka_operator.model.sensors import OF_SENSOR, Sensor, TriggerOfSensor, delivery_of
+from knafka_operator.model.sensors import SENSOR_NAME_KEY, Sensor, TriggerOfSensor, delivery_of
 from knafka_operator.model.settings import Settings
 
 SENSOR_ROLE: Final = "sensor"
@@ -42,17 +42,17 @@ ORDERS: Final = {"key": "key", "partition": "ordered", "unordered": "unordered"}
 
 
 def function_name(family: Family, sensor: Identity) -> str:
-    """Of its Knative Service; the family is its bus's."""
-    return names.child(family.parent(sensor), f"-kn{family.infix}-sensor")
+    """The name of a Sensor's Knative Service; `family` is that of its bus."""
+    return names.child(family.function_name_prefix(sensor), f"-kn{family.infix}-sensor")
 
 
 def function_identity(family: Family, sensor: Identity, settings: Settings) -> Identity:
-    """Where its Knative Service is."""
-    namespace = services.namespace_of(family, sensor, settings)
+    """Namespace and name of a Sensor's Knative Service."""
+    namespace = services.function_namespace(family, sensor, settings)
     return Identity(namespace, function_name(family, sensor))
 
 
-def function(
+def function_service(
     sensor: Sensor,
     wanted: contract.Sensor,
     autoscaling: Autoscaling,
@@ -60,33 +60,36 @@ def function(
     secret: tuple[str, str] | None,
     settings: Settings,
 ) -> Manifest:
-    """One pod for each drain that is held against it; `secret` is the mounted Secret's name and
-    version.
+    """The Knative Service of a Sensor's function, with one pod for each drain; `secret` is the
+    mounted Secret's name and version.
 
     With min-scale, Knative itself keeps that many, which drain from their start without being
     asked.
     """
-    family, who = sensor.bus.family, services.identity_of(sensor)
-    name, namespace = function_name(family, who), services.namespace_of(family, who, settings)
+    family, identity = sensor.bus.family, services.identity_of(sensor)
+    name, namespace = (
+        function_name(family, identity),
+        services.function_namespace(family, identity, settings),
+    )
     most = max(1, min(autoscaling.max_scale, partitions))
     always = min(autoscaling.min_scale, most)
     environment = {
         "FUNCTION_TARGET": "sense",
-        SENSOR: services.one_line(documents.dump(wanted)),
-        SERVICE_URL: services.url(name, namespace, settings),
+        SENSOR: services.compact_json(documents.dump(wanted)),
+        SERVICE_URL: services.service_url(name, namespace, settings),
         GRACE_PERIOD: str(services.GRACE_PERIOD),
     }
     if always:
         environment[DRAIN_AT_START] = "true"
     return services.knative_service(
         name,
-        services.ownership_of(sensor, family, settings),
+        services.owned_metadata(sensor, family, settings),
         labels={
-            ROLE: SENSOR_ROLE,
-            services.BROKER: family.label(sensor.bus.who),
-            OF_SENSOR: family.label(who),
+            ROLE_LABEL: SENSOR_ROLE,
+            services.BROKER_LABEL: family.label_value(sensor.bus.identity),
+            SENSOR_NAME_KEY: family.label_value(identity),
         },
-        annotations=services.exact_scaling(always, most, settings),
+        annotations=services.one_pod_per_drain(always, most, settings),
         declared={"pods": [always, most]},
         environment=environment,
         secret=secret,
@@ -97,21 +100,24 @@ def function(
     )
 
 
-def triggers(sensor: Sensor, document: Mapping[str, Any]) -> tuple[Manifest, ...]:
-    """`document` is the Sensor as it is stored: subscriber and delivery are passed on as there.
+def trigger_manifests(sensor: Sensor, document: Mapping[str, Any]) -> tuple[Manifest, ...]:
+    """The manifests of a Sensor's Triggers or Subscriptions. `document` is the stored Sensor, whose
+    subscribers and delivery options are copied.
 
     The annotation and the owner say together that it delivers the Sensor's actions (`actions`).
     """
     both = zip(sensor.spec.triggers, document["spec"]["triggers"], strict=True)
-    return tuple(_trigger(sensor, each, declared) for each, declared in both)
+    return tuple(_trigger_manifest(sensor, each, declared) for each, declared in both)
 
 
-def label(sensor: Resource) -> str:
-    """What stands for it in labels of its Triggers, which are in its own namespace."""
+def sensor_label(sensor: Resource) -> str:
+    """The label value that identifies a Sensor on its Triggers, which are in its namespace."""
     return names.child(sensor.metadata.name, "")
 
 
-def _trigger(sensor: Sensor, trigger: TriggerOfSensor, declared: Mapping[str, Any]) -> Manifest:
+def _trigger_manifest(
+    sensor: Sensor, trigger: TriggerOfSensor, declared: Mapping[str, Any]
+) -> Manifest:
     semantics = {} if trigger.at_least_once else {SEMANTICS: AT_MOST_ONCE}  # BUS-5, BUS-S7
     delivery = delivery_of(trigger, declared)
     payload = {PAYLOAD: BATCH} if trigger.payload == BATCH else {}
@@ -130,9 +136,9 @@ def _trigger(sensor: Sensor, trigger: TriggerOfSensor, declared: Mapping[str, An
         "metadata": {
             "namespace": sensor.metadata.namespace,
             "name": names.sensor_trigger(sensor.metadata.name, trigger.name),
-            "labels": {**services.with_common_labels({}), OF_SENSOR: label(sensor)},
+            "labels": {**services.with_common_labels({}), SENSOR_NAME_KEY: sensor_label(sensor)},
             "annotations": {
-                OF_SENSOR: sensor.metadata.name,
+                SENSOR_NAME_KEY: sensor.metadata.name,
                 START: "earliest",
                 # What reads another topic than its Broker's shares nothing with those that do.
                 ISOLATION: Isolation.OWN.value,
@@ -144,7 +150,7 @@ def _trigger(sensor: Sensor, trigger: TriggerOfSensor, declared: Mapping[str, An
             "ownerReferences": [services.owner_reference(sensor)],
         },
         "spec": {
-            **_source(sensor, trigger),
+            **_trigger_source(sensor, trigger),
             "subscriber": declared["subscriber"],
             **({"reply": declared["reply"]} if trigger.reply is not None else {}),
             **({"delivery": delivery} if delivery else {}),
@@ -152,9 +158,9 @@ def _trigger(sensor: Sensor, trigger: TriggerOfSensor, declared: Mapping[str, An
     }
 
 
-def _source(sensor: Sensor, trigger: TriggerOfSensor) -> Mapping[str, Any]:
-    family, who = sensor.bus
+def _trigger_source(sensor: Sensor, trigger: TriggerOfSensor) -> Mapping[str, Any]:
+    family, identity = sensor.bus
     if family is CHANNELS:
         of = {"apiVersion": family.broker_version, "kind": family.broker}
-        return {"channel": {**of, "name": who.name}}
-    return {"broker": who.name, "filters": [{"exact": {records.TRIGGER: trigger.name}}]}
+        return {"channel": {**of, "name": identity.name}}
+    return {"broker": identity.name, "filters": [{"exact": {records.TRIGGER: trigger.name}}]}

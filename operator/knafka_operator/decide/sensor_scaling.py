@@ -15,7 +15,7 @@ from knafka_operator.decide.sensor_limits import (
     MAX_HELD_KEYS_ANNOTATION,
 )
 from knafka_operator.decide.status import DELIVERING
-from knafka_operator.decide.trigger_conditions import delivering
+from knafka_operator.decide.trigger_conditions import delivering_condition
 from knafka_operator.model import resources
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.conditions import Condition, Severity, Status
@@ -37,7 +37,7 @@ PAUSED: Final = Condition(
 )
 
 
-def autoscaling(sensor: Resource, maxima: Maxima) -> Autoscaling:
+def sensor_autoscaling(sensor: Resource, maxima: Maxima) -> Autoscaling:
     """The autoscaling that a Sensor's annotations declare; they are the same as a Trigger's.
 
     Raises `InvalidDocument`.
@@ -45,14 +45,16 @@ def autoscaling(sensor: Resource, maxima: Maxima) -> Autoscaling:
     return Autoscaling.from_annotations(sensor.metadata.annotations, DEFAULT_AUTOSCALING, maxima)
 
 
-def condition(declared: Autoscaling, scaled: TriggerStatus | None) -> Condition | None:
+def sensor_delivering_condition(
+    declared: Autoscaling, scaled: TriggerStatus | None
+) -> Condition | None:
     """The condition `Delivering`: whether the Sensor handles events. None: not known yet."""
     if declared.paused:
         return PAUSED
-    return None if scaled is None or scaled.paused else delivering(scaled)
+    return None if scaled is None or scaled.paused else delivering_condition(scaled)
 
 
-def in_order(scaled: TriggerStatus | None) -> Condition | None:
+def in_order_condition(scaled: TriggerStatus | None) -> Condition | None:
     """The condition `InOrder`: False with the number of events that came too late for their order
     since this operator began to scale the Sensor. None: no such event is known."""
     if scaled is None or not (late := scaled.counts.late):
@@ -64,7 +66,7 @@ def in_order(scaled: TriggerStatus | None) -> Condition | None:
     return Condition(IN_ORDER, Status.FALSE, "EventsCameLate", message, Severity.WARNING)
 
 
-def dead_letters(scaled: TriggerStatus | None) -> Condition | None:
+def dead_letters_condition(scaled: TriggerStatus | None) -> Condition | None:
     """The condition about the Sensor's dead letters since this operator began to scale it, with
     their number by reason. None: no dead letter is known."""
     counted = {} if scaled is None else scaled.counts.dead_letters

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 from knafka.core import names
 from knafka.ports.log import TopicDescription
 from knafka_operator.decide import desired
-from knafka_operator.decide.dead_letter_topics import LIMIT, MAX_INT
+from knafka_operator.decide.dead_letter_topics import MAX_INT, MAX_MESSAGE_BYTES
 from knafka_operator.decide.desired import Topic
 from knafka_operator.decide.effects import (
     CreateTopic,
@@ -21,7 +21,7 @@ from knafka_operator.decide.effects import (
 from knafka_operator.decide.topics import (
     TOPIC_ID,
     TopicRefused,
-    all_as_declared,
+    all_as_declared_condition,
     topic_effects,
 )
 from knafka_operator.decide.trigger import BrokerState
@@ -38,31 +38,33 @@ TOPICS: Final[Mapping[str, tuple[str, str]]] = {
     CHANGELOG: ("knafka.dev/changelog-topic", "knafka.dev/changelog-topic-id"),
     ACTION: ("knafka.dev/action-topic", "knafka.dev/action-topic-id"),
 }
-"""What a Sensor's topics are, and the keys of `status.annotations` with name and id of each."""
-ROOM: Final = 65_536
-"""What a record may be larger than twice its event: attributes, names and a correlation key."""
+"""By use of a topic: the keys of `status.annotations` with the topic's name and id."""
+RECORD_OVERHEAD_BYTES: Final = 65_536
+"""Bytes by which a record may exceed twice its event: attributes, names and a correlation key."""
 MAX_ACTION_BYTES: Final = 64 * 1024 * 1024
-"""No action gets larger by what its topic allows, unless one event of the bus would be."""
+"""Largest `max.message.bytes` of an action topic, unless one event of the bus needs more."""
 
 K = TypeVar("K")
 
 
-def topics(
+def desired_topics(
     sensor: Sensor,
     broker: BrokerState[K],
     annotations: Mapping[str, str],
     found: Mapping[str, TopicDescription | None],
     taken: Container[str],
 ) -> Mapping[str, Topic]:
-    """A Sensor's topics as they should be, by what they are (BUS-9 to BUS-11, BUS-13).
+    """A Sensor's declared topics, by their use (BUS-9 to BUS-11, BUS-13).
 
-    They have as many partitions as the Broker's topic had at first: the changelog's must be as many
-    as the trigger topic's for ever.
+    They keep the number of partitions that the Broker's topic had at first, since changelog and
+    trigger topic must always have equally many.
     """
     counted = annotations.get(desired.PARTITIONS, "")
     partitions = int(counted) if counted.isdecimal() and int(counted) else broker.partitions
-    limit = max(desired.record_limit(broker.topic), _limit_of(found.get(broker.topic.name)))
-    one = 2 * limit + ROOM
+    limit = max(
+        desired.max_record_bytes(broker.topic), _configured_max_bytes(found.get(broker.topic.name))
+    )
+    one = 2 * limit + RECORD_OVERHEAD_BYTES
     limits = {
         TRIGGER: one,
         CHANGELOG: one,
@@ -70,62 +72,64 @@ def topics(
     }
     return {
         what: Topic(
-            _name(sensor, what, annotations, found, taken),
+            _topic_name(sensor, what, annotations, found, taken),
             partitions,
             # How many replicas an external topic has isn't known here.
             -1 if broker.topic.external else broker.topic.replication,
             {
                 **broker.topic.config,
                 "cleanup.policy": "compact" if what == CHANGELOG else "delete",
-                LIMIT: str(min(limits[what], MAX_INT)),
+                MAX_MESSAGE_BYTES: str(min(limits[what], MAX_INT)),
             },
         )
         for what in TOPICS
     }
 
 
-def _limit_of(bus: TopicDescription | None) -> int:
-    """The bytes of its largest record, by what is set on the topic: of an external one nothing is
-    declared, and of any somebody may have raised it."""
-    limit = "" if bus is None else bus.config.get(LIMIT, "")
+def _configured_max_bytes(bus: TopicDescription | None) -> int:
+    """Bytes of the bus's largest record by its setting in Kafka, which somebody may have raised; 0
+    if it isn't known."""
+    limit = "" if bus is None else bus.config.get(MAX_MESSAGE_BYTES, "")
     return int(limit) if limit.isdecimal() else 0
 
 
-def candidates(sensor: Sensor, what: str) -> Sequence[str]:
-    """What a topic may be called: the second if the first is somebody else's."""
+def candidate_names(sensor: Sensor, what: str) -> Sequence[str]:
+    """The two names that a Sensor's topic may have; the second if the first is taken."""
     bus = sensor.bus
-    own_name = bus.family.own_name(bus.who.name)
+    own_name = bus.family.own_name(bus.identity.name)
     of = sensor.metadata.namespace, own_name, sensor.metadata.name, what
     return names.sensor_topic(*of), names.distinct_sensor_topic(*of)
 
 
-def recorded(sensor: Sensor, what: str, annotations: Mapping[str, str]) -> str | None:
-    """The topic that its status names; None: none, or one that can't be its own."""
+def recorded_topic(sensor: Sensor, what: str, annotations: Mapping[str, str]) -> str | None:
+    """The topic that the Sensor's status names; None if it names none, or one that can't be its
+    own."""
     name = annotations.get(TOPICS[what][0])
-    return name if name in candidates(sensor, what) else None
+    return name if name in candidate_names(sensor, what) else None
 
 
-def _name(
+def _topic_name(
     sensor: Sensor,
     what: str,
     annotations: Mapping[str, str],
     found: Mapping[str, TopicDescription | None],
     taken: Container[str],
 ) -> str:
-    usual, distinct = candidates(sensor, what)
-    if (mine := recorded(sensor, what, annotations)) is not None:
+    usual, distinct = candidate_names(sensor, what)
+    if (mine := recorded_topic(sensor, what, annotations)) is not None:
         return mine
     return distinct if usual in taken or found.get(usual) is not None else usual
 
 
-def to_record(
+def annotations_to_record(
     wanted: Mapping[str, Topic],
     group: str,
     broker: BrokerState[K],
     annotations: Mapping[str, str],
     found: Mapping[str, TopicDescription | None],
 ) -> Mapping[str, str]:
-    """What its status is to say before topics are made; empty: it says so."""
+    """The annotations to write to the status before topics are created; empty if they are there.
+    Raises `TopicRefused` for a topic that somebody else created."""
     news = {} if annotations.get(GROUP_STATUS) == group else {GROUP_STATUS: group}
     for what, topic in wanted.items():
         name, id_ = TOPICS[what]
@@ -144,15 +148,16 @@ def to_record(
     return news
 
 
-def to_make(
+def topics_to_create(
     wanted: Mapping[str, Topic],
     annotations: Mapping[str, str],
     found: Mapping[str, TopicDescription | None],
     maxima: Maxima,
     disputed: Container[str],
 ) -> Sequence[CreateTopic]:
-    """Raises `TopicRefused` for one that was made anew by somebody else, or is too large;
-    `disputed` are topics of which an empty id says nothing (`topic_effects`)."""
+    """The effects that create missing topics. Raises `TopicRefused` for a topic that somebody else
+    has recreated, or that is too large; `disputed` are topics of which an empty id proves nothing
+    (`topic_effects`)."""
     effects: list[CreateTopic] = []
     for what, topic in wanted.items():
         name_key, id_key = TOPICS[what]
@@ -167,7 +172,8 @@ def to_make(
 def check_partitions(
     wanted: Mapping[str, Topic], found: Mapping[str, TopicDescription | None]
 ) -> None:
-    """What a partition of the trigger topic holds is in that of the changelog with its number."""
+    """Check that trigger topic and changelog have equally many partitions, which belong together by
+    number. Raises `TopicRefused`."""
     counts = [
         each.partitions for what in (TRIGGER, CHANGELOG) if (each := found[wanted[what].name])
     ]
@@ -179,17 +185,18 @@ def check_partitions(
         )
 
 
-def as_declared(
+def as_declared_condition(
     wanted: Mapping[str, Topic], found: Mapping[str, TopicDescription | None]
 ) -> Condition:
-    """A warning: what is smaller than its bus allows would stop it with a record too large."""
-    return all_as_declared(
+    """The condition `TopicAsDeclared` of a Sensor's topics: a warning if one differs."""
+    return all_as_declared_condition(
         (replace(each, replication=there.replication) if each.replication < 0 else each, there)
         for each in wanted.values()
         if (there := found[each.name]) is not None
     )
 
 
-def id_of(found: TopicDescription | None) -> str:
+def topic_id(found: TopicDescription | None) -> str:
+    """Kafka's id of an existing topic."""
     assert found is not None
     return found.id

@@ -15,27 +15,28 @@ from knafka.core.sensor.contract import Sensor
 from knafka.core.sensor.rules import Rule
 from knafka.core.times import to_the_second
 
-TRIGGERS: Final = 20
-"""Those that are shown, the oldest first."""
-OLDEST: Final = 3
-"""Keys of each that are shown: of each partition the oldest one is known."""
+MAX_TRIGGERS: Final = 20
+"""Number of triggers shown, the oldest first."""
+MAX_OLDEST_KEYS: Final = 3
+"""Number of keys shown of each trigger."""
 
 Shown = list[dict[str, Any]]
 
 
-def waiting(sensor: Sensor, held: Iterable[Waiting]) -> Shown:
-    """What each trigger has and waits for, since when; one that holds nothing is left out."""
+def waiting_status(sensor: Sensor, held: Iterable[Waiting]) -> Shown:
+    """`status.waiting`: what each trigger holds and waits for, and since when; triggers that hold
+    nothing are left out."""
     rules = {each.name: each for each in sensor.rules()}
     found: dict[str, list[Waiting]] = {}
     for each in held:
         if each.trigger in rules:
             found.setdefault(each.trigger, []).append(each)
-    shown = [_trigger(rules[name], of) for name, of in found.items()]
-    return sorted(shown, key=lambda each: (each["since"], each["trigger"]))[:TRIGGERS]
+    shown = [_trigger_status(rules[name], of) for name, of in found.items()]
+    return sorted(shown, key=lambda each: (each["since"], each["trigger"]))[:MAX_TRIGGERS]
 
 
-def lines(shown: Iterable[Mapping[str, Any]]) -> Sequence[str]:
-    """The same for people, a line for each trigger and key."""
+def waiting_lines(shown: Iterable[Mapping[str, Any]]) -> Sequence[str]:
+    """`status.waiting` as text for people, a line for each trigger and key."""
     found = []
     for each in shown:
         for oldest in each["oldest"]:
@@ -47,17 +48,17 @@ def lines(shown: Iterable[Mapping[str, Any]]) -> Sequence[str]:
     return found
 
 
-def _trigger(rule: Rule, held: Sequence[Waiting]) -> dict[str, Any]:
-    oldest = sorted(held, key=lambda each: each.since)[:OLDEST]
+def _trigger_status(rule: Rule, held: Sequence[Waiting]) -> dict[str, Any]:
+    oldest = sorted(held, key=lambda each: each.since)[:MAX_OLDEST_KEYS]
     return {
         "trigger": rule.name,
         "keys": sum(each.keys for each in held),
         "since": _since(oldest[0]),
-        "oldest": [_key(rule, each) for each in oldest],
+        "oldest": [_key_status(rule, each) for each in oldest],
     }
 
 
-def _key(rule: Rule, waiting: Waiting) -> dict[str, Any]:
+def _key_status(rule: Rule, waiting: Waiting) -> dict[str, Any]:
     condition = rule.condition
     missing = sorted(condition.wanted.keys() - set(waiting.has))
     # What is complete waits for what is not to come.

@@ -36,21 +36,22 @@ from knafka_operator.model.resources import CORE, RBAC, Broker, Resource, Trigge
 from knafka_operator.model.settings import Settings
 
 CHANNEL_DISPATCHERS: Final = "knafka-channel-dispatchers"
-"""In operator/deploy/channels/rbac.yaml."""
+"""The service account of channels' dispatchers, from operator/deploy/channels/rbac.yaml."""
 
 _LONGEST: Final = 63
 _DIGEST: Final = 32
 _GROUP: Final = RBAC.partition("/")[0]
 
-DISABLED: Final = Condition(OIDC_IDENTITY_CREATED, Status.TRUE, "OIDCFeatureDisabled")
-"""As upstream: there is none, and none is missing."""
-WAITING: Final = Condition(
+OIDC_DISABLED: Final = Condition(OIDC_IDENTITY_CREATED, Status.TRUE, "OIDCFeatureDisabled")
+"""The condition while OIDC is off, as upstream has it."""
+ACCOUNT_WAITS: Final = Condition(
     OIDC_IDENTITY_CREATED, Status.UNKNOWN, "Waiting", "it is created once there is where to send"
 )
 
 
 def account_name(trigger: Resource) -> str:
-    """Upstream's name of it, so that one that is there already stays who it is."""
+    """The name of a Trigger's service account, the same as upstream's, so that an existing account
+    is used on."""
     group = trigger.api_version.partition("/")[0]
     parent, suffix = trigger.metadata.name, f"oidc-{group}-{trigger.kind}"
     if len(parent + suffix) > _LONGEST:
@@ -59,12 +60,12 @@ def account_name(trigger: Resource) -> str:
     return f"{parent}{suffix}".lower()
 
 
-def sender_of(trigger: Trigger, document: Mapping[str, Any]) -> str:
-    """The account that a Trigger sends as.
+def sender_account(trigger: Trigger, document: Mapping[str, Any]) -> str:
+    """The service account that a Trigger sends as. Raises `NotReady`.
 
-    Of an entry of a channel another controller makes it: its name must be the one that a stored
-    Subscription with the entry's UID has by its own name. Whoever may write a channel could name
-    any account there, and have its tokens sent to himself. Raises `NotReady`.
+    Another controller creates the account of a channel's entry. The entry must name the account of
+    the stored Subscription with its UID: else whoever may write a channel could name any account,
+    and have its tokens sent to himself.
     """
     name, metadata = account_name(trigger), document["metadata"]
     if ENTRY not in metadata or metadata[SENDS_AS] == name:
@@ -76,8 +77,8 @@ def sender_of(trigger: Trigger, document: Mapping[str, Any]) -> str:
     raise NotReady("ServiceAccountNotNamed", message)
 
 
-def dispatchers_account(egress: Egress) -> str | None:
-    """As whom a dispatcher of this Egress alone runs; None: as nobody, for it shows no tokens."""
+def dispatcher_account(egress: Egress) -> str | None:
+    """The service account that an Egress's own dispatcher runs as; None: it needs no tokens."""
     if egress.service_account is None:
         return None
     family = family_of(egress.kind)
@@ -86,14 +87,14 @@ def dispatchers_account(egress: Egress) -> str | None:
     return services.dispatcher_name(family, Identity(egress.namespace, egress.trigger))
 
 
-def shards_account(broker: Resource) -> str:
-    """As whom the shared dispatchers of a Broker or channel run."""
+def shard_account(broker: Resource) -> str:
+    """The service account that shared dispatchers of a Broker or channel run as."""
     if family_of(broker.kind) is CHANNELS:
         return CHANNEL_DISPATCHERS
     return names.child(broker.metadata.name, "-kn-shards")
 
 
-def creating(
+def account_effects(
     trigger: Trigger,
     document: Mapping[str, Any],
     broker: Broker,
@@ -102,48 +103,50 @@ def creating(
     *,
     shared: bool,
 ) -> tuple[Effect, ...]:
-    """Have a Trigger's account, and what its dispatchers need; `shared`: a shard delivers it."""
+    """The effects that create a Trigger's account, and its dispatchers' accounts and rights;
+    `shared`: a shard delivers the Trigger."""
     family = family_of(trigger.kind)
     effects: list[Effect] = []
     if shared and not family.centralized:
-        manifest = _account(_metadata(broker, shards_account(broker)))
+        manifest = _account_manifest(_metadata(broker, shard_account(broker)))
         # Its owner isn't the Trigger; the label says whose it is.
-        labels = {**manifest["metadata"]["labels"], services.OWNER: broker.metadata.uid}
+        labels = {**manifest["metadata"]["labels"], services.OWNER_LABEL: broker.metadata.uid}
         manifest["metadata"]["labels"] = labels
         refusal = _refusal(family.broker)
-        effects.append(Create(Step.APPLY_ACCOUNT, manifest, refusal, services.OWNER))
+        effects.append(Create(Step.APPLY_ACCOUNT, manifest, refusal, services.OWNER_LABEL))
     name, applied = account_name(trigger), list[Manifest]()
     metadata = _metadata(trigger, name)
     if ENTRY not in document["metadata"]:
-        applied.append(_account(metadata))
+        applied.append(_account_manifest(metadata))
     if egress.service_account is not None:
-        if (runs_as := dispatchers_account(egress)) is not None and not family.centralized:
-            applied.append(_account(_metadata(trigger, runs_as)))
-        applied += _grant(metadata, egress, broker, settings)
+        if (runs_as := dispatcher_account(egress)) is not None and not family.centralized:
+            applied.append(_account_manifest(_metadata(trigger, runs_as)))
+        applied += _token_role_and_binding(metadata, egress, broker, settings)
     if applied:
         effects.append(Apply(Step.APPLY_ACCOUNT, tuple(applied), _refusal(family.trigger)))
     return tuple(effects)
 
 
-def deleting(document: Mapping[str, Any], name: str) -> Delete:
-    """Have none of it, as the feature is turned off; what isn't the Trigger's stays."""
-    family, who = family_of(document["kind"]), Identity.of(document)
+def delete_accounts(document: Mapping[str, Any], name: str) -> Delete:
+    """The effect that deletes a Trigger's accounts and rights once OIDC is off; objects that the
+    Trigger doesn't own stay."""
+    family, identity = family_of(document["kind"]), Identity.of(document)
     kinds = ((RBAC, "RoleBinding"), (RBAC, "Role"), (CORE, "ServiceAccount"))
-    objects = [ObjectName(*kind, who.namespace, name) for kind in kinds]
+    objects = [ObjectName(*kind, identity.namespace, name) for kind in kinds]
     if not family.centralized:
-        runs_as = services.dispatcher_name(family, who)
-        objects.append(ObjectName(CORE, "ServiceAccount", who.namespace, runs_as))
+        runs_as = services.dispatcher_name(family, identity)
+        objects.append(ObjectName(CORE, "ServiceAccount", identity.namespace, runs_as))
     return Delete(Step.DELETE_ACCOUNT, tuple(objects), owned=True)
 
 
 def account_in_status(document: Mapping[str, Any]) -> str | None:
-    """The account that a Trigger had, as its status says."""
+    """The service account in a Trigger's status; None: it names none."""
     auth = (document.get("status") or {}).get("auth") or {}
     name = auth.get("serviceAccountName")
     return name if isinstance(name, str) and name else None
 
 
-def _account(metadata: Manifest) -> Manifest:
+def _account_manifest(metadata: Manifest) -> Manifest:
     return {
         "apiVersion": CORE,
         "kind": "ServiceAccount",
@@ -152,16 +155,16 @@ def _account(metadata: Manifest) -> Manifest:
     }
 
 
-def _grant(
+def _token_role_and_binding(
     metadata: Manifest, egress: Egress, broker: Broker, settings: Settings
 ) -> tuple[Manifest, Manifest]:
-    """The right to ask for tokens of the Egress's account, for a dispatcher of its own and for
-    shards: which of them delivers may change, and both go on until it has."""
+    """Role and RoleBinding to request tokens of the Egress's account. They cover its own dispatcher
+    and shards, as the Trigger may move between these."""
     account, family = egress.service_account, family_of(egress.kind)
-    namespace = services.namespace_of(family, Identity(egress.namespace, ""), settings)
-    runs_as = dict.fromkeys((dispatchers_account(egress), shards_account(broker)))
+    namespace = services.function_namespace(family, Identity(egress.namespace, ""), settings)
+    runs_as = dict.fromkeys((dispatcher_account(egress), shard_account(broker)))
     if family is SOURCES:  # which no shard delivers
-        runs_as = dict.fromkeys((dispatchers_account(egress),))
+        runs_as = dict.fromkeys((dispatcher_account(egress),))
     rule = {
         "apiGroups": [""],
         "resources": ["serviceaccounts/token"],

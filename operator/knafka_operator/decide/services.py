@@ -1,14 +1,15 @@
 """Services: the functions as Knative Services, from the contract's entries. Pure.
 
-    Broker, Receiver -> the receiver's Service
     Trigger, Egress  -> a dispatcher's Service, and one for its replays
     Broker, Shard    -> the Service of a dispatcher that many Triggers share
+    any function     -> `knative_service`: what all functions have in common
 
-An Egress goes into the environment as JSON, so that a change is a new Revision; of a contract in a
-topic the name does. A Secret is mounted as files. The owner is in the same namespace, so deletion
-needs nobody.
+An Egress is in the environment as JSON, so that a change makes a new Revision; of a contract in a
+topic only the topic's name is. A Secret is mounted as files. The owner is in the same namespace, so
+that Kubernetes deletes the Service with it.
 
-Not here: applying them, and deciding how many drains are held (`scaler`).
+Not here: receivers (`receiver_services`), applying Services (`reconcile.functions`), and how many
+drains are held (`scale.scaler`).
 """
 
 from __future__ import annotations
@@ -22,10 +23,9 @@ from typing import Any, Final
 from knafka.core import documents, names
 from knafka.core.addresses import LOCAL_ADDRESSES
 from knafka.core.caller_tokens import CALLERS, SCRAPERS, verifiers_of
-from knafka.core.contract import Delivery, Egress, Receiver, Shard
+from knafka.core.contract import Delivery, Egress, Shard
 from knafka.settings import (
     API_FOLDER,
-    EVENT_TYPES,
     LEAVING,
     LOG_FORMAT,
     OIDC_URL,
@@ -35,69 +35,66 @@ from knafka.settings import (
     TRUST_BUNDLES,
 )
 from knafka_operator.model.autoscaling import Autoscaling
-from knafka_operator.model.family import BROKERS, Family, family_of
+from knafka_operator.model.family import Family, family_of
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.resources import OURS, SERVING, Broker, Resource, Trigger
+from knafka_operator.model.resources import SERVING, Broker, Resource, Trigger
 from knafka_operator.model.settings import Settings
 from knafka_operator.model.tracing import Owner
 
 Manifest = dict[str, Any]
 
 SECRET_PATH: Final = "/var/run/secrets/knafka/kafka"
-"""Where the Secret for Kafka is mounted, and nothing else of the namespace's."""
+"""Folder where the Secret for Kafka is mounted."""
 
-ROLE: Final = "knafka.dev/role"
-BROKER: Final = "knafka.dev/broker"
-TRIGGER: Final = "knafka.dev/trigger"
-RECEIVER: Final = "receiver"
-DISPATCHER: Final = "dispatcher"
-REPLAYER: Final = "replayer"
+ROLE_LABEL: Final = "knafka.dev/role"
+BROKER_LABEL: Final = "knafka.dev/broker"
+TRIGGER_LABEL: Final = "knafka.dev/trigger"
+RECEIVER_ROLE: Final = "receiver"
+DISPATCHER_ROLE: Final = "dispatcher"
+REPLAYER_ROLE: Final = "replayer"
 SHARD_ROLE: Final = "shard"
-SHARD_NUMBER: Final = "knafka.dev/shard"
-OWNER: Final = "knafka.dev/owner-uid"
-"""Label of a function in another namespace than what it belongs to, which can't be its owner."""
+SHARD_NUMBER_LABEL: Final = "knafka.dev/shard"
+OWNER_LABEL: Final = "knafka.dev/owner-uid"
+"""Label with the UID of an owner in another namespace, which owner references can't name."""
 
-DECLARED: Final = "knafka.dev/declared"
-"""On the Service: the digest of what its owner has a say in beside the contract (`rolls`)."""
+DECLARED_DIGEST: Final = "knafka.dev/declared"
+"""Annotation of a Service: the digest of what its owner declares beside the contract (`rolls`)."""
 
 SECRET_VERSION: Final = "knafka.dev/secret-version"
-"""On the template: a changed Secret makes a new Revision, since a process reads it at its start."""
+"""Annotation of a template: the Secret's version. A changed Secret makes a new Revision, since
+processes read it when they start."""
 
 FULL_DUPLEX: Final[Mapping[str, str]] = {"features.knative.dev/http-full-duplex": "Enabled"}
 """A function may answer before it has read the whole request: without this, Knative's proxy cuts
 such an answer short now and then."""
 
-EGRESS: Final = "KNAFKA_EGRESS"
-"""The variable of a dispatcher with its contract."""
-SHARD: Final = "KNAFKA_SHARD"
-"""The variable of a shared dispatcher: which shard it is."""
-RECEIVER_CONTRACT: Final = "KNAFKA_RECEIVER"
-"""The variable of a receiver: where its contract is."""
-CHANNELS_RECEIVER: Final = "kafka-channel-receiver"
-CHANNELS_OWNER: Final = "kafka-channels"
-"""What stands as `OWNER` on what belongs to all KafkaChannels together."""
-DIRECT_LABEL: Final[Mapping[str, str]] = {f"{OURS}direct": "true"}
-"""On the pods of a receiver whose senders go past Knative: NetworkPolicies let them in."""
+EGRESS_VARIABLE: Final = "KNAFKA_EGRESS"
+"""Environment variable with a dispatcher's contract, as JSON."""
+SHARD_VARIABLE: Final = "KNAFKA_SHARD"
+"""Environment variable that tells a shared dispatcher its shard, as JSON."""
+RECEIVER_VARIABLE: Final = "KNAFKA_RECEIVER"
+"""Environment variable that tells a receiver its Kafka and contract topic, as JSON."""
 SHARD_PODS: Final = 2
-"""An old and a new one while a Revision takes over; one request is held, so one pod drains."""
+"""Largest number of a shard's pods: the old and the new one during a roll. Only one drains, as one
+request is held."""
 
 TIMEOUT_SECONDS: Final = 70
 """Of a function's Service. Knative makes it the pod's grace period. Kubernetes first looks for pods
 in a namespace that is deleted, again after half of their longest grace, and deletes the rest when
-there are none. A pod's end takes 31 to 33 s (`STOPPING`), and that second look comes 36 s after the
-first: with 110 s it came after 56, with 600 s after five minutes. A drain's request stays 45 s
+there are none. A pod's end takes 31 to 33 s (`STOP_SECONDS`), and that second look comes 36 s after
+the first: with 110 s it came after 56, with 600 s after five minutes. A drain's request stays 45 s
 below it, which a pod's start may take (`holds.FIRST_BUDGET`)."""
 MAX_TIMEOUT_SECONDS: Final = 600
 """Knative's default maximum."""
 
-STOPPING: Final = 40
+STOP_SECONDS: Final = 40
 """Seconds of the grace period without the function: Knative has it stopped 30 s after the last
 request, which may come while its end is not known everywhere. What is left is its own, from SIGTERM
 to its end."""
-GRACE_PERIOD: Final = TIMEOUT_SECONDS - STOPPING
+GRACE_PERIOD: Final = TIMEOUT_SECONDS - STOP_SECONDS
 
 API_SERVER: Final = "https://kubernetes.default.svc"
-"""Where pods reach it, by a name that its certificate has."""
+"""The API server's URL in pods, by a name that its certificate has."""
 _API_CREDENTIALS: Final[Mapping[str, Any]] = {
     "projected": {
         "sources": [
@@ -115,19 +112,13 @@ _API_CREDENTIALS: Final[Mapping[str, Any]] = {
 has one may read the issuer's keys (Kubernetes' role system:service-account-issuer-discovery), and
 this one is bound to nothing else by us. A dispatcher's is of an account that may ask for tokens of
 its Triggers' accounts (`service_accounts`)."""
-_OIDC_DECLARED: Final[Mapping[str, str]] = {"oidc": "enabled"}
+OIDC_DIGEST_INPUT: Final[Mapping[str, str]] = {"oidc": "enabled"}
 """At once for every receiver and shard: without the keys it can take no event that wants a token,
 without the way to tokens send none to a destination that does."""
 
-_TELLS_EVENT_TYPES: Final[Mapping[bool, Mapping[str, str]]] = {
-    # Not in the contract: a receiver of an earlier release, which runs until its turn, knows no
-    # such field, and would serve nothing.
-    True: {EVENT_TYPES: "enabled"},
-    False: {},
-}
 
 TRUST_BUNDLE: Final = "knafka-trust-bundle"
-"""The ConfigMap that dispatchers mount, in each namespace that has some."""
+"""Name of the ConfigMap with trusted certificates that dispatchers mount."""
 TRUST_PATH: Final = "/var/run/secrets/knafka/trust"
 TLS_PATH: Final = "/var/run/secrets/knafka/tls"
 _TRUST_VOLUME: Final[Mapping[str, Any]] = {
@@ -147,188 +138,31 @@ KNATIVE_AUTOSCALING: Final = "autoscaling.knative.dev/"
 MAX_SCALE: Final = "autoscaling.knative.dev/max-scale"
 MIN_SCALE: Final = "autoscaling.knative.dev/min-scale"
 
-RECEIVER_SCALING: Final[Mapping[str, str]] = {
-    "min-scale": "0",
-    "max-scale": "10",
-    # By how many events arrive, and not by how many are under way: those are the more the slower a
-    # busy node is, and each pod that starts for them makes it slower.
-    "metric": "rps",
-    "target": "500",
-    # The activator is in the path of one pod or two, as with Knative's own target.
-    "target-burst-capacity": "1000",
-}
-
-
-_DIRECT_SCALING: Final[Mapping[str, str]] = {
-    **RECEIVER_SCALING,
-    "min-scale": "1",  # nothing starts a pod for who comes past Knative
-    # By the requests that a receiver holds for the events that it has counted, 50 a second each
-    # (`knafka.receiver.direct`): seven held ones are 350 events a second, as above.
-    "metric": "concurrency",
-    "target": "10",
-    # Not with the activator in the path of them.
-    "target-burst-capacity": "0",
-}
-
-
-def receiver_name(broker: Resource) -> str:
-    return names.child(broker.metadata.name, "-kn-receiver")
-
 
 def dispatcher_name(family: Family, trigger: Identity) -> str:
-    return names.child(family.parent(trigger), f"-kn{family.infix}-dispatcher")
+    """The name of the Knative Service of a Trigger's own dispatcher."""
+    return names.child(family.function_name_prefix(trigger), f"-kn{family.infix}-dispatcher")
 
 
 def replayer_name(family: Family, trigger: Identity) -> str:
-    return names.child(family.parent(trigger), f"-kn{family.infix}-replayer")
+    """The name of the Knative Service of a Trigger's replayer."""
+    return names.child(family.function_name_prefix(trigger), f"-kn{family.infix}-replayer")
 
 
 def shard_name(family: Family, broker: Identity, number: int) -> str:
-    return names.child(family.parent(broker), f"-kn{family.infix}-shard-{number}")
+    """The name of the Knative Service of a Broker's shared dispatcher."""
+    return names.child(family.function_name_prefix(broker), f"-kn{family.infix}-shard-{number}")
 
 
-def namespace_of(family: Family, owner: Identity, settings: Settings) -> str:
-    """Where its functions are (CHN-22)."""
+def function_namespace(family: Family, owner: Identity, settings: Settings) -> str:
+    """The namespace of an object's functions (CHN-22)."""
     return settings.namespace if family.centralized else owner.namespace
 
 
 def shard_number(service: Mapping[str, Any]) -> int | None:
-    """Of a shard's Service; None: it is another one's."""
-    text = (service["metadata"].get("labels") or {}).get(SHARD_NUMBER, "")
+    """The shard number in the labels of a Service; None: it is no shard's."""
+    text = (service["metadata"].get("labels") or {}).get(SHARD_NUMBER_LABEL, "")
     return int(text) if text.isdecimal() else None
-
-
-def receiver_service(
-    broker: Broker,
-    receiver: Receiver,
-    secret: tuple[str, str] | None,
-    settings: Settings,
-    *,
-    oidc: bool = False,
-    tls: str | None = None,
-    direct: bool = False,
-    event_types: bool = False,
-) -> Manifest:
-    """The receiver of one Broker; `secret` is the mounted Secret's name and version, `oidc`:
-    whether it verifies senders' tokens, `tls`: the Secret with which it ends TLS itself, `direct`:
-    whether senders come past Knative's proxy, `event_types`: whether it tells of new ones.
-
-    `autoscaling.knative.dev/...` annotations of the Broker are the receiver's.
-    """
-    defaults = _DIRECT_SCALING if direct else RECEIVER_SCALING
-    scaling = {KNATIVE_AUTOSCALING + key: value for key, value in defaults.items()}
-    declared = {
-        key: value
-        for key, value in broker.metadata.annotations.items()
-        if key.startswith(KNATIVE_AUTOSCALING)
-    }
-    environment = {
-        "FUNCTION_TARGET": "receive",
-        RECEIVER_CONTRACT: one_line(documents.dump(receiver)),
-        **_TELLS_EVENT_TYPES[event_types],
-    }
-    if direct:
-        environment[SERVICE_URL] = url(receiver_name(broker), broker.metadata.namespace, settings)
-    return knative_service(
-        receiver_name(broker),
-        ownership_of(broker, BROKERS, settings),
-        labels={
-            ROLE: RECEIVER,
-            BROKER: names.child(broker.metadata.name, ""),
-            **(DIRECT_LABEL if direct else {}),
-        },
-        annotations={**scaling, **declared},
-        declared={
-            **declared,
-            **(_OIDC_DECLARED if oidc else {}),
-            **({} if tls is None else {"tls": tls}),
-            **({"direct": "true"} if direct else {}),
-        },
-        environment=environment,
-        secret=secret,
-        resources=settings.pods.receiver_resources,
-        settings=settings,
-        tracing=settings.tracing.of(owner_key(broker)),
-        oidc=oidc,
-        tls=tls,
-    )
-
-
-def receiver_pods_service(broker: Resource, name: str, port: Mapping[str, Any]) -> Manifest:
-    """A Service of ours that leads to a port of the pods of a Broker's receiver, past Knative."""
-    metadata = {
-        "namespace": broker.metadata.namespace,
-        "ownerReferences": [owner_reference(broker)],
-    }
-    return _pods_service(name, metadata, names.child(broker.metadata.name, ""), port)
-
-
-def channels_receiver_pods_service(
-    receiver: str, name: str, port: Mapping[str, Any], settings: Settings
-) -> Manifest:
-    """The same of the receiver of this name that KafkaChannels share."""
-    return _pods_service(name, {"namespace": settings.namespace}, receiver, port)
-
-
-def _pods_service(
-    name: str, metadata: Mapping[str, Any], receiver: str, port: Mapping[str, Any]
-) -> Manifest:
-    """`receiver`: what its pods' label `BROKER` says."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        # Not the role: what has that is a function.
-        "metadata": {"name": name, "labels": with_common_labels({BROKER: receiver}), **metadata},
-        "spec": {
-            "selector": {ROLE: RECEIVER, BROKER: receiver},
-            "ports": [{"protocol": "TCP", **port}],
-        },
-    }
-
-
-def channels_receiver_name(secret: str | None) -> str:
-    """That of all KafkaChannels whose Kafka is reached with this Secret (CHN-11)."""
-    return CHANNELS_RECEIVER if secret is None else names.child(secret, f"-{CHANNELS_RECEIVER}")
-
-
-def channels_receiver_service(
-    receiver: Receiver,
-    secret: tuple[str, str] | None,
-    settings: Settings,
-    *,
-    oidc: bool = False,
-    event_types: bool = False,
-) -> Manifest:
-    """The receiver of many KafkaChannels (CHN-23): it stays when the last one goes. `oidc` and
-    `event_types` as of a Broker's; whether senders come past Knative's proxy is the installation's
-    setting."""
-    metadata = {"namespace": settings.namespace, "labels": {OWNER: CHANNELS_OWNER}}
-    name = channels_receiver_name(None if secret is None else secret[0])
-    direct = settings.direct
-    scaling = _DIRECT_SCALING if direct else RECEIVER_SCALING
-    environment = {
-        "FUNCTION_TARGET": "receive",
-        RECEIVER_CONTRACT: one_line(documents.dump(receiver)),
-        **_TELLS_EVENT_TYPES[event_types],
-    }
-    if direct:
-        environment[SERVICE_URL] = url(name, settings.namespace, settings)
-    return knative_service(
-        name,
-        metadata,
-        labels={ROLE: RECEIVER, BROKER: name, **(DIRECT_LABEL if direct else {})},
-        annotations={KNATIVE_AUTOSCALING + key: value for key, value in scaling.items()},
-        declared={
-            **(_OIDC_DECLARED if oidc else {}),
-            **({"direct": "true"} if direct else {}),
-        },
-        environment=environment,
-        secret=secret,
-        resources=settings.pods.receiver_resources,
-        settings=settings,
-        tracing=settings.tracing.wanted,  # it is one for all channels
-        oidc=oidc,
-    )
 
 
 def dispatcher_service(
@@ -342,40 +176,40 @@ def dispatcher_service(
     replays: bool = False,
     account: str | None = None,
 ) -> Manifest:
-    """The dispatcher of one Trigger: one pod for each drain that is held against it.
+    """The Knative Service of a Trigger's dispatcher, or with `replays` of its replayer, with one
+    pod for each drain.
 
-    `account` is the service account that it runs as, to show tokens; None: it shows none.
-
-    With min-scale, Knative itself keeps that many, which drain from their start without being
-    asked. What replays is never kept.
+    `account` is the service account that it runs as, to get tokens; None: it needs none. With
+    min-scale, Knative keeps that many pods, which drain from their start without being asked; a
+    replayer has none.
     """
     most = max(1, min(autoscaling.max_scale, partitions))
     always = 0 if replays else min(autoscaling.min_scale, most)
-    family, who = family_of(trigger.kind), identity_of(trigger)
-    name = replayer_name(family, who) if replays else dispatcher_name(family, who)
-    timeout = timeout_seconds(egress)
+    family, identity = family_of(trigger.kind), identity_of(trigger)
+    name = replayer_name(family, identity) if replays else dispatcher_name(family, identity)
+    timeout = dispatcher_timeout(egress)
     environment = {
         "FUNCTION_TARGET": "dispatch",
-        EGRESS: one_line(documents.dump(egress)),
+        EGRESS_VARIABLE: compact_json(documents.dump(egress)),
         # Where it asks for its next drain when there is work left and nobody else asks.
-        SERVICE_URL: url(name, namespace_of(family, who, settings), settings),
-        "KNAFKA_GRACE_PERIOD": str(timeout - STOPPING),
+        SERVICE_URL: service_url(name, function_namespace(family, identity, settings), settings),
+        "KNAFKA_GRACE_PERIOD": str(timeout - STOP_SECONDS),
     }
     if always:
         environment["KNAFKA_DRAIN_AT_START"] = "true"
     return knative_service(
         name,
-        ownership_of(trigger, family, settings),
+        owned_metadata(trigger, family, settings),
         labels={
-            ROLE: REPLAYER if replays else DISPATCHER,
-            BROKER: family.label(Identity(egress.namespace, egress.broker)),
-            TRIGGER: family.label(who),
+            ROLE_LABEL: REPLAYER_ROLE if replays else DISPATCHER_ROLE,
+            BROKER_LABEL: family.label_value(Identity(egress.namespace, egress.broker)),
+            TRIGGER_LABEL: family.label_value(identity),
         },
-        annotations=exact_scaling(always, most, settings),
+        annotations=one_pod_per_drain(always, most, settings),
         declared={"pods": [always, most]},
         environment=environment,
         secret=secret,
-        credentials=family.volume_of(trigger),
+        credentials=family.credentials_volume_of(trigger),
         resources=settings.pods.dispatcher_resources,
         settings=settings,
         tracing=settings.tracing.of(owner_key(trigger)),
@@ -387,17 +221,17 @@ def dispatcher_service(
     )
 
 
-def timeout_seconds(egress: Egress) -> int:
-    """Of a dispatcher's Service: that an attempt which is declared to take longer can finish.
+def dispatcher_timeout(egress: Egress) -> int:
+    """Seconds of `timeoutSeconds` of a dispatcher's Service, also its pods' grace period.
 
-    One that nobody has declared may take ten minutes, and most take none: what is under way for
-    longer than the usual grace when its pod ends is repeated elsewhere. Where nothing is repeated
-    each has its time.
+    A declared delivery timeout gets enough time to finish an attempt. With the default timeout, an
+    attempt that takes longer than the usual grace period is repeated elsewhere; with at-most-once
+    semantics nothing is repeated, so every attempt gets its time.
     """
     attempt = egress.delivery.timeout
     if attempt == Delivery().timeout and not egress.at_most_once:
         return TIMEOUT_SECONDS
-    needed = math.ceil(attempt + LEAVING) + STOPPING
+    needed = math.ceil(attempt + LEAVING) + STOP_SECONDS
     return min(max(TIMEOUT_SECONDS, needed), MAX_TIMEOUT_SECONDS)
 
 
@@ -410,24 +244,26 @@ def shard_service(
     *,
     account: str | None = None,
 ) -> Manifest:
-    """The dispatcher of one of a Broker's shards, whatever Triggers are in it; `account` as of a
-    dispatcher."""
-    family, who = family_of(broker.kind), identity_of(broker)
-    name = shard_name(family, who, number)
+    """The Knative Service of a Broker's shared dispatcher `number`; `account` as in
+    `dispatcher_service`."""
+    family, identity = family_of(broker.kind), identity_of(broker)
+    name = shard_name(family, identity, number)
     return knative_service(
         name,
-        ownership_of(broker, family, settings),
+        owned_metadata(broker, family, settings),
         labels={
-            ROLE: SHARD_ROLE,
-            BROKER: family.label(who),
-            SHARD_NUMBER: str(number),
+            ROLE_LABEL: SHARD_ROLE,
+            BROKER_LABEL: family.label_value(identity),
+            SHARD_NUMBER_LABEL: str(number),
         },
-        annotations=exact_scaling(0, SHARD_PODS, settings),
-        declared={} if account is None else _OIDC_DECLARED,
+        annotations=one_pod_per_drain(0, SHARD_PODS, settings),
+        declared={} if account is None else OIDC_DIGEST_INPUT,
         environment={
             "FUNCTION_TARGET": "dispatch",
-            SHARD: one_line(documents.dump(shard)),
-            SERVICE_URL: url(name, namespace_of(family, who, settings), settings),
+            SHARD_VARIABLE: compact_json(documents.dump(shard)),
+            SERVICE_URL: service_url(
+                name, function_namespace(family, identity, settings), settings
+            ),
             "KNAFKA_GRACE_PERIOD": str(GRACE_PERIOD),
         },
         secret=secret,
@@ -441,8 +277,9 @@ def shard_service(
     )
 
 
-def exact_scaling(least: int, most: int, settings: Settings) -> Mapping[str, str]:
-    """Annotations for as many pods as there are drains: one each, none to spare, soon gone."""
+def one_pod_per_drain(least: int, most: int, settings: Settings) -> Mapping[str, str]:
+    """Knative's autoscaling annotations for exactly one pod per drain, with no delay at
+    scale-down."""
     scaling = {
         "metric": "concurrency",
         "target": "1",
@@ -457,17 +294,18 @@ def exact_scaling(least: int, most: int, settings: Settings) -> Mapping[str, str
     return {KNATIVE_AUTOSCALING + key: value for key, value in scaling.items()}
 
 
-def url(name: str, namespace: str, settings: Settings) -> str:
-    """Where a function is, within the cluster."""
-    return f"http://{host(name, namespace, settings)}"
+def service_url(name: str, namespace: str, settings: Settings) -> str:
+    """The cluster-internal URL of a function."""
+    return f"http://{service_host(name, namespace, settings)}"
 
 
-def host(name: str, namespace: str, settings: Settings) -> str:
-    """The whole name of a Service's host, within the cluster."""
+def service_host(name: str, namespace: str, settings: Settings) -> str:
+    """The full cluster-internal host name of a Service."""
     return f"{name}.{namespace}.svc.{settings.cluster_domain}"
 
 
 def owner_reference(owner: Resource) -> Manifest:
+    """The owner reference by which Kubernetes deletes an object with its owner."""
     return {
         "apiVersion": owner.api_version,
         "kind": owner.kind,
@@ -479,31 +317,33 @@ def owner_reference(owner: Resource) -> Manifest:
 
 
 def is_owned(service: Mapping[str, Any], owner: Resource) -> bool:
-    """Whether `owner`, by its UID, made this object: another's must never be changed."""
-    return owner.metadata.uid in owners(service)
+    """Whether an object belongs to `owner`, by UID; objects of others must never be changed."""
+    return owner.metadata.uid in owner_uids(service)
 
 
-def owners(service: Mapping[str, Any]) -> Sequence[str]:
-    """UIDs of the objects that it belongs to."""
+def owner_uids(service: Mapping[str, Any]) -> Sequence[str]:
+    """UIDs of the objects that a Service belongs to, by owner references and `OWNER_LABEL`."""
     metadata = service.get("metadata") or {}
     found = [each.get("uid", "") for each in metadata.get("ownerReferences") or ()]
-    label = (metadata.get("labels") or {}).get(OWNER)
+    label = (metadata.get("labels") or {}).get(OWNER_LABEL)
     return found if label is None else [*found, label]
 
 
 def identity_of(resource: Resource) -> Identity:
+    """Namespace and name of a parsed object."""
     return Identity(resource.metadata.namespace, resource.metadata.name)
 
 
 def owner_key(owner: Resource) -> Owner:
+    """Kind, namespace and name of a parsed object."""
     return owner.kind, *identity_of(owner)
 
 
-def ownership_of(owner: Resource, family: Family, settings: Settings) -> Manifest:
-    """Of an object's metadata: its namespace, and the owner with whom it goes, or a label."""
-    namespace = namespace_of(family, identity_of(owner), settings)
+def owned_metadata(owner: Resource, family: Family, settings: Settings) -> Manifest:
+    """Metadata of an object made for `owner`: namespace, and owner reference or `OWNER_LABEL`."""
+    namespace = function_namespace(family, identity_of(owner), settings)
     if family.centralized:
-        return {"namespace": namespace, "labels": {OWNER: owner.metadata.uid}}
+        return {"namespace": namespace, "labels": {OWNER_LABEL: owner.metadata.uid}}
     return {"namespace": namespace, "labels": {}, "ownerReferences": [owner_reference(owner)]}
 
 
@@ -527,18 +367,21 @@ def knative_service(
     account: str | None = None,
     credentials: Mapping[str, Any] | None = None,
 ) -> Manifest:
-    """`declared` is what its owner has a say in beside the contract and the Secret; `credentials`
-    is the volume that is mounted in place of that one Secret; `oidc`: whether
-    the function asks the API server for tokens or for their keys; `sends`: whether it sends events
-    to destinations, whose certificates it judges; `tls`: the Secret with which it ends TLS itself;
-    `account` is the service account that it runs as, None: its namespace's default."""
+    """The manifest of a function's Knative Service.
+
+    `declared` is what the owner declares beside contract and Secret, for the digest; `credentials`
+    is a volume to mount in place of the Secret; `oidc`: whether the function asks the API server
+    for tokens or their keys; `sends`: whether it sends events to destinations, and so needs the
+    trust bundle; `tls`: the Secret with which it terminates TLS itself; `account` is its service
+    account, None: the namespace's default.
+    """
     environment = {**environment, "KNAFKA_LOG_LEVEL": settings.log_level, LOG_FORMAT: "json"}
     if settings.profiling:
         # Only then: a variable more is a new Revision of every function.
         environment[PROFILING] = "enabled"
     if settings.local_addresses:
         environment[LOCAL_ADDRESSES] = "allowed"
-    if callers := settings.tokens.verifiers(url(name, ownership["namespace"], settings)):
+    if callers := settings.tokens.verifiers(service_url(name, ownership["namespace"], settings)):
         environment[CALLERS] = callers
     if settings.metrics_tokens:
         environment[SCRAPERS] = verifiers_of(settings.metrics_tokens)
@@ -562,7 +405,7 @@ def knative_service(
     container: Manifest = {
         "name": "function",
         "image": settings.image,
-        "env": variables(environment),
+        "env": env_variables(environment),
         "readinessProbe": {"httpGet": {"path": "/health/readiness"}, "successThreshold": 1},
         "livenessProbe": LIVENESS_PROBE,
         "resources": dict(resources),
@@ -598,7 +441,7 @@ def knative_service(
         "metadata": {
             **ownership,
             "name": name,
-            "annotations": {DECLARED: _digest([secret, declared])},
+            "annotations": {DECLARED_DIGEST: _digest([secret, declared])},
             "labels": {
                 **with_common_labels(labels),
                 **ownership["labels"],
@@ -618,23 +461,25 @@ def knative_service(
 
 
 def mounts_trust_bundle(service: Mapping[str, Any]) -> bool:
-    """Whether this function's pods mount the copy of the trust bundles in their namespace."""
+    """Whether a function's pods mount the trust bundle of their namespace."""
     volumes = service["spec"]["template"]["spec"].get("volumes") or ()
     return any(each.get("configMap") == _TRUST_VOLUME["configMap"] for each in volumes)
 
 
 def with_common_labels(of: Mapping[str, str]) -> Mapping[str, str]:
+    """Add the labels that all of Knafka's objects have."""
     return {
         "app.kubernetes.io/name": "knafka",
-        "app.kubernetes.io/component": of.get(ROLE, "config"),
+        "app.kubernetes.io/component": of.get(ROLE_LABEL, "config"),
         "app.kubernetes.io/managed-by": "knafka-operator",
         **of,
     }
 
 
-def one_line(document: object) -> str:
+def compact_json(document: object) -> str:
+    """A document as one line of JSON without `$`, for an environment variable."""
     text = json.dumps(document, separators=(",", ":"))
-    # So that a variable's value reads as the document itself, without `literal`'s escape.
+    # So that a variable's value reads as the document itself, without `escape_dollars`'s escape.
     return text.replace("$", r"\u0024")
 
 
@@ -643,21 +488,23 @@ def _digest(value: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def literal(text: str) -> str:
-    """Write `text` for a container's arguments or variables so that the process gets it as it is.
+def escape_dollars(text: str) -> str:
+    """Escape `$` in a container's arguments and variables, so that the process gets `text`
+    unchanged.
 
-    There Kubernetes puts a variable's value in the place of `$(NAME)`, and one `$` in that of two:
-    without the escape who declares a word of an argument reads the container's credentials.
+    Kubernetes replaces `$(NAME)` by the value of a variable: without the escape, users whose words
+    become arguments could read the container's credentials.
     """
     return text.replace("$", "$$")
 
 
-def variables(environment: Mapping[str, str]) -> list[Manifest]:
-    """A container's `env` with exactly these values."""
-    return [{"name": name, "value": literal(value)} for name, value in environment.items()]
+def env_variables(environment: Mapping[str, str]) -> list[Manifest]:
+    """A container's `env` list with these values, escaped by `escape_dollars`."""
+    return [{"name": name, "value": escape_dollars(value)} for name, value in environment.items()]
 
 
 def environment_of(container: Mapping[str, Any]) -> dict[str, str]:
-    """What a container that has `variables` gets; those with a value from elsewhere are empty."""
+    """What a container that has `env_variables` gets; those with a value from elsewhere are
+    empty."""
     found = container.get("env") or ()
     return {each["name"]: each.get("value", "").replace("$$", "$") for each in found}

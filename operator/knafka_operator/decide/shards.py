@@ -29,17 +29,17 @@ from knafka_operator.model.family import family_of
 from knafka_operator.model.isolation import Isolation, declared_isolation
 from knafka_operator.model.resources import Broker, Trigger
 
-CONTRACT: Final = "knafka.dev/contract-topic"
+CONTRACT_TOPIC_KEY: Final = "knafka.dev/contract-topic"
 """Key of a Broker's `status.annotations`: written before the topic is made, so that an operator
 that finds no such key need not ask Kafka."""
 
-DISPATCHER: Final = "knafka.dev/dispatcher"
+DISPATCHER_KEY: Final = "knafka.dev/dispatcher"
 """Key of a Trigger's `status.annotations`: the Service that delivers it. That of its own stands
 there before the Service is made, and until it is deleted."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ShardPlacement:
     """One of a Broker's shards."""
 
     number: int
@@ -47,26 +47,27 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Contract:
-    """What a Broker's shared dispatchers deliver, as far as it is known."""
+class SharedContract:
+    """A snapshot of the contract of a Broker's shared dispatchers."""
 
     exists: bool = False
-    """Whether there is such a topic."""
+    """Whether the contract topic exists."""
     records: Mapping[str, SharedEgress] = field(default_factory=dict)
-    """By consumer group."""
+    """The record of each Trigger in a shard, by consumer group."""
     leaving: Collection[str] = ()
-    """Groups whose records are gone, but whose shards may not know that yet."""
+    """Groups whose records were removed, but whose shards may not have read that yet."""
     numbers: Mapping[str, int] = field(default_factory=dict)
-    """The shard of each group, of those included whose record is about to be written."""
+    """The shard number of each group, including groups whose record is about to be written."""
 
 
-def isolation(trigger: Trigger, broker: Broker, default: Isolation) -> Isolation:
-    """The Trigger's own, else its Broker's, else the installation's. Raises `InvalidDocument`."""
-    own = kafka_settings.isolation_of(trigger.metadata.annotations)
+def effective_isolation(trigger: Trigger, broker: Broker, default: Isolation) -> Isolation:
+    """A Trigger's isolation: its own, else its Broker's, else `default`, the installation's. Raises
+    `InvalidDocument`."""
+    own = kafka_settings.required_isolation(trigger.metadata.annotations)
     return own or declared_isolation(broker.metadata.annotations) or default
 
 
-def automatic(
+def automatic_isolation(
     needed: Isolation | None,
     delivered: Isolation | None,
     *,
@@ -74,10 +75,10 @@ def automatic(
     has_record: bool,
     has_own: bool,
 ) -> Isolation:
-    """What an `auto` Trigger has: the first of these that says something.
+    """The isolation of an `auto` Trigger, by the first of these that is known.
 
-    That it wants dispatchers always; what it was found to need; how it is delivered now; its
-    record in the contract, or a Service of its own. A new one is shared.
+    Its min-scale (`drains_always`: own); what its activity `needed`; how it is `delivered` now; its
+    record in the contract (shared) or its own Service (own). A new Trigger is shared.
     """
     if drains_always:
         return Isolation.OWN
@@ -85,41 +86,41 @@ def automatic(
     return needed or delivered or at_start
 
 
-def number_for(group: str, numbers: Mapping[str, int], size: int) -> int:
-    """The shard of a group: the one it is in, else the lowest with room for one more."""
+def shard_number_for(group: str, numbers: Mapping[str, int], size: int) -> int:
+    """The shard number of a group: the one it has, else the lowest shard with fewer than `size`."""
     if group in numbers:
         return numbers[group]
     members = Counter(numbers.values())
     return next(each for each in count() if members[each] < size)
 
 
-def place(broker: Broker, number: int, kafka: Kafka) -> Place:
-    """One shard of a Broker, as its dispatchers have it."""
-    of = _parts(broker)
+def shard_placement(broker: Broker, number: int, kafka: Kafka) -> ShardPlacement:
+    """Number and contract of one of a Broker's shards."""
+    of = _name_parts(broker)
     shard = Shard(
         group=names.shard_group(*of, number),
         kafka=kafka,
         contract_topic=names.contract_topic(*of),
     )
-    return Place(number, shard)
+    return ShardPlacement(number, shard)
 
 
-def _parts(broker: Broker) -> tuple[str, str]:
-    """What names of its contract and shards are made from."""
+def _name_parts(broker: Broker) -> tuple[str, str]:
+    """Namespace and internal name of a Broker, from which names of contract and shards are made."""
     metadata = broker.metadata
     return metadata.namespace, family_of(broker.kind).own_name(metadata.name)
 
 
 def contract_topic(broker: Broker, topic: Topic) -> Topic:
-    """The topic with a Broker's contract, as durable as the Broker's own topic.
+    """The declared contract topic of a Broker's shared dispatchers, as durable as its own topic.
 
-    One partition, since its records have one order; each is kept until there is a newer one.
+    It has one partition, which orders its records, and keeps the last record of each group.
     """
     config = {"cleanup.policy": "compact"}
     if MIN_IN_SYNC in topic.config and not topic.external:
         config[MIN_IN_SYNC] = topic.config[MIN_IN_SYNC]
     return Topic(
-        name=names.contract_topic(*_parts(broker)),
+        name=names.contract_topic(*_name_parts(broker)),
         partitions=1,
         # How many replicas an external topic has isn't known here.
         replication=-1 if topic.external else topic.replication,
@@ -127,9 +128,9 @@ def contract_topic(broker: Broker, topic: Topic) -> Topic:
     )
 
 
-def read(records: Iterable[Record]) -> dict[str, SharedEgress]:
-    """What a contract's topic says, oldest record first; what can't be read is passed over, as
-    dispatchers do, and is written anew when its Trigger is reconciled."""
+def read_shared_egresses(records: Iterable[Record]) -> dict[str, SharedEgress]:
+    """Parse the records of a contract topic, oldest first; returns the last of each group. Invalid
+    records are left out; they are rewritten when their Trigger is reconciled."""
     found: dict[str, SharedEgress] = {}
     for record in records:
         group, value = (record.key() or b"").decode("utf-8", "replace"), record.value()
@@ -142,8 +143,10 @@ def read(records: Iterable[Record]) -> dict[str, SharedEgress]:
     return found
 
 
-def numbers_of(namespace: str, broker: str, records: Mapping[str, SharedEgress]) -> dict[str, int]:
-    """The number of each group's shard."""
+def shard_numbers(
+    namespace: str, broker: str, records: Mapping[str, SharedEgress]
+) -> dict[str, int]:
+    """The shard number of each group with a record."""
     wanted = {each.shard for each in records.values()}
     numbers: dict[str, int] = {}
     for number in range(MAX_SHARDS):

@@ -1,7 +1,7 @@
-"""Status: what was found out of a Broker or Trigger, as its `status`. Pure.
+"""Status: decides the conditions of an object's `status`, one step for each. Pure.
 
 Conditions begin as Unknown. Each is decided inside `step` and so ends as exactly one: True, or what
-stood in its way. Steps that depend on it ask `holds`.
+stood in its way. Steps that depend on it ask `is_condition_true`.
 
 Not here: the rules of conditions in general, which are Knative's (`conditions`), and writing.
 """
@@ -16,7 +16,13 @@ from typing import Any, Final, TypeGuard, TypeVar
 from knafka.core.errors import InvalidDocument, KnafkaError, LogError
 from knafka_operator.decide.resolving import Unresolved
 from knafka_operator.decide.topics import TopicRefused
-from knafka_operator.model.conditions import READY, Condition, Status, first_cause, merged
+from knafka_operator.model.conditions import (
+    READY,
+    Condition,
+    Status,
+    first_cause,
+    merged_conditions,
+)
 from knafka_operator.model.naming import NameTaken
 
 ADDRESSABLE: Final = "Addressable"
@@ -31,14 +37,14 @@ SUBSCRIBER_RESOLVED: Final = "SubscriberResolved"
 SUBSCRIPTION_READY: Final = "SubscriptionReady"
 DELIVERING: Final = "Delivering"
 ROLLED_OUT: Final = "RolledOut"
-"""Of what has a function that waits for its turn to roll; others have none."""
+"""Condition of objects whose function waits for its turn to roll."""
 CONTRACT_UPDATED: Final = "ContractUpdated"
 OIDC_IDENTITY_CREATED: Final = "OIDCIdentityCreated"
-"""Of a Trigger or Subscription whose Broker or channel is known; others have none."""
+"""Condition of Triggers and Subscriptions whose Broker or channel is known."""
 EVENT_POLICIES_READY: Final = "EventPoliciesReady"
-"""Of what asks its senders who they are; others have none."""
+"""Condition of Brokers, channels and sinks that authenticate their senders."""
 TRANSPORT_ENCRYPTED: Final = "TransportEncrypted"
-"""Of what is to be reached by https; others have none."""
+"""Condition of Brokers, channels and sinks if transport encryption is on."""
 CHANNEL_READY: Final = "ChannelReady"
 REFERENCES_RESOLVED: Final = "ReferencesResolved"
 ADDED_TO_CHANNEL: Final = "AddedToChannel"
@@ -97,37 +103,38 @@ SENSOR_ON_CHANNEL_CONDITIONS: Final = (
     FUNCTION_READY,
     SUBSCRIPTIONS_READY,
 )
-"""The same of a Sensor on a KafkaChannel, in its family's words."""
+"""The conditions of a Sensor on a KafkaChannel."""
 
 OPERATION_CONDITIONS: Final = (ARCHIVE_READY, JOB_SUCCEEDED)
-"""Of what runs to its end: `Succeeded` sums them up and not `Ready`, as Knative has it."""
+"""Conditions of operations; their summary is `Succeeded` and not `Ready`, as for Knative's jobs."""
 
 _OF_REVISIONS: Final = frozenset("Ready ResourcesAvailable ContainerHealthy".split())
 _BEGINNING: Final = frozenset("Deploying ResolvingDigests".split())
-"""Knative's conditions of a Revision that say why it isn't Ready, and reasons that say nothing."""
+"""Knative's conditions of a Revision that explain why it isn't Ready, and reasons to ignore."""
 
 INTERNAL_ERROR: Final = "InternalError"
-"""Reason for what nobody foresaw: a bug of ours."""
+"""Reason of the condition for an unexpected error, a bug in the operator."""
 
 
 class NotReady(KnafkaError):
-    """Something isn't as it should be, by a reason in one CamelCase word."""
+    """The error for a condition that isn't True, with a reason in one CamelCase word."""
 
     def __init__(self, reason: str, message: str, *, transient: bool = False) -> None:
-        """`transient`: it may pass by itself, so the condition is Unknown and not False."""
+        """`transient`: the problem may pass by itself, so the condition is Unknown and not
+        False."""
         super().__init__(message)
         self.reason = reason
         self.transient = transient
 
 
 EXPECTED: Final = (NotReady, Unresolved, TopicRefused, NameTaken, InvalidDocument, LogError)
-"""Errors that are conditions; what else is raised fails the reconciliation."""
+"""Errors that become conditions; all others fail the reconciliation."""
 
 T = TypeVar("T")
 
 
-def value(of: T | KnafkaError) -> T:
-    """What was observed; raises the error that stands in its place."""
+def value_or_raise(of: T | KnafkaError) -> T:
+    """Return an observed value, or raise the error that stands for it."""
     if isinstance(of, KnafkaError):
         raise of
     return of
@@ -137,18 +144,19 @@ class ConditionSet:
     """The conditions of one object while it is reconciled."""
 
     def __init__(self, types: Sequence[str], of: str = READY) -> None:
-        """`of` is their summary."""
+        """`types` in order: causes before consequences; `of` is the type of their summary."""
         self._of = of
         self._found = {
             each: Condition(each, Status.UNKNOWN, "Waiting", "waits for the operator")
             for each in types
         }
         self._pending = set(types)
-        """Those that nobody has looked at."""
+        """Types that no step has decided yet."""
 
     @contextmanager
     def step(self, type_: str) -> Iterator[None]:
-        """Make this condition True, unless something stands in the way."""
+        """Decide a condition by a `with` block: True, unless the block raises an `EXPECTED` error
+        or sets the condition itself."""
         try:
             yield
         except EXPECTED as error:
@@ -158,7 +166,7 @@ class ConditionSet:
                 self.set(Condition(type_, Status.TRUE))
 
     def fail(self, type_: str, error: KnafkaError) -> None:
-        """This condition isn't True, for one of the errors of `EXPECTED`."""
+        """Set a condition to False or Unknown by an error of `EXPECTED`."""
         match error:
             case NotReady():
                 status = Status.UNKNOWN if error.transient else Status.FALSE
@@ -171,21 +179,22 @@ class ConditionSet:
             case _:
                 self.set(Condition(type_, Status.FALSE, "Invalid", str(error)))
 
-    def find(self, type_: str) -> None:
-        """This condition is True."""
+    def set_true(self, type_: str) -> None:
+        """Set a condition to True."""
         self.set(Condition(type_, Status.TRUE))
 
     def set(self, condition: Condition) -> None:
+        """Set a condition, also one that isn't among the initial types."""
         self._found[condition.type] = condition
         self._pending.discard(condition.type)
 
     def holds(self, *types: str) -> bool:
-        """Whether all of these are True."""
+        """Whether all of these conditions are True."""
         return all(self._found[each].status is Status.TRUE for each in types)
 
-    def found(self) -> Mapping[str, Condition]:
-        """Each as it was decided, by type; one that nobody has looked at says what it waits for,
-        where the sentence is that says why."""
+    def by_type(self) -> Mapping[str, Condition]:
+        """The conditions by type. The message of an undecided one names the condition that it waits
+        for."""
         looked_at = [each for each in self._found.values() if each.type not in self._pending]
         if (cause := first_cause(looked_at)) is None:
             return self._found
@@ -195,74 +204,75 @@ class ConditionSet:
             for type_, each in self._found.items()
         }
 
-    def conditions(self, before: Sequence[Mapping[str, Any]], at: str) -> list[dict[str, Any]]:
-        """With their summary, over those the object has; `at` is the time (RFC 3339)."""
-        return merged(before, list(self.found().values()), at, self._of)
+    def merged_into(self, before: Sequence[Mapping[str, Any]], at: str) -> list[dict[str, Any]]:
+        """The new `status.conditions`: these and their summary, with the transition times of the
+        stored list `before`. `at` is the time (RFC 3339)."""
+        return merged_conditions(before, list(self.by_type().values()), at, self._of)
 
 
-def no_dead_letter_sink() -> Condition:
-    """KN-TRG-11: there is none, so there is nothing to resolve."""
+def no_dead_letter_sink_condition() -> Condition:
+    """The condition of an object that declares no dead letter sink (KN-TRG-11)."""
     return Condition(DEAD_LETTER_SINK_RESOLVED, Status.TRUE, "DeadLetterSinkNotConfigured")
 
 
-def failed(before: object, error: Exception, at: str) -> list[dict[str, Any]]:
-    """The conditions of an object whose reconciliation ended in `error`, which is a bug.
+def conditions_after_bug(before: object, error: Exception, at: str) -> list[dict[str, Any]]:
+    """The conditions of an object whose reconciliation ended in an unexpected error, a bug.
 
-    `before` are those that stand there, whatever they look like: they stay, but it isn't Ready.
+    The conditions of the stored list `before`, of any shape, stay, but `Ready` is False.
     """
     known = [each for each in before if isinstance(each, Mapping)] if _is_list(before) else []
-    had = summary(known)
+    had = ready_condition(known)
     since = had.get("lastTransitionTime") if had.get("status") == Status.FALSE else None
     ready = {
         "type": READY,
         "status": str(Status.FALSE),
         "reason": INTERNAL_ERROR,
-        "message": _bug(error),
+        "message": _bug_message(error),
         "lastTransitionTime": since or at,
     }
     others = [dict(each) for each in known if each.get("type") != READY]
     return sorted([*others, ready], key=lambda each: str(each.get("type")))
 
 
-def summary(conditions: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The `Ready` condition; empty if there is none."""
+def ready_condition(conditions: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The `Ready` condition of a list; empty if there is none."""
     return next((each for each in conditions if each.get("type") == READY), {})
 
 
-def holds(status: Mapping[str, Any], type_: str) -> bool:
-    """Whether a status says that this condition is True."""
+def is_condition_true(status: Mapping[str, Any], type_: str) -> bool:
+    """Whether this condition is True in a stored status."""
     conditions = status.get("conditions") or ()
     return any(each.get("type") == type_ and each.get("status") == "True" for each in conditions)
 
 
 def reason_of(status: Mapping[str, Any], type_: str) -> str | None:
-    """The reason that a status gives for this condition; None: it isn't there, or isn't filled."""
+    """The reason of this condition in a stored status; None: the status doesn't have it."""
     conditions = status.get("conditions") or ()
     reasons = (each.get("reason", "") for each in conditions if each.get("type") == type_)
     return next(reasons, None)
 
 
 def is_ready(document: Mapping[str, Any]) -> bool:
-    """Whether any object is `Ready`, and says so of what is declared now."""
+    """Whether an object is `Ready`, and its status is about its current generation."""
     status = document.get("status") or {}
     generation = document.get("metadata", {}).get("generation")
     if status.get("observedGeneration", generation) != generation:
         return False
-    return summary(status.get("conditions") or ()).get("status") == "True"
+    return ready_condition(status.get("conditions") or ()).get("status") == "True"
 
 
 def why_not_ready(document: Mapping[str, Any]) -> str:
-    """What an object says of why it isn't `Ready`."""
+    """Reason and message of an object's `Ready` condition, or that it has none."""
     status = document.get("status") or {}
-    ready = summary(status.get("conditions") or ())
+    ready = ready_condition(status.get("conditions") or ())
     told = " ".join(filter(None, (ready.get("reason"), ready.get("message"))))
     return told or "it says nothing yet"
 
 
 def why_revision_is_not_ready(revision: Mapping[str, Any]) -> str:
-    """What a Revision says of why it isn't Ready; empty if it says nothing, or only that it begins.
+    """Why a Revision isn't Ready, by its conditions; empty if they don't say, or if it only starts.
 
-    That no node has room for its pod comes before what follows from it, a deadline that is over.
+    `Unschedulable` comes before its consequences, such as an exceeded deadline.
     """
     conditions = (revision.get("status") or {}).get("conditions") or ()
     told = [
@@ -276,8 +286,8 @@ def why_revision_is_not_ready(revision: Mapping[str, Any]) -> str:
     return f"{told[0]['reason']}: {told[0].get('message', '')}" if told else ""
 
 
-def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """The merge patch that turns one status into another, within the keys of `now`."""
+def merge_patch(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """The merge patch that turns the status `before` into `now`; keys missing from `now` stay."""
     patch: dict[str, Any] = {}
     for key, value in now.items():
         had = before.get(key)
@@ -295,7 +305,7 @@ def _is_list(value: object) -> TypeGuard[Sequence[object]]:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
-def _bug(error: Exception) -> str:
+def _bug_message(error: Exception) -> str:
     said = f"{type(error).__name__}: {error}"
     return f"the operator failed, and tries again; its log says more: {said:.1000}"
 

@@ -1,7 +1,8 @@
-"""Subscription: what was decided of one, as its `status`, and what its channel says of it. Pure.
+"""Subscription: turns a Trigger's decision into a Subscription's status and channel entries. Pure.
 
-It is decided as a Trigger (`trigger`); this gives that upstream's words (KN-SUB-03, KN-SUB-06), and
-an entry in the channel's `spec.subscribers` and `status.subscribers` (KN-CHN-05, DSP-10).
+A Subscription is decided as a Trigger (`trigger`). Here it gets upstream's words (KN-SUB-03,
+KN-SUB-06), and its entries in the channel's `spec.subscribers` and `status.subscribers` (KN-CHN-05,
+DSP-10).
 """
 
 from __future__ import annotations
@@ -41,18 +42,18 @@ _AUDIENCES: Final = ("subscriberAudience", "replyAudience", "deadLetterSinkAudie
 
 
 @dataclass(frozen=True, slots=True)
-class Subscribed:
-    """A Subscription as its channel has it."""
+class ChannelEntry:
+    """A Subscription's entries in the spec and status of its channel."""
 
     declared: Mapping[str, Any] | None
-    """Its entry in `spec.subscribers`; None: it isn't delivered yet."""
+    """The entry in `spec.subscribers`; None: the Subscription isn't delivered yet."""
     reported: Mapping[str, Any]
-    """Its entry in `status.subscribers`."""
+    """The entry in `status.subscribers`."""
 
 
-def conditions_of(decided: ConditionSet) -> ConditionSet:
-    """A Trigger's conditions as a Subscription's."""
-    found, shown = decided.found(), ConditionSet(SUBSCRIPTION_CONDITIONS)
+def subscription_conditions(decided: ConditionSet) -> ConditionSet:
+    """Translate a Trigger's conditions to a Subscription's."""
+    found, shown = decided.by_type(), ConditionSet(SUBSCRIPTION_CONDITIONS)
     for before, type_ in _RENAMED.items():
         shown.set(replace(found[before], type=type_))
     unresolved = [found[each] for each in _REFERENCES if found[each].status is not Status.TRUE]
@@ -64,8 +65,8 @@ def conditions_of(decided: ConditionSet) -> ConditionSet:
     return shown
 
 
-def status_of(decided: Mapping[str, Any]) -> dict[str, Any]:
-    """A Trigger's status as a Subscription's, conditions apart."""
+def subscription_status(decided: Mapping[str, Any]) -> dict[str, Any]:
+    """Translate a Trigger's status, without conditions, to a Subscription's."""
     named = {*_RESOLVED, *_AUDIENCES}
     others = {key: each for key, each in decided.items() if key not in named}
     physical = {key: decided.get(key) or None for key in _RESOLVED}
@@ -74,24 +75,24 @@ def status_of(decided: Mapping[str, Any]) -> dict[str, Any]:
     return {**others, "physicalSubscription": physical}
 
 
-def subscribed(
+def channel_entry(
     document: Mapping[str, Any], egress: Egress | None, conditions: ConditionSet
-) -> Subscribed:
-    """A Subscription's entries; `egress` is how it is delivered, None: it isn't.
+) -> ChannelEntry:
+    """A Subscription's entries in its channel; `egress` is how it is delivered, None: it isn't.
 
-    It is ready when its offsets are committed and its dispatcher has said that it delivers by what
-    is declared: when it is added to the channel (DSP-10).
+    The entry is ready once the Subscription's offsets are committed and its dispatcher delivers as
+    declared: when `AddedToChannel` is True (DSP-10).
     """
-    metadata, added = document["metadata"], conditions.found()[ADDED_TO_CHANNEL]
-    who = {"uid": metadata.get("uid", "")}
+    metadata, added = document["metadata"], conditions.by_type()[ADDED_TO_CHANNEL]
+    identity = {"uid": metadata.get("uid", "")}
     generation = metadata.get("generation", 0)
-    reported = {**who, "observedGeneration": generation, "ready": str(added.status)}
+    reported = {**identity, "observedGeneration": generation, "ready": str(added.status)}
     if added.message:
         reported["message"] = added.message
     if egress is None or is_entry(document):  # which is there already
-        return Subscribed(None, reported)
+        return ChannelEntry(None, reported)
     declared: dict[str, Any] = {
-        **who,
+        **identity,
         "generation": generation,
         "name": metadata["name"],
         "subscriberUri": egress.subscriber.url,
@@ -111,23 +112,25 @@ def subscribed(
     if delivery := (document.get("spec") or {}).get("delivery"):
         options = {key: each for key, each in delivery.items() if key != "deadLetterSink"}
         if egress.dead_letter_sink is not None:
-            options["deadLetterSink"] = _destination(egress.dead_letter_sink)
+            options["deadLetterSink"] = _destination_of(egress.dead_letter_sink)
         declared["delivery"] = options
-    return Subscribed(declared, reported)
+    return ChannelEntry(declared, reported)
 
 
-def _destination(sink: Sink) -> dict[str, str]:
+def _destination_of(sink: Sink) -> dict[str, str]:
     trusted = {"CACerts": sink.ca_certs} if sink.ca_certs else {}
     audience = {} if sink.audience is None else {"audience": sink.audience}
     return {"uri": sink.url, **trusted, **audience}
 
 
-def orphaned(document: Mapping[str, Any], handling: Handling) -> tuple[tuple[str, ...], str]:
-    """Finalizers of a deleted Subscription that nobody takes off any more, and what to say where
-    that isn't certain.
+def orphaned_finalizers(
+    document: Mapping[str, Any], handling: Handling
+) -> tuple[tuple[str, ...], str]:
+    """Finalizers of a deleted Subscription whose controller is gone; and a warning with the command
+    to remove them, if that isn't certain.
 
-    Knative Eventing puts one on each. That its CustomResourceDefinition is gone shows that its
-    controller is; while that is there, only people know.
+    Knative Eventing puts its finalizer on each Subscription. Its controller is certainly gone only
+    if its CustomResourceDefinition is.
     """
     metadata = document["metadata"]
     if EVENTING_FINALIZER not in (metadata.get("finalizers") or ()):
@@ -140,5 +143,5 @@ def orphaned(document: Mapping[str, Any], handling: Handling) -> tuple[tuple[str
         f"kubectl -n {metadata['namespace']} patch subscription {metadata['name']} --type=merge "
         """-p '{"metadata":{"finalizers":null}}'"""
     )
-    who = f"the finalizer {EVENTING_FINALIZER} of Knative Eventing's controller"
-    return (), f"it keeps {who}. If that is gone: {command}"
+    identity = f"the finalizer {EVENTING_FINALIZER} of Knative Eventing's controller"
+    return (), f"it keeps {identity}. If that is gone: {command}"

@@ -32,7 +32,7 @@ TOPIC_ID: Final = "knafka.dev/topic-id"
 
 
 class TopicRefused(KnafkaError):
-    """The Broker can't have this topic."""
+    """The error if an object can't have its topic, with a reason in one CamelCase word."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -50,13 +50,14 @@ def topic_effects(
     recorded: Mapping[str, str] | None = None,
     may_be_used: bool = False,
 ) -> tuple[Annotate | CreateTopic, ...]:
-    """What is to be done before the Broker has its topic; raises `TopicRefused`.
+    """The effects that record and create a Broker's topic; empty if it exists and is its own.
 
-    `found` is the topic as Kafka has it, and `annotations` are those of the Broker's status. A new
-    one is within `maxima`; `others` are the partitions of its namespace's other topics.
-    `disputed`: it has records, or another object's status names it, so that an empty id says
-    nothing of whose it is. `recorded` are annotations that are written with the topic's name, and
-    `may_be_used` says whether one that is made by somebody else meanwhile may have records.
+    `found` is the topic in Kafka, `annotations` are those of the Broker's status. A new topic must
+    be within `maxima`; `others` is the number of partitions of the namespace's other topics.
+    `disputed`: the topic has records or another object's status names it, so that an empty id
+    doesn't prove ownership. `recorded` are annotations to write with the topic's name.
+    `may_be_used`: a topic that somebody else creates meanwhile may have records. Raises
+    `TopicRefused`.
     """
     if wanted.external:
         if found is None:
@@ -80,7 +81,7 @@ def topic_effects(
     if found is not None and known_id:
         return ()
     if found is None:
-        _check_new(wanted, maxima, others)
+        _check_new_topic(wanted, maxima, others)
     # Also of one that is there without an id: making it again writes that down.
     making = CreateTopic(wanted, TOPIC_STATUS, TOPIC_ID, may_be_used)
     if known_id is not None:
@@ -89,8 +90,8 @@ def topic_effects(
     return Annotate(Step.RECORD_TOPIC, news), making
 
 
-def _check_new(topic: Topic, maxima: Maxima, others: int) -> None:
-    """Raises `TopicRefused`."""
+def _check_new_topic(topic: Topic, maxima: Maxima, others: int) -> None:
+    """Check a new topic against the maxima. Raises `TopicRefused`."""
     try:
         maxima.check_partitions(topic.partitions, "partitions")
         maxima.check_replication(topic.replication, "replicas")
@@ -108,7 +109,8 @@ def _check_new(topic: Topic, maxima: Maxima, others: int) -> None:
 def _known_id(
     wanted: Topic, found: TopicDescription | None, annotations: Mapping[str, str]
 ) -> str | None:
-    """The id that the status keeps of this topic; None: nothing is known of it."""
+    """The id in the status if it belongs to this topic; empty: it was about to be created; None:
+    the status doesn't name the topic."""
     known = annotations.get(TOPIC_ID)
     if annotations.get(TOPIC_STATUS) in (None, wanted.name):
         return known
@@ -117,23 +119,23 @@ def _known_id(
     return known if found is not None and found.id == known else None
 
 
-def may_delete(
+def may_delete_topic(
     found: TopicDescription | None, known_id: str | None, *, used: bool, claimed: bool
 ) -> bool:
-    """Whether the topic under an object's name is the one that was made for it: as `topic_effects`
-    judges it. `used`: it has records; `claimed`: another object's status names it."""
+    """Whether a topic was created for an object, and so may be deleted with it, by the rules of
+    `topic_effects`. `used`: it has records; `claimed`: another object's status names it."""
     if found is None or known_id is None or claimed:
         return False
     return known_id == found.id or (not known_id and not used)
 
 
-def as_declared(topic: Topic, found: TopicDescription) -> Condition:
-    """`TopicAsDeclared`, a warning."""
-    return all_as_declared([(topic, found)])
+def as_declared_condition(topic: Topic, found: TopicDescription) -> Condition:
+    """The condition `TopicAsDeclared`: a warning if the topic differs from its declaration."""
+    return all_as_declared_condition([(topic, found)])
 
 
-def all_as_declared(topics: Iterable[tuple[Topic, TopicDescription]]) -> Condition:
-    """The same of several."""
+def all_as_declared_condition(topics: Iterable[tuple[Topic, TopicDescription]]) -> Condition:
+    """The condition `TopicAsDeclared` of several topics: a warning if one of them differs."""
     drifted = [
         f"topic {topic.name} is left as it is: {'; '.join(different)}"
         for topic, found in topics
@@ -147,7 +149,8 @@ def all_as_declared(topics: Iterable[tuple[Topic, TopicDescription]]) -> Conditi
 
 
 def drift(wanted: Topic, found: TopicDescription) -> Sequence[str]:
-    """What differs from what is declared, a sentence each; empty for an external topic."""
+    """The differences between a topic and its declaration, a sentence each; empty for an external
+    topic."""
     if wanted.external:
         return ()
     counts = (
@@ -165,8 +168,10 @@ def drift(wanted: Topic, found: TopicDescription) -> Sequence[str]:
     ]
 
 
-def kept(topic: Topic, found: TopicDescription, defaults: Defaults) -> Mapping[str, str]:
-    """What must be kept of a topic in `status.annotations` (KN-BRK-19)."""
+def topic_annotations(
+    topic: Topic, found: TopicDescription, defaults: Defaults
+) -> Mapping[str, str]:
+    """The annotations of a Broker's status that record its topic (KN-BRK-19)."""
     return {
         TOPIC_STATUS: topic.name,
         desired.PARTITIONS: str(found.partitions),

@@ -44,13 +44,13 @@ _DECIDED: Final = frozenset(
         ZIPKIN_ENDPOINT,
     }
 )
-"""Variables that are decided here."""
+"""Environment variables that this module sets."""
 
 
 def tracing_environment(
     observability: Mapping[str, str], tracing: Mapping[str, str], namespace: str, domain: str
 ) -> Mapping[str, str]:
-    """The variables of every function, none if there are to be no traces.
+    """The tracing variables of every function; empty if tracing is off.
 
     `observability` and `tracing` are the ConfigMaps' data, empty where there is none. Zipkin
     without an address is the Service `zipkin` of `namespace` (DSP-13). Raises `InvalidDocument`
@@ -68,8 +68,8 @@ def tracing_environment(
         raise InvalidDocument(TRACING, str(error)) from None
 
 
-def carried(service: Mapping[str, Any]) -> Mapping[str, str]:
-    """What the environment of one of our Knative Services says of traces."""
+def tracing_variables_of(service: Mapping[str, Any]) -> Mapping[str, str]:
+    """The tracing variables in the environment of a stored Knative Service."""
     containers = service["spec"]["template"]["spec"]["containers"]
     return {
         name: value
@@ -85,13 +85,13 @@ def _otlp(protocol: str, data: Mapping[str, str]) -> Mapping[str, str]:
             f"tracing-protocol: invalid value: {protocol:.80}: want {PROTOCOL}, {GRPC} or none"
         )
     given = data.get("tracing-endpoint", "").strip()
-    rate = _rate(data.get("tracing-sampling-rate"), "tracing-sampling-rate")
+    rate = _checked_rate(data.get("tracing-sampling-rate"), "tracing-sampling-rate")
     if protocol == GRPC:
         # By gRPC it is often host:port alone; without a scheme the SDK takes it for TLS.
-        endpoint = _url(given if "://" in given else f"http://{given}", "tracing-endpoint")
+        endpoint = _checked_url(given if "://" in given else f"http://{given}", "tracing-endpoint")
         spoken = {OTLP_TRACES_PROTOCOL: GRPC}
     else:
-        endpoint, spoken = _url(given, "tracing-endpoint"), {}
+        endpoint, spoken = _checked_url(given, "tracing-endpoint"), {}
         if urlsplit(endpoint).path in ("", "/"):
             endpoint = endpoint.rstrip("/") + _OTLP_PATH
     return {EXPORTER: "otlp", OTLP_TRACES_ENDPOINT: endpoint, **spoken, **_sampler(rate)}
@@ -103,8 +103,8 @@ def _zipkin(data: Mapping[str, str], usual: str) -> Mapping[str, str]:
         return {}
     if backend != "zipkin":
         raise ValueError(f"backend: invalid value: {backend:.80}: want zipkin or none")
-    endpoint = _url(data.get("zipkin-endpoint", "").strip() or usual, "zipkin-endpoint")
-    rate = _rate(data.get("sample-rate"), "sample-rate")
+    endpoint = _checked_url(data.get("zipkin-endpoint", "").strip() or usual, "zipkin-endpoint")
+    rate = _checked_rate(data.get("sample-rate"), "sample-rate")
     if data.get("debug", "").strip().lower() == "true":
         rate = "1"
     return {EXPORTER: "zipkin", ZIPKIN_ENDPOINT: endpoint, **_sampler(rate)}
@@ -114,14 +114,14 @@ def _sampler(rate: str) -> Mapping[str, str]:
     return {SAMPLER: "parentbased_traceidratio", SAMPLER_ARG: rate}
 
 
-def _rate(text: str | None, where: str) -> str:
+def _checked_rate(text: str | None, where: str) -> str:
     given = (text or "").strip() or DEFAULT_RATE
     if rate_of(given) is None:
         raise ValueError(f"{where}: invalid value: {given:.80}: want 0 to 1")
     return given
 
 
-def _url(given: str, where: str) -> str:
+def _checked_url(given: str, where: str) -> str:
     parts = urlsplit(given)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"{where}: invalid value: {given:.200}: want a URL")

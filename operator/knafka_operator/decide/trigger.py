@@ -21,7 +21,7 @@ from knafka_operator.decide import (
     shards,
     trigger_conditions,
 )
-from knafka_operator.decide.desired import Actions, Defaults, Topic
+from knafka_operator.decide.desired import Defaults, SensorActions, Topic
 from knafka_operator.decide.effects import (
     Annotate,
     ApplyService,
@@ -41,7 +41,7 @@ from knafka_operator.decide.effects import (
     WriteContract,
 )
 from knafka_operator.decide.observed import Observed
-from knafka_operator.decide.shards import DISPATCHER, Contract, Place
+from knafka_operator.decide.shards import DISPATCHER_KEY, ShardPlacement, SharedContract
 from knafka_operator.decide.status import (
     BROKER_READY,
     DEAD_LETTER_SINK_RESOLVED,
@@ -52,8 +52,8 @@ from knafka_operator.decide.status import (
     TRIGGER_CONDITIONS,
     ConditionSet,
     is_ready,
-    no_dead_letter_sink,
-    value,
+    no_dead_letter_sink_condition,
+    value_or_raise,
 )
 from knafka_operator.decide.steps import Step
 from knafka_operator.decide.trigger_conditions import (
@@ -79,34 +79,35 @@ from knafka_operator.model.resources import (
 from knafka_operator.model.settings import Settings
 
 DEAD_LETTER_TOPIC: Final = "knafka.dev/dead-letter-topic"
-"""Key of `status.annotations`."""
+"""Key of `status.annotations`: the Trigger's dead-letter topic."""
 
 K = TypeVar("K")
 """A connection to Kafka: passed on, and never asked here."""
 
 DEFAULT_AUTOSCALING: Final = Autoscaling()
 
-KEPT: Final = (GROUP_STATUS, DISPATCHER)
-"""Keys of `status.annotations` that are written before what they name is made."""
+RECORDED_BEFORE_MADE: Final = (GROUP_STATUS, DISPATCHER_KEY)
+"""Keys of `status.annotations` that are written before the group or Service that they name is
+created."""
 
 
 @dataclass(frozen=True)
 class BrokerState(Generic[K]):
-    """A Broker that has its topic: what its Triggers need to know."""
+    """What Triggers need to know of a Broker that has its topic."""
 
     broker: Broker
     topic: Topic
     partitions: int
-    """As Kafka has it."""
+    """Number of the topic's partitions in Kafka."""
     defaults: Defaults
     secret: tuple[str, str] | None
     """Name and version of the Secret that the Broker's pods mount."""
     kafka: K
     ready: str
-    """The status of its `Ready`: True, False or Unknown."""
+    """Status of the Broker's `Ready` condition: True, False or Unknown."""
     why_not: str = ""
     oidc: bool = False
-    """Whether tokens are shown (`authentication-oidc`)."""
+    """Whether dispatchers send tokens (`authentication-oidc`)."""
 
 
 @dataclass(frozen=True)
@@ -118,28 +119,29 @@ class Watched(Generic[K]):
     autoscaling: Autoscaling
     partitions: int
     secret: tuple[str, str] | None
-    place: Place | None = None
-    """The shard that delivers it; None: its own Service does."""
+    place: ShardPlacement | None = None
+    """The shard that delivers the Trigger; None: its own Service does."""
 
-    def offsets(self) -> tuple[str, tuple[str, ...], str]:
-        return _offsets(self.egress)
+    def offsets_key(self) -> tuple[str, tuple[str, ...], str]:
+        """What identifies the offsets of this delivery: Kafka servers, topics and group."""
+        return _offsets_key(self.egress)
 
     @property
     def isolation(self) -> Isolation | None:
-        """None: nothing is delivered."""
+        """How the Trigger is delivered; None: it is paused."""
         if self.autoscaling.paused:
             return None
         return Isolation.OWN if self.place is None else Isolation.SHARED
 
     @property
     def drains_unasked(self) -> bool:
-        """Whether pods of its own drain from their start."""
+        """Whether the Trigger has its own pods of min-scale, which drain without being asked."""
         return self.place is None and bool(self.autoscaling.min_scale)
 
 
 @dataclass(frozen=True)
 class ObservedTrigger(Observed, Generic[K]):
-    """What reading gave; where it failed, the error that says why stands in place of the value."""
+    """A Trigger and what was read for it; where reading failed, the error stands for the value."""
 
     trigger: Trigger | InvalidDocument
     broker: BrokerState[K] | None = None
@@ -148,83 +150,85 @@ class ObservedTrigger(Observed, Generic[K]):
     stopped: str | None = None
     """Why its Broker may not use its topic."""
     unreachable: KnafkaError | None = None
-    """Why its Kafka can't be used, of one that is its own Broker."""
+    """Why a KafkaSource's Kafka can't be used."""
     dependency: Mapping[str, Any] | KnafkaError | None = None
-    """What its annotation names; None: there is no such object."""
+    """The object that the annotation `knative.dev/dependency` names; None: it doesn't exist."""
     subscriber: Sink | KnafkaError | None = None
     dead_letter_sink: Sink | KnafkaError | None = None
-    """None: neither it nor its Broker declares one."""
+    """None: neither the Trigger nor its Broker declares one."""
     reply: Sink | KnafkaError | None = None
-    """None: its replies go to the Broker's topic, or, of a Subscription, nowhere."""
+    """None: replies go to the Broker's topic; a Subscription's are discarded."""
     watched: Watched[K] | None = None
-    """What is delivered now."""
+    """The delivery that is running; None: there is none."""
     replaced: bool = False
     """Whether pods of an older Revision may still drain unasked."""
-    contract: Contract | KnafkaError | None = None
-    """Its Broker's; None: there are no shared dispatchers here."""
-    actions: Actions | KnafkaError | None = None
-    """What a Sensor has fired, which it delivers; None: its Broker's events."""
+    contract: SharedContract | KnafkaError | None = None
+    """The contract of the Broker's shared dispatchers; None: there are none here."""
+    actions: SensorActions | KnafkaError | None = None
+    """A Sensor's firings, which the Trigger delivers; None: it delivers its Broker's events."""
     needed: Isolation | None = None
-    """What it was found to need last, where that is `auto`."""
+    """The isolation that an `auto` Trigger was last found to need; None: not known."""
     foreign_groups: frozenset[str] = frozenset()
-    """Groups that there are, which it would have by a template, and which aren't its own."""
+    """Existing groups of applications with the name that a template gives to the Trigger's
+    group."""
     others_min_scale: int = 0
-    """What the others of its kind in its namespace have of it together."""
+    """Sum of min-scale of the other Triggers in the namespace."""
     acted: bool = False
-    """Whether the effects have run, up to the first that failed: then there are no others."""
+    """Whether the effects have run, up to the first that failed; then no more are decided."""
 
     @property
     def failure(self) -> KnafkaError | None:
-        """What that one failed with."""
+        """The error of the effect that failed; None: none has."""
         return next(iter(self.failed.values()), None)
 
     def after(self, effect: Effect, result: Any) -> ObservedTrigger[K]:
-        seen = super().after(effect, result)
+        """A copy that includes an effect's result."""
+        observed = super().after(effect, result)
         start = (self.document["metadata"].get("annotations") or {}).get(START)
         status = (self.document.get("status") or {}).get("annotations") or {}
         match effect:
             case CommitOffsets(group) if start is not None and status.get(GROUP_STATUS) != group:
-                return seen.with_annotations({START: start})
-        return seen
+                return observed.with_annotations({START: start})
+        return observed
 
 
 @dataclass(frozen=True)
 class TriggerDecision(Generic[K]):
-    """What to do, and the status if all of it succeeds."""
+    """The effects to run, and the status if all of them succeed."""
 
     effects: tuple[Effect, ...]
     conditions: ConditionSet
     status: dict[str, Any]
-    """All but the conditions, and but what an effect adds to its annotations."""
+    """The status without conditions, and without annotations that effects write."""
     watched: Watched[K] | None = None
-    """What is delivered from `StartDelivery` on."""
+    """The delivery from `StartDelivery` on; None: nothing is delivered."""
     automatic: Isolation | None = None
-    """What it has, where that is `auto`."""
+    """The isolation that was chosen for an `auto` Trigger; None: it isn't `auto`."""
 
 
 def decide(
-    seen: ObservedTrigger[K], taken: Container[str], settings: Settings
+    observed: ObservedTrigger[K], taken: Container[str], settings: Settings
 ) -> TriggerDecision[K]:
-    """Judge a Trigger; the effects are in the order of `TRIGGER_ORDER`.
+    """Decide a Trigger's conditions, status and effects, which keep `TRIGGER_ORDER`.
 
     `taken` are the consumer groups of other Triggers.
     """
-    decision = _decide(seen, taken, settings)
-    decision.status["annotations"].update(seen.written)
-    if seen.failure is not None:
-        decision.conditions.fail(SUBSCRIPTION_READY, seen.failure)
-    if (refused := seen.failed.get(Step.APPLY_ACCOUNT)) is not None:
+    decision = _decide(observed, taken, settings)
+    decision.status["annotations"].update(observed.written)
+    if observed.failure is not None:
+        decision.conditions.fail(SUBSCRIPTION_READY, observed.failure)
+    if (refused := observed.failed.get(Step.APPLY_ACCOUNT)) is not None:
         decision.conditions.fail(OIDC_IDENTITY_CREATED, refused)
-    return replace(decision, effects=()) if seen.acted else decision
+    return replace(decision, effects=()) if observed.acted else decision
 
 
 def _decide(
-    seen: ObservedTrigger[K], taken: Container[str], settings: Settings
+    observed: ObservedTrigger[K], taken: Container[str], settings: Settings
 ) -> TriggerDecision[K]:
-    before = seen.document.get("status") or {}
+    before = observed.document.get("status") or {}
     conditions = ConditionSet(TRIGGER_CONDITIONS)
     status: dict[str, Any] = {
-        "observedGeneration": seen.document["metadata"].get("generation", 0),
+        "observedGeneration": observed.document["metadata"].get("generation", 0),
         "annotations": dict(before.get("annotations") or {}),
         "subscriberUri": "",  # KN-TRG-03
         "subscriberCACerts": None,
@@ -235,73 +239,81 @@ def _decide(
     }
     subscriber = dead_letter_sink = reply = None
 
-    if isinstance(seen.trigger, InvalidDocument):
-        conditions.fail(SUBSCRIPTION_READY, seen.trigger)
+    if isinstance(observed.trigger, InvalidDocument):
+        conditions.fail(SUBSCRIPTION_READY, observed.trigger)
         return TriggerDecision((), conditions, status)
-    trigger, broker = seen.trigger, seen.broker
+    trigger, broker = observed.trigger, observed.broker
     paused = trigger.metadata.annotations.get(PAUSED) == "true"
-    stopping = stop(seen.document, settings) if paused else (StopDelivery(),)
+    stopping = stop_effects(observed.document, settings) if paused else (StopDelivery(),)
     if paused:
         conditions.set(trigger_conditions.PAUSED)
     with conditions.step(BROKER_READY):
-        if seen.unreachable is not None:
-            raise seen.unreachable
+        if observed.unreachable is not None:
+            raise observed.unreachable
         of = family_of(trigger.kind), trigger.spec.broker
-        check_broker(*of, seen.stopped, seen.broker, seen.stored_broker)
+        check_broker(*of, observed.stopped, observed.broker, observed.stored_broker)
     with conditions.step(DEPENDENCY_READY):
-        check_dependency(trigger, value(seen.dependency))
+        check_dependency(trigger, value_or_raise(observed.dependency))
     with conditions.step(SUBSCRIBER_RESOLVED):
-        subscriber = value(seen.subscriber)
+        subscriber = value_or_raise(observed.subscriber)
         assert subscriber is not None
         status["subscriberUri"] = subscriber.url
         status["subscriberCACerts"] = subscriber.ca_certs
-        if (reply := value(seen.reply)) is not None:
+        if (reply := value_or_raise(observed.reply)) is not None:
             status["replyUri"] = reply.url  # KN-SUB-03
             status["replyCACerts"] = reply.ca_certs
     if broker is None:
         kind = family_of(trigger.kind).broker
-        conditions.set(_waiting(f"it has no {kind} that could send it events"))
-        goes_on = not paused and (seen.watched is None or seen.stored_broker is not None)
+        conditions.set(_waiting_condition(f"it has no {kind} that could send it events"))
+        goes_on = not paused and (observed.watched is None or observed.stored_broker is not None)
         return TriggerDecision(() if goes_on else stopping, conditions, status)
 
-    conditions.set(service_accounts.WAITING if broker.oidc else service_accounts.DISABLED)
-    if isinstance(seen.actions, KnafkaError):
-        conditions.fail(SUBSCRIPTION_READY, seen.actions)
-        return TriggerDecision(stop(seen.document, settings), conditions, status)
-    source = broker.topic if seen.actions is None else seen.actions.topic
+    conditions.set(
+        service_accounts.ACCOUNT_WAITS if broker.oidc else service_accounts.OIDC_DISABLED
+    )
+    if isinstance(observed.actions, KnafkaError):
+        conditions.fail(SUBSCRIPTION_READY, observed.actions)
+        return TriggerDecision(stop_effects(observed.document, settings), conditions, status)
+    source = broker.topic if observed.actions is None else observed.actions.topic
     sink = desired.dead_letter_destination(trigger, broker.broker)
     with conditions.step(DEAD_LETTER_SINK_RESOLVED):
         if sink is None:
-            conditions.set(no_dead_letter_sink())
-        elif (dead_letter_sink := value(seen.dead_letter_sink)) is not None:
+            conditions.set(no_dead_letter_sink_condition())
+        elif (dead_letter_sink := value_or_raise(observed.dead_letter_sink)) is not None:
             status["deadLetterSinkUri"] = dead_letter_sink.url  # KN-TRG-04
             status["deadLetterSinkCACerts"] = dead_letter_sink.ca_certs
-    found = trigger_conditions.loop(trigger, seen.document, sink, subscriber, dead_letter_sink)
-    if found is not None and seen.actions is None:  # a Sensor's aren't its Broker's events
+    found = trigger_conditions.loop_condition(
+        trigger, observed.document, sink, subscriber, dead_letter_sink
+    )
+    if found is not None and observed.actions is None:  # a Sensor's aren't its Broker's events
         conditions.set(found)
     needed = DEPENDENCY_READY, SUBSCRIBER_RESOLVED, DEAD_LETTER_SINK_RESOLVED
     if subscriber is None or not conditions.holds(*needed):
-        conditions.set(_waiting("it has no subscriber to deliver to: its events wait in Kafka"))
+        conditions.set(
+            _waiting_condition("it has no subscriber to deliver to: its events wait in Kafka")
+        )
         return TriggerDecision(stopping, conditions, status)
 
     sender = None
     with conditions.step(OIDC_IDENTITY_CREATED):
         if broker.oidc:
-            sender = service_accounts.sender_of(trigger, seen.document)
+            sender = service_accounts.sender_account(trigger, observed.document)
             status["auth"] = {"serviceAccountName": sender}
             status.update(_audiences(subscriber, dead_letter_sink, reply))
-            conditions.find(OIDC_IDENTITY_CREATED)
+            conditions.set_true(OIDC_IDENTITY_CREATED)
     wants_token = any(each and each.audience for each in (subscriber, dead_letter_sink, reply))
     if broker.oidc and sender is None and wants_token:
-        conditions.set(_waiting("it has no service account to send as: its events wait in Kafka"))
+        conditions.set(
+            _waiting_condition("it has no service account to send as: its events wait in Kafka")
+        )
         return TriggerDecision(stopping, conditions, status)
     with conditions.step(SUBSCRIPTION_READY):
         autoscaling = Autoscaling.from_annotations(
             trigger.metadata.annotations, DEFAULT_AUTOSCALING, settings.maxima
         )
-        granted = seen.watched.autoscaling.min_scale if seen.watched else 0
-        check_min_scale(autoscaling.min_scale, granted, seen.others_min_scale, settings.maxima)
-        egress = desired.egress(
+        granted = observed.watched.autoscaling.min_scale if observed.watched else 0
+        check_min_scale(autoscaling.min_scale, granted, observed.others_min_scale, settings.maxima)
+        egress = desired.trigger_egress(
             trigger,
             broker.broker,
             source,
@@ -313,11 +325,11 @@ def _decide(
             sender,
             settings.naming,
         )
-        if seen.actions is not None:
+        if observed.actions is not None:
             batch = trigger.metadata.annotations.get(PAYLOAD) == BATCH
             # A Sensor's actions lie in a topic of its own, which is nobody's business.
             more: dict[str, Any] = {
-                "filters": seen.actions.filters,
+                "filters": observed.actions.filters,
                 "batch": batch,
                 "record_position": False,
                 "shares_topic": False,
@@ -328,57 +340,68 @@ def _decide(
             autoscaling = replace(autoscaling, may_rest=False)
         elif not settings.record_position:
             egress = egress.model_copy(update={"record_position": False})
-        contract = value(seen.contract)
+        contract = value_or_raise(observed.contract)
         shared = automatic = None
         # What reads another topic than its Broker's shares nothing with those that do.
-        if contract is not None and seen.actions is None:
+        if contract is not None and observed.actions is None:
             default = settings.isolation if trigger.kind == BROKERS.trigger else Isolation.SHARED
-            isolation = shards.isolation(trigger, broker.broker, default)
+            isolation = shards.effective_isolation(trigger, broker.broker, default)
             if isolation is Isolation.AUTO:
-                isolation = automatic = _automatic(trigger, egress, autoscaling, contract, seen)
+                isolation = automatic = _automatic_isolation(
+                    trigger, egress, autoscaling, contract, observed
+                )
             if isolation is Isolation.SHARED and not autoscaling.paused:
-                number = shards.number_for(egress.group, contract.numbers, settings.shard_size)
-                shared = shards.place(broker.broker, number, broker.defaults.kafka)
+                number = shards.shard_number_for(
+                    egress.group, contract.numbers, settings.shard_size
+                )
+                shared = shards.shard_placement(broker.broker, number, broker.defaults.kafka)
         watched = Watched(
             broker.kafka, egress, autoscaling, broker.partitions, broker.secret, shared
         )
         if paused:
-            status["annotations"].pop(DISPATCHER, None)
+            status["annotations"].pop(DISPATCHER_KEY, None)
         broker = replace(broker, topic=source)
         effects: tuple[Effect, ...] = ()
-        if not seen.acted:
-            effects = _effects(trigger, broker, watched, contract or Contract(), seen, settings)
-        account = service_accounts.account_in_status(seen.document)
+        if not observed.acted:
+            effects = _delivery_effects(
+                trigger, broker, watched, contract or SharedContract(), observed, settings
+            )
+        account = service_accounts.account_in_status(observed.document)
         if account is not None and not broker.oidc:
             # It stands in the status until it is gone.
-            effects += () if seen.acted else (service_accounts.deleting(seen.document, account),)
-            status["auth"] = None if seen.failure is None else {"serviceAccountName": account}
+            effects += (
+                ()
+                if observed.acted
+                else (service_accounts.delete_accounts(observed.document, account),)
+            )
+            status["auth"] = None if observed.failure is None else {"serviceAccountName": account}
         return TriggerDecision(effects, conditions, status, watched, automatic)
     return TriggerDecision(stopping if paused else (), conditions, status)
 
 
-def _effects(
+def _delivery_effects(
     trigger: Trigger,
     broker: BrokerState[K],
     watched: Watched[K],
-    contract: Contract,
-    seen: ObservedTrigger[K],
+    contract: SharedContract,
+    observed: ObservedTrigger[K],
     settings: Settings,
 ) -> tuple[Effect, ...]:
-    """Offsets, Service or shard, scaler: from the end of this on, no event is missed (KN-TRG-06).
+    """The effects that deliver a Trigger: offsets, Service or shard, scaler. Once they have run, no
+    event is missed (KN-TRG-06).
 
-    One that is paused has no Service: no pod of min-scale drains, and none goes on by itself. The
-    scaler knows of it, for its lag.
+    A paused Trigger has no Service, so that no pod of min-scale drains. The scaler watches it, for
+    its lag.
     """
-    egress, before, place = watched.egress, seen.watched, watched.place
+    egress, before, place = watched.egress, observed.watched, watched.place
     paused = watched.autoscaling.paused
-    promised = ((seen.document.get("status") or {}).get("annotations") or {}).get(GROUP_STATUS)
+    promised = ((observed.document.get("status") or {}).get("annotations") or {}).get(GROUP_STATUS)
     record = contract.records.get(egress.group)
     shared = record is not None or egress.group in contract.leaving
     delivered = before or record
     # The same group by other servers, mostly of the same Kafka: what delivers goes on until what
     # takes over is Ready. Where it is another Kafka, the group has no members there.
-    moved = delivered is not None and _offsets(delivered.egress) != watched.offsets()
+    moved = delivered is not None and _offsets_key(delivered.egress) != watched.offsets_key()
     elsewhere = (
         delivered is not None
         and moved
@@ -397,7 +420,9 @@ def _effects(
         effects.append(StopDelivery())
         before, record, shared = None, None, False
     if paused:
-        effects.append(_deleting(Step.DELETE_FUNCTIONS, functions(seen.document, settings)))
+        effects.append(
+            _delete_owned(Step.DELETE_FUNCTIONS, own_services(observed.document, settings))
+        )
     effects.append(ClaimGroup(egress.group))
     if before is None:
         if promised is None and family_of(trigger.kind).owns_group:
@@ -408,15 +433,15 @@ def _effects(
         # Else it was promised every event: should Kafka have no offsets of it any more, since its
         # Broker was made anew or it rested for a week, it begins at the beginning.
     if place is not None:
-        effects += _in_shard(
-            trigger, broker, watched, contract, place, seen, settings, elsewhere=elsewhere
+        effects += _shared_effects(
+            trigger, broker, watched, contract, place, observed, settings, elsewhere=elsewhere
         )
         return tuple(effects)
-    family, who = family_of(trigger.kind), services.identity_of(trigger)
-    name = services.dispatcher_name(family, who)
-    namespace = services.namespace_of(family, who, settings)
-    effects.append(_promise(egress, None if paused else name, seen))
-    effects += _accounts(trigger, broker, watched, seen, settings)
+    family, identity = family_of(trigger.kind), services.identity_of(trigger)
+    name = services.dispatcher_name(family, identity)
+    namespace = services.function_namespace(family, identity, settings)
+    effects.append(_promise_group(egress, None if paused else name, observed))
+    effects += _account_effects(trigger, broker, watched, observed, settings)
     if not paused:
         manifest = services.dispatcher_service(
             trigger,
@@ -425,13 +450,13 @@ def _effects(
             watched.partitions,
             watched.secret,
             settings,
-            account=service_accounts.dispatchers_account(egress),
+            account=service_accounts.dispatcher_account(egress),
         )
         effects.append(ApplyService(Step.APPLY_DISPATCHER, manifest))
         if shared or (elsewhere and before is not None and before.place is not None):
-            url = services.url(name, namespace, settings)
+            url = services.service_url(name, namespace, settings)
             effects += [Wake(url), StopDelivery(Step.HAND_OVER)]
-    replaces = seen.replaced
+    replaces = observed.replaced
     if before != watched:
         replaces = replaces or (before is not None and before.drains_unasked)
         effects.append(StartDelivery(watched, replaces))
@@ -440,40 +465,41 @@ def _effects(
     return tuple(effects)
 
 
-def _in_shard(
+def _shared_effects(
     trigger: Trigger,
     broker: BrokerState[K],
     watched: Watched[K],
-    contract: Contract,
-    place: Place,
-    seen: ObservedTrigger[K],
+    contract: SharedContract,
+    place: ShardPlacement,
+    observed: ObservedTrigger[K],
     settings: Settings,
     *,
     elsewhere: bool,
 ) -> Iterator[Effect]:
-    """From the promise on: it has a record in its Broker's contract, and no Service of its own.
+    """The effects that deliver a Trigger by a shard: a record in its Broker's contract, and no
+    Service of its own.
 
-    `elsewhere`: what delivers it reaches Kafka by other servers.
+    `elsewhere`: the running delivery reaches the same Kafka by other servers.
     """
-    egress, before = watched.egress, seen.watched
-    annotations = (seen.document.get("status") or {}).get("annotations") or {}
+    egress, before = watched.egress, observed.watched
+    annotations = (observed.document.get("status") or {}).get("annotations") or {}
     family, of_broker = family_of(trigger.kind), services.identity_of(broker.broker)
-    who = services.identity_of(trigger)
+    identity = services.identity_of(trigger)
     own, namespace = (
-        services.dispatcher_name(family, who),
-        services.namespace_of(family, who, settings),
+        services.dispatcher_name(family, identity),
+        services.function_namespace(family, identity, settings),
     )
     name = services.shard_name(family, of_broker, place.number)
     # Whatever was promised before may have a Service; what is written down says which.
-    moves = GROUP_STATUS in annotations and annotations.get(DISPATCHER, own) == own
-    replaces = seen.replaced or (moves and (before is None or before.drains_unasked))
+    moves = GROUP_STATUS in annotations and annotations.get(DISPATCHER_KEY, own) == own
+    replaces = observed.replaced or (moves and (before is None or before.drains_unasked))
     own_delivers = before is not None and before.place is None and not before.autoscaling.paused
     hands_over = elsewhere or own_delivers
     wanted = SharedEgress(shard=place.shard.group, egress=egress)
     news = hands_over or contract.records.get(egress.group) != wanted
 
-    yield _promise(egress, None if moves else name, seen)
-    yield from _accounts(trigger, broker, watched, seen, settings)
+    yield _promise_group(egress, None if moves else name, observed)
+    yield from _account_effects(trigger, broker, watched, observed, settings)
     if not contract.exists:
         yield CreateContract(shards.contract_topic(broker.broker, broker.topic))
     manifest = services.shard_service(
@@ -482,7 +508,7 @@ def _in_shard(
         place.number,
         watched.secret,
         settings,
-        account=service_accounts.shards_account(broker.broker) if broker.oidc else None,
+        account=service_accounts.shard_account(broker.broker) if broker.oidc else None,
     )
     yield ApplyShard(place.number, manifest)
     if hands_over:
@@ -493,25 +519,25 @@ def _in_shard(
         yield StartDelivery(watched, replaces)
     if moves:
         dispatcher = ObjectName(SERVING, "Service", namespace, own)
-        yield _deleting(Step.DELETE_DISPATCHER, (dispatcher,), {DISPATCHER: name})
-    if news or not is_ready(seen.document):
+        yield _delete_owned(Step.DELETE_DISPATCHER, (dispatcher,), {DISPATCHER_KEY: name})
+    if news or not is_ready(observed.document):
         yield AwaitShard(place.shard.group)
     if replaces:
         yield AwaitReplacement(namespace, own)
 
 
-def _accounts(
+def _account_effects(
     trigger: Trigger,
     broker: BrokerState[K],
     watched: Watched[K],
-    seen: ObservedTrigger[K],
+    observed: ObservedTrigger[K],
     settings: Settings,
 ) -> tuple[Effect, ...]:
     if not broker.oidc:
         return ()
     shared = watched.place is not None
-    of = trigger, seen.document, broker.broker, watched.egress
-    return service_accounts.creating(*of, settings, shared=shared)
+    of = trigger, observed.document, broker.broker, watched.egress
+    return service_accounts.account_effects(*of, settings, shared=shared)
 
 
 def _audiences(
@@ -524,58 +550,61 @@ def _audiences(
     return shown if reply is None else {**shown, "replyAudience": reply.audience}
 
 
-def stop(document: Mapping[str, Any], settings: Settings) -> tuple[Effect, ...]:
-    """Nothing drains, not even unasked: its Broker may not use its topic, or it is paused."""
-    return StopDelivery(), _deleting(Step.DELETE_FUNCTIONS, functions(document, settings))
+def stop_effects(document: Mapping[str, Any], settings: Settings) -> tuple[Effect, ...]:
+    """The effects that end all delivery of a Trigger that is paused, or whose Broker may not use
+    its topic."""
+    return StopDelivery(), _delete_owned(Step.DELETE_FUNCTIONS, own_services(document, settings))
 
 
-def functions(document: Mapping[str, Any], settings: Settings) -> tuple[ObjectName, ...]:
-    """The Services that deliver for a Trigger alone: its dispatcher, and that of a replay."""
-    family, who = family_of(document["kind"]), Identity.of(document)
-    namespace = services.namespace_of(family, who, settings)
-    own = services.dispatcher_name(family, who), services.replayer_name(family, who)
+def own_services(document: Mapping[str, Any], settings: Settings) -> tuple[ObjectName, ...]:
+    """Names of the Services that a Trigger may have of its own: dispatcher and replayer."""
+    family, identity = family_of(document["kind"]), Identity.of(document)
+    namespace = services.function_namespace(family, identity, settings)
+    own = services.dispatcher_name(family, identity), services.replayer_name(family, identity)
     return tuple(ObjectName(SERVING, "Service", namespace, name) for name in own)
 
 
-def _deleting(
+def _delete_owned(
     step: Step, objects: tuple[ObjectName, ...], annotations: Mapping[str, str] | None = None
 ) -> Delete:
     return Delete(step, objects, owned=True, annotations=annotations or {})
 
 
-def _promise(egress: Egress, dispatcher: str | None, seen: ObservedTrigger[K]) -> Annotate:
-    """`dispatcher` is the Service that will deliver, which is written down before it is made; None:
-    another one is still to be deleted, and stays written down until then."""
+def _promise_group(
+    egress: Egress, dispatcher: str | None, observed: ObservedTrigger[K]
+) -> Annotate:
+    """The effect that records the Trigger's group, dead-letter topic and `dispatcher`, the Service
+    that will deliver. `dispatcher` None keeps the recorded one, which is still to be deleted."""
     promise = {GROUP_STATUS: egress.group, DEAD_LETTER_TOPIC: egress.dead_letter_topic}
     if dispatcher is not None:
-        promise[DISPATCHER] = dispatcher
-    status = (seen.document.get("status") or {}).get("annotations") or {}
-    news = any(key in promise and status.get(key) != promise[key] for key in KEPT)
+        promise[DISPATCHER_KEY] = dispatcher
+    status = (observed.document.get("status") or {}).get("annotations") or {}
+    news = any(key in promise and status.get(key) != promise[key] for key in RECORDED_BEFORE_MADE)
     return Annotate(Step.PROMISE_GROUP, promise, at_once=news)
 
 
-def _automatic(
+def _automatic_isolation(
     trigger: Trigger,
     egress: Egress,
     autoscaling: Autoscaling,
-    contract: Contract,
-    seen: ObservedTrigger[K],
+    contract: SharedContract,
+    observed: ObservedTrigger[K],
 ) -> Isolation:
-    annotations = (seen.document.get("status") or {}).get("annotations") or {}
-    return shards.automatic(
-        seen.needed,
-        seen.watched.isolation if seen.watched else None,
+    annotations = (observed.document.get("status") or {}).get("annotations") or {}
+    return shards.automatic_isolation(
+        observed.needed,
+        observed.watched.isolation if observed.watched else None,
         drains_always=bool(autoscaling.min_scale),
         has_record=egress.group in contract.records,
-        has_own=annotations.get(DISPATCHER)
+        has_own=annotations.get(DISPATCHER_KEY)
         == services.dispatcher_name(family_of(trigger.kind), services.identity_of(trigger)),
     )
 
 
-def _offsets(egress: Egress) -> tuple[str, tuple[str, ...], str]:
-    """Whose offsets it goes by: of what Kafka, topics and group."""
+def _offsets_key(egress: Egress) -> tuple[str, tuple[str, ...], str]:
+    """What identifies an Egress's offsets: Kafka servers, topics and group."""
     return egress.kafka.bootstrap_servers, egress.topics, egress.group
 
 
-def _waiting(message: str) -> Condition:
+def _waiting_condition(message: str) -> Condition:
     return Condition(SUBSCRIPTION_READY, Status.UNKNOWN, "Waiting", message)

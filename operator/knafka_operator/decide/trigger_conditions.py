@@ -22,7 +22,13 @@ from knafka.core.contract import Sink
 from knafka.core.documents import parse
 from knafka.core.hops import FIRST_TTL, MAX_HOPS
 from knafka.core.numbering import partition_of
-from knafka_operator.decide.field_errors import Problem, annotation_key, misfits, quoted, raise_all
+from knafka_operator.decide.field_errors import (
+    Problem,
+    annotation_key,
+    as_json,
+    raise_all,
+    schema_problems,
+)
 from knafka_operator.decide.scaling import TriggerStatus
 from knafka_operator.decide.status import DELIVERING, NotReady, is_ready, why_not_ready
 from knafka_operator.model import resources
@@ -32,9 +38,9 @@ from knafka_operator.model.family import BROKERS, Family, family_of
 from knafka_operator.model.maxima import Maxima
 from knafka_operator.model.resources import (
     Destination,
-    Given,
     Metadata,
     Namespace,
+    NonEmpty,
     Observed,
     Trigger,
 )
@@ -57,13 +63,13 @@ PAUSED: Final = Condition(
 
 LOOP_FREE: Final = "LoopFree"
 
-_MEANT: Final = {
+_LOOP_MESSAGES: Final = {
     "SubscriberLeadsBack": "every event that it gets comes back to it, without an end",
     "ReplyLeadsBack": "every reply comes back to it",
     "DeadLetterSinkLeadsBack": f"what fails comes back to it, {MAX_HOPS} times at most, and is kept"
     " in the dead-letter topic then; without a sink it is kept there at once",
 }
-"""By reason."""
+"""By reason of `LoopFree`: what follows from the loop."""
 
 
 # What must hold.
@@ -72,23 +78,24 @@ _MEANT: Final = {
 class Dependency(Observed):
     """The object that a Trigger waits for (KN-TRG-13); it is in the Trigger's namespace."""
 
-    api_version: Given
-    kind: Given
-    name: Given
+    api_version: NonEmpty
+    kind: NonEmpty
+    name: NonEmpty
     namespace: Annotated[Namespace | None, BeforeValidator(lambda value: value or None)] = None
 
 
-def dependency(metadata: Metadata) -> Dependency | None:
-    """What the Trigger's annotation says it depends on. Raises `InvalidDocument`."""
+def declared_dependency(metadata: Metadata) -> Dependency | None:
+    """The object that a Trigger's annotation says it depends on; None: there is no annotation.
+    Raises `InvalidDocument`."""
     text = metadata.annotations.get(DEPENDENCY)
     if text is None:
         return None
-    raise_all(set(wrong_with_dependency(text, metadata.namespace)))
+    raise_all(set(dependency_problems(text, metadata.namespace)))
     return parse(Dependency, json.loads(text))
 
 
-def wrong_with_dependency(text: str, namespace: str) -> Iterator[Problem]:
-    """What is wrong with that annotation, as it stands."""
+def dependency_problems(text: str, namespace: str) -> Iterator[Problem]:
+    """Yield the problems of the annotation's `text`, for a Trigger in this namespace."""
     path = annotation_key(DEPENDENCY)
     try:
         reference, broken = json.loads(text), "want an object"
@@ -96,36 +103,41 @@ def wrong_with_dependency(text: str, namespace: str) -> Iterator[Problem]:
         reference, broken = None, str(error)
     if not isinstance(reference, Mapping):
         message = "The provided annotation was not a corev1.ObjectReference"
-        yield Problem(f"{message}: {quoted(text[:300])}", broken, path)
+        yield Problem(f"{message}: {as_json(text[:300])}", broken, path)
         return
-    yield from misfits(Dependency, reference, path)
+    yield from schema_problems(Dependency, reference, path)
     if reference.get("namespace") not in (None, "", namespace):
         message = f'Namespace must be empty or equal to the trigger namespace "{namespace}"'
         yield Problem(message, "", f"{path}.namespace")
 
 
-class FoundBroker(Protocol):
-    """A Broker that has its topic."""
+class BrokerReadiness(Protocol):
+    """Readiness of a Broker that has its topic."""
 
     @property
-    def ready(self) -> str: ...
+    def ready(self) -> str:
+        """Status of the `Ready` condition: True, False or Unknown."""
+        ...
 
     @property
-    def why_not(self) -> str: ...
+    def why_not(self) -> str:
+        """Reason and message of a `Ready` condition that isn't True."""
+        ...
 
 
 def check_broker(
     family: Family,
     broker: str,
     stopped: str | None,
-    found: FoundBroker | None,
+    found: BrokerReadiness | None,
     stored: Mapping[str, Any] | None,
 ) -> None:
-    """KN-TRG-01, KN-SUB-01: the Broker or channel of this name must be Ready; raises `NotReady`.
+    """Check that a Trigger's Broker or channel is Ready (KN-TRG-01, KN-SUB-01); raises `NotReady`.
 
-    `stopped` says why that may not use its topic; `stored` is its document, where it has no topic.
+    `stopped` says why the Broker may not use its topic; `found` is its readiness if it has a topic,
+    `stored` its document if it has none.
     """
-    name, short = f'{family.broker} "{broker}"', family.short
+    name, short = f'{family.broker} "{broker}"', family.short_name
     if stopped is not None:
         message = f"{name} is not Ready: ExternalTopicNotAllowed {stopped}"
         raise NotReady(f"{short}NotReady", message)
@@ -143,8 +155,8 @@ def check_broker(
 
 
 def check_dependency(trigger: Trigger, found: Mapping[str, Any] | None) -> None:
-    """KN-TRG-13: what the annotation names must be Ready first."""
-    reference = dependency(trigger.metadata)
+    """Check that the object a Trigger depends on is Ready (KN-TRG-13); raises `NotReady`."""
+    reference = declared_dependency(trigger.metadata)
     if reference is None:
         return
     named = f"{reference.kind:.100} {trigger.metadata.namespace}/{reference.name:.253}"
@@ -155,9 +167,10 @@ def check_dependency(trigger: Trigger, found: Mapping[str, Any] | None) -> None:
 
 
 def check_min_scale(asked: int, has: int, others: int, maxima: Maxima) -> None:
-    """What a namespace may have run always; what a Trigger `has` already it keeps.
+    """Check a Trigger's min-scale against the namespace's maximum. A min-scale up to what it `has`
+    already is granted.
 
-    `others` is what the others of its namespace have. Raises `NotReady`.
+    `others` is the sum of the namespace's other Triggers. Raises `NotReady`.
     """
     if asked > has and asked + others > maxima.namespace_min_scale:
         raise NotReady(
@@ -174,8 +187,8 @@ def check_min_scale(asked: int, has: int, others: int, maxima: Maxima) -> None:
 def leads_back(
     destination: Destination, family: Family, namespace: str, broker: str, url: str | None = None
 ) -> bool:
-    """Whether this destination, declared in `namespace`, is the Broker or channel of this name;
-    `url` is its address, if it is known."""
+    """Whether a destination declared in `namespace` leads to the Broker or channel of this name;
+    `url` is the destination's address, if known."""
     if (ref := destination.ref) is not None:
         where = ref.kind, ref.namespace or namespace, ref.name
         if where == (family.broker, namespace, broker) and not destination.uri:
@@ -185,15 +198,15 @@ def leads_back(
     return family is BROKERS and urlsplit(address).path.rstrip("/") == f"/{namespace}/{broker}"
 
 
-def loop(
+def loop_condition(
     trigger: Trigger,
     document: Document,
     dead_letter_sink: Destination | None,
     subscriber_address: Sink | None,
     sink_address: Sink | None,
 ) -> Condition | None:
-    """The warning about the first destination of a Trigger, stored as `document`, that leads back;
-    None: none does."""
+    """The warning `LoopFree` about the first destination of a Trigger that leads back to its
+    Broker; None: none does. `document` is the stored Trigger."""
     family, namespace = family_of(trigger.kind), trigger.metadata.namespace
     for reason, destination, address in (
         ("SubscriberLeadsBack", trigger.spec.subscriber, subscriber_address),
@@ -205,7 +218,7 @@ def loop(
             continue
         if leads_back(destination, family, namespace, trigger.spec.broker, url):
             itself = "Broker" if family is BROKERS else "channel"
-            message = f"it is its own {itself}: {_MEANT[reason]}"
+            message = f"it is its own {itself}: {_LOOP_MESSAGES[reason]}"
             return Condition(LOOP_FREE, Status.FALSE, reason, message, Severity.WARNING)
     return None
 
@@ -213,8 +226,9 @@ def loop(
 # What the scaler knows.
 
 
-def scaling(scaled: TriggerStatus | None) -> dict[str, str | None]:
-    """What the scaler knows of a Trigger, as annotations of its status; None: take it away."""
+def scaling_annotations(scaled: TriggerStatus | None) -> dict[str, str | None]:
+    """The annotations with the scaler's view of a Trigger; None as a value removes an
+    annotation."""
     if scaled is None:
         return dict.fromkeys((LAG, REPLICAS, SCALING))
     return {
@@ -224,8 +238,8 @@ def scaling(scaled: TriggerStatus | None) -> dict[str, str | None]:
     }
 
 
-def delivering(scaled: TriggerStatus) -> Condition:
-    """For people: it doesn't make a Trigger Ready or not."""
+def delivering_condition(scaled: TriggerStatus) -> Condition:
+    """The condition `Delivering`, a warning or information that doesn't count for Ready."""
 
     def warning(reason: str, message: str) -> Condition:
         return Condition(DELIVERING, Status.FALSE, reason, message[:1000], Severity.WARNING)

@@ -34,13 +34,13 @@ class Bundle:
 
     pem: str = ""
     problems: Mapping[str, str] = field(default_factory=dict)
-    """What is wrong with a ConfigMap, by its name; the others count."""
+    """The problem of each ConfigMap that isn't used completely, by its name."""
 
 
-def merged(config_maps: Iterable[Mapping[str, Any]]) -> Bundle:
-    """The certificates of these ConfigMaps, each once, in the order of the ConfigMaps' names.
+def merged_bundle(config_maps: Iterable[Mapping[str, Any]]) -> Bundle:
+    """Merge the certificates of ConfigMaps, each once, in the order of the ConfigMaps' names.
 
-    What is no certificate is left out, and so is what doesn't fit into `MAX_BYTES`.
+    Invalid certificates are left out, and so are those that exceed `MAX_BYTES`.
     """
     kept, problems, size = dict[str, None](), dict[str, str](), 0
     for document in sorted(config_maps, key=lambda each: str(each["metadata"]["name"])):
@@ -65,7 +65,7 @@ def merged(config_maps: Iterable[Mapping[str, Any]]) -> Bundle:
     return Bundle("".join(f"{each}\n" for each in kept), problems)
 
 
-def copy_in(namespace: str, bundle: Bundle) -> Mapping[str, Any]:
+def bundle_config_map(namespace: str, bundle: Bundle) -> Mapping[str, Any]:
     """The ConfigMap that dispatchers of this namespace mount."""
     return {
         "apiVersion": CORE,

@@ -1,4 +1,4 @@
-"""Controller: what is done with one object of any kind, from what is heard of it to its end.
+"""Controller: handles one object of any kind, from its first change to its deletion.
 
     heard -> work queue -> one object: finalizer -> reconcile -> back-off
                                        deleted   -> what was made for it is deleted -> gone
@@ -27,39 +27,40 @@ from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import FINALIZER, finalizers_of
 from knafka_operator.operator import Operator
 from knafka_operator.reconcile.kind import Kind, key_of
-from knafka_operator.reconcile.work_queue import BACK_OFF, GONE, Again, Key, Verdict
+from knafka_operator.reconcile.work_queue import BACK_OFF, GONE, Key, Requeue, Verdict
 
 log = logging.getLogger(__name__)
 
-RESYNC: Final = 300.0
-"""Seconds until what is Ready is looked at again, a fifth more or less, should nothing change."""
+RESYNC_SECONDS: Final = 300.0
+"""Seconds, ±20 %, until a Ready object is reconciled again, if nothing changes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
-    """How often what hasn't succeeded is tried again."""
+class RetryPace:
+    """How soon failed work is repeated."""
 
     not_ready: float | Literal[Verdict.BACK_OFF] = BACK_OFF
-    """Seconds until an object that isn't Ready is looked at again."""
+    """Seconds until an object that isn't Ready is reconciled again."""
     deletion: float = 2.0
-    """Seconds until a deletion that Kafka has stood in the way of is tried again."""
+    """Seconds until a failed deletion is tried again."""
 
 
 class Store(Protocol):
-    """What the controller asks of where objects are stored, beside `Kind.get`."""
+    """How the controller accesses stored objects, besides `Kind.get`."""
 
     def tracking(self, key: Key) -> AbstractContextManager[None]:
-        """A change of whatever is read in here has this object reconciled again."""
+        """In this context, track which objects are read; their changes enqueue `key`."""
         ...
 
     def forget(self, key: Key) -> None:
-        """It is gone: changes of what it read concern it no more."""
+        """Stop tracking what an object has read, as it is gone."""
         ...
 
     async def set_finalizers(
         self, document: Document, finalizers: Sequence[str]
     ) -> Document | None:
-        """The object as it is stored then; None: it is gone. Raises `ClusterError`."""
+        """Replace an object's finalizers; returns it as stored, None: it is gone. Raises
+        `ClusterError`."""
         ...
 
 
@@ -71,9 +72,9 @@ class Controller:
         operator: Operator,
         store: Store,
         post: Post,
-        pace: Pace = Pace(),  # frozen
+        pace: RetryPace = RetryPace(),  # frozen
     ) -> None:
-        """`operator` is the one of Brokers; `post` tells users of an object."""
+        """`operator` is that of Brokers; `post` posts Kubernetes Events."""
         self.kinds = kinds_of(operator)
         self._operator = operator
         self._store = store
@@ -81,93 +82,100 @@ class Controller:
         self._pace = pace
         self._deletions = Deletions(post, operator.settings)
         self._gone: dict[Key, Document] = {}
-        """What was deleted, and isn't forgotten yet."""
-        self.ending: set[str] = set()
-        """Namespaces that are being deleted, and with them all that they hold."""
+        """Deleted objects that their kind hasn't forgotten yet."""
+        self.ending_namespaces: set[str] = set()
+        """Namespaces that are being deleted, with all of their objects."""
 
     def on_change(self, kind: Kind, document: Document, *, gone: bool) -> None:
-        """An object as it is now, or was last."""
+        """Note that an object has changed or, with `gone`, was deleted; enqueues what it
+        concerns."""
         if gone:
             self._gone[key_of(document)] = document
         for key in kind.on_change(document, gone=gone):
             self._operator.queue.enqueue(key)
 
-    async def reconcile(self, key: Key) -> Again:
-        """Have one object as it is declared, see `work_queue`; raises `ClusterError`."""
+    async def reconcile(self, key: Key) -> Requeue:
+        """Reconcile or delete one object; returns what follows (`work_queue`). Raises
+        `ClusterError`."""
         kind, identity = self.kinds.get(key[0]), Identity(*key[1:])
         if kind is None:
             return GONE  # something else that owns a Knative Service
         if (gone := self._gone.pop(key, None)) is not None:
             await kind.forget(gone)
         document = await kind.get(key)
-        if (released := await kind.released(key, document)) is not None:
-            await self._without_finalizer(kind, released)
+        if (released := await kind.object_to_release(key, document)) is not None:
+            await self._remove_finalizers(kind, released)
         if document is None:
             self._store.forget(key)
-            return await kind.absent(identity)
+            return await kind.on_absent(identity)
         if gone is not None:
             kind.on_change(document, gone=False)  # another one of its name, forgotten with it
-        if "deletionTimestamp" in document["metadata"] or identity.namespace in self.ending:
+        if (
+            "deletionTimestamp" in document["metadata"]
+            or identity.namespace in self.ending_namespaces
+        ):
             return await self._finalize(kind, key, document)
         if not kind.is_ours(document):
             await kind.leave(document)
             self._store.forget(key)
-            await self._without_finalizer(kind, document)
+            await self._remove_finalizers(kind, document)
             return GONE
         with self._store.tracking(key):
-            marked = await self._with_finalizer(kind, document)
+            marked = await self._ensure_finalizer(kind, document)
             return GONE if marked is None else await self._reconcile(kind, key, marked)
 
-    async def _reconcile(self, kind: Kind, key: Key, document: Document) -> Again:
+    async def _reconcile(self, kind: Kind, key: Key, document: Document) -> Requeue:
         try:
             now = await kind.reconcile(document)
         except ClusterError:
             raise
         except Exception as error:  # a bug, which its status tells of
             log.exception("%s", " ".join(key))
-            await self._operator.publishing.failure(document, error)
+            await self._operator.publishing.write_failure(document, error)
             return self._pace.not_ready
         if now is None:
-            return RESYNC  # it is enqueued by what it waits for
+            return RESYNC_SECONDS  # it is enqueued by what it waits for
         if kind.has_ended(now):
-            await self._without_finalizer(kind, document)
-        if (news := kind.news(document, now)) is not None:
+            await self._remove_finalizers(kind, document)
+        if (news := kind.event_news(document, now)) is not None:
             self._post(document, *news)
-        again = kind.again(document, now)
+        again = kind.requeue_after(document, now)
         if again is not None:
             return again
-        is_ready = status.summary(now.get("conditions") or ()).get("status") == "True"
-        return RESYNC * random.uniform(0.8, 1.2) if is_ready else self._pace.not_ready
+        is_ready = status.ready_condition(now.get("conditions") or ()).get("status") == "True"
+        return RESYNC_SECONDS * random.uniform(0.8, 1.2) if is_ready else self._pace.not_ready
 
-    async def _finalize(self, kind: Kind, key: Key, document: Document) -> Again:
-        """Delete what was made for an object, then let the object itself go."""
+    async def _finalize(self, kind: Kind, key: Key, document: Document) -> Requeue:
+        """Delete what was made for an object, then remove its finalizer."""
         if FINALIZER in finalizers_of(document) and kind.is_ours(document):
-            if not await self._deletions.is_over(key, document, kind.delete(document), kind.left):
+            if not await self._deletions.try_delete(
+                key, document, kind.delete(document), kind.left
+            ):
                 return self._pace.deletion
         await kind.forget(document)
         self._deletions.forget(key)
         self._store.forget(key)
-        orphaned, warning = kind.orphaned(document)
+        orphaned, warning = kind.orphaned_finalizers(document)
         if warning:
             self._post(document, "Warning", "FinalizerLeft", warning)
-        await self._without_finalizer(kind, document, *orphaned)
+        await self._remove_finalizers(kind, document, *orphaned)
         return GONE
 
     # -- the finalizer
 
-    async def _with_finalizer(self, kind: Kind, document: Document) -> Document | None:
-        """The object with our finalizer, if it needs that; None: it is gone."""
+    async def _ensure_finalizer(self, kind: Kind, document: Document) -> Document | None:
+        """Add our finalizer to an object if it needs one; returns the object, None: it is gone."""
         finalizers = finalizers_of(document)
         if FINALIZER in finalizers or kind.has_ended(document.get("status") or {}):
             return document
-        if not await kind.makes_something(document):
+        if not await kind.needs_finalizer(document):
             return document
         marked = await self._set_finalizers(kind, document, [*finalizers, FINALIZER])
         # Nothing else has changed: it is written over the version that was read. What the kind has
         # added to what is stored, such as a channel's promise to a Subscription, stays.
         return None if marked is None else {**document, "metadata": marked["metadata"]}
 
-    async def _without_finalizer(self, kind: Kind, document: Document, *orphaned: str) -> None:
+    async def _remove_finalizers(self, kind: Kind, document: Document, *orphaned: str) -> None:
         finalizers = finalizers_of(document)
         others = [each for each in finalizers if each not in (FINALIZER, *orphaned)]
         if others != finalizers:

@@ -23,27 +23,27 @@ log = logging.getLogger(__name__)
 
 EventType: TypeAlias = Literal["Normal", "Warning"]
 Post: TypeAlias = Callable[[Document, EventType, str, str], None]
-"""Tells users of an object: what it is, how grave it is, a reason, and a message."""
+"""Posts a Kubernetes Event: the object, the Event's type, a reason, and a message."""
 
 LEFT_IN_KAFKA: Final = "LeftInKafka"
 """Reason of the Event for a deletion that was given up."""
 
 
 class Deletions:
-    """Those under way; belongs to one event loop."""
+    """Limits how long deletions are tried; belongs to one event loop."""
 
     def __init__(self, post: Post, settings: Settings) -> None:
-        """`post` tells users of an object."""
+        """`post` posts Kubernetes Events."""
         self._post = post
         self._settings = settings
         self.began: dict[Key, float] = {}
-        """Since when each is being tried, by the event loop's clock."""
+        """Since when each deletion is being tried, by the event loop's clock."""
 
-    async def is_over(
+    async def try_delete(
         self, key: Key, document: Document, deletion: Awaitable[object], left: str
     ) -> bool:
-        """Whether this attempt has succeeded, or was the last one: then `left` says what may be
-        there still. False: try again later."""
+        """Await one attempt of a deletion; returns True if it has succeeded, or if it is given up.
+        Then an Event says by `left` what may still exist. False: try again later."""
         now = asyncio.get_running_loop().time()
         began = self.began.setdefault(key, now)
         try:
@@ -60,5 +60,5 @@ class Deletions:
         return True
 
     def forget(self, key: Key) -> None:
-        """The object goes."""
+        """Forget a deletion, as its object goes."""
         self.began.pop(key, None)

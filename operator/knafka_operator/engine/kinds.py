@@ -28,9 +28,9 @@ from knafka_operator.reconcile.kind import Kind
 
 
 def kinds_of(operator: Operator) -> Mapping[str, Kind]:
-    """The kinds that an operator, and the one beside it, reconcile, by name."""
+    """The reconcilers of an operator and those beside it, by the name of their kind."""
     table: dict[str, Kind] = {}
-    for beside in operator.all:
+    for beside in operator.all_operators:
         family = beside.family
         table |= {family.broker: beside.brokers, family.trigger: beside.triggers}
     if operator.sources is not None:

@@ -13,13 +13,13 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from knafka.core.documents import Duration, problem
 from knafka.core.errors import InvalidDocument
 from knafka.core.sensor.resets import Reset
-from knafka_operator.model.resources import Declared, Given, Resource
+from knafka_operator.model.resources import Declared, NonEmpty, Resource
 
 ARCHIVE: Final = "DeadLetterArchive"
-OF_ARCHIVE: Final = "knafka.dev/archive"
-"""Label of what is made for one: its UID."""
-RUN: Final = "knafka.dev/run"
-"""On a DeadLetterArchive: another value has it run now, with a report."""
+ARCHIVE_LABEL: Final = "knafka.dev/archive"
+"""Label of the Jobs, pods and accounts made for an archive; its value is the archive's UID."""
+RUN_ANNOTATION: Final = "knafka.dev/run"
+"""Annotation of a DeadLetterArchive: a changed value starts a run with a report at once."""
 
 SCHEMES: Final = ("s3a", "abfss", "gs")
 MAX_EXECUTORS: Final = 50
@@ -31,7 +31,7 @@ _PART = re.compile(r"[A-Za-z0-9._=-]+").fullmatch
 _QUANTITY = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:m|[kMGTPE]i?)?").fullmatch
 
 
-def _url(text: str) -> str:
+def _checked_url(text: str) -> str:
     found = _URL(text)
     if found is None or found[1] not in SCHEMES or ".." in found[3].split("/"):
         wanted = ", ".join(f"{each}://" for each in SCHEMES)
@@ -39,42 +39,42 @@ def _url(text: str) -> str:
     return text.rstrip("/")
 
 
-def _path(text: str) -> str:
+def _checked_path(text: str) -> str:
     parts = text.strip("/").split("/")
     if any(_PART(each) is None or each in (".", "..") for each in parts):
         raise problem(f"invalid value: {text:.200}: want a folder below the claim, such as orders")
     return "/".join(parts)
 
 
-def _more_than_nothing(seconds: float) -> float:
+def _checked_positive(seconds: float) -> float:
     if seconds <= 0:
         raise problem("invalid value: want a duration that is longer than 0")
     return seconds
 
 
-Positive = Annotated[Duration, AfterValidator(_more_than_nothing)]
+Positive = Annotated[Duration, AfterValidator(_checked_positive)]
 
 
 class Claim(Declared):
     """A PersistentVolumeClaim of the archive's namespace."""
 
-    name: Given
-    path: Annotated[str, AfterValidator(_path)] = "dead-letters"
+    name: NonEmpty
+    path: Annotated[str, AfterValidator(_checked_path)] = "dead-letters"
 
 
 class Credentials(Declared):
     """A Secret of the archive's namespace, whose keys are the names of environment variables."""
 
-    name: Given
+    name: NonEmpty
 
 
 class Storage(Declared):
     claim: Claim | None = None
-    url: Annotated[str, AfterValidator(_url)] | None = None
+    url: Annotated[str, AfterValidator(_checked_url)] | None = None
     endpoint: str = ""
-    """Of an S3 that isn't AWS's."""
+    """URL of an S3-compatible store that isn't AWS's; empty: AWS."""
     region: str = ""
-    """Of an S3; empty: AWS finds it, elsewhere us-east-1."""
+    """The store's region; empty: AWS finds it, other stores get us-east-1."""
     credentials: Credentials | None = None
 
     @model_validator(mode="after")
@@ -95,11 +95,11 @@ class Storage(Declared):
 
 
 class Compaction(Declared):
-    """When waiting dead letters start a Job: whichever is first."""
+    """When waiting dead letters start a Job: by their number or by their age."""
 
     number: Annotated[int, Field(ge=1)] = 10_000
     age: Positive = 3_600.0
-    """Seconds since the first of those that wait was seen."""
+    """Seconds since the oldest waiting dead letter was first seen."""
     keep: Duration = 86_400.0
     """Seconds for which a dead letter stays in its topic though the tables have it."""
 
@@ -109,9 +109,9 @@ class Reporting(Declared):
     """A cron expression of five fields."""
     time_zone: str = "UTC"
     days: Annotated[int, Field(ge=1)] = 30
-    """How far back the timeline goes."""
+    """Number of days that the report's timeline covers."""
     announce: bool = True
-    """Whether the Broker gets an event that tells of it."""
+    """Whether an event about each report is sent to the Broker."""
 
     @model_validator(mode="after")
     def _is_a_schedule(self) -> Self:
@@ -124,7 +124,7 @@ class Reporting(Declared):
 
 
 class Retention(Declared):
-    """How long failures are kept, by their last attempt; None: for ever."""
+    """Seconds for which failures are kept after their last attempt; None: for ever."""
 
     resolved: Positive | None = None
     unresolved: Positive | None = None
@@ -137,11 +137,11 @@ class Retention(Declared):
 
 
 Quantity = str | int | float
-"""Of a resource, as Kubernetes writes it."""
+"""An amount of a resource as Kubernetes writes it, such as `500m` or `2Gi`."""
 
 
 class Resources(Declared):
-    """Of the Job's container, and of each executor's."""
+    """Requests and limits of the Job's container and of each executor's."""
 
     requests: dict[str, Quantity] = {"cpu": "500m"}  # noqa: RUF012  # pydantic copies it
     limits: dict[str, Quantity] = {"memory": "2Gi"}  # noqa: RUF012
@@ -163,17 +163,17 @@ class Resources(Declared):
 
 
 class ArchiveSpec(Declared):
-    broker: Given = "default"
+    broker: NonEmpty = "default"
     """A Broker of the archive's namespace."""
     storage: Storage
     compaction: Compaction = Compaction()
     report: Reporting | None = None
     retention: Retention = Retention()
     executors: Annotated[int, Field(ge=0, le=MAX_EXECUTORS)] = 0
-    """0: all in the Job's own pod."""
+    """Number of Spark executors; 0: the Job's own pod does all the work."""
     resources: Resources = Resources()
     timeout: Positive = 21_600.0
-    """Seconds after which a Job is ended, and counts as failed."""
+    """Seconds after which a Job is ended and counts as failed."""
 
 
 class DeadLetterArchive(Resource):

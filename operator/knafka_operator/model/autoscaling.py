@@ -35,7 +35,7 @@ _KEYS: Final[Mapping[str, tuple[str, int]]] = {
     "polling-interval": ("polling_interval", 1),
     "cooldown-period": ("cooldown_period", 0),
 }
-"""Annotation to field and least value."""
+"""By annotation: the field that it sets and its smallest allowed value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,9 @@ class Autoscaling:
     cooldown_period: float = 30.0
     """Seconds without anything to do after which a drain ends."""
     paused: bool = False
-    """No drains, whatever the rest says."""
+    """Whether no drains are opened, whatever the other fields say."""
     may_rest: bool = True
-    """Whether its own drains end while its filter passes nothing of what comes (`filter_rest`)."""
+    """Whether drains end while the Trigger's filter passes no events (`scale.filter_rest`)."""
 
     @classmethod
     def from_annotations(
@@ -66,9 +66,11 @@ class Autoscaling:
         defaults: Autoscaling,
         maxima: Maxima = UNLIMITED,
     ) -> Autoscaling:
-        """What the annotations say, else `defaults`, as far as `maxima` allow it.
+        """Read the autoscaling that a Trigger's annotations declare, with `defaults` for the
+        others.
 
-        The class `disabled` holds one drain, always. Raises `InvalidDocument`.
+        The class `disabled` means exactly one drain. Raises `InvalidDocument`, also for more than
+        `maxima` allow.
         """
         given: dict[str, Any] = {}
         for key, (name, minimum) in _KEYS.items():
@@ -100,7 +102,7 @@ class Autoscaling:
 
 
 def _is_paused(annotations: Mapping[str, str]) -> bool:
-    """Raises `InvalidDocument`."""
+    """Whether the annotation `knafka.dev/paused` is "true". Raises `InvalidDocument`."""
     text = annotations.get(PAUSED, "false")
     if text not in ("true", "false"):
         raise InvalidDocument(

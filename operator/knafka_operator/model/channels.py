@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from knafka.core.documents import Duration, problem
 from knafka_operator.model.resources import (
-    OURS,
+    KNAFKA_PREFIX,
     Declared,
     DeliverySpec,
     Destination,
@@ -28,30 +28,31 @@ from knafka_operator.model.resources import (
 MESSAGING: Final = "messaging.knative.dev/v1"
 """The apiVersion of Subscriptions."""
 KAFKA_CHANNEL_VERSIONS: Final = ("messaging.knative.dev/v1beta1", "messaging.knative.dev/v1")
-"""Those of KafkaChannels, the one that is stored first (KN-CHN-10)."""
+"""The apiVersions of KafkaChannels; the API server stores the first (KN-CHN-10)."""
 KAFKA_CHANNEL: Final = "KafkaChannel"
 SUBSCRIPTION: Final = "Subscription"
 CHANNEL: Final = "Channel"
 """Knative Eventing's kind, which makes a channel of another kind by a template."""
 
 SUBSCRIBABLE: Final = "messaging.knative.dev/subscribable"
-"""On a KafkaChannel: the version of `spec.subscribers`, always `v1` (KN-CHN-07)."""
+"""Annotation of a KafkaChannel: the version of `spec.subscribers`, always `v1` (KN-CHN-07)."""
 
 ENTRY: Final = "entryOf"
 """In the metadata of a Subscription that is an entry: its channel. The API server has no such
 field, so no object has it."""
 SENDS_AS: Final = "entrySendsAs"
-"""Beside it: the service account that an entry names, where a stored Subscription has its UID."""
-PROMISE: Final = f"{OURS}subscriber."
+"""Key beside `ENTRY`: the service account that the entry names, if a stored Subscription has the
+entry's UID."""
+PROMISE: Final = f"{KNAFKA_PREFIX}subscriber."
 """What keys of `status.annotations` begin with that say what an entry of `spec.subscribers` was
 promised; its UID follows. While there is one, the entry's consumer group keeps its offsets."""
-DECLARED: Final = f"{OURS}declared-subscribers"
+DECLARED: Final = f"{KNAFKA_PREFIX}declared-subscribers"
 """Key of `status.annotations`: UIDs of the entries that we may have written."""
 
 PARTITIONS: Final = 1
 REPLICATION: Final = 1
 RETENTION: Final = "PT168H"
-"""What a KafkaChannel has that declares none of these; events are kept for seven days."""
+"""Defaults of a KafkaChannel; events are kept for seven days."""
 
 MAX_RETENTION: Final = 9e15
 """Seconds; Kafka counts milliseconds in 63 bits."""
@@ -63,7 +64,7 @@ _EMPTY: Final = ("channel", "subscriber", "reply")
 
 
 class Auth(Observed):
-    """Who delivers the events, for OIDC."""
+    """The service accounts that events are sent as, with OIDC."""
 
     service_account_name: str | None = None
     service_account_names: tuple[str, ...] = ()
@@ -78,7 +79,7 @@ class Subscriber(Declared):
     uid: str = ""
     """The Subscription's."""
     generation: int = 0
-    """The Subscription's, when this was written."""
+    """The Subscription's generation when this entry was written."""
     name: str = ""
     subscriber_uri: str | None = None
     subscriber_ca_certs: str | None = Field(default=None, alias="subscriberCACerts")
@@ -88,7 +89,7 @@ class Subscriber(Declared):
     reply_ca_certs: str | None = Field(default=None, alias="replyCACerts")
     reply_audience: str | None = None
     delivery: DeliverySpec = DeliverySpec()
-    """If any option is set, none of the channel's holds (KN-CHN-06)."""
+    """Delivery options; if any is set, none of the channel's applies (KN-CHN-06)."""
     auth: Auth | None = None
 
     @model_validator(mode="after")
@@ -109,7 +110,7 @@ class KafkaChannelSpec(Declared):
     ] = 604_800.0
     """Seconds for which the topic keeps events."""
     delivery: DeliverySpec = DeliverySpec()
-    """Of Subscriptions that set no option of delivery (KN-CHN-06)."""
+    """Delivery options of Subscriptions that declare none themselves (KN-CHN-06)."""
     subscribers: tuple[Subscriber, ...] = ()
     """Written by the server: one for each Subscription that can be delivered (KN-CHN-05)."""
 
@@ -123,6 +124,7 @@ class ChannelReference(KReference):
 
     @property
     def is_kafka_channel(self) -> bool:
+        """Whether the reference names a KafkaChannel."""
         return self.kind == KAFKA_CHANNEL and self.api_version in KAFKA_CHANNEL_VERSIONS
 
 

@@ -4,7 +4,7 @@ Implementations: `runtime.cluster` (the API server), `runtime.cache` in front of
 keeps objects elsewhere (tests, the local mode). Documents are plain dictionaries, as decoded JSON;
 nobody changes one that was given to him.
 
-Not here: deciding anything, and retrying: what is reconciled is reconciled again.
+Not here: decisions, and retries: a failed reconciliation is repeated as a whole.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Conflict(ClusterError):
 
 
 class NotAllowed(ClusterError):
-    """Our roles don't allow it: trying again changes nothing until somebody grants it."""
+    """The operator's roles don't allow the request; retrying is useless until somebody grants
+    it."""
 
 
 class Cluster(Protocol):
@@ -52,7 +53,7 @@ class Cluster(Protocol):
         ...
 
     async def create(self, manifest: Document) -> bool:
-        """Whether there was no such object before."""
+        """Create an object; returns False if one of its name exists already."""
         ...
 
     async def apply(self, manifest: Document) -> Document:
@@ -66,11 +67,14 @@ class Cluster(Protocol):
         """Merge `status` into the object's; nothing happens if the object is gone."""
         ...
 
-    async def delete(self, api_version: str, kind: str, namespace: str, name: str) -> None: ...
+    async def delete(self, api_version: str, kind: str, namespace: str, name: str) -> None:
+        """Delete an object; nothing happens if it doesn't exist."""
+        ...
 
 
-def decoded(secret: Document) -> Mapping[str, str]:
-    """A Secret's values as text; what other tools keep there as binary is of no use to us."""
+def decoded_secret(secret: Document) -> Mapping[str, str]:
+    """Decode a Secret's values from base64 to text without surrounding white space; bytes that are
+    not UTF-8 are replaced."""
     return {
         key: base64.b64decode(value).decode("utf-8", "replace").strip()
         for key, value in (secret.get("data") or {}).items()

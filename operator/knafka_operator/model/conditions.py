@@ -1,8 +1,8 @@
-"""Conditions: what a document's status says of it, kept the way Knative keeps it (KN-CON).
+"""Conditions of a status, merged and summed up by Knative's rules (KN-CON).
 
-    what was found now, what stands in the status -> the new list, its summary included
+    conditions decided now, conditions in the stored status -> the new list with its summary
 
-Pure: the time comes in. Not here: finding anything out, and conditions that nobody can act on.
+Pure: the time is a parameter. Not here: deciding a condition (`decide.status`).
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from enum import StrEnum
 from typing import Any, Final
 
 READY: Final = "Ready"
-"""The summary; computed here and never given."""
+"""Type of the summary of all conditions, which is computed here."""
 SUCCEEDED: Final = "Succeeded"
-"""The same of what runs to its end."""
+"""Type of the summary for objects that run to an end, such as Jobs."""
 
 MAX_MESSAGE: Final = 4_096
-"""Characters of a message: what others answer may be in it, and a status that is too large for the
-API server is none at all."""
+"""Longest message in characters. A message may quote others' answers, and the API server refuses a
+status that is too large."""
 
 _CAMEL_CASE = re.compile(r"[A-Z][A-Za-z0-9]*").fullmatch
 _RFC3339 = re.compile(
@@ -35,19 +35,19 @@ class Status(StrEnum):
 
 
 class Severity(StrEnum):
-    """How bad it is when a condition isn't True."""
+    """How serious a condition is that isn't True."""
 
     ERROR = ""
-    """The document is not Ready then."""
+    """The object isn't Ready then."""
     WARNING = "Warning"
     INFO = "Info"
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One thing that should hold, of positive polarity: True is good (KN-CON-01, KN-CON-04).
+    """One condition of an object; True is always the good state (KN-CON-01, KN-CON-04).
 
-    What isn't True says why in `reason`, for machines, and `message`, for people (KN-CON-03).
+    A condition that isn't True has a `reason` for machines and a `message` for people (KN-CON-03).
     Raises `ValueError` otherwise, and for a type or reason that isn't one CamelCase word.
     """
 
@@ -66,10 +66,11 @@ class Condition:
             raise ValueError(f"{self.type}: what is {self.status} has a reason and a message")
 
 
-def summary(conditions: Sequence[Condition], of: str = READY) -> Condition:
-    """`of`: the first that is False, else the first that is Unknown, else True (KN-CON-02).
+def summary_condition(conditions: Sequence[Condition], of: str = READY) -> Condition:
+    """Sum conditions up as one of type `of` (KN-CON-02): as the first that is False, else as the
+    first that is Unknown, else True.
 
-    Only those of error severity count. Their order is the caller's: causes before consequences.
+    Only conditions of error severity count. The caller orders them: causes before consequences.
     """
     if (cause := first_cause(conditions)) is None:
         return Condition(of, Status.TRUE)
@@ -77,7 +78,7 @@ def summary(conditions: Sequence[Condition], of: str = READY) -> Condition:
 
 
 def first_cause(conditions: Sequence[Condition]) -> Condition | None:
-    """The one that `summary` repeats; None: all that count are True."""
+    """The condition that `summary_condition` repeats; None: all of error severity are True."""
     for status in (Status.FALSE, Status.UNKNOWN):
         for each in conditions:
             if each.severity is Severity.ERROR and each.status is status:
@@ -85,39 +86,43 @@ def first_cause(conditions: Sequence[Condition]) -> Condition | None:
     return None
 
 
-def merged(
+def merged_conditions(
     previous: Sequence[Mapping[str, Any]], now: Sequence[Condition], at: str, of: str = READY
 ) -> list[dict[str, str]]:
-    """`status.conditions`: all of `now` and their summary, sorted by type.
+    """Build `status.conditions` from the conditions decided `now` and their summary, sorted by
+    type.
 
-    `previous` is the list that stands there; what isn't in `now` any more goes. `at` is RFC 3339;
-    `lastTransitionTime` moves to it only where the status is another one than before.
-    Raises `ValueError` for a type given twice, or that of the summary.
+    `previous` is the stored list, `at` the time (RFC 3339). `lastTransitionTime` becomes `at` only
+    where a condition's status has changed.
+    Raises `ValueError` for a type given twice, or for the summary's type in `now`.
     """
     if _RFC3339(at) is None:
         raise ValueError(f"{at!r} is no RFC 3339 time")
-    conditions = sorted([*now, summary(now, of)], key=lambda each: each.type)
+    conditions = sorted([*now, summary_condition(now, of)], key=lambda each: each.type)
     types = [each.type for each in conditions]
     if len(set(types)) < len(types):
         raise ValueError(f"a condition is given once, and {of} not at all: {', '.join(types)}")
     since = {
         (each.get("type"), each.get("status")): each.get("lastTransitionTime") for each in previous
     }
-    return [_told(each, since.get((each.type, each.status)) or at) for each in conditions]
+    return [
+        _condition_fields(each, since.get((each.type, each.status)) or at) for each in conditions
+    ]
 
 
-def _told(condition: Condition, since: str) -> dict[str, str]:
-    """As the API server keeps it: what is empty is left out, and empty severity means error."""
+def _condition_fields(condition: Condition, since: str) -> dict[str, str]:
+    """One condition as a dictionary for `status.conditions`, without its empty fields; no severity
+    means error."""
     fields = {
         "type": condition.type,
         "status": str(condition.status),
         "severity": str(condition.severity),
         "lastTransitionTime": since,
         "reason": condition.reason,
-        "message": _cut(condition.message),
+        "message": _truncated(condition.message),
     }
     return {name: value for name, value in fields.items() if value}
 
 
-def _cut(message: str) -> str:
+def _truncated(message: str) -> str:
     return message if len(message) <= MAX_MESSAGE else f"{message[: MAX_MESSAGE - 1]}…"

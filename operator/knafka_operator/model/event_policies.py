@@ -1,4 +1,4 @@
-"""EventPolicies: who may send to which Brokers and KafkaChannels, as Knative Eventing has it."""
+"""EventPolicies: Knative Eventing's rules for who may send to which Brokers and KafkaChannels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from knafka_operator.model.resources import Observed, Resource
 POLICIES_VERSION: Final = "eventing.knative.dev/v1alpha1"
 POLICY: Final = "EventPolicy"
 POLICY_DEFINITION: Final = "eventpolicies.eventing.knative.dev"
-"""The CustomResourceDefinition; where there is none, there are no policies."""
+"""Name of the CustomResourceDefinition; without it there are no policies."""
 
 
 class Requirement(Observed):
@@ -24,7 +24,7 @@ class Requirement(Observed):
     values: tuple[str, ...] = ()
 
     def holds(self, labels: Mapping[str, str]) -> bool:
-        """Whether these labels fulfil it, as Kubernetes has it."""
+        """Whether an object's labels fulfil this requirement, by Kubernetes' rules."""
         match self.operator:
             case "In":
                 return labels.get(self.key) in self.values
@@ -49,7 +49,8 @@ class PolicySelector(Observed):
     match_expressions: tuple[Requirement, ...] = ()
 
     def selects(self, labels: Mapping[str, str]) -> bool:
-        """Whether an object with these labels is meant; without terms, each is."""
+        """Whether the selector matches an object with these labels; an empty selector matches
+        all."""
         equal = all(labels.get(name) == value for name, value in self.match_labels.items())
         return equal and all(each.holds(labels) for each in self.match_expressions)
 
@@ -61,19 +62,19 @@ class PolicyTarget(Observed):
 
 class PolicySource(Observed):
     ref: PolicyReference | None = None
-    """Something with a service account of its own, which the policy's status names."""
+    """An object with its own service account, which the policy's status names."""
     sub: str | None = None
 
 
 class EventPolicySpec(Observed):
     to: tuple[PolicyTarget, ...] = ()
-    """Empty: everything in its namespace."""
+    """The policy's targets; empty: everything in its namespace."""
     from_: tuple[PolicySource, ...] = Field(default=(), alias="from")
     filters: DeclaredFilters = ()
 
 
 class EventPolicy(Resource):
-    """One as it is declared; its `spec` is read where it is decided what applies, as one that can't
-    be read lets nobody through."""
+    """An EventPolicy as declared. Its `spec` is parsed in `decide.event_policies`, since an invalid
+    policy must let nobody through."""
 
     spec: Any = None

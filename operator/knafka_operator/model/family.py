@@ -43,8 +43,8 @@ from knafka_operator.model.sources import (
     PEERS_SOURCE_FINALIZER,
     SOURCES_VERSION,
     SourceTrigger,
+    source_as_trigger,
 )
-from knafka_operator.model.sources import as_trigger as source_as_trigger
 
 Document = Mapping[str, Any]
 
@@ -73,32 +73,33 @@ class Family:
     """A part of functions' names, so that families may have objects of the same name."""
     centralized: bool = False
     """Whether functions run in the operator's namespace, not in that of their owner (CHN-22)."""
-    stands_for: Callable[[str], str] = str
-    """See `own_name`."""
-    of_egress: Callable[[Trigger], Mapping[str, Any]] = lambda trigger: {}
+    internal_name_of: Callable[[str], str] = str
+    """Gives the part of topic and group names that stands for a Broker; see `own_name`."""
+    egress_fields: Callable[[Trigger], Mapping[str, Any]] = lambda trigger: {}
     """Additional fields of a Trigger's Egress."""
-    volume_of: Callable[[Trigger], Mapping[str, Any] | None] = lambda trigger: None
+    credentials_volume_of: Callable[[Trigger], Mapping[str, Any] | None] = lambda trigger: None
     """The volume with a Trigger's credentials, if they aren't one Secret."""
     owns_group: bool = True
-    """Whether its consumer groups belong to it alone."""
+    """Whether the consumer groups were made by Knafka, so that a new Trigger may delete
+    leftovers."""
 
     @property
-    def short(self) -> str:
-        """The kind's short name in the reasons of conditions: `Broker`, `Channel` or `Source`."""
+    def short_name(self) -> str:
+        """The kind's name in reasons of conditions: `Broker`, `Channel` or `Source`."""
         return self.broker.removeprefix("Kafka")
 
     def own_name(self, broker: str) -> str:
-        """The part that stands for this Broker in the names of internal topics and groups."""
-        return self.stands_for(broker)
+        """The part of internal topic and group names that identifies this Broker or channel."""
+        return self.internal_name_of(broker)
 
-    def parent(self, owner: Identity) -> str:
+    def function_name_prefix(self, owner: Identity) -> str:
         """The prefix of the names of an object's functions: `NAME`, or `NAMESPACE.NAME` where they
         are in the operator's namespace."""
         return f"{owner.namespace}.{owner.name}" if self.centralized else owner.name
 
-    def label(self, owner: Identity) -> str:
-        """The value that stands for an object in labels."""
-        return names.child(self.parent(owner), "")
+    def label_value(self, owner: Identity) -> str:
+        """The label value that identifies an object; shortened if its name is too long."""
+        return names.child(self.function_name_prefix(owner), "")
 
     def trigger_id(self, trigger: Identity) -> str:
         """The id by which the scaler knows a Trigger."""
@@ -135,7 +136,7 @@ def without_subscribers(channel: Document) -> Document:
 
 def _as_broker(document: Document) -> Broker:
     channel = parse(KafkaChannel, without_subscribers(document))
-    spec, of = BrokerSpec(delivery=channel.spec.delivery), _resource(channel)
+    spec, of = BrokerSpec(delivery=channel.spec.delivery), _resource_fields(channel)
     # Leave out what Subscriptions change, or each change would reconcile all the others.
     metadata = channel.metadata.model_copy(update={"generation": 0})
     kept = {
@@ -147,16 +148,16 @@ def _as_broker(document: Document) -> Broker:
     return Broker(spec=spec, **{**of, "metadata": metadata, "status": status})
 
 
-def as_trigger(subscription: Subscription) -> Trigger:
+def subscription_as_trigger(subscription: Subscription) -> Trigger:
     """A Subscription read as a Trigger; its kind stays."""
     declared = subscription.spec
     spec = TriggerSpec(
         broker=declared.channel.name, subscriber=declared.subscriber, delivery=declared.delivery
     )
-    return Trigger(spec=spec, **_resource(subscription))
+    return Trigger(spec=spec, **_resource_fields(subscription))
 
 
-def _resource(read: Resource) -> dict[str, Any]:
+def _resource_fields(read: Resource) -> dict[str, Any]:
     return {name: getattr(read, name) for name in Resource.model_fields}
 
 
@@ -178,18 +179,18 @@ CHANNELS: Final = Family(
     MESSAGING,
     "Subscription",
     read_broker=_as_broker,
-    read_trigger=lambda document: as_trigger(parse(Subscription, document)),
+    read_trigger=lambda document: subscription_as_trigger(parse(Subscription, document)),
     broker_of=_channel_of,
     reply_of=lambda document: parse(Subscription, document).spec.reply,
     peers_finalizer=PEERS_CHANNEL_FINALIZER,
     infix="-channel",
     centralized=True,
-    stands_for=names.of_channel,
+    internal_name_of=names.of_channel,
 )
 
 
 def _source_as_broker(document: Document) -> Broker:
-    return Broker(**_resource(parse(Resource, {**document, "spec": None})))
+    return Broker(**_resource_fields(parse(Resource, {**document, "spec": None})))
 
 
 def _as_source(trigger: Trigger) -> SourceTrigger:
@@ -208,9 +209,9 @@ SOURCES: Final = Family(
     reply_of=lambda document: None,
     peers_finalizer=PEERS_SOURCE_FINALIZER,
     infix="-source",
-    stands_for=names.of_source,
-    of_egress=lambda trigger: _as_source(trigger).of_egress(),
-    volume_of=lambda trigger: _as_source(trigger).volume(),
+    internal_name_of=names.of_source,
+    egress_fields=lambda trigger: _as_source(trigger).egress_fields(),
+    credentials_volume_of=lambda trigger: _as_source(trigger).credentials_volume(),
     owns_group=False,
 )
 

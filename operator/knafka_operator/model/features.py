@@ -1,4 +1,4 @@
-"""Features: what Knative Eventing's ConfigMap `config-features` says, word by word."""
+"""Features: reads single values of Knative Eventing's ConfigMap `config-features`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from knafka.core.errors import InvalidDocument
 from knafka_operator.model.resources import ConfigMap
 
 EVENT_TYPES: Final = "eventtype-auto-create"
-"""Whether EventTypes are made of the events that Brokers and KafkaChannels take."""
+"""Feature: EventTypes are created for the events that Brokers and KafkaChannels accept."""
 
 
 def is_enabled(config: ConfigMap | None, name: str) -> bool:
@@ -17,8 +17,9 @@ def is_enabled(config: ConfigMap | None, name: str) -> bool:
     return config is not None and config.data.get(name, "").strip().lower() == "enabled"
 
 
-def feature(config: ConfigMap | None, name: str, words: Sequence[str], default: str) -> str:
-    """The word that is said of a feature. Raises `InvalidDocument` that names the ConfigMap."""
+def feature_value(config: ConfigMap | None, name: str, words: Sequence[str], default: str) -> str:
+    """The value of feature `name`, one of `words`, or `default` if it isn't set. Raises
+    `InvalidDocument` that names the ConfigMap."""
     word = ("" if config is None else config.data.get(name, "")).strip().lower() or default
     if word not in words:
         assert config is not None

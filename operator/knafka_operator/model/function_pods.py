@@ -62,7 +62,8 @@ a limit, as the process divides that memory among them."""
 
 @dataclass(frozen=True, slots=True)
 class FunctionPods:
-    """The same for all functions of an installation; resources apart, as dispatchers are many."""
+    """Pod fields of all functions of an installation, and the resources of each kind of
+    function."""
 
     spec: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the pod, as in Kubernetes."""
@@ -72,13 +73,14 @@ class FunctionPods:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> FunctionPods:
-        """Raises `InvalidDocument` that names the variable and the field."""
-        spec = _mapping(environment, POD)
+        """Read the `KNAFKA_POD` and `KNAFKA_…_RESOURCES` variables. Raises `InvalidDocument` that
+        names the variable and the field."""
+        spec = _yaml_mapping(environment, POD)
         for key, value in spec.items():
             if key not in _TYPES:
                 wanted = ", ".join(sorted(_TYPES))
                 raise InvalidDocument(POD, f"unknown field {key!s:.80}: want {wanted}")
-            _check(f"{POD}.{key}", value, _TYPES[key])
+            _check_type(f"{POD}.{key}", value, _TYPES[key])
         return cls(
             spec,
             _resources(environment, RECEIVER_RESOURCES),
@@ -88,7 +90,8 @@ class FunctionPods:
 
 
 def needed_features(message: str) -> str:
-    """What would allow the fields that Knative Serving says must not be set; empty: it names none.
+    """Advice on which features to enable, if Knative Serving refused pod fields by `message`; empty
+    if the message names none.
 
     It says `must not set the field(s): spec.template.spec.tolerations`.
     """
@@ -99,12 +102,12 @@ def needed_features(message: str) -> str:
     return f"set {keys} to enabled in ConfigMap config-features of Knative Serving, or change {POD}"
 
 
-def _mapping(environment: Mapping[str, str], name: str) -> dict[str, Any]:
+def _yaml_mapping(environment: Mapping[str, str], name: str) -> dict[str, Any]:
     try:
         found = yaml.safe_load(environment.get(name, "")) or {}
     except yaml.YAMLError as error:
         raise InvalidDocument(name, f"no YAML: {error!s:.300}") from None
-    _check(name, found, dict)
+    _check_type(name, found, dict)
     return dict(found)
 
 
@@ -113,12 +116,12 @@ def _resources(
 ) -> Mapping[str, Any]:
     if not environment.get(name, "").strip():
         return default
-    found = _mapping(environment, name)
+    found = _yaml_mapping(environment, name)
     for key, amounts in found.items():
         if key not in _RESOURCES:
             wanted = ", ".join(_RESOURCES)
             raise InvalidDocument(name, f"unknown field {key!s:.80}: want {wanted}")
-        _check(f"{name}.{key}", amounts, dict)
+        _check_type(f"{name}.{key}", amounts, dict)
         for resource, amount in amounts.items():
             if isinstance(amount, bool) or not isinstance(amount, str | int | float):
                 where = f"{name}.{key}.{resource!s:.80}"
@@ -126,7 +129,7 @@ def _resources(
     return found
 
 
-def _check(where: str, value: object, type_: type) -> None:
+def _check_type(where: str, value: object, type_: type) -> None:
     fits = isinstance(value, type_) and value
     if fits and isinstance(value, list):
         fits = all(isinstance(each, dict) for each in value)

@@ -1,4 +1,4 @@
-"""Tokens of functions: what the operator sends to be answered (decision 0038).
+"""Function tokens: the bearer tokens by which functions recognise the operator (decision 0038).
 
 The keys change while the operator runs (`runtime.function_keys`): during a rotation functions
 accept tokens of the old key and of the new one.
@@ -16,18 +16,19 @@ class FunctionTokens:
 
     def __init__(self, keys: Sequence[bytes] = ()) -> None:
         self.keys = keys
-        """The newest first; none: functions answer everybody."""
+        """The installation's keys, newest first; without keys functions answer everybody."""
 
     def bearers(self, url: str) -> list[str]:
-        """What to call the function at `url` with, the newest key's first: one that hasn't rolled
-        since a rotation knows the next."""
+        """The tokens to try at the function at `url`, the newest key's first: a function that
+        hasn't rolled since a key rotation accepts only an older one."""
         return [token_of(key, url) for key in self.keys]
 
     def verifiers(self, url: str) -> str:
-        """The value of `CALLERS` of the function at `url`; empty: it answers everybody."""
+        """The value of the variable `CALLERS` for the function at `url`; empty: it answers
+        everybody."""
         return verifiers_of(self.bearers(url))
 
 
 def authorization(bearer: str) -> dict[str, str]:
-    """The header that shows a token; none for an empty one."""
+    """The `Authorization` header for a bearer token; no header for an empty token."""
     return {"authorization": f"Bearer {bearer}"} if bearer else {}

@@ -19,7 +19,7 @@ deleted."""
 
 
 class Handler(StrEnum):
-    """The setting `KNAFKA_SUBSCRIPTIONS`."""
+    """Values of the setting `KNAFKA_SUBSCRIPTIONS`: who reconciles Subscriptions."""
 
     AUTO = "auto"
     """Knative Eventing's where it is installed, else ours."""
@@ -28,7 +28,7 @@ class Handler(StrEnum):
 
 
 def parse_handler(text: str, path: str) -> Handler:
-    """Raises `InvalidDocument`."""
+    """Parse a value of `KNAFKA_SUBSCRIPTIONS`. Raises `InvalidDocument`."""
     try:
         return Handler(text)
     except ValueError:
@@ -38,15 +38,16 @@ def parse_handler(text: str, path: str) -> Handler:
 
 @dataclass(slots=True)
 class Handling:
-    """What is declared, and what was seen of Knative Eventing."""
+    """Who reconciles Subscriptions, by the setting and by whether Knative Eventing is installed."""
 
     declared: Handler = Handler.AUTO
     seen: bool | None = False
-    """Whether it is installed; None: that isn't known yet."""
+    """Whether Knative Eventing is installed; None: not known yet."""
 
     @property
     def handler(self) -> Handler | None:
-        """`OWN` or `EVENTING`; None: it isn't known yet."""
+        """The controller that reconciles Subscriptions, `OWN` or `EVENTING`; None: not known
+        yet."""
         if self.declared is not Handler.AUTO:
             return self.declared
         if self.seen is None:
@@ -55,13 +56,14 @@ class Handling:
 
     @property
     def reason(self) -> str:
-        """Why it is so, as a sentence for people; empty where there is nothing to choose."""
+        """A sentence for people that says why that controller was chosen; empty if Knative Eventing
+        isn't installed, so that there was no choice."""
         setting = f"KNAFKA_SUBSCRIPTIONS={self.declared}"
         there = "Knative Eventing is here" if self.seen else "Knative Eventing was not seen here"
         if self.declared is Handler.AUTO and not self.seen:
             return ""
         if self.declared is Handler.OWN and not self.seen:
             return ""
-        who = "Knafka" if self.handler is Handler.OWN else "Knative Eventing's controller"
-        seen = f"{there} (CustomResourceDefinition {EVENTING_DEFINITION})"
-        return f"{who} adds Subscriptions to spec.subscribers: {seen}, and {setting}"
+        identity = "Knafka" if self.handler is Handler.OWN else "Knative Eventing's controller"
+        observed = f"{there} (CustomResourceDefinition {EVENTING_DEFINITION})"
+        return f"{identity} adds Subscriptions to spec.subscribers: {observed}, and {setting}"

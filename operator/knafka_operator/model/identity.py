@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 
 
 class Identity(NamedTuple):
-    """Namespace and name; the kind follows from where it stands."""
+    """Namespace and name of an object; its kind follows from the context."""
 
     namespace: str
     name: str
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Identity:
-        """That of an object as the API server has it."""
+        """The identity of a stored object."""
         metadata = document["metadata"]
         return cls(metadata["namespace"], metadata["name"])
 

@@ -23,7 +23,7 @@ class Isolation(StrEnum):
 
 
 def parse_isolation(text: str, path: str) -> Isolation:
-    """Raises `InvalidDocument`."""
+    """Parse `own`, `shared` or `auto`. Raises `InvalidDocument` with this path."""
     try:
         return Isolation(text)
     except ValueError:
@@ -32,6 +32,7 @@ def parse_isolation(text: str, path: str) -> Isolation:
 
 
 def declared_isolation(annotations: Mapping[str, str]) -> Isolation | None:
-    """What these annotations say; None: nothing. Raises `InvalidDocument`."""
+    """The isolation that an object's annotations declare; None: they declare none. Raises
+    `InvalidDocument`."""
     text = annotations.get(ISOLATION)
     return None if text is None else parse_isolation(text, annotation_path(ISOLATION))

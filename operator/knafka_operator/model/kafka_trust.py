@@ -29,7 +29,8 @@ AWS_SERVERS: Final = "KNAFKA_AWS_SERVERS"
 AWS_ROLES: Final = "KNAFKA_AWS_ROLES"
 
 _SERVER: Final = re.compile(r"[A-Za-z0-9.-]+:[0-9]{1,5}").fullmatch
-"""Others are matched by no pattern: librdkafka reads more into a server's name than we do."""
+"""A plain `host:port`. Other spellings match no pattern, since librdkafka interprets more of them
+than this expression."""
 _SERVER_PATTERN: Final = re.compile(r"[A-Za-z0-9.*-]+:[0-9]{1,5}").fullmatch
 _ROLE_PATTERN: Final = re.compile(
     r"arn:aws[a-z-]*:iam::[0-9]{12}:role/[A-Za-z0-9+=.@_/*-]+"
@@ -38,14 +39,15 @@ _ROLE_PATTERN: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class KafkaTrust:
-    """How far the operator goes for Secrets that aren't the installation's own."""
+    """What the operator does with Secrets that users wrote, as opposed to administrators."""
 
     local_addresses: bool = False
     """Whether token endpoints may be at addresses of the pod or the node."""
     aws_servers: Sequence[str] = ()
-    """Patterns of `host:port`, with `*` for any characters: who may get a token of our identity."""
+    """Patterns of `host:port`, with `*` for any characters: servers that may get a token of the
+    operator's AWS identity."""
     aws_roles: Sequence[str] = ()
-    """Patterns of ARNs: roles that it may take on for that."""
+    """Patterns of ARNs: roles that the operator may assume for such a token."""
 
     def check(self, servers: str, secret: Mapping[str, str] | None) -> None:
         """Refuse what a user's Secret can't have the operator do; raises `InvalidDocument`."""
@@ -76,7 +78,8 @@ class KafkaTrust:
 
 
 def endpoint_host(secret: Mapping[str, str]) -> str:
-    """The host of the token endpoint; empty: there is none, or it can't be read."""
+    """The host of a Secret's token endpoint; empty if the Secret names none or its URL is
+    invalid."""
     if secret.get(TOKEN_PROVIDER):
         return ""
     try:
@@ -86,7 +89,7 @@ def endpoint_host(secret: Mapping[str, str]) -> str:
 
 
 def refused_endpoint(why: str) -> InvalidDocument:
-    """Says what may be done about a token endpoint at such an address."""
+    """The error for a token endpoint at a local address; it says how to allow such addresses."""
     return InvalidDocument(
         TOKEN_ENDPOINT,
         f"not allowed: {why}; an administrator may allow these for everybody with "

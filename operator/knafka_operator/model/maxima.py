@@ -14,30 +14,31 @@ from typing import Final
 from knafka.core.errors import InvalidDocument
 from knafka_operator.model.resources import whole_number
 
-MOST: Final = 2**31 - 1
+LARGEST_INT32: Final = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Maxima:
-    """Of one installation."""
+    """The largest amounts that an installation grants, from the settings `KNAFKA_MAX_…`."""
 
     partitions: int = 1_000
-    """Kafka itself counts a cluster's in some hundred thousands."""
+    """Partitions of one topic. A whole Kafka cluster has some hundred thousand at most."""
     namespace_partitions: int = 10_000
     replication: int = 10
     scale: int = 100
-    """Twice the max-scale of who declares none."""
+    """Pods of one function; twice the default max-scale."""
     namespace_min_scale: int = 200
-    """Pods that run always, whether there is an event or not."""
+    """Sum of min-scale in a namespace: pods that always run, with or without events."""
     job_timeout: float = 172_800.0
-    """Seconds, eight times the default: as long one Job can keep others from its tables."""
+    """Seconds that one Job may take, and so keep other Jobs from its tables; eight times the
+    default."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Maxima:
         """Raises `InvalidDocument` that names the variable."""
 
         given = {
-            each.name: whole_number(environment[variable], variable, 1, MOST)
+            each.name: whole_number(environment[variable], variable, 1, LARGEST_INT32)
             for each in fields(cls)
             if (variable := f"KNAFKA_MAX_{each.name.upper()}") in environment
         }
@@ -45,26 +46,28 @@ class Maxima:
 
     def check_partitions(self, partitions: int, path: str) -> None:
         """Raises `InvalidDocument`."""
-        _check(partitions, self.partitions, path, "KNAFKA_MAX_PARTITIONS")
+        _refuse_above(partitions, self.partitions, path, "KNAFKA_MAX_PARTITIONS")
 
     def check_replication(self, replication: int, path: str) -> None:
         """Raises `InvalidDocument`."""
-        _check(replication, self.replication, path, "KNAFKA_MAX_REPLICATION")
+        _refuse_above(replication, self.replication, path, "KNAFKA_MAX_REPLICATION")
 
     def check_scale(self, pods: int, path: str) -> None:
         """Raises `InvalidDocument`."""
-        _check(pods, self.scale, path, "KNAFKA_MAX_SCALE")
+        _refuse_above(pods, self.scale, path, "KNAFKA_MAX_SCALE")
 
     def check_job_timeout(self, seconds: float, path: str) -> None:
         """Raises `InvalidDocument`."""
-        _check(seconds, self.job_timeout, path, "KNAFKA_MAX_JOB_TIMEOUT")
+        _refuse_above(seconds, self.job_timeout, path, "KNAFKA_MAX_JOB_TIMEOUT")
 
 
-UNLIMITED: Final = Maxima(MOST, MOST, MOST, MOST, MOST, MOST)
-"""Where no installation is known."""
+UNLIMITED: Final = Maxima(
+    LARGEST_INT32, LARGEST_INT32, LARGEST_INT32, LARGEST_INT32, LARGEST_INT32, LARGEST_INT32
+)
+"""Maxima for checks outside of an installation."""
 
 
-def _check(asked: float, most: float, path: str, setting: str) -> None:
+def _refuse_above(asked: float, most: float, path: str, setting: str) -> None:
     if asked > most:
         seconds = " seconds" if setting == "KNAFKA_MAX_JOB_TIMEOUT" else ""
         raise InvalidDocument(

@@ -30,7 +30,7 @@ from knafka.core.errors import InvalidDocument, KnafkaError
 MAX_TEMPLATE: Final = 500
 """Characters."""
 MAX_KNOWN: Final = 100
-"""Templates of one kind that are remembered; more are refused, so that no list grows for ever."""
+"""Number of templates of one kind that are remembered; further ones are refused."""
 
 _LITERAL = re.compile(r"[A-Za-z0-9._-]*").fullmatch
 
@@ -43,7 +43,7 @@ class NameTaken(KnafkaError):
         self.reason = reason
 
 
-class Named(NamedTuple):
+class NamedObject(NamedTuple):
     """The object that a topic or group is named for."""
 
     namespace: str
@@ -51,7 +51,8 @@ class Named(NamedTuple):
     uid: str = ""
 
     @classmethod
-    def of(cls, document: Mapping[str, Any]) -> Named:
+    def of(cls, document: Mapping[str, Any]) -> NamedObject:
+        """The named object of a stored document."""
         metadata = document["metadata"]
         return cls(metadata["namespace"], metadata["name"], metadata.get("uid", ""))
 
@@ -74,14 +75,14 @@ DEFAULTS: Final[Mapping[NameKind, str]] = {
     NameKind.CHANNEL_TOPIC: f"{names.CHANNELS}{{{{ .Namespace }}}}.{{{{ .Name }}}}",
     NameKind.TRIGGER_GROUP: f"{names.TRIGGERS}{{{{ .Namespace }}}}-{{{{ .Name }}}}",
 }
-"""Upstream's."""
+"""Upstream's default templates."""
 
-_OTHERS: Final[Mapping[NameKind, tuple[str, ...]]] = {
+_RESERVED_PREFIXES: Final[Mapping[NameKind, tuple[str, ...]]] = {
     NameKind.BROKER_TOPIC: (names.CHANNELS, names.OURS, "__"),
     NameKind.CHANNEL_TOPIC: (names.BROKERS, names.OURS, "__"),
     NameKind.TRIGGER_GROUP: ("kafka.", names.SOURCES, names.OURS, "__"),
 }
-"""What a name may not begin with: it would be one that others have."""
+"""Prefixes that a name of this kind may not have, as other objects' names begin so."""
 
 
 def normalized(kind: NameKind, text: str) -> str:
@@ -108,7 +109,7 @@ def normalized(kind: NameKind, text: str) -> str:
             f"invalid value: {text:.200}: every object would have the same name: want "
             "{{ .Namespace }} and {{ .Name }}, or {{ .UID }}",
         )
-    for prefix in _OTHERS[kind]:
+    for prefix in _RESERVED_PREFIXES[kind]:
         if template.startswith(prefix):
             raise InvalidDocument(
                 key, f"invalid value: {text:.200}: names that begin with {prefix} are others'"
@@ -116,13 +117,15 @@ def normalized(kind: NameKind, text: str) -> str:
     return template
 
 
-def rendered(template: str, of: Named) -> str:
-    """The name that a template gives to an object; empty where it has no UID yet."""
+def rendered(template: str, of: NamedObject) -> str:
+    """The name that a template gives to an object; empty if the template needs a UID that the
+    object doesn't have yet."""
     return names.rendered(template, *of)
 
 
 class Naming:
-    """The templates, as they are in force and as they were; changes while the operator runs."""
+    """The name templates in force and those that were in force before; they may change at run
+    time."""
 
     def __init__(self) -> None:
         self._in_force = dict(DEFAULTS)
@@ -131,7 +134,7 @@ class Naming:
         }
 
     def in_force(self, kind: NameKind) -> str:
-        """The template for what has no name yet."""
+        """The template that names new topics or groups of this kind."""
         return self._in_force[kind]
 
     def known(self, kind: NameKind) -> tuple[str, ...]:
@@ -145,12 +148,12 @@ class Naming:
         return list(dict.fromkeys(each for each in known if each not in DEFAULTS.values()))
 
     def remember(self, kind: NameKind, template: str) -> None:
-        """Objects may have got their names by this template, which is `normalized`."""
+        """Accept names made by this `normalized` template, in force or not, as an object's own."""
         if template not in self._known[kind]:
             self._known[kind] += (template,)
 
     def put_in_force(self, kind: NameKind, template: str) -> None:
-        """New objects get their names by this template, which is `normalized`."""
+        """Name new objects by this `normalized` template."""
         self.remember(kind, template)
         self._in_force[kind] = template
 
@@ -158,9 +161,9 @@ class Naming:
         """Whether new objects get upstream's usual names."""
         return self._in_force[kind] == DEFAULTS[kind]
 
-    def name(self, kind: NameKind, of: Named) -> str:
-        """The name of what has none yet; raises `InvalidDocument` for one that Kafka doesn't
-        take."""
+    def name(self, kind: NameKind, of: NamedObject) -> str:
+        """The name for a new topic or group of this object; raises `InvalidDocument` if the
+        template gives a name that Kafka doesn't accept or that is reserved."""
         template = self._in_force[kind]
         name = rendered(template, of)
         if kind is NameKind.CHANNEL_TOPIC and self.is_default(kind):
@@ -171,14 +174,14 @@ class Naming:
                 f"the template {template} gives {name:.300}: want at most {names.MAX_LENGTH} of "
                 "A-Z, a-z, 0-9, '.', '_' and '-'",
             )
-        if any(name.startswith(prefix) for prefix in _OTHERS[kind]):
+        if any(name.startswith(prefix) for prefix in _RESERVED_PREFIXES[kind]):
             raise InvalidDocument(
                 kind.value, f"the template {template} gives {name:.300}, a name that is others'"
             )
         return name
 
-    def is_own(self, kind: NameKind, name: str | None, of: Named) -> bool:
-        """Whether this object can have this name."""
+    def is_own(self, kind: NameKind, name: str | None, of: NamedObject) -> bool:
+        """Whether one of the known templates gives this name to this object."""
         if not name:
             return False
         if kind is NameKind.BROKER_TOPIC and names.is_broker_topic(name, of.namespace, of.name):
@@ -196,15 +199,15 @@ class Naming:
         )
 
 
-USUAL: Final = Naming()
-"""Of an installation that changes no template. Nobody changes this one."""
+DEFAULT_NAMING: Final = Naming()
+"""Upstream's templates, for installations that change none; this instance is never modified."""
 
 
 class AsRecorded(Naming):
-    """Takes any name that a status has for its owner's: for those that only look, and go by what
-    the operator has written."""
+    """Accepts every legal name in a status as the object's own, for read-only tools that rely on
+    what the operator has written."""
 
-    def is_own(self, kind: NameKind, name: str | None, of: Named) -> bool:
+    def is_own(self, kind: NameKind, name: str | None, of: NamedObject) -> bool:
         return name is not None and names.is_topic(name)
 
 

@@ -2,7 +2,7 @@
 
 A DeadLetterReplay sends events again, a DeadLetterPurge forgets them. Which ones is selected by
 fields alone, never by SQL: who may create one must run nothing of his own beside the credentials of
-the store. As strict as `resources`; `operation_of` reads one.
+the store. As strict as `resources`; `parse_operation` reads one.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from pydantic import AfterValidator, Field, model_validator
 
 from knafka.core.delivery import Reason
 from knafka.core.documents import parse, problem
-from knafka_operator.model.resources import Declared, Given, Metadata, Resource
+from knafka_operator.model.resources import Declared, Metadata, NonEmpty, Resource
 
 REPLAY: Final = "DeadLetterReplay"
 PURGE: Final = "DeadLetterPurge"
 OPERATIONS: Final = (REPLAY, PURGE)
-OF_OPERATION: Final = "knafka.dev/operation"
+OPERATION_LABEL: Final = "knafka.dev/operation"
 """Label of the Job that runs one: its UID."""
-OPERATION: Final = "knafka.dev/operation-name"
+OPERATION_ANNOTATION: Final = "knafka.dev/operation-name"
 """Annotation of that Job: kind, a slash and the name."""
 
 MAX_IDS: Final = 500
@@ -30,8 +30,8 @@ MAX_SELECT: Final = 50_000
 """Characters of a selection: it becomes one argument of a process."""
 
 
-def _moment(text: str) -> str:
-    """As the jobs read it: UTC unless it says otherwise."""
+def _utc_moment(text: str) -> str:
+    """Normalise an ISO 8601 time to UTC; a time without a zone is UTC, as the jobs read it."""
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
@@ -41,25 +41,25 @@ def _moment(text: str) -> str:
     return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC).isoformat()
 
 
-Moment: TypeAlias = Annotated[str, AfterValidator(_moment)]
+Moment: TypeAlias = Annotated[str, AfterValidator(_utc_moment)]
 """ISO 8601, in UTC."""
 
 
 class Select(Declared):
     """Which failures; every field that is set must fit. Named as the options of the jobs."""
 
-    trigger: Given | None = None
-    destination: Given | None = None
+    trigger: NonEmpty | None = None
+    destination: NonEmpty | None = None
     reason: Reason | None = None
     code: Annotated[int, Field(ge=100, le=999)] | None = None
-    summary: Given | None = None
-    type: Given | None = None
-    source: Given | None = None
-    ids: Annotated[tuple[Given, ...], Field(max_length=MAX_IDS)] = ()
-    """Of events: any of them; none means all."""
+    summary: NonEmpty | None = None
+    type: NonEmpty | None = None
+    source: NonEmpty | None = None
+    ids: Annotated[tuple[NonEmpty, ...], Field(max_length=MAX_IDS)] = ()
+    """Ids of events to select; empty selects all."""
     since: Moment | None = None
     until: Moment | None = None
-    """By when they last failed: since then or later, and before then."""
+    """Bounds of the time of the last failure: `since` is included, `until` is not."""
 
     @model_validator(mode="after")
     def _fits(self) -> Select:
@@ -69,13 +69,13 @@ class Select(Declared):
 
 
 class OperationSpec(Declared):
-    archive: Given
+    archive: NonEmpty
     """A DeadLetterArchive of the same namespace."""
     select: Select = Select()
     dry_run: bool = False
-    """Only say what would be done."""
+    """Whether the operation only reports what it would do."""
     ttl_seconds_after_finished: Annotated[int, Field(ge=0)] | None = None
-    """Seconds after which it is deleted, once it has ended; never if not given."""
+    """Seconds after its end at which the operation is deleted; None: never."""
 
 
 class ReplaySpec(OperationSpec):
@@ -85,7 +85,7 @@ class ReplaySpec(OperationSpec):
 
 class PurgeSpec(OperationSpec):
     unresolved: bool = False
-    """Also what is not resolved: it is given up."""
+    """Whether unresolved failures are purged, too."""
 
 
 class Created(Metadata):
@@ -105,8 +105,8 @@ class Purge(Resource):
 Operation: TypeAlias = Replay | Purge
 
 
-def operation_of(document: Mapping[str, Any]) -> Operation:
-    """Raises `InvalidDocument`."""
+def parse_operation(document: Mapping[str, Any]) -> Operation:
+    """Parse a DeadLetterReplay or DeadLetterPurge. Raises `InvalidDocument`."""
     if document["kind"] == REPLAY:
         return parse(Replay, document)
     return parse(Purge, document)

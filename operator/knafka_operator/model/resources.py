@@ -33,11 +33,11 @@ EXTERNAL_TOPIC: Final = "kafka.eventing.knative.dev/external.topic"
 DELIVERY_ORDER: Final = "kafka.eventing.knative.dev/delivery.order"
 AUTOSCALING: Final = "autoscaling.eventing.knative.dev/"
 """Prefix of `class`, `min-scale`, `max-scale`, `lag-threshold` and so on: see `scaler`."""
-OURS: Final = "knafka.dev/"
+KNAFKA_PREFIX: Final = "knafka.dev/"
 """Prefix of annotations that nobody else has; with `consumer.` or `producer.` before the name, of
 what a Trigger sets of its Kafka clients (`knafka.core.client_settings`)."""
-FINALIZER: Final = f"{OURS}finalizer"
-"""On all objects of ours."""
+FINALIZER: Final = f"{KNAFKA_PREFIX}finalizer"
+"""The finalizer that the operator puts on every object it reconciles."""
 MAX_IN_FLIGHT: Final = "knafka.dev/max-in-flight"
 """On a Trigger: attempts under way at once in one dispatcher. Ours, so in our domain."""
 PAUSED: Final = "knafka.dev/paused"
@@ -73,24 +73,24 @@ _NAME = re.compile(r"[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?").fullmatch
 _NAMESPACE = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?").fullmatch
 
 
-def _name(name: str) -> str:
+def _checked_name(name: str) -> str:
     if _NAME(name) is None or len(name) > MAX_NAME:
         raise problem(f"invalid value: {name:.80}: want a-z, 0-9, '-' or '.', at most {MAX_NAME}")
     return name
 
 
-def _namespace(name: str) -> str:
+def _checked_namespace(name: str) -> str:
     if _NAMESPACE(name) is None:
         raise problem(f"invalid value: {name:.80}: want a-z, 0-9 or '-', at most 63")
     return name
 
 
-Namespace: TypeAlias = Annotated[str, AfterValidator(_namespace)]
-Given: TypeAlias = Annotated[str, Field(min_length=1)]
+Namespace: TypeAlias = Annotated[str, AfterValidator(_checked_namespace)]
+NonEmpty: TypeAlias = Annotated[str, Field(min_length=1)]
 
 
 class Declared(Model):
-    """Part of a declared document; a field set to null is left out, as by the API server."""
+    """Part of a declared document; fields set to null are ignored, as by the API server."""
 
     @model_validator(mode="before")
     @classmethod
@@ -101,13 +101,13 @@ class Declared(Model):
 
 
 class Observed(Declared):
-    """Part of a document of which others may know more fields than we do."""
+    """Part of a document that may have fields unknown to Knafka."""
 
     model_config = ConfigDict(extra="ignore")
 
 
 class Metadata(Observed):
-    name: Annotated[str, AfterValidator(_name)]
+    name: Annotated[str, AfterValidator(_checked_name)]
     namespace: Annotated[Namespace, BeforeValidator(lambda value: value or "default")] = "default"
     uid: str = ""
     """Empty for a document that never was in a cluster."""
@@ -121,11 +121,11 @@ class Status(Observed):
 
 
 class KReference(Declared):
-    """A reference to an object; no namespace: that of the object it stands in (KN-TRG-12)."""
+    """A reference to an object; without a namespace, the referring object's applies (KN-TRG-12)."""
 
-    api_version: Given
-    kind: Given
-    name: Given
+    api_version: NonEmpty
+    kind: NonEmpty
+    name: NonEmpty
     namespace: Annotated[Namespace | None, BeforeValidator(lambda value: value or None)] = None
 
 
@@ -137,7 +137,7 @@ class AddressReference(KReference):
 
 
 def are_certificates(pem: str) -> bool:
-    """Whether an HTTP client can trust them: one certificate or more, as PEM."""
+    """Whether the text holds one or more PEM certificates that an HTTP client can trust."""
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=pem)
     except (ValueError, OSError):
@@ -156,12 +156,12 @@ class BrokerReference(Declared):
 
     api_version: str | None = None
     kind: str | None = None
-    name: Given
+    name: NonEmpty
     namespace: Annotated[Namespace | None, BeforeValidator(lambda value: value or None)] = None
 
 
 class Destination(Declared):
-    """Where to send: a reference, an absolute URL, or a URL relative to the reference (KN-DST)."""
+    """A destination: a reference, an absolute URL, or a URL relative to the reference (KN-DST)."""
 
     ref: AddressReference | None = None
     uri: str | None = None
@@ -205,7 +205,7 @@ class DeliverySpec(Declared, Delivery):
 
 
 class Resource(Declared):
-    """What all documents have: a type, metadata, and a status that only operators write."""
+    """The common part of all documents: type, metadata, and a status that only operators write."""
 
     api_version: str
     kind: str
@@ -219,8 +219,8 @@ class Resource(Declared):
 
 
 class _Type(Observed):
-    api_version: Given
-    kind: Given
+    api_version: NonEmpty
+    kind: NonEmpty
 
 
 class BrokerSpec(Declared):
@@ -233,7 +233,7 @@ class Broker(Resource):
 
 
 class TriggerSpec(Declared):
-    broker: Given
+    broker: NonEmpty
     """The Broker's name, `brokerRef`'s if it is referred to that way."""
     broker_ref: BrokerReference | None = None
     filter: DeclaredAttributes = AttributesFilter()
@@ -308,12 +308,12 @@ class Service(Resource):
 
     @property
     def annotations(self) -> Mapping[str, str]:
-        """Those of the Service and of its template; the template's win."""
+        """Annotations of the Service and of its template; the template's take precedence."""
         return {**self.metadata.annotations, **self.spec.template.metadata.annotations}
 
     @property
     def env(self) -> Mapping[str, str]:
-        """The environment of its containers; what comes from a `valueFrom` is empty."""
+        """Environment variables of its containers; those with a `valueFrom` are empty."""
         return {
             each.name: each.value
             for container in self.spec.template.spec.containers
@@ -327,11 +327,11 @@ KINDS: Final[Mapping[tuple[str, str], type[Broker | Trigger | ConfigMap | Servic
     (CORE, "ConfigMap"): ConfigMap,
     (SERVING, "Service"): Service,
 }
-"""By apiVersion and kind: what is read here."""
+"""The models of documents that `parse_resource` reads, by apiVersion and kind."""
 
 
 def parse_resource(document: object) -> Broker | Trigger | ConfigMap | Service | None:
-    """Read one declared document (decoded YAML or JSON); None: a kind that is none of ours.
+    """Parse one declared document (decoded YAML or JSON); None if its kind isn't in `KINDS`.
 
     Raises `InvalidDocument` with the path of the field: `spec.delivery.retry`.
     """
@@ -369,7 +369,8 @@ def annotation_path(key: str) -> str:
 
 
 def whole_number(text: str, path: str, minimum: int, maximum: int) -> int:
-    """An integer out of an annotation or a ConfigMap, where every value is text."""
+    """Parse an integer between `minimum` and `maximum` from an annotation or ConfigMap. Raises
+    `InvalidDocument` with this path."""
     digits = text.strip()
     # ASCII, since int() reads other scripts' digits too; short, since it refuses very long ones.
     if digits.isascii() and digits.isdigit() and len(digits) <= 10:

@@ -25,18 +25,18 @@ from knafka.core.sensor.contract import Conditions, Grace, SensorTrigger
 from knafka_operator.model.family import BROKERS, CHANNELS, Family
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import (
-    OURS,
+    KNAFKA_PREFIX,
     Declared,
     DeliverySpec,
     Destination,
-    Given,
+    NonEmpty,
     Resource,
 )
 
 KNAFKA: Final = "knafka.dev/v1alpha1"
-"""The apiVersion of what is ours alone."""
+"""The apiVersion of Knafka's own kinds."""
 SENSOR: Final = "Sensor"
-OF_SENSOR: Final = f"{OURS}sensor"
+SENSOR_NAME_KEY: Final = f"{KNAFKA_PREFIX}sensor"
 """On a Trigger or Subscription that delivers a Sensor's actions: the Sensor's name. A label, too,
 of what is made for it."""
 
@@ -45,7 +45,7 @@ _PART = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)")
 
 
 def go_seconds(text: str) -> float | None:
-    """Seconds of a duration in Go's form, `1m30s`; None: it is none."""
+    """Seconds of a duration in Go's form, such as `1m30s`; None if the text isn't one."""
     parts = _PART.findall(text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
         return None
@@ -62,7 +62,7 @@ GoDuration: TypeAlias = Annotated[str, AfterValidator(_duration)]
 
 
 class RetryStrategy(Declared):
-    """Argo's (BUS-S13)."""
+    """A trigger's retries, in Argo's words (BUS-S13)."""
 
     steps: Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)] = 1
     """Attempts, the first one included."""
@@ -76,22 +76,22 @@ class RetryStrategy(Declared):
 
 
 class DeadLetterTrigger(Declared):
-    """Who gets what could not be delivered (BUS-S13)."""
+    """The destination of events that could not be delivered (BUS-S13)."""
 
     subscriber: Destination
     at_least_once: Literal[True] = True
 
 
 class TriggerOfSensor(SensorTrigger, Declared):
-    """A condition, and who gets what has fired."""
+    """One trigger of a Sensor: its condition, and the destination of its firings."""
 
     subscriber: Destination
     reply: Destination | None = None
     """Where its replies go, on a KafkaChannel; None: nowhere. On a Broker they go to that."""
     delivery: DeliverySpec = DeliverySpec()
-    """How hard to try, as a Trigger says it (KN-DLV)."""
+    """Delivery options in a Trigger's words (KN-DLV)."""
     payload: Literal["event", "batch"] = "event"
-    """What is sent: an event with the events as its data, or those in batched mode."""
+    """`event`: one event with the events as its data; `batch`: the events in batched mode."""
     retry_strategy: RetryStrategy | None = None
     rate_limit: RateLimit | None = None
     dlq_trigger: DeadLetterTrigger | None = None
@@ -109,8 +109,8 @@ class TriggerOfSensor(SensorTrigger, Declared):
 
 
 def delivery_of(trigger: TriggerOfSensor, declared: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The delivery of its Trigger: `declared` is the trigger as it is stored, and what it says in
-    Argo's words is added to its `delivery`."""
+    """The `spec.delivery` of the Trigger made for a Sensor's trigger: the `delivery` of the stored
+    trigger `declared`, with its retries and dead-letter trigger translated from Argo's words."""
     delivery = dict(declared.get("delivery") or {})
     if (retries := trigger.retry_strategy) is not None:
         seconds = f"{go_seconds(retries.duration) or 0.0:.9f}".rstrip("0").rstrip(".")
@@ -123,9 +123,9 @@ def delivery_of(trigger: TriggerOfSensor, declared: Mapping[str, Any]) -> Mappin
 
 
 class SensorSpec(Conditions, Declared):
-    broker: Given = "default"
+    broker: NonEmpty = "default"
     """The bus: a Broker of the Sensor's namespace."""
-    channel: Given | None = None
+    channel: NonEmpty | None = None
     """The bus in place of a Broker: a KafkaChannel of the Sensor's namespace."""
     grace: Grace | None = None
     """Seconds by which the time of an event may be before that of one which was read already."""
@@ -134,9 +134,14 @@ class SensorSpec(Conditions, Declared):
     @model_validator(mode="before")
     @classmethod
     def _within_limits(cls, document: object) -> object:
-        """Before anything is parsed: what its dependencies and triggers decide by, together."""
-        dependencies, triggers = _entries(document, "dependencies"), _entries(document, "triggers")
-        filters = [each for dependency in dependencies for each in _entries(dependency, "filters")]
+        """Refuse filters and conditions that are too large together, before they are parsed."""
+        dependencies, triggers = (
+            _objects_in(document, "dependencies"),
+            _objects_in(document, "triggers"),
+        )
+        filters = [
+            each for dependency in dependencies for each in _objects_in(dependency, "filters")
+        ]
         if (too_much := beyond_limits(filters)) is not None:
             raise problem(f"of all dependencies: {too_much}", "dependencies")
         expressions = [
@@ -159,8 +164,8 @@ class SensorSpec(Conditions, Declared):
         return self
 
 
-def _entries(document: object, name: str) -> list[Mapping[str, Any]]:
-    """Of a list in a document of any shape, what is an object."""
+def _objects_in(document: object, name: str) -> list[Mapping[str, Any]]:
+    """The objects in the list `name` of a document; other elements and other types are left out."""
     declared = document.get(name) if isinstance(document, Mapping) else None
     entries = declared if isinstance(declared, list | tuple) else ()
     return [each for each in entries if isinstance(each, Mapping)]
@@ -171,6 +176,7 @@ class Sensor(Resource):
 
     @property
     def bus(self) -> Bus:
+        """The Broker or KafkaChannel that the Sensor reads."""
         namespace, spec = self.metadata.namespace, self.spec
         if spec.channel is not None:
             return Bus(CHANNELS, Identity(namespace, spec.channel))
@@ -178,13 +184,13 @@ class Sensor(Resource):
 
 
 class Bus(NamedTuple):
-    """Whose topic a Sensor reads."""
+    """The Broker or KafkaChannel whose topic a Sensor reads."""
 
     family: Family
-    who: Identity
+    identity: Identity
 
     def __str__(self) -> str:
-        return f'{self.family.broker} "{self.who.name}"'
+        return f'{self.family.broker} "{self.identity.name}"'
 
 
 def bus_of(sensor: Mapping[str, Any]) -> Bus:

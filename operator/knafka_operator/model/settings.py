@@ -257,7 +257,9 @@ class Settings:
             broker_defaults=environment.get("KNAFKA_BROKER_DEFAULTS", BROKER_DEFAULTS),
             features=environment.get("KNAFKA_FEATURES", FEATURES),
             kafka_features=environment.get("KNAFKA_KAFKA_FEATURES", KAFKA_FEATURES),
-            trust_bundles=_trust_bundles(environment.get("KNAFKA_TRUST_BUNDLES", "").strip()),
+            trust_bundles=_trust_bundles_namespace(
+                environment.get("KNAFKA_TRUST_BUNDLES", "").strip()
+            ),
             project_secrets=flag("KNAFKA_PROJECT_SECRETS"),
             cluster_domain=environment.get("KNAFKA_CLUSTER_DOMAIN", "cluster.local"),
             pods=FunctionPods.from_environment(environment),
@@ -297,7 +299,7 @@ class Settings:
             console_url=_console_url(environment.get("KNAFKA_CONSOLE_URL", "").strip()),
             trace_url=trace_url(environment),
             maxima=Maxima.from_environment(environment),
-            allowed_servers=_servers(environment.get("KNAFKA_ALLOWED_SERVERS", "*")),
+            allowed_servers=_server_patterns(environment.get("KNAFKA_ALLOWED_SERVERS", "*")),
         )
 
 
@@ -308,14 +310,14 @@ def _console_url(text: str) -> str:
     return text
 
 
-def _trust_bundles(text: str) -> str:
+def _trust_bundles_namespace(text: str) -> str:
     if text and re.fullmatch(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?", text) is None:
         wanted = "want the name of a namespace, such as knative-eventing"
         raise InvalidDocument("KNAFKA_TRUST_BUNDLES", f"invalid value: {text:.80}: {wanted}")
     return text
 
 
-def _servers(text: str) -> tuple[str, ...]:
+def _server_patterns(text: str) -> tuple[str, ...]:
     patterns = tuple(each.strip().lower() for each in text.split(",") if each.strip())
     for each in patterns:
         # What stands for any server has no port to it.

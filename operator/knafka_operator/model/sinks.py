@@ -9,24 +9,24 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from knafka_operator.model.resources import Declared, Given, Observed, Resource
-from knafka_operator.model.sources import somebodys_topic
+from knafka_operator.model.resources import Declared, NonEmpty, Observed, Resource
+from knafka_operator.model.sources import checked_user_topic
 
 SINKS_VERSION: Final = "eventing.knative.dev/v1alpha1"
 KAFKA_SINK: Final = "KafkaSink"
 TOPIC_OWNER: Final = "eventing.knative.dev/topic.owner"
 """Key of `status.annotations`, upstream's: `MADE`, or `EXTERNAL`."""
 MADE: Final = "kafkasink-controller"
-"""The topic was made for this sink, and goes with it."""
+"""The topic was created for this sink and is deleted with it."""
 EXTERNAL: Final = "external"
-"""The topic is somebody's: it is never made, changed or deleted."""
+"""The topic belongs to somebody else: it is never created, changed or deleted."""
 
 DEFAULT_MODE: Final = "binary"
 ContentMode: TypeAlias = Literal["binary", "structured"]
 
 
 class SinkSecretName(Observed):
-    name: Given
+    name: NonEmpty
 
 
 class SinkSecret(Declared):
@@ -39,10 +39,10 @@ class SinkAuth(Declared):
 
 
 class KafkaSinkSpec(Declared):
-    topic: Annotated[Given, AfterValidator(somebodys_topic)]
+    topic: Annotated[NonEmpty, AfterValidator(checked_user_topic)]
     num_partitions: Annotated[int, Field(gt=0, le=2**31 - 1, strict=True)] | None = None
     replication_factor: Annotated[int, Field(gt=0, le=32_767, strict=True)] | None = None
-    bootstrap_servers: Annotated[tuple[Given, ...], Field(min_length=1)]
+    bootstrap_servers: Annotated[tuple[NonEmpty, ...], Field(min_length=1)]
     content_mode: Annotated[ContentMode, BeforeValidator(lambda given: given or DEFAULT_MODE)] = (
         "binary"
     )
@@ -50,7 +50,7 @@ class KafkaSinkSpec(Declared):
 
     @property
     def makes_topic(self) -> bool:
-        """Whether the topic is to be made where it isn't there, as upstream has it."""
+        """Whether a missing topic is created: if both counts are declared, as upstream does."""
         return self.num_partitions is not None and self.replication_factor is not None
 
 

@@ -1,7 +1,7 @@
 """KafkaSource as declared, as far as Knafka reads it, and as the Trigger that it is read as.
 
-A source is a Trigger without filters of topics that are nobody's Broker's: `as_trigger` says so in
-the annotations that a Trigger has for it. What no Trigger can say is in `SourceTrigger`.
+A source is a Trigger without filters of topics that are nobody's Broker's: `source_as_trigger` says
+so in the annotations that a Trigger has for it. What no Trigger can say is in `SourceTrigger`.
 
 Not here: what a webhook fills in, and what may not change (`admission`).
 """
@@ -27,7 +27,7 @@ from knafka_operator.model.resources import (
     Declared,
     DeliverySpec,
     Destination,
-    Given,
+    NonEmpty,
     Observed,
     Resource,
     Trigger,
@@ -37,7 +37,7 @@ from knafka_operator.model.resources import (
 SOURCES_VERSION: Final = "sources.knative.dev/v1"
 KAFKA_SOURCE: Final = "KafkaSource"
 KEY_TYPE: Final = "kafkasources.sources.knative.dev/key-type"
-"""On a KafkaSource, a label: what its records' keys are."""
+"""Label of a KafkaSource: the type of its records' keys, one of `KEY_TYPES`."""
 KEY_TYPES: Final = ("string", "int", "float", "byte-array")
 
 PEERS_SOURCE_FINALIZER: Final = "kafkasources.sources.knative.dev"
@@ -47,15 +47,15 @@ _OTHERS_TOPICS: Final = (names.BROKERS, names.CHANNELS, names.OURS, "__")
 """What the names of topics begin with whose events are their namespace's: a dispatcher may reach a
 Kafka that nobody else there does. Brokers' events are for Triggers."""
 _OF_SUBSCRIPTION = re.compile(r"kafka\..+\.[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}").fullmatch
-"""As `names.subscription_group` gives them."""
+"""Matches group names made by `names.subscription_group`."""
 
 DEFAULT_OFFSET: Final = "latest"
 DEFAULT_ORDER: Final = "ordered"
 
 
 class SecretKey(Observed):
-    name: Given
-    key: Given
+    name: NonEmpty
+    key: NonEmpty
 
 
 class SecretValue(Observed):
@@ -64,8 +64,9 @@ class SecretValue(Observed):
     secret_key_ref: SecretKey | None = None
 
 
-def _needs(of: Declared, *fields: str) -> None:
-    """What is enabled and can't work; upstream finds that out as it connects."""
+def _require_secret_keys(of: Declared, *fields: str) -> None:
+    """Refuse enabled credentials that lack one of these keys; upstream only notices on
+    connecting."""
     values = [(each, getattr(of, each)) for each in fields]
     if missing := [name for name, value in values if value.secret_key_ref is None]:
         raise problem("missing field(s)", *(f"{name}.secretKeyRef" for name in missing))
@@ -81,7 +82,7 @@ class Sasl(Declared):
     @model_validator(mode="after")
     def _can_work(self) -> Self:
         if self.enable:
-            _needs(self, "user", "password")
+            _require_secret_keys(self, "user", "password")
         return self
 
 
@@ -94,7 +95,7 @@ class SourceTls(Declared):
     @model_validator(mode="after")
     def _can_work(self) -> Self:
         if self.enable and (self.cert.secret_key_ref or self.key.secret_key_ref):
-            _needs(self, "cert", "key")
+            _require_secret_keys(self, "cert", "key")
         return self
 
 
@@ -114,7 +115,8 @@ class CloudEventOverrides(Declared):
 
 
 class Credential(NamedTuple):
-    """One value that a Secret has, and what it is called in a Secret for Kafka (`kafka_secret`)."""
+    """One value of a user's Secret, with the name that it has in a Secret for Kafka
+    (`kafka_secret`)."""
 
     name: str
     path: str
@@ -123,32 +125,33 @@ class Credential(NamedTuple):
     key: str
 
 
-def somebodys_topic(topic: str) -> str:
-    """The name of a topic that a KafkaSource or KafkaSink may have; another is refused."""
+def checked_user_topic(topic: str) -> str:
+    """Validate a topic name of a KafkaSource or KafkaSink; returns it. Names of Knafka's or Kafka's
+    own topics are refused."""
     if not names.is_topic(topic):
         raise problem(f"invalid value: {topic:.300}: want a topic's name")
     if topic.startswith(_OTHERS_TOPICS):
-        raise problem(_others_topic(topic))
+        raise problem(_internal_topic_message(topic))
     return topic
 
 
-def check_topics(topics: Iterable[str], is_taken: Callable[[str], bool], path: str) -> None:
-    """Refuse topics that a Broker or KafkaChannel has, whose names may be by a template: of these
-    no prefix tells. Raises `InvalidDocument`."""
+def refuse_taken_topics(topics: Iterable[str], is_taken: Callable[[str], bool], path: str) -> None:
+    """Refuse topics of a Broker or KafkaChannel. Names made by an installation's template have no
+    known prefix, so `is_taken` looks them up. Raises `InvalidDocument`."""
     for topic in filter(is_taken, topics):
-        raise InvalidDocument(path, _others_topic(topic))
+        raise InvalidDocument(path, _internal_topic_message(topic))
 
 
-def _others_topic(topic: str) -> str:
+def _internal_topic_message(topic: str) -> str:
     wanted = "want no topic of a Broker, a KafkaChannel, Knafka or Kafka itself"
     return f"invalid value: {topic:.300}: {wanted}"
 
 
-def _topics(topics: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(map(somebodys_topic, topics)))
+def _checked_topics(topics: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(map(checked_user_topic, topics)))
 
 
-def _group(group: str) -> str:
+def _checked_group(group: str) -> str:
     if group.startswith((names.TRIGGERS, names.OURS)) or _OF_SUBSCRIPTION(group):
         raise problem(
             f"invalid value: {group:.253}: want a group that is no Trigger's, Subscription's or "
@@ -157,23 +160,27 @@ def _group(group: str) -> str:
     return group
 
 
-def _default(value: str) -> BeforeValidator:
-    """An empty text is one that isn't there, as upstream has it."""
+def _default_if_empty(value: str) -> BeforeValidator:
+    """A validator that replaces an empty text by `value`, as upstream does."""
     return BeforeValidator(lambda given: value if given == "" else given)
 
 
-_Texts: TypeAlias = Annotated[tuple[Given, ...], Field(min_length=1)]
+_Texts: TypeAlias = Annotated[tuple[NonEmpty, ...], Field(min_length=1)]
 
 
 class KafkaSourceSpec(Declared):
-    topics: Annotated[_Texts, AfterValidator(_topics)]
+    topics: Annotated[_Texts, AfterValidator(_checked_topics)]
     """Each once."""
     bootstrap_servers: _Texts
     net: Net = Net()
-    consumer_group: Annotated[str, AfterValidator(_group)] = ""
-    """Empty: no webhook was there to write one, see `group_of`."""
-    initial_offset: Annotated[Literal["earliest", "latest"], _default(DEFAULT_OFFSET)] = "latest"
-    ordering: Annotated[Literal["ordered", "unordered"], _default(DEFAULT_ORDER)] = "ordered"
+    consumer_group: Annotated[str, AfterValidator(_checked_group)] = ""
+    """Empty if no webhook has written a default; see `consumer_group_of`."""
+    initial_offset: Annotated[Literal["earliest", "latest"], _default_if_empty(DEFAULT_OFFSET)] = (
+        "latest"
+    )
+    ordering: Annotated[Literal["ordered", "unordered"], _default_if_empty(DEFAULT_ORDER)] = (
+        "ordered"
+    )
     delivery: DeliverySpec = DeliverySpec()
     consumers: Annotated[int, Field(ge=0, le=2**31 - 1, strict=True)] | None = None
     """Dispatchers at most; 0 pauses it, None: as many as a Trigger may have."""
@@ -197,8 +204,8 @@ class SourceTrigger(Trigger):
 
     source: KafkaSource
 
-    def of_egress(self) -> Mapping[str, Any]:
-        """What its Egress says that no other Trigger's does."""
+    def egress_fields(self) -> Mapping[str, Any]:
+        """The fields of the source's Egress that other Triggers don't have."""
         spec, metadata = self.source.spec, self.metadata
         source = f"/apis/v1/namespaces/{metadata.namespace}/kafkasources/{metadata.name}"
         conversion = {
@@ -208,38 +215,40 @@ class SourceTrigger(Trigger):
         }
         return {
             "kind": KAFKA_SOURCE,
-            "group": group_of(self.source),
+            "group": consumer_group_of(self.source),
             "more_topics": spec.topics[1:],
             "conversion": parse(Conversion, conversion),
             # Its topics are somebody's, and who else reads them isn't known.
             "shares_topic": False,
         }
 
-    def volume(self) -> Mapping[str, Any] | None:
-        """The volume with its credentials, as files by the names of a Secret for Kafka."""
-        found = list(credentials(self.source.spec.net))
+    def credentials_volume(self) -> Mapping[str, Any] | None:
+        """The volume that mounts the source's credentials as files, named as in a Secret for Kafka;
+        None: it needs none."""
+        found = list(required_credentials(self.source.spec.net))
         if not found:
             return None
         return {
             "projected": {
                 "sources": [
-                    {"secret": {"name": each.secret, "items": [_item(each)]}} for each in found
+                    {"secret": {"name": each.secret, "items": [_volume_item(each)]}}
+                    for each in found
                 ]
             }
         }
 
 
-def _item(credential: Credential) -> Mapping[str, str]:
+def _volume_item(credential: Credential) -> Mapping[str, str]:
     return {"key": credential.key, "path": credential.name}
 
 
-def group_of(source: KafkaSource) -> str:
-    """The consumer group that reads its topics."""
+def consumer_group_of(source: KafkaSource) -> str:
+    """The consumer group that reads the source's topics."""
     return source.spec.consumer_group or f"{names.SOURCES}{source.metadata.uid}"
 
 
-def credentials(net: Net) -> Iterator[Credential]:
-    """Those that the source's connection needs; one that isn't enabled needs none."""
+def required_credentials(net: Net) -> Iterator[Credential]:
+    """Yield the credentials that a source's connection needs; disabled SASL or TLS needs none."""
     sasl, tls = net.sasl, net.tls
     of_sasl = {"user": sasl.user, "password": sasl.password, "sasl.mechanism": sasl.type}
     of_tls = {"user.crt": tls.cert, "user.key": tls.key, "ca.crt": tls.ca_cert}
@@ -250,16 +259,16 @@ def credentials(net: Net) -> Iterator[Credential]:
             yield Credential(name, f"spec.net.{path}.secretKeyRef", ref.name, ref.key)
 
 
-def protocol(net: Net) -> str | None:
-    """Kafka's name of how it is connected to; None: in plain, without credentials."""
+def security_protocol(net: Net) -> str | None:
+    """Kafka's `security.protocol` for a source's connection; None: plaintext without SASL."""
     channel = "SSL" if net.tls.enable else "PLAINTEXT"
     if net.sasl.enable:
         return f"SASL_{channel}"
     return channel if net.tls.enable else None
 
 
-def as_trigger(document: Mapping[str, Any]) -> SourceTrigger:
-    """Raises `InvalidDocument`."""
+def source_as_trigger(document: Mapping[str, Any]) -> SourceTrigger:
+    """Parse a KafkaSource as a Trigger. Raises `InvalidDocument`."""
     source = parse(KafkaSource, document)
     spec, annotations = source.spec, dict(source.metadata.annotations)
     annotations[START] = spec.initial_offset

@@ -15,29 +15,30 @@ Shared dispatchers are their Broker's."""
 
 
 class FunctionTracing:
-    """The one setting that changes while the operator runs."""
+    """The functions' tracing variables, which may change while the operator runs."""
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
-        self.wanted: Mapping[str, str] = environment or {}
+        self.desired: Mapping[str, str] = environment or {}
         """Names and values of the variables; empty: no traces."""
         self._kept: dict[Owner, Mapping[str, str]] = {}
-        """Of those whose turn hasn't come, what they had before."""
+        """The previous variables of owners that haven't been admitted to the new ones yet."""
 
     def of(self, owner: Owner) -> Mapping[str, str]:
-        """What the environment of its Services says of traces now."""
-        return self._kept.get(owner, self.wanted)
+        """The tracing variables that an owner's Services have now."""
+        return self._kept.get(owner, self.desired)
 
-    def begin(self, wanted: Mapping[str, str], owners: Iterable[Owner]) -> None:
-        """What is `wanted` from now on, for these each when `admit` says so, for others at once."""
+    def begin_rollout(self, wanted: Mapping[str, str], owners: Iterable[Owner]) -> None:
+        """Set the desired variables; these owners keep their previous ones until `admit` is
+        called."""
         kept = {owner: self.of(owner) for owner in owners}
         self._kept = {owner: had for owner, had in kept.items() if had != wanted}
-        self.wanted = wanted
+        self.desired = wanted
 
     def admit(self, owner: Owner) -> None:
-        """It has its turn."""
+        """Give an owner the desired variables."""
         self._kept.pop(owner, None)
 
     @property
-    def waiting(self) -> list[Owner]:
-        """Those whose turn hasn't come."""
+    def pending_owners(self) -> list[Owner]:
+        """Owners that still have their previous variables."""
         return list(self._kept)

@@ -27,12 +27,12 @@ from knafka_operator.decide.archive_manifests import BATCH, COORDINATION
 from knafka_operator.decide.effects import Create, Effect
 from knafka_operator.decide.status import EXPECTED, NotReady
 from knafka_operator.decide.steps import Step
-from knafka_operator.model.archives import ARCHIVE, OF_ARCHIVE, DeadLetterArchive, Storage
+from knafka_operator.model.archives import ARCHIVE, ARCHIVE_LABEL, DeadLetterArchive, Storage
 from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.family import BROKERS
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.maxima import Maxima
-from knafka_operator.model.operations import OF_OPERATION
+from knafka_operator.model.operations import OPERATION_LABEL
 from knafka_operator.model.resources import CORE
 from knafka_operator.model.sensors import KNAFKA
 from knafka_operator.model.settings import Settings
@@ -41,13 +41,13 @@ from knafka_operator.reconcile.kind import Kind, Reconciler
 from knafka_operator.reconcile.operations import Operations, jobs_of, last_pods
 from knafka_operator.reconcile.state import States
 from knafka_operator.reconcile.work_queue import Key
-from knafka_operator.scale.dead_letters import DeadLetters, Waiting
+from knafka_operator.scale.dead_letters import UncompactedCounts, UncompactedDeadLetters
 from knafka_operator.scale.kafka_clusters import KafkaCluster
 
 Observed = ObservedArchive[KafkaCluster]
 
-AT_WORK: Final = ("Queued", "Running", "Ending", "Failing")
-"""Phases of an archive that is looked at in its own time, though it isn't Ready."""
+WORKING_PHASES: Final = ("Queued", "Running", "Ending", "Failing")
+"""Phases in which an archive sets its own time until it is reconciled again, though not Ready."""
 
 
 def _now() -> datetime:
@@ -55,21 +55,21 @@ def _now() -> datetime:
 
 
 @dataclass(eq=False, slots=True)
-class _Record:
-    """One archive, beyond what is stored of it."""
+class _ArchiveRecord:
+    """What is kept in memory of one archive."""
 
-    of: Identity
-    waiting: Waiting = field(default_factory=Waiting)
+    archive: Identity
+    waiting: UncompactedCounts = field(default_factory=UncompactedCounts)
     kafka: KafkaCluster | None = None
-    """Where its group is: its Broker may go before it does."""
+    """The Kafka with its group, as its Broker may be deleted first."""
     group: str = ""
     at_rest: bool = False
     """Whether there was no Job of its own and no Lease when that was last asked."""
-    again: float = deciding.LOOK
+    requeue_after: float = deciding.RECHECK_SECONDS
 
 
 @dataclass(eq=False)
-class Archives(Reconciler[Observed, deciding.ArchiveDecision, _Record], Kind):
+class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], Kind):
     """All DeadLetterArchives."""
 
     api_version = KNAFKA
@@ -81,46 +81,50 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _Record], Kind):
     effects: Effects
     is_our_broker: Callable[[Document], bool]
     now: Callable[[], datetime] = _now
-    _dead_letters: DeadLetters = field(default_factory=DeadLetters)
-    _records: dict[str, _Record] = field(default_factory=dict)
+    _dead_letters: UncompactedDeadLetters = field(default_factory=UncompactedDeadLetters)
+    _records: dict[str, _ArchiveRecord] = field(default_factory=dict)
     """By UID."""
     operations: Operations = field(init=False)
-    """What else is asked of their tables."""
+    """The operations on the archives' tables."""
 
     def __post_init__(self) -> None:
         self.operations = Operations(self.cluster, self.effects, lambda: self.now())
 
     def remember(self, document: Document) -> object:
-        return self.record_of(document)
+        """Create the archive's record, so that its Jobs' changes find it."""
+        return self.ensure_record(document)
 
-    def at(self) -> str:
-        return archive_runs.written(self.now())
+    def timestamp(self) -> str:
+        """The time, RFC 3339."""
+        return archive_runs.timestamp(self.now())
 
     async def forget(self, document: Document) -> None:
+        """Drop the archive's record."""
         self._records.pop(document["metadata"].get("uid", ""), None)
 
     def on_job(self, job: Document) -> list[Key]:
-        """A Job as it is now, or was last: the archive, and the operation, that it is of."""
+        """Note that a Job has changed; returns the keys of its archive and of its operation."""
         labels, keys = job["metadata"].get("labels") or {}, list[Key]()
-        if (record := self._records.get(labels.get(OF_ARCHIVE, ""))) is not None:
+        if (record := self._records.get(labels.get(ARCHIVE_LABEL, ""))) is not None:
             record.at_rest = False
-            keys.append((ARCHIVE, *record.of))
-        if (key := self.operations.on_job(labels.get(OF_OPERATION, ""))) is not None:
+            keys.append((ARCHIVE, *record.archive))
+        if (key := self.operations.on_job(labels.get(OPERATION_LABEL, ""))) is not None:
             keys.append(key)
         return keys
 
-    def again(self, document: Document, now: Mapping[str, Any]) -> float | None:
-        """Also one that isn't Ready is looked at in its own time: what waits for it grows."""
-        is_ready = statuses.summary(now["conditions"]).get("status") == "True"
-        waits = not is_ready and now.get("phase") not in AT_WORK
-        return None if waits else self.record_of(document).again
+    def requeue_after(self, document: Document, now: Mapping[str, Any]) -> float | None:
+        """Seconds that the last decision set, also for some archives that aren't Ready, since
+        their dead letters grow."""
+        is_ready = statuses.ready_condition(now["conditions"]).get("status") == "True"
+        waits = not is_ready and now.get("phase") not in WORKING_PHASES
+        return None if waits else self.ensure_record(document).requeue_after
 
     async def delete(self, document: Document) -> None:
-        """End its Job, let go of the Lease, and forget its group; the tables stay.
+        """Delete an archive's Job, its Lease and its consumer group; the tables stay.
 
-        Raises `NotReady` while a pod of its Job is there still, `LogError` and `ClusterError`.
+        Raises `NotReady` while a pod of the Job still exists, `LogError` and `ClusterError`.
         """
-        record = self.record_of(document)
+        record = self.ensure_record(document)
         jobs = await self._jobs(document)
         for each in jobs:
             if "deletionTimestamp" not in each["metadata"]:
@@ -128,79 +132,92 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _Record], Kind):
         if jobs and (left := await self._jobs(document)):
             message = f"Job {left[0]['metadata']['name']} is being ended"
             raise NotReady("Waiting", message, transient=True)
-        if (lease := await self._lease(document)) is not None:
-            if lease["spec"].get("holderIdentity") == deciding.holder(document):
+        if (lease := await self._stored_lease(document)) is not None:
+            if lease["spec"].get("holderIdentity") == deciding.lease_holder(document):
                 await self.cluster.delete(COORDINATION, "Lease", *Identity.of(lease))
         if record.kafka is not None and record.group:
             await record.kafka.topics.delete_group(record.group)
 
     # Observe.
 
-    def record_of(self, document: Document) -> _Record:
+    def ensure_record(self, document: Document) -> _ArchiveRecord:
+        """The archive's record, created if needed."""
         uid = document["metadata"].get("uid", "")
         if (record := self._records.get(uid)) is None:
-            record = self._records[uid] = _Record(Identity.of(document))
+            record = self._records[uid] = _ArchiveRecord(Identity.of(document))
         return record
 
-    async def observe(self, document: Document, record: _Record) -> Observed:
-        declared = _parsed(document, self.settings.maxima)
-        seen: Observed = ObservedArchive(document, declared, document.get("status") or {})
-        if isinstance(seen.archive, DeadLetterArchive):
-            seen = await self._observe_declared(seen, seen.archive, record)
-        if not record.at_rest or self.decide(seen, record).effects:
-            seen = await self._with_jobs(seen, record)
-        return seen
+    async def observe(self, document: Document, record: _ArchiveRecord) -> Observed:
+        """Read what the decision needs; Jobs and Lease only if there may be any."""
+        declared = _parse_or_error(document, self.settings.maxima)
+        observed: Observed = ObservedArchive(document, declared, document.get("status") or {})
+        if isinstance(observed.archive, DeadLetterArchive):
+            observed = await self._observe_declared(observed, observed.archive, record)
+        if not record.at_rest or self.decide(observed, record).effects:
+            observed = await self._with_jobs(observed, record)
+        return observed
 
-    def stored_status(self, seen: Observed) -> Mapping[str, Any]:
-        return seen.status
+    def stored_status(self, observed: Observed) -> Mapping[str, Any]:
+        """The status including what effects have written."""
+        return observed.status
 
-    def decide(self, seen: Observed, record: _Record) -> deciding.ArchiveDecision:
-        decision = deciding.decide(seen, self.settings, self.now())
-        record.again = decision.again
+    def decide(self, observed: Observed, record: _ArchiveRecord) -> deciding.ArchiveDecision:
+        """Decide by what was observed, and remember when to reconcile again."""
+        decision = deciding.decide(observed, self.settings, self.now())
+        record.requeue_after = decision.requeue_after
         return decision
 
     async def _observe_declared(
-        self, seen: Observed, archive: DeadLetterArchive, record: _Record
+        self, observed: Observed, archive: DeadLetterArchive, record: _ArchiveRecord
     ) -> Observed:
         broker = Identity(archive.metadata.namespace, archive.spec.broker)
         state, stored = self.states.broker_state(broker), None
         if state is None:
             stored = await self.cluster.get(BROKERS.broker_version, BROKERS.broker, *broker)
-        storage, uid = await self._storage(archive)
-        mine = archive.metadata.uid, manifests.root(broker.namespace, archive.spec.storage), uid
+        storage, uid = await self._storage_problem(archive)
+        mine = (
+            archive.metadata.uid,
+            manifests.storage_root(broker.namespace, archive.spec.storage),
+            uid,
+        )
         group = names.archive_group(broker.namespace, archive.metadata.name, *mine, broker.name)
-        seen = replace(
-            seen,
+        observed = replace(
+            observed,
             broker=state,
             stored_broker=stored,
-            ours=stored is None or self.is_our_broker(stored),
+            broker_is_ours=stored is None or self.is_our_broker(stored),
             storage=storage,
             group=group,
         )
-        return await self._with_operations(await self._counted(seen, record))
+        return await self._with_operations(await self._with_waiting_count(observed, record))
 
-    async def _with_operations(self, seen: Observed) -> Observed:
-        """The operation whose turn is next. Raises `ClusterError`."""
-        operation, again = await self.operations.next(Identity.of(seen.document))
-        return replace(seen, next_operation=operation, operations_again=again)
+    async def _with_operations(self, observed: Observed) -> Observed:
+        """Add the operation whose turn is next. Raises `ClusterError`."""
+        operation, again = await self.operations.next_operation(Identity.of(observed.document))
+        return replace(observed, next_operation=operation, operations_again=again)
 
-    async def _counted(self, seen: Observed, record: _Record) -> Observed:
-        """With how many dead letters wait."""
-        archive, state = seen.archive, seen.broker
-        if not isinstance(archive, DeadLetterArchive) or state is None or seen.storage is not None:
-            return seen
-        record.kafka, record.group = state.kafka, seen.group
+    async def _with_waiting_count(self, observed: Observed, record: _ArchiveRecord) -> Observed:
+        """Add the number of waiting dead letters."""
+        archive, state = observed.archive, observed.broker
+        if (
+            not isinstance(archive, DeadLetterArchive)
+            or state is None
+            or observed.storage is not None
+        ):
+            return observed
+        record.kafka, record.group = state.kafka, observed.group
         broker = archive.metadata.namespace, archive.spec.broker
         try:
             waiting = await self._dead_letters.waiting(
-                state.kafka, *broker, seen.group, record.waiting
+                state.kafka, *broker, observed.group, record.waiting
             )
         except EXPECTED as error:
-            return replace(seen, waiting=error)
-        return replace(seen, waiting=waiting)
+            return replace(observed, waiting=error)
+        return replace(observed, waiting=waiting)
 
-    async def _storage(self, archive: DeadLetterArchive) -> tuple[KnafkaError | None, str]:
-        """What is wrong with it, and the UID of its claim: another claim has no tables."""
+    async def _storage_problem(self, archive: DeadLetterArchive) -> tuple[KnafkaError | None, str]:
+        """The problem with an archive's storage, None if there is none; and the UID of its
+        PersistentVolumeClaim, as a new claim has no tables."""
         storage, namespace = archive.spec.storage, archive.metadata.namespace
         if storage.claim is not None:
             name = storage.claim.name
@@ -219,47 +236,47 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _Record], Kind):
         why = addresses.refusal_of_url(storage.endpoint)
         if why is not None and not self.settings.local_addresses:
             return NotReady("EndpointNotAllowed", f"endpoint {storage.endpoint:.200}: {why}"), ""
-        return await self._credentials(storage, namespace), ""
+        return await self._credentials_problem(storage, namespace), ""
 
-    async def _credentials(self, storage: Storage, namespace: str) -> KnafkaError | None:
+    async def _credentials_problem(self, storage: Storage, namespace: str) -> KnafkaError | None:
         if storage.credentials is None:
             return None
         name = storage.credentials.name
         secret = await self.cluster.get(CORE, "Secret", namespace, name)
         if secret is None:
             return NotReady("CredentialsNotFound", f"Secret {name} does not exist")
-        if missing := set(manifests.TOKENS[:2]) - set(secret.get("data") or {}):
+        if missing := set(manifests.STORE_KEY_NAMES[:2]) - set(secret.get("data") or {}):
             message = f"Secret {name} has no {', '.join(sorted(missing))}"
             return NotReady("CredentialsIncomplete", message)
         return None
 
-    async def _with_jobs(self, seen: Observed, record: _Record) -> Observed:
-        """Its Jobs, their pods, and the Lease for its tables. Raises `ClusterError`."""
-        document = seen.document
+    async def _with_jobs(self, observed: Observed, record: _ArchiveRecord) -> Observed:
+        """Add Jobs, their pods, and the Lease of the tables. Raises `ClusterError`."""
+        document = observed.document
         jobs = await self._jobs(document)
-        pods, judged = await last_pods(self.cluster, jobs), await self.operations.judge(jobs)
-        lease = await self._lease(document)
+        pods, judged = await last_pods(self.cluster, jobs), await self.operations.job_verdicts(jobs)
+        lease = await self._stored_lease(document)
         record.at_rest = not jobs and lease is None
-        gone = lease is not None and await self._is_gone(
+        gone = lease is not None and await self._holder_is_gone(
             str(lease["spec"].get("holderIdentity") or "")
         )
-        seen = replace(
-            seen,
+        observed = replace(
+            observed,
             jobs=tuple(jobs),
             pods=pods,
             unrecorded=judged.unrecorded,
             unwanted=judged.unwanted,
             lease=lease,
             holder_is_gone=gone,
-            address=await self._address(seen),
+            address=await self._broker_address(observed),
         )
-        return await self._with_operations(seen)
+        return await self._with_operations(observed)
 
-    async def _address(self, seen: Observed) -> str:
-        """Of its Broker, as that says."""
-        if not isinstance(seen.archive, DeadLetterArchive):
+    async def _broker_address(self, observed: Observed) -> str:
+        """The URL in the status of the archive's Broker; empty: it has none."""
+        if not isinstance(observed.archive, DeadLetterArchive):
             return ""
-        broker = seen.archive.metadata.namespace, seen.archive.spec.broker
+        broker = observed.archive.metadata.namespace, observed.archive.spec.broker
         stored = await self.cluster.get(BROKERS.broker_version, BROKERS.broker, *broker)
         address = ((stored or {}).get("status") or {}).get("address") or {}
         return str(address.get("url") or "")
@@ -267,21 +284,21 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _Record], Kind):
     async def _jobs(self, document: Document) -> list[Document]:
         metadata = document["metadata"]
         return await jobs_of(
-            self.cluster, OF_ARCHIVE, metadata.get("uid", ""), metadata["namespace"]
+            self.cluster, ARCHIVE_LABEL, metadata.get("uid", ""), metadata["namespace"]
         )
 
-    async def _lease(self, document: Document) -> Document | None:
+    async def _stored_lease(self, document: Document) -> Document | None:
         storage = (document.get("spec") or {}).get("storage") or {}
         namespace = document["metadata"]["namespace"]
         try:
-            of = manifests.root(namespace, parse(Storage, storage))
+            of = manifests.storage_root(namespace, parse(Storage, storage))
         except InvalidDocument:
             return None
         leases = COORDINATION, "Lease", self.settings.namespace
         return await self.cluster.get(*leases, names.archive_lease(namespace, of))
 
-    async def _is_gone(self, holder: str) -> bool:
-        """Whether a holder is an archive that isn't any more, and has no Job."""
+    async def _holder_is_gone(self, holder: str) -> bool:
+        """Whether a Lease's holder is a deleted archive without Jobs, or no archive at all."""
         namespace, _, rest = holder.partition("/")
         name, _, uid = rest.rpartition("/")
         if not (namespace and name and uid):
@@ -289,24 +306,27 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _Record], Kind):
         there = await self.cluster.get(KNAFKA, ARCHIVE, namespace, name)
         if there is not None and there["metadata"].get("uid") == uid:
             return False
-        return not await self.cluster.list(BATCH, "Job", {OF_ARCHIVE: uid}, namespace)
+        return not await self.cluster.list(BATCH, "Job", {ARCHIVE_LABEL: uid}, namespace)
 
     # Effects.
 
-    async def follow_up(self, effect: Effect, seen: Observed, record: _Record) -> Observed:
+    async def follow_up(
+        self, effect: Effect, observed: Observed, record: _ArchiveRecord
+    ) -> Observed:
+        """Read again what an effect has changed."""
         match effect.step:
             case Step.RECORD_RUN:
                 record.waiting.forget()
-                return await self._counted(seen, record)
+                return await self._with_waiting_count(observed, record)
             case Step.APPLY_ACCOUNT:
-                return seen
+                return observed
         if isinstance(effect, Create):
             labels = effect.manifest["metadata"].get("labels") or {}
-            self.operations.on_job(labels.get(OF_OPERATION, ""))
-        return await self._with_jobs(seen, record)
+            self.operations.on_job(labels.get(OPERATION_LABEL, ""))
+        return await self._with_jobs(observed, record)
 
 
-def _parsed(document: Document, maxima: Maxima) -> DeadLetterArchive | InvalidDocument:
+def _parse_or_error(document: Document, maxima: Maxima) -> DeadLetterArchive | InvalidDocument:
     try:
         archive = parse(DeadLetterArchive, document)
         maxima.check_job_timeout(archive.spec.timeout, "spec.timeout")

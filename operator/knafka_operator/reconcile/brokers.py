@@ -22,29 +22,29 @@ from knafka.core.contract import Kafka
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument, KnafkaError, LogError
 from knafka_operator.decide import broker as deciding
-from knafka_operator.decide import credentials, desired, receivers, services
+from knafka_operator.decide import credentials, desired, receiver_services, receivers, services
 from knafka_operator.decide import status as statuses
 from knafka_operator.decide.broker import (
     RECEIVER_CONTRACT,
+    BrokerConnection,
     BrokerDecision,
-    Connection,
     ObservedBroker,
     ObservedTopic,
 )
 from knafka_operator.decide.broker_defaults import with_default_delivery
 from knafka_operator.decide.desired import Defaults
 from knafka_operator.decide.encryption import Encryption
-from knafka_operator.decide.external_topics import EXTERNAL_TOPICS, refusal
+from knafka_operator.decide.external_topics import EXTERNAL_TOPICS, external_topic_refusal
 from knafka_operator.decide.status import EXPECTED, NotReady
 from knafka_operator.decide.topics import TOPIC_ID
-from knafka_operator.model.cluster import Cluster, Document, decoded
+from knafka_operator.model.cluster import Cluster, Document, decoded_secret
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.naming import Named, NameKind
+from knafka_operator.model.naming import NamedObject, NameKind
 from knafka_operator.model.resources import (
     BROKER_CLASS,
     CORE,
     EXTERNAL_TOPIC,
-    OURS,
+    KNAFKA_PREFIX,
     TOPIC_STATUS,
     Broker,
     ConfigMap,
@@ -55,11 +55,11 @@ from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.effects import Effects, resource_of
 from knafka_operator.reconcile.encryption import observe_https
 from knafka_operator.reconcile.endpoints import check_endpoint
-from knafka_operator.reconcile.features import is_on, observe_features
+from knafka_operator.reconcile.features import is_authentication_on, observe_features
 from knafka_operator.reconcile.functions import delete_service
-from knafka_operator.reconcile.kind import Sources
-from knafka_operator.reconcile.observing import observe_sink, partitions_beside
-from knafka_operator.reconcile.ownership import TopicOwnership, annotations_of
+from knafka_operator.reconcile.kind import BrokerReconciler
+from knafka_operator.reconcile.observing import observe_sink, partitions_of_others
+from knafka_operator.reconcile.ownership import TopicOwnership, status_annotations
 from knafka_operator.reconcile.receivers import Receivers
 from knafka_operator.reconcile.shards import Shards
 from knafka_operator.reconcile.state import (
@@ -68,12 +68,16 @@ from knafka_operator.reconcile.state import (
     States,
     topic_in_status,
 )
-from knafka_operator.reconcile.topics import delete_letters, is_used, topic_to_delete
+from knafka_operator.reconcile.topics import (
+    delete_broker_dead_letters,
+    has_records,
+    topic_to_delete,
+)
 from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
 
 
 @dataclass(eq=False)
-class Brokers(Sources[ObservedBroker, BrokerDecision]):
+class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
     """All Brokers that are ours."""
 
     settings: Settings
@@ -91,10 +95,10 @@ class Brokers(Sources[ObservedBroker, BrokerDecision]):
         self._own = TopicOwnership(self.cluster, self.states)
 
     @property
-    def found(self) -> Mapping[Identity, BrokerState]:
-        """Every Broker that has its topic."""
+    def with_topic(self) -> Mapping[Identity, BrokerState]:
+        """The state of every Broker that has its topic."""
         records = self.states.brokers.items()
-        return {who: each.state for who, each in records if each.state is not None}
+        return {identity: each.state for identity, each in records if each.state is not None}
 
     def is_ours(self, document: Document) -> bool:
         """Whether the Broker's class is one of ours (KN-BRK-04), and no other implementation serves
@@ -106,24 +110,25 @@ class Brokers(Sources[ObservedBroker, BrokerDecision]):
         return annotations.get(BROKER_CLASS, "") in self.settings.broker_classes
 
     async def leave(self, document: Document) -> None:
-        """Another implementation has claimed it: have no functions for it, and leave it its topic
-        and its Triggers' groups. Raises `KnafkaError` while something stands in the way.
+        """Clean up after a Broker that another implementation has claimed: delete its functions and
+        contracts, keep its topic and its Triggers' groups.
 
-        Our annotations go from its status last of all, and with them what is to be done.
+        Its annotations are removed last, so that a failed attempt is repeated. Raises
+        `KnafkaError`.
         """
-        ours = [each for each in annotations_of(document) if each.startswith(OURS)]
+        ours = [each for each in status_annotations(document) if each.startswith(KNAFKA_PREFIX)]
         if not ours:
             return
         broker, identity = parse(Broker, document), Identity.of(document)
-        record = self.states.broker(document)
+        record = self.states.ensure_broker(document)
         record.state = None  # a Trigger that is just being reconciled would begin to drain again
-        await self.find_kafka(document)
+        await self.remember_kafka(document)
         await self.neighbours.stop_triggers(identity)
-        await delete_service(self.cluster, services.receiver_name(broker), broker)
+        await delete_service(self.cluster, receiver_services.receiver_name(broker), broker)
         await self.shards.delete(broker)
         kafka = await self._kafka_of(broker)
         if (entry := broker.status.annotations.get(RECEIVER_CONTRACT)) is not None:
-            await self._withdraw(broker, entry, kafka)
+            await self._withdraw_entry(broker, entry, kafka)
         if record.has_contract:
             await kafka.topics.delete_topic(names.contract_topic(*identity))
         self.drop(document)
@@ -135,18 +140,18 @@ class Brokers(Sources[ObservedBroker, BrokerDecision]):
         await self.cluster.write_status(document, patch)
 
     async def delete_topic(self, document: Document, groups: Collection[str]) -> None:
-        """Stop its receiver, then delete its topic, which `groups` read.
+        """Delete a Broker's receiver, then its topic and `groups`, which read it.
 
-        Raises `LogError`, also while one of them has members, and `ClusterError`.
+        Raises `LogError`, also while one of the groups has members, and `ClusterError`.
         """
         broker = parse(Broker, document)
         metadata, annotations = broker.metadata, broker.status.annotations
         # No event may be accepted into a topic that is about to go (KN-BRK-22).
-        await delete_service(self.cluster, services.receiver_name(broker), broker)
-        record = self.states.broker(document)
+        await delete_service(self.cluster, receiver_services.receiver_name(broker), broker)
+        record = self.states.ensure_broker(document)
         await self.shards.delete(broker)
         if (entry := annotations.get(RECEIVER_CONTRACT)) is not None:
-            await self._withdraw(broker, entry, await self._kafka_of(broker))
+            await self._withdraw_entry(broker, entry, await self._kafka_of(broker))
         topic = annotations.get(TOPIC_STATUS)
         own = self._is_own(topic, document)
         if topic is not None and own and EXTERNAL_TOPIC not in metadata.annotations:
@@ -161,7 +166,7 @@ class Brokers(Sources[ObservedBroker, BrokerDecision]):
                 await topics.delete_topic(topic)
         if topic is not None:  # else no dispatcher was ever started
             topics = (await self._kafka_of(broker)).topics
-            await delete_letters(topics, metadata.namespace, metadata.name)
+            await delete_broker_dead_letters(topics, metadata.namespace, metadata.name)
         if record.has_contract:
             topics = (await self._kafka_of(broker)).topics
             for number in record.shards:
@@ -170,38 +175,39 @@ class Brokers(Sources[ObservedBroker, BrokerDecision]):
             await topics.delete_topic(names.contract_topic(metadata.namespace, metadata.name))
         self.drop(document)
 
-    async def _withdraw(self, broker: Resource, topic: str, kafka: KafkaCluster) -> None:
-        """Leave no entry in a contract's topic, as the Broker's status names it; its receiver is
-        gone. The topic goes with its last Broker if its Secret is its namespace's, where nobody
-        might follow; the installation's own stays. Raises `LogError`."""
+    async def _withdraw_entry(self, broker: Resource, topic: str, kafka: KafkaCluster) -> None:
+        """Remove a Broker's entry from the contract topic in its status, once its receiver is gone.
+        Delete the topic with its last entry, unless it is that of the installation's Secret.
+        Raises `LogError`."""
         namespace = broker.metadata.namespace
-        if not receivers.is_contract_of_brokers(topic, namespace, self.settings):
+        if not receivers.may_hold_brokers_of(topic, namespace, self.settings):
             return  # somebody wrote it there: it would be read to its end
-        receiver = await self.receivers.at(_receiver(broker), kafka, topic)
+        receiver = await self.receivers.receiver_at(_receiver_identity(broker), kafka, topic)
         path = f"/{services.identity_of(broker)}"
         if path in receiver.contract.records:
             await receiver.write(path, None)
-        if receivers.is_of_secret_in(topic, namespace, self.settings):
+        if receivers.is_of_namespace_secret(topic, namespace, self.settings):
             await self.receivers.delete_contract(receiver)
 
-    async def find_kafka(self, document: Document) -> None:
-        """Keep in mind where a Broker is that wasn't reconciled, if its shards are to let go."""
-        record = self.states.broker(document)
+    async def remember_kafka(self, document: Document) -> None:
+        """Remember the Kafka of a Broker that wasn't reconciled yet, if it has a contract topic."""
+        record = self.states.ensure_broker(document)
         if record.has_contract and record.kafka is None:
             record.kafka = await self._kafka_of(parse(Broker, document))
 
     def drop(self, document: Document) -> None:
-        """It is gone, whatever is left of it in Kafka."""
-        self.receivers.forget(_receiver(resource_of(document)))
+        """Forget a Broker that is gone; nothing in Kafka is deleted."""
+        self.receivers.forget(_receiver_identity(resource_of(document)))
         self.states.drop_broker(Identity.of(document))
 
     def _is_own(self, topic: str | None, document: Document) -> bool:
-        """Whether this Broker can have this topic as its own."""
-        return self.states.naming.is_own(NameKind.BROKER_TOPIC, topic, Named.of(document))
+        """Whether the naming rules give this topic name to this Broker."""
+        return self.states.naming.is_own(NameKind.BROKER_TOPIC, topic, NamedObject.of(document))
 
     def remember_topic(self, document: Document) -> BrokerRecord:
-        """Keep in mind which topic a Broker has, before any other is reconciled."""
-        record, topic = self.states.broker(document), topic_in_status(document)
+        """Claim the topic in a Broker's status if it is the Broker's own and nobody's yet; returns
+        the Broker's record."""
+        record, topic = self.states.ensure_broker(document), topic_in_status(document)
         own = self._is_own(topic, document)
         if topic is not None and own and topic not in self.states.topics:
             self.states.claim_topic(record, topic)
@@ -210,47 +216,52 @@ class Brokers(Sources[ObservedBroker, BrokerDecision]):
     # Reconcile.
 
     async def observe(self, document: Document, record: BrokerRecord) -> ObservedBroker:
+        """Read what a Broker's decision needs; stops a receiver that may not use its topic."""
         # Before anything that can fail: what a Broker may not use it doesn't keep by being broken.
-        refused, stop = await self._external_topic(document, record)
+        refused, stop = await self._external_topic_refusals(document, record)
         if stop is not None:
             await self._stop_receiver(stop, document, record)
-        seen = await self._observe(document, record)
-        seen = replace(seen, refused=refused, stopped=stop is not None)
+        observed = await self._observe_without_topic(document, record)
+        observed = replace(observed, refused=refused, stopped=stop is not None)
         if refused is None:
-            seen = replace(seen, topic=await self._observe_topic(seen, record))
-        if isinstance(seen.topic, ObservedTopic):
+            observed = replace(observed, topic=await self._observe_topic(observed, record))
+        if isinstance(observed.topic, ObservedTopic):
             assert record.kafka is not None
-            seen = await self._observe_entry(seen, record.kafka)
-        return seen
+            observed = await self._observe_entry(observed, record.kafka)
+        return observed
 
-    def decide(self, seen: ObservedBroker, record: BrokerRecord) -> BrokerDecision:
-        return deciding.decide(seen, self.settings)
+    def decide(self, observed: ObservedBroker, record: BrokerRecord) -> BrokerDecision:
+        """Decide by what was observed."""
+        return deciding.decide(observed, self.settings)
 
     def status_of(
-        self, seen: ObservedBroker, decision: BrokerDecision, record: BrokerRecord
+        self, observed: ObservedBroker, decision: BrokerDecision, record: BrokerRecord
     ) -> Mapping[str, Any]:
-        identity = Identity.of(seen.document)
-        receiver = _receiver(resource_of(seen.document))
+        """The status of the last decision; also updates the record for the Broker's Triggers."""
+        identity = Identity.of(observed.document)
+        receiver = _receiver_identity(resource_of(observed.document))
         functions = receiver, *self.shards.services_of(identity)
-        self.states.rolls.add_to(decision.conditions, *functions)
-        status = super().status_of(seen, decision, record)
-        _remember(seen, decision, record, status["conditions"])
+        self.states.rolls.add_condition(decision.conditions, *functions)
+        status = super().status_of(observed, decision, record)
+        _update_state(observed, decision, record, status["conditions"])
         return status
 
-    async def finish(self, seen: ObservedBroker, record: BrokerRecord) -> None:
+    async def finish(self, observed: ObservedBroker, record: BrokerRecord) -> None:
+        """Maintain the Broker's shards."""
         if record.state is not None:
-            await self.shards.look(record.state.broker)
+            await self.shards.maintain(record.state.broker)
 
     # Observe.
 
-    async def _external_topic(
+    async def _external_topic_refusals(
         self, document: Document, record: BrokerRecord
     ) -> tuple[str | None, str | None]:
-        """Why it may not use the external topic that it names, and why it must stop.
+        """Why a Broker may not use the external topic that it names, and why its receiver must
+        stop; None each: it may, and needn't.
 
-        It also stops if it may no longer use the one that it has used until now: a Broker whose
-        new topic can't be had yet goes on with the one before. Goes by the stored document as it
-        is, since one that can't be parsed runs on, too. Raises `ClusterError`.
+        The receiver also stops if the topic that it has used until now is no longer allowed. Goes
+        by the stored document, as a Broker that can't be parsed keeps running, too. Raises
+        `ClusterError`.
         """
         identity = Identity.of(document)
         declared = (document["metadata"].get("annotations") or {}).get(EXTERNAL_TOPIC)
@@ -268,21 +279,24 @@ class Brokers(Sources[ObservedBroker, BrokerDecision]):
         # All Sensors' are among the states of Brokers, whichever bus they have.
         others = (
             self.states.of_sensors,
-            desired.OthersNames(self.states.topics, record.uid),
+            desired.NamesOfOthers(self.states.topics, record.uid),
         )
         refusals = {
-            each: refusal(each, namespace, allowed, where, *others) for each in sorted(asked)
+            each: external_topic_refusal(each, namespace, allowed, where, *others)
+            for each in sorted(asked)
         }
         refused = refusals.get(declared or "")
         return refused, refused or next(filter(None, refusals.values()), None)
 
-    async def _observe(self, document: Document, record: BrokerRecord) -> ObservedBroker:
-        """All but the topic; raises `ClusterError`."""
+    async def _observe_without_topic(
+        self, document: Document, record: BrokerRecord
+    ) -> ObservedBroker:
+        """Read everything but the topic; raises `ClusterError`."""
         try:
             broker = await self._with_defaults(parse(Broker, document))
         except InvalidDocument as error:
             return ObservedBroker(document, error)
-        connection: Connection | KnafkaError
+        connection: BrokerConnection | KnafkaError
         try:
             connection, record.kafka = await self._connect(broker)
         except EXPECTED as error:
@@ -295,7 +309,7 @@ class Brokers(Sources[ObservedBroker, BrokerDecision]):
             self.cluster, self.settings, self.states.policies, broker.metadata.namespace
         )
         encryption = features.encryption
-        seen = ObservedBroker(
+        observed = ObservedBroker(
             document,
             broker,
             connection,
@@ -305,16 +319,19 @@ class Brokers(Sources[ObservedBroker, BrokerDecision]):
             event_types=features.event_types,
         )
         if isinstance(encryption, Encryption) and encryption.is_on:
-            seen = replace(seen, https=await observe_https(self.cluster, broker, self.settings))
-        return seen
+            observed = replace(
+                observed, https=await observe_https(self.cluster, broker, self.settings)
+            )
+        return observed
 
-    async def _connect(self, broker: Broker) -> tuple[Connection, KafkaCluster]:
-        """The Broker's Kafka, by its ConfigMap over the installation's; raises `EXPECTED`."""
+    async def _connect(self, broker: Broker) -> tuple[BrokerConnection, KafkaCluster]:
+        """Configuration and client of a Broker's Kafka, by its ConfigMap over the installation's.
+        Raises `EXPECTED`."""
         base = await self._config_map(*self._installation)
         reference = desired.config_reference(broker)
         own = None if reference is None else await self._config_map(*reference)
-        credentials.check_reference(reference, own, broker, self._installation)
-        configured = credentials.configuration(reference, own, base, self._installation)
+        credentials.check_config_map_reference(reference, own, broker, self._installation)
+        configured = credentials.merged_configuration(reference, own, base, self._installation)
         credentials.check_secret(configured, broker, self.settings)
         secret = None
         if configured.secret is not None:
@@ -322,39 +339,42 @@ class Brokers(Sources[ObservedBroker, BrokerDecision]):
             if secret is None:
                 raise NotReady("SecretNotFound", f"Secret {configured.secret} does not exist")
         servers = Kafka(bootstrap_servers=configured.config.data[desired.BOOTSTRAP_SERVERS])
-        defaults = desired.configured(configured.config, Defaults(kafka=servers))
+        defaults = desired.defaults_with_config(configured.config, Defaults(kafka=servers))
         of = defaults.kafka.bootstrap_servers
         if secret is None:
-            return Connection(configured.config, defaults), self.kafkas.at(of, None)
+            return BrokerConnection(configured.config, defaults), self.kafkas.cluster_at(of, None)
         is_own = configured.is_installations or Identity.of(secret)[0] == self.settings.namespace
         if not is_own:
-            await check_endpoint(decoded(secret), self.settings)
-        kafka = self.kafkas.at(of, decoded(secret), is_own=is_own)
-        mount = credentials.mount(broker, secret)
+            await check_endpoint(decoded_secret(secret), self.settings)
+        kafka = self.kafkas.cluster_at(of, decoded_secret(secret), is_own=is_own)
+        mount = credentials.secret_mount(broker, secret)
         mounted = defaults.kafka.model_copy(update={"secret_path": services.SECRET_PATH})
-        return Connection(configured.config, replace(defaults, kafka=mounted), mount), kafka
+        return BrokerConnection(configured.config, replace(defaults, kafka=mounted), mount), kafka
 
     async def _with_defaults(self, broker: Broker) -> Broker:
-        """With the delivery of `config-br-defaults` where it declares none."""
+        """Give a Broker that declares no delivery that of `config-br-defaults`."""
         if broker.spec.delivery.is_set:
             return broker
         namespace, _, name = self.settings.broker_defaults.partition("/")
         return with_default_delivery(broker, await self._config_map(namespace, name))
 
     async def _observe_topic(
-        self, seen: ObservedBroker, record: BrokerRecord
+        self, observed: ObservedBroker, record: BrokerRecord
     ) -> ObservedTopic | KnafkaError | None:
-        """Its topic, whose name is its own from here on; None: its Kafka isn't known."""
-        if isinstance(seen.broker, InvalidDocument) or not isinstance(seen.connection, Connection):
+        """Claim the name of a Broker's topic and describe the topic; None: the Kafka isn't
+        known."""
+        if isinstance(observed.broker, InvalidDocument) or not isinstance(
+            observed.connection, BrokerConnection
+        ):
             return None
         assert record.kafka is not None
-        taken = desired.OthersNames(self.states.topics, record.uid)
+        taken = desired.NamesOfOthers(self.states.topics, record.uid)
         try:
-            await self._own.prove(seen.document, record, taken)
+            await self._own.claim_if_proved(observed.document, record, taken)
             wanted = desired.broker_topic(
-                seen.broker,
-                seen.connection.config,
-                seen.connection.defaults,
+                observed.broker,
+                observed.connection.config,
+                observed.connection.defaults,
                 taken,
                 self.states.naming,
             )
@@ -362,33 +382,37 @@ class Brokers(Sources[ObservedBroker, BrokerDecision]):
                 self.states.claim_topic(record, wanted.name)
             found = await record.kafka.topics.describe_topic(wanted.name)
             disputed = not self.settings.trusts_statuses
-            if disputed and found is not None and annotations_of(seen.document).get(TOPIC_ID) == "":
-                identity = Identity.of(seen.document)
-                disputed = await is_used(record.kafka.topics, wanted.name) or (
+            if (
+                disputed
+                and found is not None
+                and status_annotations(observed.document).get(TOPIC_ID) == ""
+            ):
+                identity = Identity.of(observed.document)
+                disputed = await has_records(record.kafka.topics, wanted.name) or (
                     await self._own.is_claimed(identity, wanted.name)
                 )
         except EXPECTED as error:
             return error
-        others = 0 if found else partitions_beside(self.states, Identity.of(seen.document))
+        others = 0 if found else partitions_of_others(self.states, Identity.of(observed.document))
         return ObservedTopic(wanted, found, others, disputed)
 
-    async def _observe_entry(self, seen: ObservedBroker, kafka: KafkaCluster) -> ObservedBroker:
-        """With its entry in the contract that its receiver follows (decision 0024), and whether
-        every replica has read that. Raises `ClusterError`."""
-        assert isinstance(seen.broker, Broker)
-        assert isinstance(seen.connection, Connection)
-        contract = deciding.receiver_contract(seen.broker, seen.connection, self.settings)
-        identity, service = Identity.of(seen.document), _receiver(seen.broker)
+    async def _observe_entry(self, observed: ObservedBroker, kafka: KafkaCluster) -> ObservedBroker:
+        """Add the Broker's entry in its receiver's contract (decision 0024), and whether every
+        replica has read it. Raises `ClusterError`."""
+        assert isinstance(observed.broker, Broker)
+        assert isinstance(observed.connection, BrokerConnection)
+        contract = deciding.receiver_contract(observed.broker, observed.connection, self.settings)
+        identity, service = Identity.of(observed.document), _receiver_identity(observed.broker)
         try:
-            receiver = await self.receivers.at(service, kafka, contract.contract_topic)
-            await self.receivers.check(receiver, identity)
+            receiver = await self.receivers.receiver_at(service, kafka, contract.contract_topic)
+            await self.receivers.check_contract(receiver, identity)
         except LogError:
-            return seen  # its topic can't be had either, or what writes its entry says why
-        ingress, accepted = receiver.entry(f"/{identity}", seen.document)
-        return replace(seen, ingress=ingress, accepted=accepted)
+            return observed  # its topic can't be had either, or what writes its entry says why
+        ingress, accepted = receiver.entry(f"/{identity}", observed.document)
+        return replace(observed, ingress=ingress, accepted=accepted)
 
     async def _kafka_of(self, broker: Broker) -> KafkaCluster:
-        """Where its topic is, also when its ConfigMap went before it did."""
+        """The Kafka with a Broker's topic, also if its ConfigMap was deleted first."""
         try:
             return (await self._connect(broker))[1]
         except (NotReady, InvalidDocument):
@@ -401,11 +425,11 @@ class Brokers(Sources[ObservedBroker, BrokerDecision]):
             servers = broker.status.annotations.get(desired.BOOTSTRAP_SERVERS)
             if servers is None:
                 raise
-            return self.kafkas.at(servers, None)
+            return self.kafkas.cluster_at(servers, None)
 
     @property
     def _installation(self) -> Identity:
-        """The ConfigMap with the defaults for all Brokers."""
+        """Namespace and name of the ConfigMap with the defaults for all Brokers."""
         return Identity(self.settings.namespace, self.settings.config)
 
     async def _config_map(self, namespace: str, name: str) -> ConfigMap | None:
@@ -413,39 +437,40 @@ class Brokers(Sources[ObservedBroker, BrokerDecision]):
         return None if found is None else parse(ConfigMap, found)
 
     async def _stop_receiver(self, why: str, document: Document, record: BrokerRecord) -> None:
-        """Accept nothing any more; raises `ClusterError`."""
+        """Delete a Broker's receiver, so that no event is accepted; raises `ClusterError`."""
         broker = resource_of(document)
         record.stopped, record.state = why, None
-        await delete_service(self.cluster, services.receiver_name(broker), broker)
+        await delete_service(self.cluster, receiver_services.receiver_name(broker), broker)
 
 
-def _receiver(broker: Resource) -> Identity:
-    """Where its receiver's Knative Service is."""
-    return Identity(broker.metadata.namespace, services.receiver_name(broker))
+def _receiver_identity(broker: Resource) -> Identity:
+    """Namespace and name of the Knative Service of a Broker's receiver."""
+    return Identity(broker.metadata.namespace, receiver_services.receiver_name(broker))
 
 
-def _remember(
-    seen: ObservedBroker,
+def _update_state(
+    observed: ObservedBroker,
     decision: BrokerDecision,
     record: BrokerRecord,
     conditions: list[dict[str, Any]],
 ) -> None:
-    """Keep what its Triggers go by; where less was found, they go on with what was before."""
-    topic, connection = decision.topic, seen.connection
-    if topic is None or topic.found is None or not isinstance(connection, Connection):
+    """Update the record's state, by which the Broker's Triggers are reconciled. It stays as it is
+    if the Broker's topic or connection was not found."""
+    topic, connection = decision.topic, observed.connection
+    if topic is None or topic.existing is None or not isinstance(connection, BrokerConnection):
         return
-    assert isinstance(seen.broker, Broker)
+    assert isinstance(observed.broker, Broker)
     assert record.kafka is not None
-    ready, mount = statuses.summary(conditions), connection.mount
+    ready, mount = statuses.ready_condition(conditions), connection.mount
     record.stopped = None
     record.state = BrokerState(
-        broker=seen.broker,
-        topic=topic.wanted,
-        partitions=topic.found.partitions,
+        broker=observed.broker,
+        topic=topic.desired,
+        partitions=topic.existing.partitions,
         defaults=connection.defaults,
         secret=None if mount is None else (mount.name, mount.version),
         kafka=record.kafka,
         ready=ready.get("status", "Unknown"),
         why_not=f"{ready.get('reason', '')} {ready.get('message', '')}".strip(),
-        oidc=is_on(seen.authentication),
+        oidc=is_authentication_on(observed.authentication),
     )

@@ -22,7 +22,7 @@ from knafka.core import names
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument, KnafkaError, LogError
 from knafka_operator.decide import channel as deciding
-from knafka_operator.decide import desired, routes, services
+from knafka_operator.decide import desired, receiver_services, routes, services
 from knafka_operator.decide import status as statuses
 from knafka_operator.decide.broker import ObservedTopic
 from knafka_operator.decide.channel import (
@@ -39,10 +39,10 @@ from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.family import CHANNELS, without_subscribers
 from knafka_operator.model.handler import Handling
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.naming import Named, NameKind
+from knafka_operator.model.naming import NamedObject, NameKind
 from knafka_operator.model.resources import (
     CORE,
-    OURS,
+    KNAFKA_PREFIX,
     TOPIC_STATUS,
     Broker,
     finalizers_of,
@@ -52,15 +52,19 @@ from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.channel_kafkas import ChannelKafkas
 from knafka_operator.reconcile.effects import Effects
 from knafka_operator.reconcile.encryption import observe_https_of
-from knafka_operator.reconcile.features import is_on, observe_features
-from knafka_operator.reconcile.kind import Sources
-from knafka_operator.reconcile.observing import observe_sink, partitions_beside
-from knafka_operator.reconcile.ownership import annotations_of
+from knafka_operator.reconcile.features import is_authentication_on, observe_features
+from knafka_operator.reconcile.kind import BrokerReconciler
+from knafka_operator.reconcile.observing import observe_sink, partitions_of_others
+from knafka_operator.reconcile.ownership import status_annotations
 from knafka_operator.reconcile.receivers import ReceiverRecord, Receivers
 from knafka_operator.reconcile.shards import Shards
 from knafka_operator.reconcile.state import BrokerRecord, BrokerState, States, topic_in_status
 from knafka_operator.reconcile.subscribers import Subscribers
-from knafka_operator.reconcile.topics import delete_letters, is_used, topic_to_delete
+from knafka_operator.reconcile.topics import (
+    delete_broker_dead_letters,
+    has_records,
+    topic_to_delete,
+)
 from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
 
 RIVAL: Final = (CORE, "Service", "knative-eventing", "kafka-channel-ingress")
@@ -69,7 +73,7 @@ for those that it has let go of."""
 
 
 @dataclass(eq=False)
-class Channels(Sources[ObservedChannel, ChannelDecision]):
+class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
     """All KafkaChannels."""
 
     settings: Settings
@@ -90,10 +94,10 @@ class Channels(Sources[ObservedChannel, ChannelDecision]):
         self.connections = ChannelKafkas(self.settings, self.cluster, self.kafkas)
 
     @property
-    def found(self) -> Mapping[Identity, BrokerState]:
-        """Every channel that has its topic."""
+    def with_topic(self) -> Mapping[Identity, BrokerState]:
+        """The state of every channel that has its topic."""
         records = self.states.brokers.items()
-        return {who: each.state for who, each in records if each.state is not None}
+        return {identity: each.state for identity, each in records if each.state is not None}
 
     def is_ours(self, document: Document) -> bool:
         """Whether no other implementation has claimed this KafkaChannel (docs/decisions/0046). A
@@ -104,14 +108,14 @@ class Channels(Sources[ObservedChannel, ChannelDecision]):
         claimed = is_claimed_by_peer(document, CHANNELS.peers_finalizer)
         return self.settings.trusts_statuses or not claimed
 
-    async def makes_something(self, document: Document) -> bool:
+    async def needs_finalizer(self, document: Document) -> bool:
         return await self._rival(document) is None
 
     async def _rival(self, document: Document) -> str | None:
         """Another implementation that may serve this channel; None: the channel is ours, as its
         topic's id is recorded and the other one's finalizer is gone, or there is no other."""
         claimed = CHANNELS.peers_finalizer in finalizers_of(document)
-        if annotations_of(document).get(TOPIC_ID) and not claimed:
+        if status_annotations(document).get(TOPIC_ID) and not claimed:
             return None
         return None if await self.cluster.get(*RIVAL) is None else "/".join(RIVAL[1:])
 
@@ -123,20 +127,20 @@ class Channels(Sources[ObservedChannel, ChannelDecision]):
         Our annotations are removed from its status last: while one is there, this isn't done. What
         `knafka adopt` has written before it takes the channel over stays: nothing is made yet.
         """
-        if not deciding.receivers_of(annotations_of(document)):
+        if not deciding.receivers_of(status_annotations(document)):
             return
-        ours = [each for each in annotations_of(document) if each.startswith(OURS)]
+        ours = [each for each in status_annotations(document) if each.startswith(KNAFKA_PREFIX)]
         identity, channel = Identity.of(document), parse(Broker, _without_spec(document))
-        record = self.states.broker(document)
+        record = self.states.ensure_broker(document)
         record.state = None  # a Subscription that is just being reconciled would drain again
-        await self.find_kafka(document)
+        await self.remember_kafka(document)
         await self.neighbours.stop_triggers(identity)
         await self._return_host(channel)
-        for name in deciding.receivers_of(annotations_of(document)):
+        for name in deciding.receivers_of(status_annotations(document)):
             await self.leave_receiver(document, name)
         await self.shards.delete(channel)
         if record.has_contract:
-            kafka = await self.connections.of(document, record.kafka)
+            kafka = await self.connections.kafka_of(document, record.kafka)
             contract = names.contract_topic(identity.namespace, CHANNELS.own_name(identity.name))
             await kafka.topics.delete_topic(contract)
         self.drop(document)
@@ -161,15 +165,15 @@ class Channels(Sources[ObservedChannel, ChannelDecision]):
             await self.cluster.delete(*of)
             return
         *_, namespace, name = RIVAL
-        host = services.host(name, namespace, self.settings)
-        await self.cluster.apply(routes.service(channel, host))
+        host = services.service_host(name, namespace, self.settings)
+        await self.cluster.apply(routes.external_name_service(channel, host))
 
     async def delete_topic(self, document: Document, groups: Collection[str]) -> None:
         """Remove the channel from its receivers, then delete its topic and `groups`, which read it.
 
         Raises `LogError`, also while one of the groups has members, `NotReady` and `ClusterError`.
         """
-        record, identity = self.states.broker(document), Identity.of(document)
+        record, identity = self.states.ensure_broker(document), Identity.of(document)
         annotations = (document.get("status") or {}).get("annotations") or {}
         topic, known = annotations.get(TOPIC_STATUS), annotations.get(TOPIC_ID)
         # No event may be accepted into a topic that is about to go (KN-BRK-22).
@@ -180,7 +184,7 @@ class Channels(Sources[ObservedChannel, ChannelDecision]):
         await self.shards.delete(channel)
         if topic is not None and self._is_own(topic, document):
             own = topic
-            kafka = await self.connections.of(document, record.kafka)
+            kafka = await self.connections.kafka_of(document, record.kafka)
             # Two channels may have the same topic name only by a template of their own.
             claimed = self.states.topics.get(own, record.uid) != record.uid
             if await topic_to_delete(kafka.topics, own, known, claimed=claimed) is not None:
@@ -189,22 +193,22 @@ class Channels(Sources[ObservedChannel, ChannelDecision]):
                 await kafka.topics.delete_topic(own)
         parts = identity.namespace, CHANNELS.own_name(identity.name)
         if topic is not None:  # else no dispatcher was ever started
-            kafka = await self.connections.of(document, record.kafka)
-            await delete_letters(kafka.topics, *parts)
+            kafka = await self.connections.kafka_of(document, record.kafka)
+            await delete_broker_dead_letters(kafka.topics, *parts)
         if record.has_contract:
-            kafka = await self.connections.of(document, record.kafka)
+            kafka = await self.connections.kafka_of(document, record.kafka)
             for number in record.shards:
                 shard = names.shard_group(*parts, number)
                 await kafka.topics.delete_group(names.shard_members(shard, topic or ""))
             await kafka.topics.delete_topic(names.contract_topic(*parts))
         self.drop(document)
 
-    async def find_kafka(self, document: Document) -> None:
+    async def remember_kafka(self, document: Document) -> None:
         """Find the Kafka of a channel that has not been reconciled yet, if it has a contract topic:
         its Subscriptions have entries there that must be removed."""
-        record = self.states.broker(document)
+        record = self.states.ensure_broker(document)
         if record.has_contract and record.kafka is None:
-            record.kafka = await self.connections.of(document, record.kafka)
+            record.kafka = await self.connections.kafka_of(document, record.kafka)
 
     def drop(self, document: Document) -> None:
         """Forget a channel that is gone; nothing in Kafka is deleted."""
@@ -213,7 +217,7 @@ class Channels(Sources[ObservedChannel, ChannelDecision]):
     def remember_topic(self, document: Document) -> BrokerRecord:
         """Claim the topic in a channel's status if it is the channel's own and nobody's yet;
         returns the channel's record."""
-        record, topic = self.states.broker(document), topic_in_status(document)
+        record, topic = self.states.ensure_broker(document), topic_in_status(document)
         own = topic is not None and self._is_own(topic, document)
         if topic is not None and own and topic not in self.states.topics:
             self.states.claim_topic(record, topic)
@@ -221,43 +225,50 @@ class Channels(Sources[ObservedChannel, ChannelDecision]):
 
     def _is_own(self, topic: str, document: Document) -> bool:
         """Whether the naming rules give this topic name to this channel."""
-        return self.states.naming.is_own(NameKind.CHANNEL_TOPIC, topic, Named.of(document))
+        return self.states.naming.is_own(NameKind.CHANNEL_TOPIC, topic, NamedObject.of(document))
 
     # Reconcile.
 
     async def observe(self, document: Document, record: BrokerRecord) -> ObservedChannel:
-        return replace(await self._observe(document, record), handling=self.handling)
+        """Read what a channel's decision needs."""
+        return replace(await self._observe_channel(document, record), handling=self.handling)
 
-    def decide(self, seen: ObservedChannel, record: BrokerRecord) -> ChannelDecision:
-        return deciding.decide(seen, self.settings)
+    def decide(self, observed: ObservedChannel, record: BrokerRecord) -> ChannelDecision:
+        """Decide by what was observed."""
+        return deciding.decide(observed, self.settings)
 
     def status_of(
-        self, seen: ObservedChannel, decision: ChannelDecision, record: BrokerRecord
+        self, observed: ObservedChannel, decision: ChannelDecision, record: BrokerRecord
     ) -> Mapping[str, Any]:
-        if seen.rival is not None and (
-            shown := deciding.beside(self.stored_status(seen), seen.rival, self.now())
+        """The status of the last decision; also updates the record for the Subscriptions."""
+        if observed.rival is not None and (
+            shown := deciding.conditions_beside_rival(
+                self.stored_status(observed), observed.rival, self.now()
+            )
         ):
             return {"conditions": shown}
-        waiting = self.shards.services_of(Identity.of(seen.document))
-        if isinstance(seen.connection, ChannelConnection):
-            waiting.append(self._service(_receiver_name(seen.connection)))
-        self.states.rolls.add_to(decision.conditions, *waiting)
-        status = super().status_of(seen, decision, record)
-        _remember(seen, decision, record, status["conditions"])
+        waiting = self.shards.services_of(Identity.of(observed.document))
+        if isinstance(observed.connection, ChannelConnection):
+            waiting.append(self._service(_receiver_name(observed.connection)))
+        self.states.rolls.add_condition(decision.conditions, *waiting)
+        status = super().status_of(observed, decision, record)
+        _update_state(observed, decision, record, status["conditions"])
         return status
 
-    async def write(self, seen: ObservedChannel, status: Mapping[str, Any]) -> None:
+    async def write(self, observed: ObservedChannel, status: Mapping[str, Any]) -> None:
+        """Write the entries in `spec.subscribers`, then the status."""
         if "annotations" in status:  # else it is another implementation's
-            await self._subscribers.declare(seen.document)
-        await super().write(seen, status)
+            await self._subscribers.write_spec_entries(observed.document)
+        await super().write(observed, status)
 
-    async def finish(self, seen: ObservedChannel, record: BrokerRecord) -> None:
+    async def finish(self, observed: ObservedChannel, record: BrokerRecord) -> None:
+        """Maintain the channel's shards."""
         if record.state is not None:
-            await self.shards.look(record.state.broker)
+            await self.shards.maintain(record.state.broker)
 
     # Observe.
 
-    async def _observe(self, document: Document, record: BrokerRecord) -> ObservedChannel:
+    async def _observe_channel(self, document: Document, record: BrokerRecord) -> ObservedChannel:
         """Raises `ClusterError`."""
         try:
             channel = parse(KafkaChannel, without_subscribers(document))
@@ -265,7 +276,7 @@ class Channels(Sources[ObservedChannel, ChannelDecision]):
             return ObservedChannel(
                 document, error, subscribers=self._subscribers.reported(document)
             )
-        seen = ObservedChannel(
+        observed = ObservedChannel(
             document,
             channel,
             CHANNELS.read_broker(document),
@@ -275,20 +286,20 @@ class Channels(Sources[ObservedChannel, ChannelDecision]):
         if declared is not None:
             namespace = channel.metadata.namespace
             sink = await observe_sink(self.cluster, declared, namespace, self.settings)
-            seen = replace(seen, dead_letter_sink=sink)
+            observed = replace(observed, dead_letter_sink=sink)
         if (rival := await self._rival(document)) is not None:
-            return replace(seen, rival=rival)
+            return replace(observed, rival=rival)
         try:
             connection, record.kafka = await self.connections.connect(document)
         except EXPECTED as error:
-            return replace(seen, connection=error)
+            return replace(observed, connection=error)
         topic = await self._observe_topic(document, channel, connection, record)
         features = await observe_features(
             self.cluster, self.settings, self.states.policies, channel.metadata.namespace
         )
         encryption = features.encryption
-        seen = replace(
-            seen,
+        observed = replace(
+            observed,
             connection=connection,
             topic=topic,
             authentication=features.authentication,
@@ -297,19 +308,19 @@ class Channels(Sources[ObservedChannel, ChannelDecision]):
         )
         if isinstance(encryption, Encryption) and encryption.is_on:
             service = self._service(_receiver_name(connection))
-            seen = replace(seen, https=await observe_https_of(self.cluster, *service))
+            observed = replace(observed, https=await observe_https_of(self.cluster, *service))
         try:
             receiver = await self._receiver(connection, record.kafka)
-            await self.receivers.check(receiver, Identity.of(document))
+            await self.receivers.check_contract(receiver, Identity.of(document))
         except LogError:
-            return seen  # its topic can't be had either, or what writes its entry says why
+            return observed  # its topic can't be had either, or what writes its entry says why
         ingress, accepted = receiver.entry(f"/{channel.id}", document)
         gateway = await self._gateway(receiver.service.name)
-        return replace(seen, ingress=ingress, accepted=accepted, gateway=gateway)
+        return replace(observed, ingress=ingress, accepted=accepted, gateway=gateway)
 
     async def _gateway(self, receiver: str) -> routes.Gateway | None:
         of = routes.NETWORKING, "Ingress", self.settings.namespace, receiver
-        return routes.gateway(await self.cluster.get(*of))
+        return routes.gateway_of(await self.cluster.get(*of))
 
     async def _observe_topic(
         self,
@@ -319,17 +330,17 @@ class Channels(Sources[ObservedChannel, ChannelDecision]):
         record: BrokerRecord,
     ) -> ObservedTopic | KnafkaError:
         assert record.kafka is not None
-        taken = desired.OthersNames(self.states.topics, record.uid)
+        taken = desired.NamesOfOthers(self.states.topics, record.uid)
         try:
-            wanted = deciding.topic(channel, connection.defaults, taken, self.states.naming)
+            wanted = deciding.channel_topic(channel, connection.defaults, taken, self.states.naming)
             self.states.claim_topic(record, wanted.name)
             topics = record.kafka.topics
             found = await topics.describe_topic(wanted.name)
             mine = Identity(channel.metadata.namespace, channel.metadata.name)
-            others = 0 if found else partitions_beside(self.states, mine)
+            others = 0 if found else partitions_of_others(self.states, mine)
             annotations = (document.get("status") or {}).get("annotations") or {}
             asked = found is not None and annotations.get(TOPIC_ID) == ""
-            disputed = not asked or await is_used(topics, wanted.name)
+            disputed = not asked or await has_records(topics, wanted.name)
         except EXPECTED as error:
             return error
         return ObservedTopic(wanted, found, others, disputed)
@@ -337,7 +348,7 @@ class Channels(Sources[ObservedChannel, ChannelDecision]):
     async def _receiver(self, connection: ChannelConnection, kafka: KafkaCluster) -> ReceiverRecord:
         contract = deciding.receiver_contract(connection, self.settings)
         service = self._service(_receiver_name(connection))
-        return await self.receivers.at(service, kafka, contract.contract_topic)
+        return await self.receivers.receiver_at(service, kafka, contract.contract_topic)
 
     def _service(self, receiver: str) -> Identity:
         return Identity(self.settings.namespace, receiver)
@@ -353,11 +364,12 @@ class Channels(Sources[ObservedChannel, ChannelDecision]):
     # Effects.
 
     async def follow_up(
-        self, effect: Effect, seen: ObservedChannel, record: BrokerRecord
+        self, effect: Effect, observed: ObservedChannel, record: BrokerRecord
     ) -> ObservedChannel:
+        """Read the gateway again once the receiver was applied."""
         if not isinstance(effect, ApplyReceiver):
-            return seen
-        return replace(seen, gateway=await self._gateway(effect.receiver.name))
+            return observed
+        return replace(observed, gateway=await self._gateway(effect.receiver.name))
 
     async def leave_receiver(self, document: Document, receiver: str) -> None:
         """Remove a channel from a receiver; returns when every replica has read that.
@@ -367,7 +379,7 @@ class Channels(Sources[ObservedChannel, ChannelDecision]):
         service = self._service(receiver)
         known = self.receivers.records.get(service)
         try:
-            of = await self.connections.of_receiver(receiver)
+            of = await self.connections.kafka_of_receiver(receiver)
         except (NotReady, InvalidDocument):
             if known is None:
                 raise
@@ -376,10 +388,10 @@ class Channels(Sources[ObservedChannel, ChannelDecision]):
             of = known.contract.kafka, known.contract.topic
         if of is None:
             return  # nothing serves it there
-        left, path = await self.receivers.at(service, *of), f"/{Identity.of(document)}"
+        left, path = await self.receivers.receiver_at(service, *of), f"/{Identity.of(document)}"
         if path in left.contract.records:
             await left.write(path, None)
-        await self.receivers.until_read(left, path)
+        await self.receivers.wait_until_read(left, path)
         left.written.pop(path, None)
 
 
@@ -390,31 +402,31 @@ def _without_spec(document: Document) -> Document:
 
 def _receiver_name(connection: ChannelConnection) -> str:
     """The name of the receiver's Knative Service for channels with this connection."""
-    return services.channels_receiver_name(connection.secret and connection.secret[0])
+    return receiver_services.channels_receiver_name(connection.secret and connection.secret[0])
 
 
-def _remember(
-    seen: ObservedChannel,
+def _update_state(
+    observed: ObservedChannel,
     decision: ChannelDecision,
     record: BrokerRecord,
     conditions: list[dict[str, Any]],
 ) -> None:
     """Update the record's state, which its Subscriptions are reconciled by. It stays as it is where
     the channel's topic or connection was not found."""
-    topic, connection = decision.topic, seen.connection
-    if topic is None or topic.found is None or not isinstance(connection, ChannelConnection):
+    topic, connection = decision.topic, observed.connection
+    if topic is None or topic.existing is None or not isinstance(connection, ChannelConnection):
         return
-    assert seen.broker is not None
+    assert observed.broker is not None
     assert record.kafka is not None
-    ready = statuses.summary(conditions)
+    ready = statuses.ready_condition(conditions)
     record.state = BrokerState(
-        broker=seen.broker,
-        topic=topic.wanted,
-        partitions=topic.found.partitions,
+        broker=observed.broker,
+        topic=topic.desired,
+        partitions=topic.existing.partitions,
         defaults=connection.defaults,
         secret=connection.secret,
         kafka=record.kafka,
         ready=ready.get("status", "Unknown"),
         why_not=f"{ready.get('reason', '')} {ready.get('message', '')}".strip(),
-        oidc=is_on(seen.authentication),
+        oidc=is_authentication_on(observed.authentication),
     )

@@ -30,23 +30,23 @@ from knafka_operator.decide.status import NotReady
 from knafka_operator.model.identity import Identity
 from knafka_operator.reconcile.topics import ensure_topic
 from knafka_operator.scale.kafka_clusters import KafkaCluster
-from knafka_operator.scale.parsing import parsed
+from knafka_operator.scale.parsing import parsed_off_loop
 
 log = logging.getLogger(__name__)
 
-EVERYTHING: Final = 1_000_000
-"""More records than there are in any contract's topic, before it is compacted too."""
+MAX_RECORDS: Final = 1_000_000
+"""Upper limit of records read from a contract topic, more than any has before compaction."""
 
 WRITE_TIMEOUT: Final = 30.0
 """Seconds for records to be durable."""
 
 APPLIED_TIMEOUT: Final = 10.0
-"""Seconds for every process of a shard to say that it delivers by what was written; after that
-the Trigger says so and is looked at again."""
+"""Seconds for every process of a shard to report that it delivers by the written contract; after
+that the Trigger isn't Ready and is reconciled again."""
 
 
 T = TypeVar("T", bound=Model)
-"""What one record says."""
+"""The model of a record's value."""
 
 
 @dataclass(eq=False, slots=True)
@@ -58,47 +58,47 @@ class _Write(Generic[T]):
 
 
 @dataclass(eq=False)
-class Contract(Generic[T]):
-    """A contract's topic in one Kafka; belongs to one event loop."""
+class ContractTopic(Generic[T]):
+    """A contract topic in one Kafka, with its records in memory; belongs to one event loop."""
 
     topic: str
     kafka: KafkaCluster
     parse: Callable[[Iterable[Record]], dict[str, T]]
-    """What records say, oldest first, by key."""
+    """Parses the topic's records, oldest first, to entries by key."""
     exists: bool = False
     known: bool = True
-    """Whether `records` is what the topic has."""
+    """Whether `records` matches the topic."""
     records: dict[str, T] = field(default_factory=dict)
     position: int = 0
-    """The topic's end, behind all that was written."""
+    """The topic's end offset after the last read or write."""
     readings: int = 0
-    """How often the topic was read: another one may stand there since."""
-    looked_after: int = 0
-    """The reading after which it was seen to that the topic is compacted."""
-    checked: float = -math.inf
-    """When it was compared with the topic, by the event loop's clock."""
+    """How often the topic was read; positions from before a reading are invalid."""
+    compaction_checked: int = 0
+    """The reading for which the topic's compaction was checked."""
+    checked_at: float = -math.inf
+    """When memory was last compared with the topic, by the event loop's clock."""
     _writes: list[_Write[T]] = field(default_factory=list)
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def load(self) -> None:
-        """Read the topic, unless it is known; raises `LogError`."""
+        """Read the topic, unless `records` matches it; raises `LogError`."""
         if self.known:
             return
         async with self._lock:
             if not self.known:
                 await self._read()
 
-    async def create(self, topic: Topic) -> None:
-        """Have the topic; raises `LogError`."""
+    async def ensure_created(self, topic: Topic) -> None:
+        """Create the topic unless it exists; raises `LogError`."""
         async with self._lock:
             if not self.exists:
                 await ensure_topic(self.kafka, topic)
                 self.exists = True
 
     async def write(self, key: str, entry: T | None) -> None:
-        """Put down an entry, or that there is none; returns when that is durable.
+        """Write an entry, or with None remove it; returns when the record is durable.
 
-        Raises `LogError`: then it may be there or not, and the topic is read again.
+        Raises `LogError`; then the record may be written or not, and the topic is read again.
         """
         mine = _Write(key, entry, asyncio.get_running_loop().create_future())
         # The one that wrote it together with its own may be the only one that is still there.
@@ -111,7 +111,7 @@ class Contract(Generic[T]):
         await mine.done
 
     async def delete_if_empty(self) -> None:
-        """Delete the topic, unless it has any entry; raises `LogError`."""
+        """Delete the topic if it has no entries; raises `LogError`."""
         async with self._lock:
             # As it is now: another operator may have written since.
             await self._read()
@@ -120,10 +120,10 @@ class Contract(Generic[T]):
                 await self.kafka.topics.delete_topic(self.topic)
                 log.info("topic %s is deleted: nobody is left in it", self.topic)
 
-    async def check(self) -> bool:
-        """Read the topic again if it isn't as it was left; whether it had changed.
+    async def reload_if_changed(self) -> bool:
+        """Read the topic again if its end has moved; returns whether the records had changed.
 
-        A write that was given up may have come late, and somebody may have made the topic anew.
+        A write that was given up may have arrived late, and somebody may have recreated the topic.
         Raises `LogError`.
         """
         if not self.exists or self._lock.locked():
@@ -143,7 +143,7 @@ class Contract(Generic[T]):
     async def _read(self) -> None:
         topics = self.kafka.topics
         try:
-            records = await topics.read_all(self.topic, EVERYTHING)
+            records = await topics.read_all(self.topic, MAX_RECORDS)
             self.position = sum((await topics.end_offsets(self.topic)).values())
             self.exists = True
         except LogError as error:
@@ -153,23 +153,23 @@ class Contract(Generic[T]):
         # By offset: what was written later may have an earlier time, by another operator's clock.
         stored = sorted(records, key=lambda record: record.offset())
         size = sum(len(record.value() or b"") for record in stored)
-        self._found(await parsed(lambda: self.parse(stored), size))
+        self._set_records(await parsed_off_loop(lambda: self.parse(stored), size))
         self.known = True
         self.readings += 1
 
-    def _found(self, records: dict[str, T]) -> None:
-        """The topic has these."""
+    def _set_records(self, records: dict[str, T]) -> None:
+        """Replace the records in memory after a reading."""
         self.records = records
 
-    def _written(self, key: str, entry: T | None) -> None:
-        """This is durable now."""
+    def _set_record(self, key: str, entry: T | None) -> None:
+        """Update the record in memory after it was written durably."""
         if entry is None:
             self.records.pop(key, None)
         else:
             self.records[key] = entry
 
     async def _write(self, writes: list[_Write[T]]) -> None:
-        """Write these together; their futures say how that went."""
+        """Write these entries together, and set the results of their futures."""
         try:
             async with asyncio.timeout(WRITE_TIMEOUT):
                 await self._append(writes)
@@ -180,13 +180,13 @@ class Contract(Generic[T]):
                 error = LogError(f"Kafka did not take a record of {self.topic} in time")
             for each in writes:
                 if not each.done.done():
-                    each.done.set_exception(_told(error))
+                    each.done.set_exception(_as_log_error(error))
             if isinstance(error, LogError):
                 return
             raise
         self.position = sum(ends.values())
         for each in writes:
-            self._written(each.key, each.entry)
+            self._set_record(each.key, each.entry)
             each.done.set_result(None)
 
     async def _append(self, writes: list[_Write[T]]) -> None:
@@ -211,28 +211,30 @@ class Contract(Generic[T]):
             raise failures[0]
 
 
-class ContractLog(Contract[SharedEgress]):
-    """What one Broker's shared dispatchers deliver, by consumer group."""
+class SharedContractTopic(ContractTopic[SharedEgress]):
+    """The contract topic of one Broker's shared dispatchers, by consumer group."""
 
     def __init__(self, broker: Identity, topic: str, kafka: KafkaCluster, *, known: bool) -> None:
-        super().__init__(topic, kafka, deciding.read, known=known)
+        super().__init__(topic, kafka, deciding.read_shared_egresses, known=known)
         self.broker = broker
-        """Its namespace, and what stands for it in names of shards."""
+        """Namespace and internal name of the Broker, as in names of shards."""
         self.numbers: dict[str, int] = {}
-        """The shard of each group, of those included that were given one and have no record yet."""
+        """The shard number of each group, including groups that have no record yet."""
         self.leaving: dict[str, tuple[str, int]] = {}
-        """Groups whose record is gone: the shard, and the position from which it knows."""
+        """Groups whose record was removed: their shard, and the position at which it has read
+        that."""
 
-    def view(self) -> deciding.Contract:
-        """As it is decided upon."""
-        return deciding.Contract(self.exists, self.records, self.leaving, self.numbers)
+    def snapshot(self) -> deciding.SharedContract:
+        """The contract as an immutable value for `decide`."""
+        return deciding.SharedContract(self.exists, self.records, self.leaving, self.numbers)
 
     def members(self, number: int) -> int:
-        """How many are in this shard, or on their way there."""
+        """Number of groups in this shard, including those about to be written."""
         return sum(each == number for each in self.numbers.values())
 
     async def withdraw(self, group: str) -> None:
-        """Have no shard deliver this group; returns when every process has let go.
+        """Remove a group's record; returns when every process of its shard has stopped delivering
+        it.
 
         Raises `LogError`, and `NotReady` while one hasn't.
         """
@@ -241,15 +243,15 @@ class ContractLog(Contract[SharedEgress]):
             await self.write(group, None)
             self.leaving[group] = record.shard, self.position
         if (pending := self.leaving.get(group)) is not None:
-            await self.applied(*pending)
+            await self.wait_until_applied(*pending)
             self.leaving.pop(group, None)
         self.numbers.pop(group, None)
 
-    async def applied(self, shard: str, position: int | None = None) -> None:
-        """Returns when every process of a shard that is asked to drain delivers by what was
-        written; raises `NotReady` if that takes long."""
+    async def wait_until_applied(self, shard: str, position: int | None = None) -> None:
+        """Wait until every draining process of a shard delivers by the records before `position`.
+        Raises `NotReady` after `APPLIED_TIMEOUT`."""
         position = self.position if position is None else position
-        if not await self.kafka.scaler.applied(shard, position, APPLIED_TIMEOUT):
+        if not await self.kafka.scaler.wait_until_applied(shard, position, APPLIED_TIMEOUT):
             raise NotReady(
                 "ShardBehind",
                 "a shared dispatcher doesn't say yet that it delivers by what is declared now: "
@@ -257,18 +259,18 @@ class ContractLog(Contract[SharedEgress]):
                 transient=True,
             )
 
-    def _found(self, records: dict[str, SharedEgress]) -> None:
+    def _set_records(self, records: dict[str, SharedEgress]) -> None:
         reserved = {each: self.numbers[each] for each in self.numbers.keys() - self.records.keys()}
-        super()._found(records)
-        self.numbers = {**reserved, **deciding.numbers_of(*self.broker, records)}
+        super()._set_records(records)
+        self.numbers = {**reserved, **deciding.shard_numbers(*self.broker, records)}
 
-    def _written(self, key: str, entry: SharedEgress | None) -> None:
-        super()._written(key, entry)
+    def _set_record(self, key: str, entry: SharedEgress | None) -> None:
+        super()._set_record(key, entry)
         if entry is not None:
             self.leaving.pop(key, None)
 
 
-def _told(error: BaseException) -> LogError:
+def _as_log_error(error: BaseException) -> LogError:
     return error if isinstance(error, LogError) else LogError(f"it isn't written: {error!r}")
 
 

@@ -24,7 +24,7 @@ from knafka.core.errors import LogError
 from knafka.ports.log import Positions, Range
 from knafka_operator.decide import dead_letter_topics as topics
 from knafka_operator.decide import dead_letters as deciding
-from knafka_operator.decide.dead_letters import Waiting
+from knafka_operator.decide.dead_letters import WaitingDeadLetters
 from knafka_operator.decide.entries import is_entry
 from knafka_operator.decide.status import ConditionSet
 from knafka_operator.model.cluster import Document
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 TURNS: Final = 12
 """Looks of which one is for a topic that wasn't there."""
-LOOKED_AT_ONCE: Final = 20
+TRIGGERS_AT_ONCE: Final = 20
 """Triggers before the event loop has its turn."""
 DESCRIBED_AT_ONCE: Final = 5
 """Topics of one Kafka in one look: when an operator begins, it knows none of a thousand."""
@@ -49,50 +49,50 @@ MESSAGE_INTERVAL: Final = 60.0
 
 
 @dataclass(eq=False, slots=True)
-class _Topic:
-    """One Trigger's dead-letter topic."""
+class _DeadLetterTopic:
+    """What is known of one Trigger's dead-letter topic."""
 
     name: str
     kafka: KafkaCluster
     reported: int = 0
-    """Dead letters that its dispatchers have reported."""
+    """Number of dead letters that the Trigger's dispatchers have reported."""
     starts: Positions | None = None
-    """None: it isn't there, as far as is known."""
+    """The topic's start offsets; None: the topic doesn't exist, as far as is known."""
     ends: Positions = field(default_factory=dict)
-    waiting: Waiting | None = None
-    found: topics.Found | None = None
+    waiting: WaitingDeadLetters | None = None
+    found: topics.JudgedTopic | None = None
     judged: object = None
-    """By what `found` was decided; None: it is to be described."""
+    """The inputs by which `found` was judged; None: the topic is to be described."""
     written: float = -math.inf
-    """When its condition was to be written last, by the event loop's clock."""
+    """When the Trigger was last enqueued to write its condition, by the event loop's clock."""
     announced: bool = False
-    """Whether there was an Event since the last time that none waited."""
+    """Whether an Event was posted since the topic was last empty."""
 
 
 @dataclass(eq=False)
-class DeadLetters:
-    """Looks at the dead letters of all Triggers that are delivered; belongs to one event loop."""
+class DeadLetterMonitor:
+    """Checks the dead-letter topics of all delivered Triggers; belongs to one event loop."""
 
     states: States
     enqueue: Callable[[Key], None]
     clock: Callable[[], float] = time.time
     """Seconds since 1970."""
     on_first: Callable[[Document, str], None] = lambda document, message: None
-    """Is given a Trigger that has dead letters and had none, and a sentence that says how many."""
-    _topics: dict[Identity, _Topic] = field(default_factory=dict)
+    """Called with a Trigger that has its first dead letters, and a sentence that says how many."""
+    _topics: dict[Identity, _DeadLetterTopic] = field(default_factory=dict)
     _turn: int = 0
 
-    def waiting(self, identity: Identity) -> Waiting | None:
-        """Of one Trigger; None: it has had no dead letter, or that isn't known yet."""
+    def waiting(self, identity: Identity) -> WaitingDeadLetters | None:
+        """The waiting dead letters of a Trigger; None: it has had none, or that isn't known yet."""
         topic = self._topics.get(identity)
         return None if topic is None else topic.waiting
 
-    def add_to(
+    def add_to_status(
         self, document: Document, conditions: ConditionSet, annotations: dict[str, str | None]
     ) -> None:
-        """What is known of a Trigger's dead letters, for its status."""
+        """Add the condition and annotations about a Trigger's dead letters to its status."""
         identity = Identity.of(document)
-        if (told := self._condition(identity) or deciding.stored(document)) is not None:
+        if (told := self._condition(identity) or deciding.stored_condition(document)) is not None:
             conditions.set(told)
         topic = self._topics.get(identity)
         if topic is not None and topic.found is not None and topic.found.owned is not None:
@@ -100,52 +100,60 @@ class DeadLetters:
 
     def _condition(self, identity: Identity) -> Condition | None:
         waiting = self.waiting(identity)
-        return None if waiting is None else deciding.condition(waiting, self.clock())
+        return None if waiting is None else deciding.dead_letters_condition(waiting, self.clock())
 
-    async def look(self) -> None:
-        """Find out how many wait, and have that written where it isn't."""
+    async def check_topics(self) -> None:
+        """Count the dead letters of all Triggers that are due, and enqueue Triggers whose status
+        differs."""
         self._turn = (self._turn + 1) % TURNS
         due: dict[KafkaCluster, list[tuple[Identity, TriggerRecord, Watched]]] = {}
-        found = [(who, each) for who, each in self.states.triggers.items() if each.watched]
-        for who in self._topics.keys() - {who for who, _ in found}:
-            del self._topics[who]
-        for number, (who, record) in enumerate(found, 1):
-            if number % LOOKED_AT_ONCE == 0:
+        found = [
+            (identity, each) for identity, each in self.states.triggers.items() if each.watched
+        ]
+        for identity in self._topics.keys() - {identity for identity, _ in found}:
+            del self._topics[identity]
+        for number, (identity, record) in enumerate(found, 1):
+            if number % TRIGGERS_AT_ONCE == 0:
                 await asyncio.sleep(0)
-            if (watched := record.watched) is not None and self._is_due(who, watched):
-                due.setdefault(watched.kafka, []).append((who, record, watched))
+            if (watched := record.watched) is not None and self._is_check_due(identity, watched):
+                due.setdefault(watched.kafka, []).append((identity, record, watched))
         # Together: a Kafka that is away makes no other one wait.
-        await asyncio.gather(*(self._look_at(kafka, each) for kafka, each in due.items()))
+        await asyncio.gather(*(self._check_kafka(kafka, each) for kafka, each in due.items()))
 
-    def _is_due(self, who: Identity, watched: Watched) -> bool:
-        name, topic = watched.egress.dead_letter_topic, self._topics.get(who)
+    def _is_check_due(self, identity: Identity, watched: Watched) -> bool:
+        name, topic = watched.egress.dead_letter_topic, self._topics.get(identity)
         if topic is None or (topic.name, topic.kafka) != (name, watched.kafka):
-            topic = self._topics[who] = _Topic(name, watched.kafka)
-        scaled = watched.kafka.scaler.status(self.states.family.trigger_id(who))
+            topic = self._topics[identity] = _DeadLetterTopic(name, watched.kafka)
+        scaled = watched.kafka.scaler.status(self.states.family.trigger_id(identity))
         before, topic.reported = topic.reported, scaled.counts.dead_lettered if scaled else 0
         has_more = topic.reported != before
         return topic.starts is not None or has_more or hash(name) % TURNS == self._turn
 
-    async def _look_at(
+    async def _check_kafka(
         self, kafka: KafkaCluster, due: list[tuple[Identity, TriggerRecord, Watched]]
     ) -> None:
-        of = {each.egress.dead_letter_topic: self._topics[who] for who, _, each in due}
+        of = {each.egress.dead_letter_topic: self._topics[identity] for identity, _, each in due}
         try:
             async with asyncio.timeout(LOOK_TIMEOUT):
                 ranges = await kafka.topics.ranges_of_all(of)
-                await self._date(kafka, [(of[name], each) for name, each in ranges.items()])
-                for who, record, _ in due:
-                    if self._topics[who].name not in ranges:
-                        await self._miss(self._topics[who], record)
-                await self._describe(kafka, due)
+                await self._update_waiting(
+                    kafka, [(of[name], each) for name, each in ranges.items()]
+                )
+                for identity, record, _ in due:
+                    if self._topics[identity].name not in ranges:
+                        await self._note_missing(self._topics[identity], record)
+                await self._judge_topics(kafka, due)
         except (LogError, TimeoutError) as error:
             # Its Triggers' status and the scaler say that Kafka is away.
             log.info("dead letters: %s", error or "Kafka did not answer")
-        for who, record, _ in due:
-            self._publish(who, record)
+        for identity, record, _ in due:
+            self._enqueue_if_changed(identity, record)
 
-    async def _date(self, kafka: KafkaCluster, found: Iterable[tuple[_Topic, Range]]) -> None:
-        """How many wait, and since when: asked for again only where the first one is another."""
+    async def _update_waiting(
+        self, kafka: KafkaCluster, found: Iterable[tuple[_DeadLetterTopic, Range]]
+    ) -> None:
+        """Update number and age of the topics' dead letters; the age is asked for only if the
+        oldest record has changed."""
         undated = []
         for topic, range_ in found:
             before = topic.waiting
@@ -153,8 +161,10 @@ class DeadLetters:
                 before = topic.found = topic.judged = None  # it was made anew
             oldest = before.oldest if before and range_.starts == topic.starts else None
             topic.starts, topic.ends = range_.starts, range_.ends
-            topic.waiting = Waiting(topic.name, range_.records, oldest if range_.records else None)
-            self._apply(topic)
+            topic.waiting = WaitingDeadLetters(
+                topic.name, range_.records, oldest if range_.records else None
+            )
+            self._apply_retention(topic)
             if range_.records and oldest is None:
                 undated.append(topic)
         if undated:
@@ -164,27 +174,28 @@ class DeadLetters:
                 topic.waiting = replace(topic.waiting, oldest=dates.get(topic.name))
 
     @staticmethod
-    async def _miss(topic: _Topic, record: TriggerRecord) -> None:
-        """It isn't there, or it has no leader: then what was known of it stays."""
-        said = deciding.stored(record.document or {})
+    async def _note_missing(topic: _DeadLetterTopic, record: TriggerRecord) -> None:
+        """Note that a topic has no offsets: it is gone, or has no leader, in which case what was
+        known of it stays."""
+        said = deciding.stored_condition(record.document or {})
         was_there = topic.starts is not None or (said is not None and said.status is Status.FALSE)
         if was_there and await topic.kafka.topics.describe_topic(topic.name) is None:
-            topic.waiting = Waiting(topic.name, 0)
+            topic.waiting = WaitingDeadLetters(topic.name, 0)
             topic.starts = topic.found = topic.judged = None
 
     @staticmethod
-    def _apply(topic: _Topic) -> None:
+    def _apply_retention(topic: _DeadLetterTopic) -> None:
         if topic.waiting is not None and topic.found is not None:
             kept, refused = topic.found.retention, topic.found.would_expire
             topic.waiting = replace(topic.waiting, retention=kept, would_expire=refused)
 
-    async def _describe(
+    async def _judge_topics(
         self, kafka: KafkaCluster, due: list[tuple[Identity, TriggerRecord, Watched]]
     ) -> None:
-        """Judge topics that are new, or that are to keep longer or shorter; alter what is ours."""
+        """Judge topics that are new or whose retention has changed, and alter Knafka's own."""
         described = 0
-        for who, record, watched in due:
-            topic, settings = self._topics.get(who), watched.egress.dead_letter_settings
+        for identity, record, watched in due:
+            topic, settings = self._topics.get(identity), watched.egress.dead_letter_settings
             if topic is None or topic.waiting is None or topic.starts is None:
                 continue
             if topic.waiting.records and topic.waiting.oldest is None:
@@ -199,9 +210,9 @@ class DeadLetters:
             if (found := await kafka.topics.describe_topic(topic.name)) is None:
                 continue
             known = topic.found.owned if topic.found is not None else None
-            known = known or topics.Ownership.of(_annotations(record))
+            known = known or topics.Ownership.of(_status_annotations(record))
             age = topic.waiting.oldest_age(self.clock())
-            judged = topics.judge(settings, found, known, age)
+            judged = topics.judge_topic(settings, found, known, age)
             if judged.alter:
                 try:
                     await kafka.topics.set_topic_config(topic.name, judged.alter)
@@ -210,33 +221,38 @@ class DeadLetters:
                     if error.retriable:
                         raise
                     log.warning("%s does not get the retention.ms %s: %s", topic.name, by[0], error)
-                    judged = topics.unaltered(found)
+                    judged = topics.unaltered_topic(found)
             topic.found = judged
             topic.judged = by[0], topic.waiting.oldest if judged.would_expire else None
-            self._apply(topic)
+            self._apply_retention(topic)
 
-    def _publish(self, who: Identity, record: TriggerRecord) -> None:
-        """Have its status written if that says something else, and say that it is the first."""
-        topic, document, now = self._topics.get(who), record.document, self._condition(who)
+    def _enqueue_if_changed(self, identity: Identity, record: TriggerRecord) -> None:
+        """Enqueue a Trigger whose status differs from what is known, and report its first dead
+        letters."""
+        topic, document, now = (
+            self._topics.get(identity),
+            record.document,
+            self._condition(identity),
+        )
         if topic is None or document is None or now is None or is_entry(document):
             return
         assert topic.waiting is not None
-        before = deciding.stored(document)
+        before = deciding.stored_condition(document)
         if not topic.waiting.records:
             topic.announced = False
         elif not topic.announced:
             topic.announced = True
             if before is None or before.status is not Status.FALSE:
-                self.on_first(document, deciding.summary(topic.waiting))
+                self.on_first(document, deciding.waiting_sentence(topic.waiting))
         at = asyncio.get_running_loop().time()
         is_new = before is None or before.reason != now.reason or before.status is not now.status
         owned = topic.found.owned if topic.found is not None else None
         wanted = owned.annotations() if owned is not None else {}
-        is_news = is_new or not wanted.items() <= _annotations(record).items()
+        is_news = is_new or not wanted.items() <= _status_annotations(record).items()
         if is_news or (before != now and at - topic.written >= MESSAGE_INTERVAL):
             topic.written = at
-            self.enqueue((self.states.family.trigger, *who))
+            self.enqueue((self.states.family.trigger, *identity))
 
 
-def _annotations(record: TriggerRecord) -> Mapping[str, str]:
+def _status_annotations(record: TriggerRecord) -> Mapping[str, str]:
     return ((record.document or {}).get("status") or {}).get("annotations") or {}

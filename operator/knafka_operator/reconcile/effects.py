@@ -48,29 +48,28 @@ from knafka_operator.decide.status import NotReady
 from knafka_operator.model.cluster import Cluster, Conflict, Document, NotAllowed, Rejected
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import Resource
-from knafka_operator.reconcile.functions import apply_service, until_replaced
+from knafka_operator.reconcile.functions import apply_service, check_old_pods_gone
 from knafka_operator.reconcile.receivers import Receivers
 from knafka_operator.reconcile.shards import Shards
 from knafka_operator.reconcile.state import States, broker_of
-from knafka_operator.reconcile.topics import made_topic
+from knafka_operator.reconcile.topics import ensure_own_topic
 from knafka_operator.reconcile.trust_bundles import TrustBundles
 from knafka_operator.scale.kafka_clusters import KafkaCluster
 
 
 class Delivery(Protocol):
-    """What only its kind can do for an object, of whatever it keeps in memory of it."""
+    """Effects that only the object's kind can run, as they need what it keeps in memory."""
 
     async def start_delivery(self, document: Document, watched: Any, *, replaces: bool) -> Any:
-        """Hold drains as decided; returns when drains of what was before are over, with what the
-        scaler knows of it."""
+        """Start the decided drains; returns the scaler's status once previous drains have ended."""
         ...
 
     async def end_delivery(self, document: Document) -> None:
-        """Hold no drains, and have no shard deliver; returns when its drains are over."""
+        """End the object's drains and remove it from its shard; returns when they have ended."""
         ...
 
     async def leave_receiver(self, document: Document, receiver: str) -> None:
-        """Have a receiver accept nothing for it, as every replica of that has read."""
+        """Remove an object's entry from a receiver; returns when every replica has read that."""
         ...
 
 
@@ -89,13 +88,13 @@ class Effects:
     """Has a function's pod run; raises `NotReady`."""
 
     async def run(
-        self, effect: Effect, seen: Observed, kafka: KafkaCluster | None, delivery: Delivery
+        self, effect: Effect, observed: Observed, kafka: KafkaCluster | None, delivery: Delivery
     ) -> Any:
-        """Run one effect; returns what it comes to. Raises `EXPECTED` and `ClusterError`.
+        """Run one effect; returns its result. Raises `EXPECTED` and `ClusterError`.
 
         `kafka` is where the object's topics and group are.
         """
-        document, cluster = seen.document, self.cluster
+        document, cluster = observed.document, self.cluster
         match effect:
             case Annotate(_, annotations, at_once):
                 if at_once:
@@ -111,11 +110,11 @@ class Effects:
                 for each in objects:
                     await self._delete(each, resource_of(document) if owned else None)
             case ApplyService(_, manifest):
-                await self.trust_bundles.copy_for(manifest)
+                await self.trust_bundles.ensure_copy(manifest)
                 owner = resource_of(document)
                 return await apply_service(cluster, manifest, owner, self.states.rolls)
             case AwaitReplacement(namespace, service):
-                await until_replaced(cluster, namespace, service, seen.revision)
+                await check_old_pods_gone(cluster, namespace, service, observed.revision)
             case Probe(url):
                 await self.probe(url)
             case Wake(url):
@@ -137,12 +136,12 @@ class Effects:
     ) -> Any:
         match effect:
             case CreateTopic(topic, name_key, id_key, may_be_used):
-                made = await made_topic(kafka, topic, may_be_used=may_be_used)
+                made = await ensure_own_topic(kafka, topic, may_be_used=may_be_used)
                 written = {"annotations": {name_key: topic.name, id_key: made.id}}
                 await self.cluster.write_status(document, written)
                 return made
             case ClaimGroup(group):
-                record = self.states.trigger(document)
+                record = self.states.ensure_trigger(document)
                 self.states.claim_group(record, group)
                 record.kafka = kafka
             case DeleteGroup(group):
@@ -150,25 +149,25 @@ class Effects:
             case CommitOffsets(group, topic_name, start):
                 await kafka.topics.ensure_committed(group, topic_name, start)
             case ApplyReceiver(service, contract, manifest):
-                receiver = await self.receivers.at(service, kafka, contract.name)
+                receiver = await self.receivers.receiver_at(service, kafka, contract.name)
                 asking = Identity.of(document)
                 return await self.receivers.apply(receiver, contract, manifest, asking)
             case WriteIngress(service, contract, path, ingress):
-                receiver = await self.receivers.at(service, kafka, contract.name)
-                await receiver.contract.create(contract)
+                receiver = await self.receivers.receiver_at(service, kafka, contract.name)
+                await receiver.contract.ensure_created(contract)
                 await receiver.write(path, ingress)
             case AwaitReceivers(service, contract_name, path):
-                receiver = await self.receivers.at(service, kafka, contract_name)
-                await self.receivers.until_read(receiver, path)
+                receiver = await self.receivers.receiver_at(service, kafka, contract_name)
+                await self.receivers.wait_until_read(receiver, path)
             case CreateContract(topic):
-                await self.shards.create(broker_of(document), topic)
+                await self.shards.create_contract_topic(broker_of(document), topic)
             case WriteContract(group, shared):
-                await self.shards.loaded(broker_of(document), kafka).write(group, shared)
+                await self.shards.contract_in(broker_of(document), kafka).write(group, shared)
             case ApplyShard(number, manifest):
-                await self.trust_bundles.copy_for(manifest)
+                await self.trust_bundles.ensure_copy(manifest)
                 await self.shards.apply(broker_of(document), number, manifest)
             case AwaitShard(shard):
-                await self.shards.loaded(broker_of(document), kafka).applied(shard)
+                await self.shards.contract_in(broker_of(document), kafka).wait_until_applied(shard)
             case _:
                 assert_never(effect)
         return None
@@ -176,12 +175,13 @@ class Effects:
     async def _apply(
         self, manifest: Manifest, refusal: Refusal | None, document: Document
     ) -> Document:
-        """Raises `NotReady`, also for an object of that name which somebody else made."""
+        """Apply a manifest. Raises `NotReady`, also if somebody else made an object of that
+        name."""
         kind, (namespace, name) = manifest["kind"], Identity.of(manifest)
         if refusal is not None and refusal.not_ours and refusal.kind in (None, kind):
             there = await self.cluster.get(manifest["apiVersion"], kind, namespace, name)
-            if there is not None and document["metadata"]["uid"] not in services.owners(there):
-                raise _not_ours(refusal, f"{kind} {name}")
+            if there is not None and document["metadata"]["uid"] not in services.owner_uids(there):
+                raise _not_ours_error(refusal, f"{kind} {name}")
         try:
             return await self.cluster.apply(manifest)
         except Conflict as error:
@@ -192,7 +192,7 @@ class Effects:
             raise NotReady(refusal.rejected, str(error)) from error
 
     async def _create(self, effect: Create) -> None:
-        """Raises `NotReady`."""
+        """Create an object unless it exists. Raises `NotReady` if an existing one isn't ours."""
         manifest, refusal = effect.manifest, effect.refusal
         kind, (namespace, name) = manifest["kind"], Identity.of(manifest)
         try:
@@ -206,7 +206,7 @@ class Effects:
         there = await self.cluster.get(manifest["apiVersion"], kind, namespace, name)
         labels = ((there or {}).get("metadata") or {}).get("labels") or {}
         if labels.get(effect.label) != manifest["metadata"]["labels"][effect.label]:
-            raise _not_ours(refusal, f"{kind} {name}")
+            raise _not_ours_error(refusal, f"{kind} {name}")
 
     async def _delete(self, name: ObjectName, owner: Resource | None) -> None:
         if owner is not None:
@@ -217,10 +217,10 @@ class Effects:
 
 
 def resource_of(document: Document) -> Resource:
-    """What an object is called, and its UID, also of one whose spec can't be read."""
+    """Type and metadata of a stored object, also if its spec can't be parsed."""
     return parse(Resource, {key: document[key] for key in ("apiVersion", "kind", "metadata")})
 
 
-def _not_ours(refusal: Refusal, name: str) -> NotReady:
+def _not_ours_error(refusal: Refusal, name: str) -> NotReady:
     message = f"{name} exists and was not made for {refusal.owner}: delete or rename it"
     return NotReady(refusal.not_ours, message)

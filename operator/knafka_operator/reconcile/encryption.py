@@ -1,17 +1,17 @@
-"""Encryption: by what a receiver has https, as it is read."""
+"""Encryption: reads how a receiver is reached by https."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from knafka_operator.decide import services
+from knafka_operator.decide import receiver_services
 from knafka_operator.decide.encryption import (
     TLS_SECRET,
     Https,
     https_of_service,
 )
 from knafka_operator.decide.status import NotReady
-from knafka_operator.model.cluster import Cluster, decoded
+from knafka_operator.model.cluster import Cluster, decoded_secret
 from knafka_operator.model.resources import CORE, SERVING, Broker
 from knafka_operator.model.settings import Settings
 
@@ -19,15 +19,16 @@ from knafka_operator.model.settings import Settings
 async def observe_https(
     cluster: Cluster, broker: Broker, settings: Settings, now: datetime | None = None
 ) -> Https | NotReady:
-    """How a Broker is reached by https, or why it isn't. Raises `ClusterError`."""
+    """How a Broker's receiver is reached by https, or the error that says why not. Raises
+    `ClusterError`."""
     namespace = broker.metadata.namespace
     if (name := broker.metadata.annotations.get(TLS_SECRET)) is None:
-        return await observe_https_of(cluster, namespace, services.receiver_name(broker))
+        return await observe_https_of(cluster, namespace, receiver_services.receiver_name(broker))
     # Here, as few name one.
     from knafka_operator.decide.certificates import https_of_secret
 
     stored = await cluster.get(CORE, "Secret", namespace, name)
-    values = None if stored is None else decoded(stored)
+    values = None if stored is None else decoded_secret(stored)
     try:
         return https_of_secret(broker, name, values, settings, now or datetime.now(UTC))
     except NotReady as error:
@@ -35,7 +36,8 @@ async def observe_https(
 
 
 async def observe_https_of(cluster: Cluster, namespace: str, receiver: str) -> Https | NotReady:
-    """How Knative has a receiver by https, or why it hasn't. Raises `ClusterError`."""
+    """The https address that Knative gives a receiver, or the error that says why not. Raises
+    `ClusterError`."""
     try:
         stored = await cluster.get(SERVING, "Service", namespace, receiver)
         return https_of_service(stored, receiver)

@@ -19,11 +19,12 @@ from knafka_operator.model.kafka_trust import endpoint_host, refused_endpoint
 from knafka_operator.model.settings import Settings
 
 RESOLVE_TIMEOUT: Final = 5.0
-"""Seconds; a name that isn't resolved by then is librdkafka's to tell of."""
+"""Seconds to resolve a name; after that librdkafka reports the problem."""
 
 
 async def check_endpoint(secret: Mapping[str, str], settings: Settings) -> None:
-    """Raises `InvalidDocument` where the endpoint's name leads to the pod or the node."""
+    """Resolve the host of a Secret's token endpoint; raises `InvalidDocument` if one of its
+    addresses is of the pod or the node."""
     host = endpoint_host(secret)
     if not host or settings.local_addresses or addresses.is_address(host):
         return

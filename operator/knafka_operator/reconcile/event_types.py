@@ -23,77 +23,85 @@ from typing import Final
 import aiohttp
 
 from knafka_operator.decide import event_types as deciding
-from knafka_operator.decide import services
-from knafka_operator.decide.event_types import EVENT_TYPE, EVENT_TYPE_VERSION, ToldType
+from knafka_operator.decide import receiver_services, services
+from knafka_operator.decide.event_types import EVENT_TYPE, EVENT_TYPE_VERSION, ReportedType
 from knafka_operator.model.cluster import Cluster, ClusterError, Document, Rejected
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.features import makes_event_types
-from knafka_operator.reconcile.receivers import PORT, Receivers, host, identity_of, takes_requests
+from knafka_operator.reconcile.receivers import (
+    CONTRACT_PORT,
+    Receivers,
+    identity_at_path,
+    takes_requests,
+    url_host,
+)
 from knafka_operator.reconcile.state import States
-from knafka_operator.scale.answers import answer_of
+from knafka_operator.scale.answers import get_answer
 from knafka_operator.scale.http_sessions import checked_session
 
 log = logging.getLogger(__name__)
 
-LOOK_INTERVAL: Final = 30.0
-"""Seconds between two looks: what a receiver tells is told for four of them."""
+EVENT_TYPES_INTERVAL: Final = 30.0
+"""Seconds between two rounds; a receiver reports a new type for the length of four."""
 MAX_TYPES: Final = 1_000
-"""EventTypes of one Broker or KafkaChannel, those that somebody else has made for it counted."""
-MAX_EACH: Final = 20
-"""Of one Broker or KafkaChannel in a look."""
-MAX_TOGETHER: Final = 200
-"""Of all in a look: each is a write to etcd."""
+"""Most EventTypes of one Broker or KafkaChannel, including those that others have created."""
+MAX_PER_OWNER: Final = 20
+"""Most EventTypes created for one Broker or KafkaChannel in a round."""
+MAX_PER_ROUND: Final = 200
+"""Most EventTypes created in a round; each is a write to etcd."""
 ASKED_AT_ONCE: Final = 20
 ASK_TIMEOUT: Final = 2.0
 ANSWER_BYTES: Final = 128 * 1024
 
-Ask = Callable[[Identity, Sequence[str]], Awaitable[list[ToldType]]]
-"""A receiver's Service and its pods' addresses -> what they tell; what can't be asked tells
-nothing."""
+AskEventTypes = Callable[[Identity, Sequence[str]], Awaitable[list[ReportedType]]]
+"""A receiver's Service and its pods' addresses -> the types that they report; pods that don't
+answer report none."""
 
 
 @dataclass(eq=False)
 class EventTypes:
-    """Those of one family; belongs to one event loop."""
+    """Creates the EventTypes of one family's Brokers or channels; belongs to one event loop."""
 
     settings: Settings
     cluster: Cluster
     states: States
     receivers: Receivers
-    ask: Ask
+    ask: AskEventTypes
     _known: dict[Identity, tuple[str, set[int]]] = field(default_factory=dict)
-    """UID of a Broker or KafkaChannel, and the hashes of its EventTypes' names."""
+    """By Broker or KafkaChannel: its UID, and the hashes of its EventTypes' names."""
 
-    async def look(self) -> None:
-        """Ask all receivers that run, and make what is new. Raises `ClusterError`."""
+    async def create_new_types(self) -> None:
+        """Ask all running receivers for new types, and create EventTypes. Raises `ClusterError`."""
         if not self.states.brokers or not await makes_event_types(self.cluster, self.settings):
             self._known.clear()
             return
         for gone in self._known.keys() - self.states.brokers.keys():
             del self._known[gone]
-        new: dict[Identity, dict[ToldType, None]] = defaultdict(dict)
-        for service, told in (await self._told()).items():
+        new: dict[Identity, dict[ReportedType, None]] = defaultdict(dict)
+        for service, told in (await self._ask_receivers()).items():
             for each in told:
                 if (owner := self._owner(service, each.path)) is not None:
                     new[owner][each] = None
-        await self._make(new)
+        await self._create_types(new)
 
-    async def _told(self) -> Mapping[Identity, list[ToldType]]:
-        """What receivers tell, by their Services."""
+    async def _ask_receivers(self) -> Mapping[Identity, list[ReportedType]]:
+        """The types that running receivers report, by the receiver's Service."""
         addresses: dict[Identity, list[str]] = defaultdict(list)
         namespace = self.settings.namespace if self.states.family.centralized else None
-        labels = {services.ROLE: services.RECEIVER}
+        labels = {services.ROLE_LABEL: services.RECEIVER_ROLE}
         for pod in await self.cluster.list(CORE, "Pod", labels, namespace):
             of = pod["metadata"].get("labels") or {}
             name = of.get("serving.knative.dev/service", "")
             service = Identity(pod["metadata"]["namespace"], name)
             if service in self.receivers.records and takes_requests(pod):
-                addresses[service].append(f"http://{host(pod['status']['podIP'])}:{PORT}")
+                addresses[service].append(
+                    f"http://{url_host(pod['status']['podIP'])}:{CONTRACT_PORT}"
+                )
         turns = asyncio.Semaphore(ASKED_AT_ONCE)
 
-        async def ask(service: Identity) -> list[ToldType]:
+        async def ask(service: Identity) -> list[ReportedType]:
             async with turns:
                 return await self.ask(service, addresses[service])
 
@@ -101,29 +109,31 @@ class EventTypes:
         return dict(zip(addresses, answers, strict=True))
 
     def _owner(self, service: Identity, path: str) -> Identity | None:
-        """The Broker or KafkaChannel at a path, if this receiver may speak of it."""
-        owner = identity_of(path)
+        """The Broker or KafkaChannel at a path; None: it isn't served by this receiver."""
+        owner = identity_at_path(path)
         record = self.states.brokers.get(owner)
         if record is None or record.state is None:
             return None
         if self.states.family.centralized:
             return owner
-        mine = Identity(owner.namespace, services.receiver_name(record.state.broker))
+        mine = Identity(owner.namespace, receiver_services.receiver_name(record.state.broker))
         return owner if mine == service else None
 
-    async def _make(self, new: Mapping[Identity, Mapping[ToldType, None]]) -> None:
-        left, owners = MAX_TOGETHER, list(new)
+    async def _create_types(self, new: Mapping[Identity, Mapping[ReportedType, None]]) -> None:
+        left, owners = MAX_PER_ROUND, list(new)
         random.shuffle(owners)  # else the same ones would always be last
         for owner in owners:
             try:
-                left -= await self._make_of(owner, new[owner], min(left, MAX_EACH))
+                left -= await self._create_types_of(owner, new[owner], min(left, MAX_PER_OWNER))
             except ClusterError as error:  # what refuses one namespace's is no other's trouble
                 log.warning("EventTypes of %s %s: %s", self.states.family.broker, owner, error)
             if left <= 0:
                 return
 
-    async def _make_of(self, owner: Identity, told: Mapping[ToldType, None], at_most: int) -> int:
-        """Make those that aren't there; returns how many. Raises `ClusterError`."""
+    async def _create_types_of(
+        self, owner: Identity, told: Mapping[ReportedType, None], at_most: int
+    ) -> int:
+        """Create the missing EventTypes of one owner; returns how many. Raises `ClusterError`."""
         family = self.states.family
         unknown = [each for each in told if not self._is_known(owner, each)]
         if not unknown:
@@ -131,10 +141,10 @@ class EventTypes:
         document = await self.cluster.get(family.broker_version, family.broker, *owner)
         if document is None or "deletionTimestamp" in document["metadata"]:
             return 0
-        names = await self._names_of(owner, document)
+        names = await self._known_name_hashes(owner, document)
         made = 0
         for each in unknown:
-            if (name := _hashed(owner, each)) in names:
+            if (name := _name_hash(owner, each)) in names:
                 continue
             if len(names) >= MAX_TYPES:
                 kind = document["kind"]
@@ -150,13 +160,12 @@ class EventTypes:
             made += 1
         return made
 
-    def _is_known(self, owner: Identity, told: ToldType) -> bool:
+    def _is_known(self, owner: Identity, told: ReportedType) -> bool:
         _, names = self._known.get(owner, ("", set[int]()))
-        return len(names) >= MAX_TYPES or _hashed(owner, told) in names
+        return len(names) >= MAX_TYPES or _name_hash(owner, told) in names
 
-    async def _names_of(self, owner: Identity, document: Document) -> set[int]:
-        """Hashes of the names of its EventTypes, which are read once: after that it is only us who
-        make them."""
+    async def _known_name_hashes(self, owner: Identity, document: Document) -> set[int]:
+        """Hashes of the names of an owner's EventTypes, which are listed once and then kept."""
         uid = str(document["metadata"].get("uid", ""))
         known = self._known.get(owner)
         if known is None or known[0] != uid:
@@ -166,18 +175,18 @@ class EventTypes:
         return known[1]
 
 
-def _hashed(owner: Identity, told: ToldType) -> int:
+def _name_hash(owner: Identity, told: ReportedType) -> int:
     return hash(deciding.event_type_name(owner, told))
 
 
-class PodTypes:
-    """`Ask` of a cluster: each pod at its own address."""
+class PodEventTypes:
+    """`AskEventTypes` in a cluster: asks each pod at its own address."""
 
     def __init__(self, bearers: Callable[[str, str], Sequence[str]]) -> None:
-        """`bearers`: the tokens that pods know the operator by, by Service's name and namespace."""
+        """`bearers` gives the tokens that pods accept, by the Service's name and namespace."""
         self._bearers = bearers
 
-    async def __call__(self, service: Identity, addresses: Sequence[str]) -> list[ToldType]:
+    async def __call__(self, service: Identity, addresses: Sequence[str]) -> list[ReportedType]:
         bearers = self._bearers(service.name, service.namespace)
         timeout = aiohttp.ClientTimeout(total=ASK_TIMEOUT)
         async with checked_session(timeout) as session:
@@ -187,10 +196,10 @@ class PodTypes:
 
 async def _ask(
     session: aiohttp.ClientSession, address: str, bearers: Sequence[str]
-) -> list[ToldType]:
+) -> list[ReportedType]:
     try:
-        answer = await answer_of(session, f"{address}/event-types", bearers, ANSWER_BYTES)
+        answer = await get_answer(session, f"{address}/event-types", bearers, ANSWER_BYTES)
         # None: one of before the feature was on.
-        return [] if answer is None else deciding.told_types(answer)
+        return [] if answer is None else deciding.reported_types(answer)
     except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError):
         return []

@@ -35,7 +35,7 @@ async def observe_features(
 ) -> Features:
     """The features of a namespace. Raises `ClusterError`."""
     try:
-        config = await _read(cluster, settings)
+        config = await _read_config(cluster, settings)
     except InvalidDocument as error:
         return Features(error, error, False)
 
@@ -44,31 +44,31 @@ async def observe_features(
         return replace(found, policies=policies.of(namespace)) if found.is_on else found
 
     return Features(
-        _or_error(authentication),
-        _or_error(lambda: Encryption.of(config)),
+        _value_or_error(authentication),
+        _value_or_error(lambda: Encryption.of(config)),
         is_enabled(config, EVENT_TYPES),
     )
 
 
 async def makes_event_types(cluster: Cluster, settings: Settings) -> bool:
     """Whether EventTypes are made of events. Raises `ClusterError`, `InvalidDocument`."""
-    return is_enabled(await _read(cluster, settings), EVENT_TYPES)
+    return is_enabled(await _read_config(cluster, settings), EVENT_TYPES)
 
 
-async def _read(cluster: Cluster, settings: Settings) -> ConfigMap | None:
+async def _read_config(cluster: Cluster, settings: Settings) -> ConfigMap | None:
     """The ConfigMap; None if it doesn't exist. Raises `ClusterError`, `InvalidDocument`."""
     stored = await cluster.get(CORE, "ConfigMap", *settings.features_config)
     return None if stored is None else parse(ConfigMap, stored)
 
 
-def _or_error(read: Callable[[], T]) -> T | KnafkaError:
+def _value_or_error(read: Callable[[], T]) -> T | KnafkaError:
     try:
         return read()
     except EXPECTED as error:
         return error
 
 
-def is_on(authentication: Authentication | KnafkaError) -> bool:
+def is_authentication_on(authentication: Authentication | KnafkaError) -> bool:
     """Whether tokens are sent and required. True if that can't be read: destinations that require
     tokens still get them."""
     return isinstance(authentication, KnafkaError) or authentication.is_on

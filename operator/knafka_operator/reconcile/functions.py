@@ -17,8 +17,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from knafka_operator.decide import receiver_services, services, status
 from knafka_operator.decide import rolls as deciding
-from knafka_operator.decide import services, status
 from knafka_operator.decide.rolls import ROLL_TIMEOUT
 from knafka_operator.decide.status import ConditionSet, NotReady
 from knafka_operator.model.cluster import Cluster, ClusterError, NotAllowed, Rejected
@@ -29,43 +29,44 @@ from knafka_operator.reconcile.work_queue import Key
 
 log = logging.getLogger(__name__)
 
-LOOK_INTERVAL: Final = 5.0
-"""Seconds between two looks at what rolls: its end is mostly seen before, by its owner."""
+ROLL_CHECK_INTERVAL: Final = 5.0
+"""Seconds between two checks of rolling functions; mostly their owner sees the end before."""
 APPLIED_WITHIN: Final = 30.0
-"""Seconds for the request that rolls a function; one that is Ready after that needs no turn."""
-OURS: Final = {"app.kubernetes.io/managed-by": "knafka-operator"}
+"""Seconds for the request that rolls a function; a function that is Ready after that is done."""
+FUNCTION_LABELS: Final = {"app.kubernetes.io/managed-by": "knafka-operator"}
 """Labels of all functions' Services."""
 
 
 class Rolls:
-    """Who has a turn to roll, and who waits, of all functions of this installation; belongs to one
-    event loop, for Brokers, channels and Sensors together."""
+    """Which functions of the installation may roll now, and which wait for a turn; belongs to one
+    event loop, and is shared by Brokers, channels and Sensors."""
 
     def __init__(self, at_most: int, enqueue: Callable[[Key], None]) -> None:
         self.at_most = at_most
         self._enqueue = enqueue
         self._rolling: dict[Identity, float] = {}
-        """Services, and since when by the event loop's clock."""
+        """Services that roll, and since when by the event loop's clock."""
         self._stuck: set[Identity] = set()
         self._inherited: set[Identity] = set()
-        """Of those that roll what was not Ready when this operator began, whatever for. They have
-        their turn, but hold up nobody after it."""
+        """Services that weren't Ready when this operator began. They have a turn, but never become
+        stuck."""
         self._waiting: dict[Identity, Key] = {}
-        """What is reconciled when it has a turn, first come first."""
+        """Services that wait, with the key to reconcile at their turn, in order."""
         self._starting = asyncio.Lock()
         self._started = False
 
     def __len__(self) -> int:
-        """Functions that are kept."""
+        """Number of functions in memory."""
         return len(self._rolling) + len(self._stuck) + len(self._waiting)
 
-    async def ask(self, cluster: Cluster, service: Identity, key: Key) -> bool:
-        """Whether this function may roll now; if not, `key` is enqueued when it may.
+    async def request_turn(self, cluster: Cluster, service: Identity, key: Key) -> bool:
+        """Request a turn for a function: returns whether it may roll now. If not, `key` is enqueued
+        when it may.
 
-        The caller that gets a turn calls `over` at its end. Raises `ClusterError`.
+        A caller that gets a turn calls `end_turn` later. Raises `ClusterError`.
         """
-        await self._start(cluster)
-        if not deciding.has_turn(service, self._rolling, self._stuck, self.at_most):
+        await self._load_unfinished(cluster)
+        if not deciding.may_roll(service, self._rolling, self._stuck, self.at_most):
             self._waiting[service] = key
             return False
         self._waiting.pop(service, None)
@@ -74,44 +75,44 @@ class Rolls:
             self._inherited.discard(service)
         return True
 
-    def over(self, service: Identity) -> None:
-        """Its newest Revision is Ready, or it is gone, or needs no turn."""
+    def end_turn(self, service: Identity) -> None:
+        """End a function's turn or its waiting, as it is Ready or gone."""
         self._waiting.pop(service, None)
         was_stuck = service in self._stuck
         self._stuck.discard(service)
         self._inherited.discard(service)
         if self._rolling.pop(service, None) is not None or was_stuck:
-            self._pass_on()
+            self._enqueue_waiting()
 
-    def waits(self, service: Identity) -> bool:
-        """Whether it has no turn yet."""
+    def is_waiting(self, service: Identity) -> bool:
+        """Whether a function waits for its turn."""
         return service in self._waiting
 
-    def add_to(self, conditions: ConditionSet, *services: Identity) -> None:
-        """Say so of an object one of whose functions waits."""
+    def add_condition(self, conditions: ConditionSet, *services: Identity) -> None:
+        """Add the condition `RolledOut` to an object one of whose functions waits for its turn."""
         for service in services:
             if service in self._waiting:
-                conditions.set(deciding.waiting(service, self._stuck, self.at_most))
+                conditions.set(deciding.roll_waits_condition(service, self._stuck, self.at_most))
                 return
 
-    async def look(self, cluster: Cluster) -> None:
-        """End the turns of those that are Ready, gone or too slow. Raises `ClusterError`."""
+    async def end_turns(self, cluster: Cluster) -> None:
+        """End the turns of functions that are Ready, gone or too slow. Raises `ClusterError`."""
         for service in [*self._rolling, *self._stuck]:
             stored = await cluster.get(SERVING, "Service", *service)
             since = self._rolling.get(service)
             lasted = math.inf if since is None else _now() - since
             # Before it is applied it is Ready, too.
-            if stored is None or (_is_over(stored) and lasted >= APPLIED_WITHIN):
-                self.over(service)
+            if stored is None or (_is_rolled_out(stored) and lasted >= APPLIED_WITHIN):
+                self.end_turn(service)
             elif since is not None and lasted >= ROLL_TIMEOUT:
-                self._give_up(service)
+                self._mark_stuck(service)
         for service in list(self._waiting)[: self.at_most]:
             if await cluster.get(SERVING, "Service", *service) is None:
                 self._waiting.pop(service, None)
-        self._pass_on()  # whatever was woken may have had no reason to ask
+        self._enqueue_waiting()  # whatever was woken may have had no reason to ask
 
-    def _give_up(self, service: Identity) -> None:
-        """Others go on; those of its namespace wait for it, and say so."""
+    def _mark_stuck(self, service: Identity) -> None:
+        """Mark a function as stuck, and reconcile those of its namespace, which wait for it."""
         del self._rolling[service]
         if service in self._inherited:
             self._inherited.discard(service)
@@ -122,32 +123,32 @@ class Rolls:
             if waiting.namespace == service.namespace:
                 self._enqueue(key)
 
-    async def _start(self, cluster: Cluster) -> None:
+    async def _load_unfinished(self, cluster: Cluster) -> None:
         async with self._starting:
             if self._started:
                 return
-            for each in await cluster.list(SERVING, "Service", OURS):
+            for each in await cluster.list(SERVING, "Service", FUNCTION_LABELS):
                 # A new one has no turn, and no Revision before.
                 had = (each.get("status") or {}).get("latestReadyRevisionName")
-                if had and not _is_over(each):
+                if had and not _is_rolled_out(each):
                     self._rolling[Identity.of(each)] = _now()
                     self._inherited.add(Identity.of(each))
             self._started = True
 
-    def _pass_on(self) -> None:
-        """Have as many ask again as there are turns."""
+    def _enqueue_waiting(self) -> None:
+        """Enqueue as many waiting functions as there are free turns."""
         free = self.at_most - len(self._rolling)
         for service in list(self._waiting):
             if free <= 0:
                 return
-            if deciding.has_turn(service, self._rolling, self._stuck, self.at_most):
+            if deciding.may_roll(service, self._rolling, self._stuck, self.at_most):
                 free -= 1
                 self._enqueue(self._waiting[service])
                 # Behind the others, should it not ask any more.
                 self._waiting[service] = self._waiting.pop(service)
 
 
-def _is_over(service: Mapping[str, Any]) -> bool:
+def _is_rolled_out(service: Mapping[str, Any]) -> bool:
     reported = service.get("status") or {}
     newest = reported.get("latestCreatedRevisionName")
     return status.is_ready(service) and newest == reported.get("latestReadyRevisionName")
@@ -164,18 +165,18 @@ async def apply_service(
     rolls: Rolls | None = None,
     key: Key | None = None,
 ) -> str:
-    """Have a function's Knative Service as it should be, and Ready: gives its Revision.
+    """Apply a function's Knative Service; returns its Revision if that is Ready.
 
-    One that waits for its turn to roll stays as it is, but for what its owner has edited; without
-    `rolls` it waits for none. `key` is reconciled when it has a turn: its owner, if none is given.
-    Raises `NotReady`; an object of that name which isn't its `owner`'s is left alone. None: it
-    belongs to all KafkaChannels.
+    A Service that waits for its turn to roll only gets its owner's edits; without `rolls` it needs
+    no turn. `key` is reconciled at its turn, by default its owner. `owner` None: the Service
+    belongs to all KafkaChannels. Raises `NotReady`, also if a Service of that name has another
+    owner.
     """
     manifest = deciding.with_template_digest(manifest)
     metadata = manifest["metadata"]
     there = await cluster.get(SERVING, "Service", metadata["namespace"], metadata["name"])
-    uid = services.CHANNELS_OWNER if owner is None else owner.metadata.uid
-    if there is not None and uid not in services.owners(there):
+    uid = receiver_services.CHANNELS_OWNER if owner is None else owner.metadata.uid
+    if there is not None and uid not in services.owner_uids(there):
         of = "all KafkaChannels" if owner is None else f"this {owner.kind}"
         raise NotReady(
             "ServiceNotOurs",
@@ -183,48 +184,48 @@ async def apply_service(
             f"for {of}: delete or rename it",
         )
     service, stored = Identity.of(manifest), None
-    if rolls is not None and there is not None and not deciding.is_rolled(there, manifest):
+    if rolls is not None and there is not None and not deciding.is_up_to_date(there, manifest):
         if key is None:
             assert owner is not None
             key = owner.kind, owner.metadata.namespace, owner.metadata.name
-        if not await rolls.ask(cluster, service, key):
+        if not await rolls.request_turn(cluster, service, key):
             if deciding.is_edited(there, manifest):
                 manifest = deciding.with_running_image(there, manifest)
             else:
                 stored = there
     if stored is None:
-        stored = await _applied(cluster, manifest, rolls)
+        stored = await _apply_manifest(cluster, manifest, rolls)
     reported = stored.get("status") or {}
     revision = reported.get("latestReadyRevisionName")
     if not status.is_ready(stored) or revision != reported.get("latestCreatedRevisionName"):
-        failed = status.summary(reported.get("conditions") or ()).get("status") == "False"
+        failed = status.ready_condition(reported.get("conditions") or ()).get("status") == "False"
         why = await _why_newest_is_not_ready(cluster, stored) or status.why_not_ready(stored)
         raise NotReady(
             "FunctionNotReady",
             f"Knative Service {metadata['name']}: {why}",
             transient=not failed,
         )
-    if rolls is not None and not rolls.waits(service):
-        rolls.over(service)
+    if rolls is not None and not rolls.is_waiting(service):
+        rolls.end_turn(service)
     return str(revision)
 
 
-async def _applied(
+async def _apply_manifest(
     cluster: Cluster, manifest: Mapping[str, Any], rolls: Rolls | None
 ) -> Mapping[str, Any]:
-    """The Service as it is stored then; raises `NotReady` where that is refused."""
+    """Apply a Service; returns it as stored. Raises `NotReady` if it is refused."""
     try:
         return await cluster.apply(manifest)
     except (Rejected, NotAllowed) as error:
         if rolls is not None:
-            rolls.over(Identity.of(manifest))  # nothing does
+            rolls.end_turn(Identity.of(manifest))  # nothing does
         told = " - ".join(filter(None, (str(error), needed_features(str(error)))))
         raise NotReady("FunctionRejected", told) from error
 
 
 async def _why_newest_is_not_ready(cluster: Cluster, service: Mapping[str, Any]) -> str:
-    """What a Service's newest Revision itself says, which the Service repeats only in part, such as
-    `Unschedulable`; empty if it says nothing."""
+    """Why a Service's newest Revision isn't Ready, by its own conditions, such as `Unschedulable`,
+    which the Service doesn't repeat; empty if they don't say."""
     name = (service.get("status") or {}).get("latestCreatedRevisionName")
     if not name:
         return ""
@@ -239,9 +240,9 @@ async def _why_newest_is_not_ready(cluster: Cluster, service: Mapping[str, Any])
 async def delete_service(
     cluster: Cluster, name: str, owner: Resource, namespace: str | None = None
 ) -> None:
-    """Delete this function of `owner`'s; one that is somebody else's is left alone.
+    """Delete a function's Service if it belongs to `owner`.
 
-    None: it is in the namespace of its owner.
+    `namespace` None: that of the owner.
     """
     namespace = namespace or owner.metadata.namespace
     there = await cluster.get(SERVING, "Service", namespace, name)
@@ -249,26 +250,26 @@ async def delete_service(
         await cluster.delete(SERVING, "Service", namespace, name)
 
 
-async def until_replaced(
+async def check_old_pods_gone(
     cluster: Cluster, namespace: str, service: str, revision: str | None
 ) -> None:
-    """Raise `NotReady` while pods of an older Revision, which drain unasked, run.
+    """Raise `NotReady` while pods of a Revision other than `revision` run, as these drain by
+    themselves.
 
-    A pod that is asked to end runs on for half a minute and more: Knative waits for requests that
-    are late.
+    A terminating pod runs on for half a minute or more, as Knative waits for late requests.
     """
     labels = {"serving.knative.dev/service": service}
     older = {
         each["metadata"]["labels"].get("serving.knative.dev/revision", "")
         for each in await cluster.list(CORE, "Pod", labels, namespace)
-        if _runs(each)
+        if _function_runs(each)
     } - {revision}
     if older:
         message = f"pods of the Revision before it still deliver: {', '.join(sorted(older))}"
         raise NotReady("OldRevisionDelivers", message, transient=True)
 
 
-def _runs(pod: Mapping[str, Any]) -> bool:
-    """Whether the function in it does; Knative's proxy beside it stays longer."""
+def _function_runs(pod: Mapping[str, Any]) -> bool:
+    """Whether the function in a pod runs; Knative's proxy beside it runs longer."""
     statuses = (pod.get("status") or {}).get("containerStatuses") or ()
     return any("running" in each["state"] for each in statuses if each["name"] != "queue-proxy")

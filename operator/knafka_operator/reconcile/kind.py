@@ -25,17 +25,17 @@ from knafka_operator.decide.status import EXPECTED, ConditionSet
 from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.identity import Identity
 from knafka_operator.reconcile.effects import Effects
-from knafka_operator.reconcile.state import BrokerRecord, States, declared_of
-from knafka_operator.reconcile.work_queue import GONE, Again, Key
+from knafka_operator.reconcile.state import BrokerRecord, States, without_status
+from knafka_operator.reconcile.work_queue import GONE, Key, Requeue
 from knafka_operator.scale.kafka_clusters import KafkaCluster
 
-MAX_STEPS: Final = 32
-"""Times that one reconciliation decides, should others change what it looks at all the time: the
-next goes on."""
+MAX_DECISIONS: Final = 32
+"""Most decisions in one reconciliation, in case what it reads changes all the time; the next
+reconciliation goes on."""
 
 
-class News(NamedTuple):
-    """What a Kubernetes Event of an object says."""
+class EventNews(NamedTuple):
+    """Type, reason and message of a Kubernetes Event."""
 
     type: Literal["Normal", "Warning"]
     reason: str
@@ -43,25 +43,25 @@ class News(NamedTuple):
 
 
 class Kind:
-    """All objects of one kind, or of several that are alike; what holds for most stands here."""
+    """What the controller asks of all objects of one kind, with defaults that fit most kinds."""
 
     api_version: str
     left: str = "Kafka still has its topics or group, which nobody will delete"
-    """What may be left of an object whose deletion took too long."""
+    """A sentence for people: what may be left in Kafka if a deletion was given up."""
 
     cluster: Cluster
 
     @cached_property
     def _declared(self) -> dict[Key, Document]:
-        """Each as it was last heard of, without its status."""
+        """Each object as last heard of, without its status."""
         return {}
 
     # What is heard.
 
     def on_change(self, document: Document, *, gone: bool) -> Collection[Key]:
-        """An object as it is now, or was last; returns what is to be reconciled, which it isn't if
-        only its status has changed."""
-        key, declared = key_of(document), None if gone else declared_of(document)
+        """Note that an object has changed or, with `gone`, was deleted; returns the keys to
+        reconcile. A change of the status alone is ignored."""
+        key, declared = key_of(document), None if gone else without_status(document)
         if not gone:
             self.remember(document)
         previous = self._declared.pop(key, None)
@@ -70,114 +70,117 @@ class Kind:
         return [key] if gone or previous != declared else []
 
     def remember(self, document: Document) -> object:
-        """Keep in mind what others must know of an object before it is reconciled."""
+        """Remember what other objects must know of this one before it is reconciled."""
         return None
 
     # What is asked of one object.
 
     async def get(self, key: Key) -> Document | None:
-        """The object as it is stored."""
+        """The stored object; None: it doesn't exist."""
         return await self.cluster.get(self.api_version, *key)
 
     def is_ours(self, document: Document) -> bool:
-        """Whether it isn't another implementation's."""
+        """Whether no other implementation serves the object."""
         return True
 
-    async def makes_something(self, document: Document) -> bool:
-        """Whether there is, or will be, something to delete before the object goes."""
+    async def needs_finalizer(self, document: Document) -> bool:
+        """Whether the object has, or will have, something to delete before it may go."""
         return True
 
     def has_ended(self, status: Mapping[str, Any]) -> bool:
-        """Whether nothing is left to delete, so that the object may go without us."""
+        """Whether the object needs our finalizer no more, by its status."""
         return False
 
     async def reconcile(self, document: Document) -> Mapping[str, Any] | None:
-        """Reconcile one; returns its new status. Raises `ClusterError`.
+        """Reconcile an object; returns its new status. Raises `ClusterError`.
 
-        None: it is another implementation's, or waits for something that enqueues it; nothing was
-        written.
+        Returns None, with no status written, if another implementation serves it, or if it waits
+        for something that will enqueue it.
         """
         raise NotImplementedError
 
     async def delete(self, document: Document) -> None:
-        """Delete what was made for it; raises `KnafkaError` while something stands in the way."""
+        """Delete what was made for an object; raises `KnafkaError` until that succeeds."""
         raise NotImplementedError
 
     async def forget(self, document: Document) -> None:
-        """Do nothing more for it, and keep nothing of it in memory: it is gone."""
+        """Stop all work for an object that is gone, and drop it from memory."""
         raise NotImplementedError
 
     async def leave(self, document: Document) -> None:
-        """Take back what is ours of it: it is another implementation's."""
+        """Remove what Knafka has made for an object that another implementation serves."""
 
-    async def absent(self, identity: Identity) -> Again:
-        """There is no such object; returns when to look again."""
+    async def on_absent(self, identity: Identity) -> Requeue:
+        """Handle a key without an object; returns when to reconcile it again."""
         return GONE
 
-    async def released(self, key: Key, document: Document | None) -> Document | None:
-        """A stored object that needs our finalizer no more, whatever `document` says instead."""
+    async def object_to_release(self, key: Key, document: Document | None) -> Document | None:
+        """The stored object to remove our finalizer from, if it differs from `document`; None:
+        there is none."""
         return None
 
     async def drop_entry(self, document: Document) -> bool:
-        """Whether it is no object of its own, whose finalizers could be written: then what was
-        noted of it elsewhere is dropped."""
+        """If the document is a channel's entry and no stored object, drop what was promised to it;
+        returns whether it is."""
         return False
 
-    def orphaned(self, document: Document) -> tuple[Sequence[str], str]:
-        """Finalizers whose controller is gone, and a warning of those of which that isn't known."""
+    def orphaned_finalizers(self, document: Document) -> tuple[Sequence[str], str]:
+        """Finalizers whose controller is gone, and a warning about those where that isn't known."""
         return (), ""
 
     # What follows.
 
-    def news(self, document: Document, now: Mapping[str, Any]) -> News | None:
-        """What its new status says that `document` doesn't; None: no Event."""
-        previous = statuses.summary((document.get("status") or {}).get("conditions") or ())
-        ready = statuses.summary(now["conditions"])
+    def event_news(self, document: Document, now: Mapping[str, Any]) -> EventNews | None:
+        """The Event for a change from the status in `document` to the new one; None: no Event."""
+        previous = statuses.ready_condition((document.get("status") or {}).get("conditions") or ())
+        ready = statuses.ready_condition(now["conditions"])
         if previous.get("status") == ready["status"]:
             return None
         if ready["status"] == "True":
-            return News("Normal", "Ready", f"{document['kind']} is Ready")
+            return EventNews("Normal", "Ready", f"{document['kind']} is Ready")
         if ready["status"] == "False":
-            return News("Warning", ready["reason"], ready["message"])
+            return EventNews("Warning", ready["reason"], ready["message"])
         return None
 
-    def again(self, document: Document, now: Mapping[str, Any]) -> float | None:
-        """Seconds until it is looked at again; None: as usual, by whether it is Ready."""
+    def requeue_after(self, document: Document, now: Mapping[str, Any]) -> float | None:
+        """Seconds until the object is reconciled again; None: the default, by whether it is
+        Ready."""
         return None
 
 
 class Neighbours(Protocol):
-    """Whom an object of a family concerns besides itself (`operator.Operator`)."""
+    """What reconciling an object asks of other objects; implemented by `operator.Operator`."""
 
     def on_change(self, document: Document, *, gone: bool) -> None:
-        """An object as it is now, or was last: what is to be reconciled is enqueued."""
+        """Note that an object has changed or, with `gone`, was deleted; enqueues what it
+        concerns."""
         ...
 
     def forget(self, document: Document) -> None:
-        """It is gone, whatever is left of it in Kafka."""
+        """Forget an object that is gone; nothing in Kafka is deleted."""
         ...
 
     def wake_triggers(self, broker: Identity) -> None:
-        """Have the Triggers and Sensors that read a Broker reconciled."""
+        """Enqueue the Triggers and Sensors of a Broker."""
         ...
 
     async def stop_triggers(self, broker: Identity) -> None:
-        """Deliver nothing to the Triggers and Sensors of a Broker; raises `KnafkaError` while
+        """End all delivery to the Triggers and Sensors of a Broker; raises `KnafkaError` while
         drains go on."""
         ...
 
     async def delete_broker(self, document: Document) -> None:
-        """Delete what was made for a Broker, once nobody reads it any more."""
+        """End all delivery from a Broker, and delete what was made for it."""
         ...
 
-    async def rest(self, identity: Identity) -> Again:
-        """Deliver nothing for a Trigger that there is no more, or not for now; returns when to look
-        again."""
+    async def suspend_absent(self, identity: Identity) -> Requeue:
+        """End the delivery of a Trigger that doesn't exist, for now or for good; returns when to
+        reconcile it again."""
         ...
 
 
 class Decision(Protocol):
-    """What is to be done next; the status counts once that is nothing."""
+    """Effects to run next, and the status, which is final once there are no effects."""
 
     @property
     def effects(self) -> Sequence[Effect]: ...
@@ -189,37 +192,40 @@ class Decision(Protocol):
 S = TypeVar("S", bound=Observed)
 D = TypeVar("D", bound=Decision)
 R = TypeVar("R")
-"""What is kept of an object beyond what is stored of it."""
+"""What is kept in memory of an object."""
 
 
 class Reconciler(Generic[S, D, R]):
-    """Observes objects of one kind, decides upon them and acts."""
+    """Reconciles the objects of one kind: observe, decide, run effects, write the status."""
 
     cluster: Cluster
     effects: Effects
     now: Callable[[], Any]
 
-    def at(self) -> str:
+    def timestamp(self) -> str:
         """The time, RFC 3339."""
         return str(self.now())
 
-    def record_of(self, document: Document) -> R:
+    def ensure_record(self, document: Document) -> R:
+        """The object's record in memory, created if needed."""
         raise NotImplementedError
 
     async def observe(self, document: Document, record: R) -> S | None:
-        """All that is decided upon; None: as `reconcile`. Raises `ClusterError`."""
+        """Read everything that the decision needs; None: as in `reconcile`. Raises
+        `ClusterError`."""
         raise NotImplementedError
 
-    def decide(self, seen: S, record: R) -> D:
+    def decide(self, observed: S, record: R) -> D:
+        """Decide by what was observed; no IO."""
         raise NotImplementedError
 
-    def kafka_of(self, seen: S, record: R) -> KafkaCluster | None:
-        """Where effects in Kafka are run."""
+    def kafka_of(self, observed: S, record: R) -> KafkaCluster | None:
+        """The Kafka in which the object's effects are run."""
         return None
 
-    async def follow_up(self, effect: Effect, seen: S, record: R) -> S:
-        """What is observed anew once an effect has run; raises as `Effects.run`."""
-        return seen
+    async def follow_up(self, effect: Effect, observed: S, record: R) -> S:
+        """Read again what an effect has changed; raises as `Effects.run`."""
+        return observed
 
     async def start_delivery(self, document: Document, watched: Any, *, replaces: bool) -> Any:
         raise TypeError(f"nothing of {type(self).__name__} is delivered")
@@ -230,67 +236,71 @@ class Reconciler(Generic[S, D, R]):
     async def leave_receiver(self, document: Document, receiver: str) -> None:
         raise TypeError(f"none of {type(self).__name__} shares a receiver")
 
-    def stored_status(self, seen: S) -> Mapping[str, Any]:
-        """Its status as it is stored by now."""
-        return seen.document.get("status") or {}
+    def stored_status(self, observed: S) -> Mapping[str, Any]:
+        """The object's status as it is stored now."""
+        return observed.document.get("status") or {}
 
-    def status_of(self, seen: S, decision: D, record: R) -> Mapping[str, Any]:
-        """The status that the last decision comes to, if its own has no conditions."""
+    def status_of(self, observed: S, decision: D, record: R) -> Mapping[str, Any]:
+        """The status of the last decision, with its conditions."""
         conditions: ConditionSet = getattr(decision, "conditions")  # noqa: B009
-        return {**decision.status, "conditions": self.conditions(seen, conditions)}
+        return {**decision.status, "conditions": self.conditions(observed, conditions)}
 
-    def conditions(self, seen: S, found: ConditionSet) -> list[dict[str, Any]]:
-        """With their times, and their summary."""
-        return found.conditions(self.stored_status(seen).get("conditions") or (), self.at())
+    def conditions(self, observed: S, found: ConditionSet) -> list[dict[str, Any]]:
+        """The list `status.conditions`, with transition times and summary."""
+        return found.merged_into(
+            self.stored_status(observed).get("conditions") or (), self.timestamp()
+        )
 
-    async def write(self, seen: S, status: Mapping[str, Any]) -> None:
-        """Write what has changed of its status."""
-        if patch := statuses.changes(self.stored_status(seen), status):
-            await self.cluster.write_status(seen.document, patch)
+    async def write(self, observed: S, status: Mapping[str, Any]) -> None:
+        """Write the changes of the object's status."""
+        if patch := statuses.merge_patch(self.stored_status(observed), status):
+            await self.cluster.write_status(observed.document, patch)
 
-    async def finish(self, seen: S, record: R) -> None:
-        """What is done once the status is written."""
+    async def finish(self, observed: S, record: R) -> None:
+        """Work after the status was written."""
 
     async def reconcile(self, document: Document) -> Mapping[str, Any] | None:
-        """As `Kind.reconcile`."""
-        record = self.record_of(document)
-        seen = await self.observe(document, record)
-        if seen is None:
+        """Observe, then decide and run effects until there are none; see `Kind.reconcile`."""
+        record = self.ensure_record(document)
+        observed = await self.observe(document, record)
+        if observed is None:
             return None
-        decision = self.decide(seen, record)
-        for _ in range(MAX_STEPS):
+        decision = self.decide(observed, record)
+        for _ in range(MAX_DECISIONS):
             if not decision.effects:
                 break
-            seen = await self.act(decision.effects, seen, record)
-            decision = self.decide(seen, record)
-        status = self.status_of(seen, decision, record)
-        await self.write(seen, status)
-        await self.finish(seen, record)
+            observed = await self.run_effects(decision.effects, observed, record)
+            decision = self.decide(observed, record)
+        status = self.status_of(observed, decision, record)
+        await self.write(observed, status)
+        await self.finish(observed, record)
         return status
 
-    async def act(self, effects: Iterable[Effect], seen: S, record: R) -> S:
-        """Run these until one fails."""
+    async def run_effects(self, effects: Iterable[Effect], observed: S, record: R) -> S:
+        """Run effects in order until one fails; returns what is observed after them."""
         for effect in effects:
             try:
-                result = await self.effects.run(effect, seen, self.kafka_of(seen, record), self)
-                seen = await self.follow_up(effect, seen.after(effect, result), record)
+                result = await self.effects.run(
+                    effect, observed, self.kafka_of(observed, record), self
+                )
+                observed = await self.follow_up(effect, observed.after(effect, result), record)
             except EXPECTED as error:
-                return seen.with_failure(effect, error)
-        return seen
+                return observed.with_failure(effect, error)
+        return observed
 
 
-class Sources(Reconciler[S, D, BrokerRecord], Kind):
-    """Brokers, or KafkaChannels: what Triggers, Subscriptions and Sensors read."""
+class BrokerReconciler(Reconciler[S, D, BrokerRecord], Kind):
+    """Base of Brokers and KafkaChannels, whose topics Triggers, Subscriptions and Sensors read."""
 
     states: States
     neighbours: Neighbours
     on_deleted: Callable[[Document], None] | None = None
-    """Called with each whose topic has gone with it."""
+    """Called with each Broker or channel after its topic was deleted."""
 
-    def record_of(self, document: Document) -> BrokerRecord:
-        return self.states.broker(document)
+    def ensure_record(self, document: Document) -> BrokerRecord:
+        return self.states.ensure_broker(document)
 
-    def kafka_of(self, seen: S, record: BrokerRecord) -> KafkaCluster | None:
+    def kafka_of(self, observed: S, record: BrokerRecord) -> KafkaCluster | None:
         return record.kafka
 
     def on_change(self, document: Document, *, gone: bool) -> Collection[Key]:
@@ -298,14 +308,14 @@ class Sources(Reconciler[S, D, BrokerRecord], Kind):
         return ()
 
     async def reconcile(self, document: Document) -> Mapping[str, Any] | None:
-        """Reconcile one, and its Triggers if what they go by has changed."""
-        record = self.record_of(document)
-        before = record.known()
+        """Reconcile a Broker or channel, and wake its Triggers if their inputs have changed."""
+        record = self.ensure_record(document)
+        before = record.inputs_of_triggers()
         try:
             return await super().reconcile(document)
         finally:
             record.reconciled = True
-            if before != record.known():
+            if before != record.inputs_of_triggers():
                 self.neighbours.wake_triggers(Identity.of(document))
 
     async def delete(self, document: Document) -> None:
@@ -318,9 +328,11 @@ class Sources(Reconciler[S, D, BrokerRecord], Kind):
 
 
 def rfc3339_now() -> str:
+    """The current time in UTC, RFC 3339."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def key_of(document: Document) -> Key:
+    """Kind, namespace and name of a stored object."""
     metadata = document["metadata"]
     return document["kind"], metadata["namespace"], metadata["name"]

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from knafka_operator.decide import moves as deciding
-from knafka_operator.decide.activity import USUAL, Judged, Limits
-from knafka_operator.decide.moves import MOVES_WITHIN, History, Move
+from knafka_operator.decide.activity import DEFAULT_LIMITS, ActivityLimits, ActivityState
+from knafka_operator.decide.moves import MOVES_PERIOD, History, Move
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.isolation import Isolation
@@ -28,43 +28,45 @@ from knafka_operator.reconcile.work_queue import Key
 
 log = logging.getLogger(__name__)
 
-LOOKED_AT_ONCE: Final = 20
+TRIGGERS_AT_ONCE: Final = 20
 """Triggers that are looked at before the event loop has its turn."""
 
-ACTIVITY: Final = {needed: activity for activity, needed in deciding.NEEDS.items()}
+ACTIVITY_BY_ISOLATION: Final = {
+    needed: activity for activity, needed in deciding.ISOLATION_BY_ACTIVITY.items()
+}
 
 
 @dataclass(eq=False)
 class Moves:
-    """Looks at all `auto` Triggers; belongs to one event loop."""
+    """Moves `auto` Triggers between shared and own dispatchers; belongs to one event loop."""
 
     states: States
     enqueue: Callable[[Key], None]
-    limits: Limits = USUAL
+    limits: ActivityLimits = DEFAULT_LIMITS
     on_move: Callable[[Document, str], None] = lambda document, message: None
-    """Is given a Trigger that moves, and a sentence that says where to and why."""
+    """Called with a Trigger that moves, and a sentence that says where to and why."""
     _histories: dict[Identity, History] = field(default_factory=dict)
-    """Of `auto` Triggers that are delivered, and of no others."""
+    """Histories of delivered `auto` Triggers only."""
     _made: deque[tuple[float, Move]] = field(default_factory=deque)
 
-    async def look(self) -> None:
-        """Take a sample of each, and move those that need it."""
+    async def move_triggers(self) -> None:
+        """Take a sample of each `auto` Trigger, and move those that need it."""
         now = asyncio.get_running_loop().time()
         wanted: list[Move] = []
-        for number, (who, record) in enumerate(list(self.states.triggers.items()), 1):
-            if number % LOOKED_AT_ONCE == 0:
+        for number, (identity, record) in enumerate(list(self.states.triggers.items()), 1):
+            if number % TRIGGERS_AT_ONCE == 0:
                 await asyncio.sleep(0)
-            if (move := self._judge(who, record, now)) is not None:
+            if (move := self._judge(identity, record, now)) is not None:
                 wanted.append(move)
-        for who in self._histories.keys() - self.states.triggers.keys():
-            del self._histories[who]
-        while self._made and now - self._made[0][0] >= MOVES_WITHIN:
+        for identity in self._histories.keys() - self.states.triggers.keys():
+            del self._histories[identity]
+        while self._made and now - self._made[0][0] >= MOVES_PERIOD:
             self._made.popleft()
-        for move in deciding.choose(wanted, [made for _, made in self._made]):
+        for move in deciding.choose_moves(wanted, [made for _, made in self._made]):
             self._made.append((now, move))
             self._move(move)
 
-    def _judge(self, who: Identity, record: TriggerRecord, now: float) -> Move | None:
+    def _judge(self, identity: Identity, record: TriggerRecord, now: float) -> Move | None:
         needed, watched = record.needed, record.watched
         if (
             needed is None
@@ -72,16 +74,19 @@ class Moves:
             or watched is None
             or watched.isolation is not needed  # paused, or on its way
             or watched.autoscaling.min_scale
-            or (scaled := watched.kafka.scaler.status(self.states.family.trigger_id(who))) is None
+            or (scaled := watched.kafka.scaler.status(self.states.family.trigger_id(identity)))
+            is None
         ):
-            self._histories.pop(who, None)
+            self._histories.pop(identity, None)
             return None
-        history = self._histories.get(who)
-        if history is None or history.judged.activity is not ACTIVITY[needed]:
-            history = self._histories[who] = History(Judged(ACTIVITY[needed], now))
-        history.add(deciding.sample(scaled, now), self.limits)
+        history = self._histories.get(identity)
+        if history is None or history.state.activity is not ACTIVITY_BY_ISOLATION[needed]:
+            history = self._histories[identity] = History(
+                ActivityState(ACTIVITY_BY_ISOLATION[needed], now)
+            )
+        history.add(deciding.sample_of(scaled, now), self.limits)
         threshold = watched.autoscaling.lag_threshold
-        return deciding.wanted(who, record.broker, history, threshold, self.limits)
+        return deciding.desired_move(identity, record.broker, history, threshold, self.limits)
 
     def _move(self, move: Move) -> None:
         record = self.states.triggers.get(move.trigger)

@@ -16,13 +16,13 @@ from knafka.core.contract import Sink
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument, KnafkaError, LogError
 from knafka_operator.decide import desired
-from knafka_operator.decide.actions import actions, sensor_of
-from knafka_operator.decide.desired import Actions
+from knafka_operator.decide.actions import actions_for_trigger, sensor_name_of
+from knafka_operator.decide.desired import SensorActions
 from knafka_operator.decide.resolving import not_allowed, resolve
-from knafka_operator.decide.shards import Contract
+from knafka_operator.decide.shards import SharedContract
 from knafka_operator.decide.status import EXPECTED, NotReady
 from knafka_operator.decide.trigger import ObservedTrigger
-from knafka_operator.decide.trigger_conditions import dependency
+from knafka_operator.decide.trigger_conditions import declared_dependency
 from knafka_operator.model.cluster import Cluster, Document, NotAllowed
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import AUTOSCALING, Destination, Trigger
@@ -31,7 +31,7 @@ from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.shards import Shards
 from knafka_operator.reconcile.state import BrokerState, States, broker_of
 from knafka_operator.scale.kafka_clusters import KafkaCluster
-from knafka_operator.scale.parsing import parsed, size_of
+from knafka_operator.scale.parsing import parsed_off_loop, spec_size
 
 ASKS_FOR_PODS: Final = (f"{AUTOSCALING}min-scale", f"{AUTOSCALING}class")
 """Annotations with which a Trigger has pods that run always."""
@@ -39,31 +39,33 @@ ASKS_FOR_PODS: Final = (f"{AUTOSCALING}min-scale", f"{AUTOSCALING}class")
 
 @dataclass(eq=False)
 class TriggerObserver:
-    """Reads what concerns a Trigger."""
+    """Reads everything that a Trigger's decision needs."""
 
     settings: Settings
     cluster: Cluster
     is_ours: Callable[[Document], bool]
-    """Whether a Broker or channel is."""
+    """Whether Knafka serves a Broker or channel."""
     shards: Shards
     states: States
 
     async def observe(self, document: Document) -> ObservedTrigger[KafkaCluster]:
-        """Raises `ClusterError`."""
+        """Read a Trigger and everything that its decision needs. Raises `ClusterError`."""
         identity, broker = Identity.of(document), broker_of(document)
         read = self.states.family.read_trigger
         try:
-            trigger = await parsed(lambda: read(document), size_of(document))
+            trigger = await parsed_off_loop(lambda: read(document), spec_size(document))
         except InvalidDocument as error:
-            return ObservedTrigger(document, error, watched=self.states.trigger(document).watched)
-        record = self.states.trigger(document)
+            return ObservedTrigger(
+                document, error, watched=self.states.ensure_trigger(document).watched
+            )
+        record = self.states.ensure_trigger(document)
         state, of_broker = self.states.broker_state(broker), self.states.brokers.get(broker)
         family = self.states.family
         kind = family.broker_version, family.broker
         stored = None if state else await self.cluster.get(*kind, *broker)
         if stored is not None and not self.is_ours(stored):
             return ObservedTrigger(document, trigger, stored_broker=stored)
-        seen = ObservedTrigger(
+        observed = ObservedTrigger(
             document,
             trigger,
             broker=state,
@@ -74,22 +76,22 @@ class TriggerObserver:
             contract=await self._contract(broker) if state else None,
             actions=await self._actions(document, state) if state else None,
         )
-        seen = await self.with_destinations(seen, identity)
-        return replace(seen, needed=record.needed)  # last, as it may change meanwhile
+        observed = await self.with_destinations(observed, identity)
+        return replace(observed, needed=record.needed)  # last, as it may change meanwhile
 
     async def with_destinations(
-        self, seen: ObservedTrigger[KafkaCluster], identity: Identity
+        self, observed: ObservedTrigger[KafkaCluster], identity: Identity
     ) -> ObservedTrigger[KafkaCluster]:
-        """The same with where its events go, what it depends on and what its namespace has; its
-        `trigger` can be read. Raises `ClusterError`."""
-        trigger, state = seen.trigger, seen.broker
+        """Add the Trigger's destinations, dependency and its namespace's min-scale; its `trigger`
+        must be valid. Raises `ClusterError`."""
+        trigger, state = observed.trigger, observed.broker
         assert isinstance(trigger, Trigger)
         namespace, subscriber = identity.namespace, trigger.spec.subscriber
         sink = desired.dead_letter_destination(trigger, state.broker) if state else None
-        reply = self.states.family.reply_of(seen.document)
-        self._refer(identity, subscriber, reply, sink)
+        reply = self.states.family.reply_of(observed.document)
+        self._record_references(identity, subscriber, reply, sink)
         return replace(
-            seen,
+            observed,
             dependency=await self._dependency(trigger),
             subscriber=await self._sink(subscriber, namespace),
             dead_letter_sink=await self._sink(sink, namespace) if sink else None,
@@ -100,15 +102,15 @@ class TriggerObserver:
     def _others_min_scale(self, trigger: Trigger) -> int:
         if all(each not in trigger.metadata.annotations for each in ASKS_FOR_PODS):
             return 0  # it asks for none, and nobody need be looked at
-        return min_scale_beside(
+        return min_scale_of_others(
             self.states, Identity(trigger.metadata.namespace, trigger.metadata.name)
         )
 
     async def _actions(
         self, document: Document, broker: BrokerState
-    ) -> Actions | KnafkaError | None:
-        """What it delivers in place of its Broker's events."""
-        if (name := sensor_of(document)) is None:
+    ) -> SensorActions | KnafkaError | None:
+        """The Sensor's actions that a Trigger delivers; None: it delivers its Broker's events."""
+        if (name := sensor_name_of(document)) is None:
             return None
         enabled, sensor = self.settings.sensors, None
         try:
@@ -117,33 +119,36 @@ class TriggerObserver:
                 stored = await self.cluster.get(*of)
                 if stored is not None:
                     declared = stored
-                    sensor = await parsed(lambda: parse(Sensor, declared), size_of(declared))
-            return actions(document, sensor, broker, enabled=enabled)
+                    sensor = await parsed_off_loop(
+                        lambda: parse(Sensor, declared), spec_size(declared)
+                    )
+            return actions_for_trigger(document, sensor, broker, enabled=enabled)
         except (NotReady, InvalidDocument) as error:
             return error
 
-    async def _contract(self, broker: Identity) -> Contract | KnafkaError | None:
+    async def _contract(self, broker: Identity) -> SharedContract | KnafkaError | None:
         try:
-            contract = await self.shards.contract(broker)
-            return None if contract is None else contract.view()
+            contract = await self.shards.loaded_contract(broker)
+            return None if contract is None else contract.snapshot()
         except (LogError, NotReady) as error:
             return error
 
-    def _refer(self, identity: Identity, *destinations: Destination | None) -> None:
-        """Have changes of these lead to this Trigger, and of nothing else."""
-        self.states.refer_to_nothing(identity)
+    def _record_references(self, identity: Identity, *destinations: Destination | None) -> None:
+        """Record which destinations a Trigger refers to, so that their changes wake it."""
+        self.states.clear_references(identity)
         for each in destinations:
             if each is not None and each.ref is not None:
                 namespace = each.ref.namespace or identity.namespace
-                self.states.refer(identity, Identity(namespace, each.ref.name))
+                self.states.add_reference(identity, Identity(namespace, each.ref.name))
 
     async def _sink(self, destination: Destination, namespace: str) -> Sink | KnafkaError:
         return await observe_sink(self.cluster, destination, namespace, self.settings)
 
     async def _dependency(self, trigger: Trigger) -> Document | KnafkaError | None:
-        """KN-TRG-13: the object that its annotation names."""
+        """The object that a Trigger depends on (KN-TRG-13); None: it names none, or it doesn't
+        exist."""
         try:
-            reference = dependency(trigger.metadata)
+            reference = declared_dependency(trigger.metadata)
         except InvalidDocument:
             return None  # which is decided upon
         if reference is None:
@@ -184,19 +189,23 @@ async def observe_sink(
 # that is what was resumed; the rest counts once it is reconciled.
 
 
-def min_scale_beside(states: States, trigger: Identity) -> int:
-    """What the other Triggers of its namespace have as min-scale."""
+def min_scale_of_others(states: States, trigger: Identity) -> int:
+    """Sum of min-scale of the other Triggers in a Trigger's namespace."""
     return sum(
         record.watched.autoscaling.min_scale
-        for who, record in states.triggers.items()
-        if who.namespace == trigger.namespace and who != trigger and record.watched is not None
+        for identity, record in states.triggers.items()
+        if identity.namespace == trigger.namespace
+        and identity != trigger
+        and record.watched is not None
     )
 
 
-def partitions_beside(states: States, broker: Identity) -> int:
-    """Partitions of the topics of its namespace's other Brokers."""
+def partitions_of_others(states: States, broker: Identity) -> int:
+    """Number of partitions of the other Brokers' topics in a Broker's namespace."""
     return sum(
         record.state.partitions
-        for who, record in states.brokers.items()
-        if who.namespace == broker.namespace and who != broker and record.state is not None
+        for identity, record in states.brokers.items()
+        if identity.namespace == broker.namespace
+        and identity != broker
+        and record.state is not None
     )

@@ -29,7 +29,7 @@ from knafka_operator.decide.topics import TOPIC_ID
 from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.family import BROKERS, CHANNELS
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.naming import Named, NameKind
+from knafka_operator.model.naming import NamedObject, NameKind
 from knafka_operator.model.resources import GROUP_STATUS, TOPIC_STATUS
 from knafka_operator.model.sensors import Bus, bus_of
 from knafka_operator.reconcile.state import (
@@ -41,22 +41,24 @@ from knafka_operator.reconcile.state import (
     group_in_status,
     topic_in_status,
 )
-from knafka_operator.reconcile.topics import is_used
+from knafka_operator.reconcile.topics import has_records
 from knafka_operator.scale.kafka_clusters import KafkaCluster
 
 
 @dataclass(eq=False, slots=True)
 class TopicOwnership:
-    """Of Brokers' topics."""
+    """Judges whether the topic in a Broker's status is the Broker's own."""
 
     cluster: Cluster
     states: States
 
-    async def prove(self, document: Document, record: BrokerRecord, taken: Container[str]) -> None:
-        """Claim the topic of its status where another Broker has done so, and Kafka's id of it says
-        that it is this one's: who came first after a restart says nothing."""
-        topic, known = topic_in_status(document), annotations_of(document).get(TOPIC_ID)
-        own = self.states.naming.is_own(NameKind.BROKER_TOPIC, topic, Named.of(document))
+    async def claim_if_proved(
+        self, document: Document, record: BrokerRecord, taken: Container[str]
+    ) -> None:
+        """Claim the topic in a Broker's status, even if another Broker has claimed it, if Kafka's
+        id proves that it is this Broker's. Raises `LogError`."""
+        topic, known = topic_in_status(document), status_annotations(document).get(TOPIC_ID)
+        own = self.states.naming.is_own(NameKind.BROKER_TOPIC, topic, NamedObject.of(document))
         if topic is None or not own or not known or topic not in taken:
             return
         assert record.kafka is not None
@@ -65,27 +67,27 @@ class TopicOwnership:
             self.states.claim_topic(record, topic)
 
     async def is_claimed(self, identity: Identity, topic: str) -> bool:
-        """Whether another Broker's status names it, too."""
+        """Whether another Broker's status names this topic, too. Raises `ClusterError`."""
         kind = BROKERS.broker_version, BROKERS.broker
         return await _is_claimed(self.cluster, kind, names.BROKERS, identity, TOPIC_STATUS, topic)
 
 
 @dataclass(eq=False, slots=True)
 class GroupOwnership:
-    """Of Triggers' consumer groups."""
+    """Judges whether the consumer group in a Trigger's status is the Trigger's own."""
 
     cluster: Cluster
     states: States
 
-    async def prove(
+    async def claim_if_proved(
         self,
         document: Document,
         record: TriggerRecord,
         taken: Container[str],
         broker: BrokerState,
     ) -> None:
-        """Claim the group of its status where another Trigger has done so, and offsets on its own
-        Broker's topic say that it is this one's: who came first after a restart says nothing."""
+        """Claim the group in a Trigger's status, even if another Trigger has claimed it, if the
+        group has offsets on this Trigger's Broker's topic."""
         group = group_in_status(document, self.states.naming)
         if group is None or group not in taken:
             return
@@ -96,17 +98,17 @@ class GroupOwnership:
         if is_own:
             self.states.claim_group(record, group)
 
-    async def foreign(self, document: Document, broker: BrokerState) -> frozenset[str]:
-        """The group that it would get by an installation's own template, if there is one of that
-        name which was never on its Broker's topic: an application's, which a new Trigger's would be
-        deleted for. Upstream's usual names are nobody's but Triggers'."""
+    async def foreign_groups(self, document: Document, broker: BrokerState) -> frozenset[str]:
+        """The group name that an installation's template gives to a new Trigger, if a group of that
+        name exists without offsets on the Broker's topic: it is an application's and must not be
+        deleted. Empty with upstream's templates, whose names only Triggers have."""
         kind, naming = NameKind.TRIGGER_GROUP, self.states.naming
         if self.states.family is CHANNELS or naming.is_default(kind):
             return frozenset()
-        if annotations_of(document).get(GROUP_STATUS):
+        if status_annotations(document).get(GROUP_STATUS):
             return frozenset()  # it was promised one, or somebody wrote that it was
         try:
-            group = naming.name(kind, Named.of(document))
+            group = naming.name(kind, NamedObject.of(document))
             topics = broker.kafka.topics
             if not await topics.has_group(group):
                 return frozenset()
@@ -127,11 +129,11 @@ class GroupOwnership:
 async def _is_claimed(
     cluster: Cluster, kind: tuple[str, str], prefix: str, mine: Identity, key: str, name: str
 ) -> bool:
-    """Whether the status of another object of this kind, which can have this topic or group, names
-    it under `key`. Raises `ClusterError`.
+    """Whether the status of another object of this kind names the topic or group `name` under
+    `key`. Raises `ClusterError`.
 
-    Asked of what is stored: in memory is who came first, which is another one after a restart. Of
-    upstream's usual names, which begin with `prefix`, few objects can have it; of others any.
+    Reads stored objects, since what is in memory depends on the order after a restart. Only few
+    objects can have an upstream name, which begins with `prefix`; any object can have others.
     """
     if not name.startswith(prefix):
         for each in await cluster.list(*kind):
@@ -147,47 +149,50 @@ async def _is_claimed(
     return False
 
 
-def annotations_of(document: Document) -> Mapping[str, str]:
-    """Of its status."""
+def status_annotations(document: Document) -> Mapping[str, str]:
+    """The annotations of an object's status."""
     return (document.get("status") or {}).get("annotations") or {}
 
 
 @dataclass(eq=False, slots=True)
 class SensorOwnership:
-    """Judges what Sensors' statuses name."""
+    """Judges whether topics and groups in Sensors' statuses are the Sensors' own."""
 
     states: States
 
     async def group_is_foreign(
         self, record: SensorRecord, annotations: Mapping[str, str], kafka: KafkaCluster
     ) -> bool:
-        """Whether there is a consumer group of its usual name that isn't its own, as far as is
-        known; asked until it is known once. Raises `LogError`."""
+        """Whether a consumer group of the Sensor's usual name exists that isn't proved to be its
+        own. Kafka is asked until ownership is proved once. Raises `LogError`."""
         usual, kept = _usual_group(record), annotations.get(GROUP_STATUS)
         if record.group_is_proved or kept not in (None, usual):
             return False
         if not await kafka.topics.has_group(usual):
             return False
-        record.group_is_proved = kept is not None and await _proves(kafka, usual, annotations)
+        record.group_is_proved = kept is not None and await _is_group_proved(
+            kafka, usual, annotations
+        )
         return not record.group_is_proved
 
     async def may_delete(self, record: SensorRecord, group: str, kafka: KafkaCluster) -> bool:
-        """Whether a group that its status names is its own; raises `LogError`."""
+        """Whether the group in a Sensor's status is its own, and may be deleted; raises
+        `LogError`."""
         if group != _usual_group(record):
             return True  # nobody else's: its name ends in a digest of the Sensor's
         if self.is_claimed(record, group):
             return False
-        return await _proves(kafka, group, annotations_of(record.document))
+        return await _is_group_proved(kafka, group, status_annotations(record.document))
 
-    async def disputed(
+    async def disputed_topics(
         self,
         annotations: Mapping[str, str],
         topics: Mapping[str, Any] | KnafkaError,
         kafka: KafkaCluster,
         record: SensorRecord,
     ) -> frozenset[str]:
-        """Those that are there, and of which its status has no id, unless nothing was written to
-        them and no other Sensor's status names them."""
+        """Existing topics that the Sensor's status names without an id, and that have records or
+        are also named by another Sensor's status. Raises `LogError`."""
         if isinstance(topics, KnafkaError):
             return frozenset()
         asked = [
@@ -197,11 +202,11 @@ class SensorOwnership:
         ]
         return frozenset(
             [each for each in asked if self.is_claimed(record, each)]
-            + [each for each in asked if await is_used(kafka.topics, each)]
+            + [each for each in asked if await has_records(kafka.topics, each)]
         )
 
     def is_claimed(self, record: SensorRecord, name: str) -> bool:
-        """Whether another Sensor's status names this topic or group, and can."""
+        """Whether another Sensor's status validly names this topic or group."""
         others = (each for each in self.states.sensors.values() if each.uid != record.uid)
         return any(name in kept_names(each.document) for each in others)
 
@@ -211,9 +216,9 @@ def _usual_group(record: SensorRecord) -> str:
     return names.sensor_group(sensor.namespace, record.bus.family.own_name(sensor.name))
 
 
-async def _proves(kafka: KafkaCluster, group: str, annotations: Mapping[str, str]) -> bool:
-    """Whether a group is a Sensor's: only its own has offsets on its trigger topic, which is
-    known by its id. Raises `LogError`."""
+async def _is_group_proved(kafka: KafkaCluster, group: str, annotations: Mapping[str, str]) -> bool:
+    """Whether a group has offsets on the Sensor's trigger topic, which proves that it is the
+    Sensor's. The topic is identified by its id. Raises `LogError`."""
     name, id_ = TOPICS[TRIGGER]
     if not (topic := annotations.get(name)):
         return False
@@ -224,10 +229,10 @@ async def _proves(kafka: KafkaCluster, group: str, annotations: Mapping[str, str
 
 
 def kept_names(document: Document) -> set[str]:
-    """Its topics and its group, of those that its status names the ones that can be its own."""
-    annotations = annotations_of(document)
+    """The topics and group in a Sensor's status that can be its own by their names."""
+    annotations = status_annotations(document)
     identity, bus = Identity.of(document), bus_of(document)
-    own_name = bus.family.own_name(bus.who.name)
+    own_name = bus.family.own_name(bus.identity.name)
     found = {
         topic
         for what, (key, _) in TOPICS.items()
@@ -235,9 +240,9 @@ def kept_names(document: Document) -> set[str]:
         and names.is_sensor_topic(topic, identity.namespace, own_name, identity.name, what)
     }
     group = annotations.get(GROUP_STATUS)
-    return found | ({group} if group and is_group(group, bus, identity) else set())
+    return found | ({group} if group and may_have_group(group, bus, identity) else set())
 
 
-def is_group(name: str, bus: Bus, sensor: Identity) -> bool:
+def may_have_group(name: str, bus: Bus, sensor: Identity) -> bool:
     """Whether a Sensor on this bus can have this consumer group."""
     return names.is_sensor_group(name, sensor.namespace, bus.family.own_name(sensor.name))

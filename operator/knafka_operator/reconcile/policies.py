@@ -20,15 +20,15 @@ class Policies:
 
     def __init__(self) -> None:
         self.is_known = True
-        """Whether those are all; whoever follows them says so."""
+        """Whether all policies are known; set by whoever watches them."""
         self._by_namespace: dict[str, dict[Identity, Document]] = {}
 
     def __len__(self) -> int:
-        """Policies that are kept."""
+        """Number of policies in memory."""
         return sum(map(len, self._by_namespace.values()))
 
     def heard(self, changed: Sequence[Document], gone: Sequence[Document]) -> set[str]:
-        """These are there, or not any more; gives the namespaces that they are in."""
+        """Update the policies that have changed or are gone; returns their namespaces."""
         for document in changed:
             identity = Identity.of(document)
             self._by_namespace.setdefault(identity.namespace, {})[identity] = document
@@ -40,7 +40,7 @@ class Policies:
         return {Identity.of(each).namespace for each in (*changed, *gone)}
 
     def of(self, namespace: str) -> tuple[Document, ...]:
-        """Those of a namespace. Raises `NotReady`."""
+        """The policies of a namespace. Raises `NotReady` while they aren't all known."""
         if not self.is_known:
             message = "the EventPolicies are not read yet, and nothing is opened without them"
             raise NotReady("EventPoliciesGetFailed", message, transient=True)

@@ -11,15 +11,15 @@ from typing import Final
 import aiohttp
 
 from knafka_operator.decide.status import NotReady
-from knafka_operator.scale.http_sessions import checked_session, shown
+from knafka_operator.scale.http_sessions import checked_session, shown_error
 
-TIMEOUT: Final = 10.0
+PROBE_TIMEOUT: Final = 10.0
 """Seconds, a cold start included."""
 
 
 async def probe(url: str) -> None:
     """Returns when `url` has answered; raises `NotReady`."""
-    await _ask("OPTIONS", url)
+    await _request("OPTIONS", url)
 
 
 async def wake(url: str) -> None:
@@ -27,18 +27,18 @@ async def wake(url: str) -> None:
 
     What takes over need not start first, and Knative keeps the pod for a while.
     """
-    await _ask("GET", f"{url}/health/readiness")
+    await _request("GET", f"{url}/health/readiness")
 
 
-async def _ask(method: str, url: str) -> None:
+async def _request(method: str, url: str) -> None:
     try:
         async with (
-            checked_session(aiohttp.ClientTimeout(total=TIMEOUT)) as session,
+            checked_session(aiohttp.ClientTimeout(total=PROBE_TIMEOUT)) as session,
             session.request(method, url, allow_redirects=False) as response,
         ):
             status = response.status
     except (aiohttp.ClientError, TimeoutError) as error:
-        message = f"{url} doesn't answer: {shown(error)}"
+        message = f"{url} doesn't answer: {shown_error(error)}"
         raise NotReady("ProbeFailed", message, transient=True) from None
     if status != 200:
         raise NotReady("ProbeFailed", f"{url} answered {status}", transient=True)

@@ -16,7 +16,7 @@ from knafka.core.errors import KnafkaError
 from knafka_operator.decide import status as statuses
 from knafka_operator.decide.entries import is_entry
 from knafka_operator.decide.scaling import TriggerStatus
-from knafka_operator.decide.trigger_conditions import delivering, scaling
+from knafka_operator.decide.trigger_conditions import delivering_condition, scaling_annotations
 from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.identity import Identity
 from knafka_operator.reconcile.state import States
@@ -32,13 +32,13 @@ goes to every replica of etcd and to every watch. Metrics have the lag of now.""
 PUBLISH_PATIENCE: Final = 0.25
 """Seconds for which a status that is being written is waited for before the next one."""
 
-PUBLISHED_AT_ONCE: Final = 20
+TRIGGERS_AT_ONCE: Final = 20
 """Triggers whose status is looked at before the event loop has its turn: a millisecond's worth."""
 
 
 @dataclass(eq=False)
 class Publishing:
-    """Writes the status of all Triggers that are delivered to; belongs to one event loop."""
+    """Writes the scaler's view into the status of delivered Triggers; belongs to one event loop."""
 
     cluster: Cluster
     states: States
@@ -50,25 +50,28 @@ class Publishing:
     """Namespaces where a status is being written."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
-    async def look(self) -> None:
-        """Keep in each Trigger's status what the scaler knows."""
+    async def publish_lags(self) -> None:
+        """Write the scaler's view into the status of each Trigger where it differs."""
         for number, identity in enumerate(list(self.triggers.watched), 1):
-            if number % PUBLISHED_AT_ONCE == 0:
+            if number % TRIGGERS_AT_ONCE == 0:
                 await asyncio.sleep(0)
             # A write that takes its time is its namespace's alone to wait for.
-            if identity.namespace not in self._publishing and (news := self._news(identity)):
+            if identity.namespace not in self._publishing and (
+                news := self._stale_annotations(identity)
+            ):
                 writing = asyncio.create_task(self._publish(identity, news))
                 self._tasks.add(writing)
                 writing.add_done_callback(self._tasks.discard)
                 await asyncio.wait({writing}, timeout=PUBLISH_PATIENCE)
 
-    def _news(self, identity: Identity) -> Mapping[str, str | None] | None:
-        """The annotations that its status lacks; mostly none. Its condition is reconciled."""
+    def _stale_annotations(self, identity: Identity) -> Mapping[str, str | None] | None:
+        """The annotations to write to a Trigger's status; None: none, or its condition differs,
+        too, so that it was enqueued."""
         record, scaled = self.states.triggers.get(identity), self.triggers.status(identity)
         document = record.document if record is not None else None
         if record is None or document is None or scaled is None or is_entry(document):
             return None
-        now, state = asyncio.get_running_loop().time(), _state(scaled)
+        now, state = asyncio.get_running_loop().time(), _urgent_state(scaled)
         before, since = record.published
         is_recent = state == before and now - since < LAG_INTERVAL
         status = document.get("status") or {}
@@ -77,14 +80,14 @@ class Publishing:
         if is_recent and is_counted and record.checked is document:
             return None
         told = statuses.reason_of(status, statuses.DELIVERING)
-        if delivering(scaled).reason != told or not is_counted:
+        if delivering_condition(scaled).reason != told or not is_counted:
             self.queue.enqueue((self.states.family.trigger, *identity))
             return None
         record.checked = document
         if is_recent:
             return None
         record.published = state, now
-        there, wanted = status.get("annotations") or {}, scaling(scaled)
+        there, wanted = status.get("annotations") or {}, scaling_annotations(scaled)
         return wanted if any(there.get(key) != text for key, text in wanted.items()) else None
 
     async def _publish(self, identity: Identity, annotations: Mapping[str, str | None]) -> None:
@@ -105,30 +108,31 @@ class Publishing:
         finally:
             self._publishing.discard(identity.namespace)
 
-    async def failure(self, document: Document, error: Exception) -> None:
-        """Put into its status that reconciling it ended in `error`, a bug; never raises."""
+    async def write_failure(self, document: Document, error: Exception) -> None:
+        """Write to an object's status that reconciling it ended in an unexpected error; never
+        raises."""
         identity = Identity.of(document)
         if is_entry(document):
             return  # it has none of its own, and its channel says that it isn't delivered
         try:
             stored = await self.cluster.get(document["apiVersion"], document["kind"], *identity)
             before = ((stored or {}).get("status") or {}).get("conditions") or ()
-            conditions = statuses.failed(before, error, self.now())
+            conditions = statuses.conditions_after_bug(before, error, self.now())
             if stored is not None and conditions != before:
                 await self.cluster.write_status(stored, {"conditions": conditions})
         except Exception:
             log.exception("telling of a failure of %s %s", document["kind"], "/".join(identity))
 
     async def close(self) -> None:
-        """Wait for what is being written."""
+        """Cancel the writes under way, and wait for their end."""
         for each in self._tasks:
             each.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
 
 
-def _state(scaled: TriggerStatus) -> tuple[bool, ...]:
-    """What of a Trigger's scaling is published as soon as it changes."""
+def _urgent_state(scaled: TriggerStatus) -> tuple[bool, ...]:
+    """The facts about a Trigger's scaling that are published as soon as they change."""
     congested, beyond_end = scaled.counts.congestion is not None, bool(scaled.beyond_end)
     healthy = scaled.error is None, scaled.counts.loop is None
     return scaled.lag is None, scaled.replicas > 0, *healthy, congested, beyond_end

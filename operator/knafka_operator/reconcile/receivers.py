@@ -34,72 +34,72 @@ from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE, SERVING
 from knafka_operator.model.settings import Settings
-from knafka_operator.reconcile.contracts import Contract
+from knafka_operator.reconcile.contracts import ContractTopic
 from knafka_operator.reconcile.functions import apply_service
 from knafka_operator.reconcile.state import States
 from knafka_operator.reconcile.work_queue import Key
-from knafka_operator.scale.answers import answer_of
+from knafka_operator.scale.answers import get_answer
 from knafka_operator.scale.http_sessions import checked_session
 from knafka_operator.scale.kafka_clusters import KafkaCluster
 
 log = logging.getLogger(__name__)
 
 APPLY_AGAIN: Final = 1.0
-"""Seconds before a Service that isn't Ready is applied again: its channels ask for it together."""
+"""Seconds before a Service that isn't Ready is applied again, as all its channels ask for it."""
 READ_TIMEOUT: Final = 10.0
-"""Seconds for every replica to have read what was written; after that the channel says so."""
-LOOK_INTERVAL: Final = 0.1
+"""Seconds for every replica to read an entry; after that its object isn't Ready."""
+REPLICA_POLL_INTERVAL: Final = 0.1
 CHECK_AGAIN: Final = 30.0
-"""Seconds before it is asked again whether a contract's topic is as it was left."""
-PORT: Final = 8080
+"""Seconds between two checks of a contract topic for changes by others."""
+CONTRACT_PORT: Final = 8080
 ASK_TIMEOUT: Final = 2.0
 POSITION_BYTES: Final = 256
-"""Of what a pod says at `/contract`: a position, as JSON."""
+"""Most bytes of a pod's answer at `/contract`: a position, as JSON."""
 
-Positions = Callable[[str, str], Awaitable[Mapping[str, int | None]]]
-"""Namespace and name of a receiver's Service -> each replica that takes requests, and the position
-to which it has read its contract; None: it doesn't say."""
+ReplicaPositions = Callable[[str, str], Awaitable[Mapping[str, int | None]]]
+"""Namespace and name of a receiver's Service -> by replica that takes requests, the position to
+which it has read its contract; None: it doesn't answer."""
 
 
 @dataclass(eq=False)
 class ReceiverRecord:
-    """One receiver."""
+    """What is kept in memory of one receiver."""
 
     service: Identity
-    contract: Contract[Ingress]
+    contract: ContractTopic[Ingress]
     readings: int = 0
-    """Those of the contract that positions here are of."""
+    """The contract's `readings` for which the positions below are valid."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     manifest: Mapping[str, Any] | None = None
-    """As it was applied last."""
+    """The Service as it was last applied."""
     revision: str | None = None
-    """None: it isn't Ready."""
+    """The receiver's Ready Revision; None: it isn't Ready."""
     problem: NotReady | None = None
     tried: float = -math.inf
-    """By the event loop's clock."""
+    """When the Service was last applied, by the event loop's clock."""
     read: int = 0
-    """A position to which every replica is known to have read; one that starts later begins with
-    all. 0 whenever the topic was read again: it may be another one."""
+    """Position to which every replica is known to have read; replicas that start later read all.
+    0 after the topic was read again, as it may have been recreated."""
     written: dict[str, int] = field(default_factory=dict)
-    """Positions behind what was written since, by path."""
+    """Position after the last write of each path."""
     looking: asyncio.Lock = field(default_factory=asyncio.Lock)
     looked: float = -math.inf
-    """When replicas were asked last."""
+    """When replicas were last asked, by the event loop's clock."""
     replicas: Mapping[str, int | None] = field(default_factory=dict)
-    """What they answered."""
+    """The replicas' last answers."""
 
     async def write(self, path: str, ingress: Ingress | None) -> None:
-        """Put down an entry, or that there is none; raises `LogError`."""
+        """Write an entry, or with None remove it; raises `LogError`."""
         await self.contract.write(path, ingress)
         self.written[path] = self.contract.position
 
     def has_read(self, path: str) -> bool:
-        """Whether every replica is known to have read what was written of it last."""
+        """Whether every replica is known to have read the last write of a path."""
         return self.read >= self.written.get(path, self.contract.position)
 
     def was_read(self, path: str, document: Document) -> bool:
-        """Whether an operator before this one saw every replica read this entry, by the status of
-        the object that has it: those that started since began with it."""
+        """Whether the object's status says that every replica had read this entry under an earlier
+        operator; replicas that have started since read all entries."""
         entry = self.contract.records.get(path)
         if entry is None or path in self.written:
             return False
@@ -108,13 +108,13 @@ class ReceiverRecord:
         return bool(annotations.get(deciding.ACCEPTED) == digest)
 
     def entry(self, path: str, document: Document) -> tuple[Ingress | None, bool]:
-        """The entry of the object that has this path, and whether every replica has read that."""
+        """The entry at a path, None if there is none, and whether every replica has read it."""
         ingress = self.contract.records.get(path)
         accepted = self.has_read(path) or self.was_read(path, document)
         return ingress, ingress is not None and accepted
 
-    def synchronize(self) -> None:
-        """Positions are of no meaning any more once the topic was read again: it may be another."""
+    def reset_if_reread(self) -> None:
+        """Forget all positions if the topic was read again, as it may have been recreated."""
         if self.readings != self.contract.readings:
             self.readings = self.contract.readings
             self.read = 0
@@ -123,87 +123,90 @@ class ReceiverRecord:
 
 @dataclass(eq=False)
 class Receivers:
-    """All of one family, by their Services."""
+    """The receivers of one family, by their Services, and their contracts."""
 
     settings: Settings
     cluster: Cluster
     states: States
-    positions: Positions
+    positions: ReplicaPositions
     enqueue: Callable[[Key], None]
     records: dict[Identity, ReceiverRecord] = field(default_factory=dict)
-    contracts: dict[tuple[str, str], Contract[Ingress]] = field(default_factory=dict)
-    """By the Kafka's servers and the topic."""
+    contracts: dict[tuple[str, str], ContractTopic[Ingress]] = field(default_factory=dict)
+    """Contracts by Kafka servers and topic."""
 
-    async def at(self, service: Identity, kafka: KafkaCluster, topic: str) -> ReceiverRecord:
-        """A receiver with its contract as it is read; raises `LogError`."""
+    async def receiver_at(
+        self, service: Identity, kafka: KafkaCluster, topic: str
+    ) -> ReceiverRecord:
+        """The record of a receiver, created if needed, with its contract loaded; raises
+        `LogError`."""
         key = kafka.bootstrap_servers, topic
         if (contract := self.contracts.get(key)) is None:
-            contract = self.contracts[key] = Contract(topic, kafka, entries, known=False)
+            contract = self.contracts[key] = ContractTopic(
+                topic, kafka, read_ingresses, known=False
+            )
         contract.kafka = kafka  # another one after its Secret was changed
         record = self.records.get(service)
         if record is None or record.contract is not contract:
             self.forget(service)
             record = self.records[service] = ReceiverRecord(service, contract)
         await contract.load()
-        if contract.readings != contract.looked_after:
-            contract.looked_after = contract.readings
+        if contract.readings != contract.compaction_checked:
+            contract.compaction_checked = contract.readings
             await _keep_compacted(contract)
-        record.synchronize()
+        record.reset_if_reread()
         return record
 
     def forget(self, service: Identity) -> None:
-        """It is gone, or follows another contract; a contract goes with its last receiver."""
+        """Forget a receiver, and its contract if no other receiver follows that."""
         if (record := self.records.pop(service, None)) is not None:
             gone = record.contract
             if not any(each.contract is gone for each in self.records.values()):
                 self.contracts.pop((gone.kafka.bootstrap_servers, gone.topic), None)
 
     async def delete_contract(self, record: ReceiverRecord) -> None:
-        """Delete its contract's topic, if no other receiver follows it and it has no entry; raises
-        `LogError`. One that comes meanwhile makes it anew."""
+        """Delete the topic of a receiver's contract if it has no entries and no other receiver
+        follows it. Raises `LogError`."""
         others = (each for each in self.records.values() if each is not record)
         if not any(each.contract is record.contract for each in others):
             await record.contract.delete_if_empty()
 
-    async def check(self, record: ReceiverRecord, asking: Identity) -> None:
-        """Have all write their entries, if somebody made the contract's topic anew; and withdraw
-        those of objects that went without us. One of them, `asking`, does it for all, now and then.
-
-        Raises `LogError`, `ClusterError`.
+    async def check_contract(self, record: ReceiverRecord, asking: Identity) -> None:
+        """Check a contract at most every `CHECK_AGAIN` seconds: if others have changed its topic,
+        enqueue all Brokers or channels but `asking`; remove entries of objects that are gone.
         """
         contract, now = record.contract, _now()
-        if now - contract.checked < CHECK_AGAIN:
+        if now - contract.checked_at < CHECK_AGAIN:
             return
-        contract.checked = now
+        contract.checked_at = now
         family = self.states.family
-        if await contract.check():
+        if await contract.reload_if_changed():
             for each in self.states.brokers:
                 if each != asking:
                     self.enqueue((family.broker, *each))
-        record.synchronize()
+        record.reset_if_reread()
         # Where it isn't known who writes there they may be another installation's.
         for path in list(contract.records) if self.settings.installation else ():
-            who = identity_of(path)
-            if who in self.states.brokers:
+            identity = identity_at_path(path)
+            if identity in self.states.brokers:
                 continue
-            if await self.cluster.get(family.broker_version, family.broker, *who) is None:
-                log.warning("%s %s is gone and still had an entry", family.broker, who)
+            if await self.cluster.get(family.broker_version, family.broker, *identity) is None:
+                log.warning("%s %s is gone and still had an entry", family.broker, identity)
                 await contract.write(path, None)
 
     async def apply(
         self, record: ReceiverRecord, topic: Topic, manifest: Mapping[str, Any], asking: Identity
     ) -> str:
-        """Have its contract's topic, then its Service as it should be; gives its Revision.
+        """Create a contract's topic and apply the receiver's Service; returns its Ready Revision.
 
-        However many channels it has, it is applied once, and looked at again by whichever asks
-        while it isn't Ready. Raises `NotReady`, `LogError`.
+        The Service is applied once for all channels, and again every `APPLY_AGAIN` seconds while it
+        isn't Ready. Raises `NotReady` and `LogError`.
         """
         async with record.lock:
-            await record.contract.create(topic)
-            again = await self._is_lost(record) or (
+            await record.contract.ensure_created(topic)
+            again = await self._service_is_lost(record) or (
                 record.revision is None and _now() - record.tried >= APPLY_AGAIN
             )
-            again = again or self.states.rolls.waits(record.service)
+            again = again or self.states.rolls.is_waiting(record.service)
             if record.manifest != manifest or again:
                 record.manifest, record.tried, record.problem = manifest, _now(), None
                 record.revision = None
@@ -220,31 +223,31 @@ class Receivers:
             raise record.problem
         return record.revision
 
-    async def _is_lost(self, record: ReceiverRecord) -> bool:
-        """Whether a Service that was Ready has gone, or isn't Ready any more."""
+    async def _service_is_lost(self, record: ReceiverRecord) -> bool:
+        """Whether a Service that was Ready is gone, or no longer Ready."""
         there = await self.cluster.get(SERVING, "Service", *record.service)
         return record.revision is not None and (there is None or not is_ready(there))
 
-    async def until_read(self, record: ReceiverRecord, path: str) -> None:
-        """Returns when every replica has read what was written of `path`; raises `NotReady`,
-        `LogError` and `ClusterError`.
+    async def wait_until_read(self, record: ReceiverRecord, path: str) -> None:
+        """Wait until every replica has read the last write of `path`. Raises `NotReady` after
+        `READ_TIMEOUT`, `LogError` and `ClusterError`.
 
-        However many channels wait, replicas are asked once in `LOOK_INTERVAL`.
+        However many channels wait, replicas are asked once in `REPLICA_POLL_INTERVAL`.
         """
         wanted = record.written.get(path, record.contract.position)
         try:
             async with asyncio.timeout(READ_TIMEOUT):
                 while record.read < wanted:
                     async with record.looking:
-                        if _now() - record.looked >= LOOK_INTERVAL and record.read < wanted:
-                            await self._look(record)
-                    if record.contract.checked == -math.inf:  # others may have written there
-                        await self.check(record, identity_of(path))
+                        if _now() - record.looked >= REPLICA_POLL_INTERVAL and record.read < wanted:
+                            await self._ask_replicas(record)
+                    if record.contract.checked_at == -math.inf:  # others may have written there
+                        await self.check_contract(record, identity_at_path(path))
                     if record.read < wanted:
-                        await asyncio.sleep(LOOK_INTERVAL)
+                        await asyncio.sleep(REPLICA_POLL_INTERVAL)
         except TimeoutError:
             answers = record.replicas.items()
-            behind = sorted(who for who, at in answers if at is None or at < wanted)
+            behind = sorted(identity for identity, at in answers if at is None or at < wanted)
             raise NotReady(
                 "ReceiverBehind",
                 f"{len(behind)} replicas of {record.service.name} have not read offset {wanted} of "
@@ -252,17 +255,17 @@ class Receivers:
                 transient=True,
             ) from None
 
-    async def _look(self, record: ReceiverRecord) -> None:
-        """Ask every replica once."""
+    async def _ask_replicas(self, record: ReceiverRecord) -> None:
+        """Ask every replica for its position, and update the record."""
         end, record.looked = record.contract.position, _now()
         found = await self.positions(*record.service)
         if any(at is not None and at > record.contract.position for at in found.values()):
             # Of the topic before this one, or of another one after it: what there is is asked.
             found = {
-                who: at if at and at <= record.contract.position else None
-                for who, at in found.items()
+                identity: at if at and at <= record.contract.position else None
+                for identity, at in found.items()
             }
-            record.contract.checked = -math.inf
+            record.contract.checked_at = -math.inf
         # To the end that there is by now: whichever waits next need not ask.
         # What was read before stays read: a replica that starts later begins with all.
         positions = (0 if at is None else at for at in found.values())
@@ -270,9 +273,9 @@ class Receivers:
         record.replicas = found
 
 
-async def _keep_compacted(contract: Contract[Ingress]) -> None:
-    """A contract's topic that somebody else has made may forget what is older than a week: a
-    receiver that starts then would serve nothing, and nobody would write it again."""
+async def _keep_compacted(contract: ContractTopic[Ingress]) -> None:
+    """Make sure that an existing contract topic is compacted. One that somebody else created may
+    delete old records, and a receiver that starts later would serve nothing."""
     topics = contract.kafka.topics
     found = await topics.describe_topic(contract.topic) if contract.exists else None
     if found is None or "compact" in found.config.get(CLEANUP, ""):
@@ -288,15 +291,15 @@ async def _keep_compacted(contract: Contract[Ingress]) -> None:
         )
 
 
-def identity_of(path: str) -> Identity:
-    """Whose entry stands at this path."""
+def identity_at_path(path: str) -> Identity:
+    """The Broker or channel whose entry has this path."""
     namespace, _, name = path[1:].partition("/")
     return Identity(namespace, name)
 
 
-def entries(records: Iterable[Record]) -> dict[str, Ingress]:
-    """What a receiver's contract says, by path; what can't be read is passed over, as receivers do,
-    and is written anew when its channel is reconciled."""
+def read_ingresses(records: Iterable[Record]) -> dict[str, Ingress]:
+    """Parse the records of a receivers' contract, by path. Invalid records are left out; they are
+    rewritten when their object is reconciled."""
     found: dict[str, Ingress] = {}
     for record in records:
         path, value = (record.key() or b"").decode("utf-8", "replace"), record.value()
@@ -310,18 +313,18 @@ def entries(records: Iterable[Record]) -> dict[str, Ingress]:
 
 
 class PodPositions:
-    """`Positions` of a cluster: each pod of the Service is asked at its own address."""
+    """`ReplicaPositions` in a cluster: asks each pod of a Service at its own address."""
 
     def __init__(
         self,
         cluster: Cluster,
         url_of: Callable[[str, str], str] | None = None,
-        port: int = PORT,
+        port: int = CONTRACT_PORT,
         bearers: Callable[[str, str], Sequence[str]] = lambda name, namespace: (),
     ) -> None:
-        """`url_of`: the Service's own address, which is asked where no pod can be: a mesh or a
-        NetworkPolicy keeps others from them. What answers there stands for all then. `bearers`:
-        the tokens that its pods know the operator by, by the Service's name and namespace."""
+        """`url_of` gives the Service's URL, which is asked if no pod answers, as a mesh or
+        NetworkPolicy may block them; its answer stands for all pods. `bearers` gives the tokens
+        that pods accept, by the Service's name and namespace."""
         self._cluster = cluster
         self._url_of = url_of
         self._port = port
@@ -330,7 +333,7 @@ class PodPositions:
     async def __call__(self, namespace: str, name: str) -> Mapping[str, int | None]:
         labels = {"serving.knative.dev/service": name}
         asked = {
-            each["metadata"]["name"]: f"http://{host(each['status']['podIP'])}:{self._port}"
+            each["metadata"]["name"]: f"http://{url_host(each['status']['podIP'])}:{self._port}"
             for each in await self._cluster.list(CORE, "Pod", labels, namespace)
             if takes_requests(each)
         }
@@ -348,20 +351,19 @@ class PodPositions:
 
 async def _position(session: aiohttp.ClientSession, url: str, bearers: Sequence[str]) -> int | None:
     try:
-        answer = await answer_of(session, f"{url}/contract", bearers, POSITION_BYTES)
+        answer = await get_answer(session, f"{url}/contract", bearers, POSITION_BYTES)
         return None if answer is None else int(json.loads(answer)["position"])
     except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError, OverflowError):
         return None
 
 
-def host(address: str) -> str:
+def url_host(address: str) -> str:
     """An IP address as a URL has it."""
     return f"[{address}]" if ":" in address else address
 
 
 def takes_requests(pod: Document) -> bool:
-    """Whether a receiver's pod is Ready: one that ends may still be sent some; one that starts
-    reads everything before it is ready."""
+    """Whether a receiver's pod is Ready, and so may get requests, also while it terminates."""
     status = pod.get("status") or {}
     ready = any(
         each["type"] == "Ready" and each["status"] == "True"

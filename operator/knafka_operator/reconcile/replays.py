@@ -18,7 +18,7 @@ from typing import Any, Final
 from knafka.core import names
 from knafka.core.errors import InvalidDocument, KnafkaError, LogError
 from knafka_operator.decide import desired, services
-from knafka_operator.decide.service_accounts import dispatchers_account
+from knafka_operator.decide.service_accounts import dispatcher_account
 from knafka_operator.decide.status import NotReady
 from knafka_operator.model.cluster import Cluster
 from knafka_operator.model.identity import Identity
@@ -26,16 +26,16 @@ from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.functions import apply_service
 from knafka_operator.reconcile.state import States, Watched
 from knafka_operator.scale.kafka_clusters import KafkaCluster
-from knafka_operator.scale.repeat import repeat
+from knafka_operator.scale.repeat import run_repeatedly
 
 log = logging.getLogger(__name__)
 
-LOOK_INTERVAL: Final = 5.0
+REPLAY_CHECK_INTERVAL: Final = 5.0
 """Seconds between two looks for new topics."""
 
 
 class Replays:
-    """The replayers of all Triggers that are delivered."""
+    """Runs the replayers of all delivered Triggers."""
 
     def __init__(self, settings: Settings, cluster: Cluster, states: States) -> None:
         self._settings = settings
@@ -43,48 +43,52 @@ class Replays:
         self._states = states
         self._followed: dict[Identity, Watched] = {}
         self._busy: set[object] = set()
-        """KafkaClusters that are being asked, and Triggers whose replays begin or end."""
+        """KafkaClusters being asked, and Triggers whose replays are being started or stopped."""
 
     async def run(self) -> None:
-        """Look for ever."""
+        """Check for replay topics until cancelled."""
         async with asyncio.TaskGroup() as self._tasks:
-            await repeat("looking for replays", self._look, LOOK_INTERVAL)
+            await run_repeatedly("looking for replays", self._check_kafkas, REPLAY_CHECK_INTERVAL)
 
-    async def _look(self) -> None:
-        """Begin to look at each Kafka, and at each on its own: one that is away, or a Trigger whose
-        replayer can't start, makes nobody else wait."""
-        watched = {who: each for who in self._states.triggers if (each := self._delivered(who))}
+    async def _check_kafkas(self) -> None:
+        """Start a check of each Kafka in a task of its own, so that an unreachable Kafka delays no
+        other."""
+        watched = {
+            identity: each
+            for identity in self._states.triggers
+            if (each := self._delivered(identity))
+        }
         triggers: dict[KafkaCluster, list[Identity]] = {}
-        for who, each in (self._followed | watched).items():
-            triggers.setdefault(each.kafka, []).append(who)
+        for identity, each in (self._followed | watched).items():
+            triggers.setdefault(each.kafka, []).append(identity)
         for kafka, those in triggers.items():
-            self._begin(kafka, self._look_at, kafka, those)
+            self._start_once(kafka, self._check_kafka, kafka, those)
 
-    async def _look_at(self, kafka: KafkaCluster, triggers: Collection[Identity]) -> None:
-        topics = await _topics_of(kafka)
-        for who in triggers:
-            wanted, before = self._delivered(who), self._followed.get(who)
+    async def _check_kafka(self, kafka: KafkaCluster, triggers: Collection[Identity]) -> None:
+        topics = await _replay_topics_in(kafka)
+        for identity in triggers:
+            wanted, before = self._delivered(identity), self._followed.get(identity)
             if wanted is not None and wanted.kafka is not kafka:
                 continue  # it moved while that was asked
             if wanted is not None and topics is not None:
-                wanted = wanted if topics and _topic(wanted) in topics else None
+                wanted = wanted if topics and _replay_topic(wanted) in topics else None
             # Of a Kafka that doesn't say, those that are followed stay so.
             if wanted != before and (topics is not None or before is not None):
-                self._begin(who, self._change, who, wanted)
+                self._start_once(identity, self._set_followed, identity, wanted)
 
-    def _delivered(self, who: Identity) -> Watched | None:
-        """How a Trigger is delivered; None: it isn't, or it is paused."""
-        record = self._states.triggers.get(who)
+    def _delivered(self, identity: Identity) -> Watched | None:
+        """A Trigger's delivery; None: it isn't delivered, or is paused."""
+        record = self._states.triggers.get(identity)
         watched = record.watched if record is not None else None
         return None if watched is None or watched.autoscaling.paused else watched
 
-    def _begin(self, what: object, work: Callable[..., Awaitable[None]], *of: Any) -> None:
-        """Do this, unless it is still being done since a look before."""
+    def _start_once(self, what: object, work: Callable[..., Awaitable[None]], *of: Any) -> None:
+        """Start work on `what` in a task, unless earlier work on it is still under way."""
         if what not in self._busy:
             self._busy.add(what)
-            self._tasks.create_task(self._finish(what, partial(work, *of)))
+            self._tasks.create_task(self._run_logged(what, partial(work, *of)))
 
-    async def _finish(self, what: object, work: Callable[[], Awaitable[None]]) -> None:
+    async def _run_logged(self, what: object, work: Callable[[], Awaitable[None]]) -> None:
         try:
             await work()
         except (NotReady, InvalidDocument) as error:
@@ -96,15 +100,15 @@ class Replays:
         finally:
             self._busy.discard(what)
 
-    async def _change(self, who: Identity, wanted: Watched | None) -> None:
-        before = self._followed.get(who)
+    async def _set_followed(self, identity: Identity, wanted: Watched | None) -> None:
+        before = self._followed.get(identity)
         if before is not None and (wanted is None or wanted.kafka is not before.kafka):
-            await self._unfollow(who)
+            await self._unfollow(identity)
         if wanted is not None:
-            await self._follow(who, wanted)
+            await self._follow(identity, wanted)
 
-    async def _follow(self, who: Identity, watched: Watched) -> None:
-        record = self._states.triggers.get(who)
+    async def _follow(self, identity: Identity, watched: Watched) -> None:
+        record = self._states.triggers.get(identity)
         if record is None or record.document is None:
             return
         family = self._states.family
@@ -120,30 +124,31 @@ class Replays:
             watched.secret,
             self._settings,
             replays=True,
-            account=dispatchers_account(egress),
+            account=dispatcher_account(egress),
         )
         await apply_service(self._cluster, manifest, trigger)
-        namespace = services.namespace_of(family, who, self._settings)
-        self._states.urls[self._id(who)] = services.url(
-            services.replayer_name(family, who), namespace, self._settings
+        namespace = services.function_namespace(family, identity, self._settings)
+        self._states.urls[self._scaler_id(identity)] = services.service_url(
+            services.replayer_name(family, identity), namespace, self._settings
         )
         watched.kafka.watched.add(egress.topic)
-        await watched.kafka.scaler.watch(self._id(who), egress, autoscaling)
-        self._followed[who] = watched
+        await watched.kafka.scaler.watch(self._scaler_id(identity), egress, autoscaling)
+        self._followed[identity] = watched
 
-    async def _unfollow(self, who: Identity) -> None:
-        """Its Service stays until its Trigger goes: at zero it costs nothing."""
-        watched = self._followed.pop(who)
-        watched.kafka.watched.discard(_topic(watched))
-        await watched.kafka.scaler.forget(self._id(who))
-        self._states.urls.pop(self._id(who), None)
+    async def _unfollow(self, identity: Identity) -> None:
+        """Stop a Trigger's replays. The replayer's Service stays until the Trigger is deleted,
+        scaled to zero."""
+        watched = self._followed.pop(identity)
+        watched.kafka.watched.discard(_replay_topic(watched))
+        await watched.kafka.scaler.forget(self._scaler_id(identity))
+        self._states.urls.pop(self._scaler_id(identity), None)
 
-    def _id(self, who: Identity) -> str:
-        return f"{self._states.family.trigger_id(who)} (replays)"
+    def _scaler_id(self, identity: Identity) -> str:
+        return f"{self._states.family.trigger_id(identity)} (replays)"
 
 
-async def _topics_of(kafka: KafkaCluster) -> Collection[str] | None:
-    """Those for replays; None: it doesn't say."""
+async def _replay_topics_in(kafka: KafkaCluster) -> Collection[str] | None:
+    """The replay topics of a Kafka; None: it doesn't answer."""
     try:
         topics = await kafka.topics.topics()
         return {each for each in topics if each.startswith(names.REPLAYS)}
@@ -154,5 +159,5 @@ async def _topics_of(kafka: KafkaCluster) -> Collection[str] | None:
     return None
 
 
-def _topic(watched: Watched) -> str:
+def _replay_topic(watched: Watched) -> str:
     return desired.replay_topic(watched.egress)

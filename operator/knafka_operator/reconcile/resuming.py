@@ -25,10 +25,10 @@ from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka.core.filter_limits import characters_of
 from knafka_operator.decide import services
-from knafka_operator.decide.shards import Place
+from knafka_operator.decide.shards import ShardPlacement
 from knafka_operator.decide.trigger import DEFAULT_AUTOSCALING
 from knafka_operator.model.autoscaling import Autoscaling
-from knafka_operator.model.cluster import Cluster, Document, decoded
+from knafka_operator.model.cluster import Cluster, Document, decoded_secret
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.maxima import Maxima
 from knafka_operator.model.resources import CORE, SERVING
@@ -37,11 +37,11 @@ from knafka_operator.reconcile.endpoints import check_endpoint
 from knafka_operator.reconcile.shards import Shards
 from knafka_operator.reconcile.state import Watched, group_in_status
 from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
-from knafka_operator.scale.parsing import LARGE, parsed
+from knafka_operator.scale.parsing import LARGE_DOCUMENT, parsed_off_loop
 
 log = logging.getLogger(__name__)
 
-AT_ONCE: Final = 8
+MAX_REQUESTS: Final = 8
 """Requests under way at a time."""
 
 CONTRACT_TIMEOUT: Final = 5.0
@@ -49,21 +49,22 @@ CONTRACT_TIMEOUT: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
-    """What serves a Trigger."""
+class ServingDispatcher:
+    """What the Service of a Trigger's dispatcher says of it."""
 
     egress: Egress
     secret: tuple[str, str] | None
     """Name and version of the Secret that its pods mount."""
     partitions: int
-    """What max-scale allows for; reconciling knows better."""
+    """The Service's max-scale, in place of the topic's partitions, until the Trigger is
+    reconciled."""
     min_scale: int
-    """Pods that run always."""
+    """The Service's min-scale."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServingShard:
-    """What serves the Triggers of a shard."""
+    """What the Service of a shard says of it."""
 
     number: int
     shard: Shard
@@ -72,7 +73,7 @@ class ServingShard:
 
 
 class Resuming:
-    """One look at everything; Secrets are read once each."""
+    """Finds running deliveries in one pass; each Secret is read once."""
 
     def __init__(
         self, cluster: Cluster, kafkas: KafkaClusters, shards: Shards, settings: Settings
@@ -82,36 +83,36 @@ class Resuming:
         self._kafkas = kafkas
         self._shards = shards
         self._secrets: dict[tuple[str, str], asyncio.Task[Document | None]] = {}
-        self._at_once = asyncio.Semaphore(AT_ONCE)
+        self._at_once = asyncio.Semaphore(MAX_REQUESTS)
 
-    async def found(
+    async def delivered_by_services(
         self, triggers: Iterable[Document], found: Iterable[Document]
     ) -> list[tuple[Document, Watched]]:
-        """The Triggers that one of these Services serves, and how; others are left out."""
-        owned = {uid: each for each in found for uid in services.owners(each)}
+        """The Triggers that one of these Services delivers, with their delivery."""
+        owned = {uid: each for each in found for uid in services.owner_uids(each)}
         asked = [
-            self._watched(each, owned[each["metadata"]["uid"]])
+            self._resumed_or_none(each, owned[each["metadata"]["uid"]])
             for each in triggers
             if each["metadata"]["uid"] in owned and "deletionTimestamp" not in each["metadata"]
         ]
         return [each for each in await asyncio.gather(*asked) if each is not None]
 
-    async def sharing(
+    async def delivered_with_shards(
         self,
         broker: Document,
         triggers: Collection[Document],
         own: Iterable[Document],
         shards: Iterable[Document],
     ) -> list[tuple[Document, Watched]]:
-        """The same of one Broker that shares dispatchers: `own` are its Triggers' Services.
+        """The delivered Triggers of one Broker with shards; `own` are its Triggers' own Services.
 
-        Each is delivered by the shard that has its record, else by its own Service. None where it
-        can't be known in time which of them that is.
+        A Trigger is delivered by the shard that has its record, else by its own Service. Empty if
+        the Broker's contract can't be read in time.
         """
         name = str(Identity.of(broker))
         try:
             async with asyncio.timeout(CONTRACT_TIMEOUT):
-                return await self._sharing(broker, triggers, own, shards)
+                return await self._delivered_with_shards(broker, triggers, own, shards)
         except TimeoutError:
             log.warning("Broker %s is left to reconciling: Kafka doesn't answer", name)
         except KnafkaError as error:
@@ -120,7 +121,7 @@ class Resuming:
             log.exception("Broker %s is left to reconciling", name)
         return []
 
-    async def _sharing(
+    async def _delivered_with_shards(
         self,
         broker: Document,
         triggers: Collection[Document],
@@ -128,11 +129,11 @@ class Resuming:
         shards: Iterable[Document],
     ) -> list[tuple[Document, Watched]]:
         uid = broker["metadata"]["uid"]
-        looks = [self._serving_shard(each) for each in shards if uid in services.owners(each)]
+        looks = [self._serving_shard(each) for each in shards if uid in services.owner_uids(each)]
         serving = {each.shard.group: each for each in await asyncio.gather(*looks) if each}
         shared: dict[str, Watched] = {}
         for group, (egress, shard) in (await self._contracts(broker, serving)).items():
-            place = Place(shard.number, shard.shard)
+            place = ShardPlacement(shard.number, shard.shard)
             shared[group] = Watched(
                 shard.kafka, egress, DEFAULT_AUTOSCALING, 1, shard.secret, place
             )
@@ -147,12 +148,12 @@ class Resuming:
         rest = [
             each for each in triggers if (group_in_status(each, self._naming) or "") not in shared
         ]
-        return [*found, *await self.found(rest, own)]
+        return [*found, *await self.delivered_by_services(rest, own)]
 
     async def _contracts(
         self, broker: Document, serving: Mapping[str, ServingShard]
     ) -> Mapping[str, tuple[Egress, ServingShard]]:
-        """What each of these shards delivers, by group; raises `LogError`."""
+        """Egress and shard of each group in the Broker's contract; raises `LogError`."""
         records = {}
         for kafka in {each.kafka for each in serving.values()}:
             contract = await self._shards.resume(broker, kafka)
@@ -162,26 +163,26 @@ class Resuming:
         return records
 
     async def _serving_shard(self, service: Document) -> ServingShard | None:
-        template = await self._template(service)
+        template = await self._serving_template(service)
         number = services.shard_number(service)
         if template is None or number is None:
             return None
-        shard, secret = serves_shard(template)
+        shard, secret = read_shard(template)
         kafka = await self._kafka(shard.kafka, secret, service["metadata"]["namespace"])
         return ServingShard(number, shard, kafka, secret)
 
     async def connect(self, found: Iterable[Document]) -> None:
-        """Connect to every Kafka that these Services name."""
-        await asyncio.gather(*map(self._connected, found))
+        """Connect to every Kafka that the Services `found` use."""
+        await asyncio.gather(*map(self._connect_logged, found))
 
-    async def _connected(self, service: Document) -> None:
+    async def _connect_logged(self, service: Document) -> None:
         try:
             template, namespace = service["spec"]["template"], service["metadata"]["namespace"]
             if services.shard_number(service) is not None:
-                shard, secret = serves_shard(template)
+                shard, secret = read_shard(template)
                 await self._kafka(shard.kafka, secret, namespace)
             else:
-                serving = await _serving(template)
+                serving = await _read_dispatcher(template)
                 if serving.egress.conversion is not None:
                     return  # a KafkaSource's: which credentials it has isn't said there
                 await self._kafka(serving.egress.kafka, serving.secret, namespace)
@@ -190,23 +191,25 @@ class Resuming:
         except Exception:  # whatever it is, the others are connected to
             log.exception("Service %s", service["metadata"]["name"])
 
-    async def _watched(
+    async def _resumed_or_none(
         self, trigger: Document, service: Document
     ) -> tuple[Document, Watched] | None:
         name = "/".join((trigger["metadata"]["namespace"], trigger["metadata"]["name"]))
         try:
-            return await self._found(trigger, service)
+            return await self._delivered_by_service(trigger, service)
         except KnafkaError as error:
             log.warning("Trigger %s is left to reconciling: %s", name, error)
         except Exception:  # whatever it is, the others are resumed
             log.exception("Trigger %s is left to reconciling", name)
         return None
 
-    async def _found(self, trigger: Document, service: Document) -> tuple[Document, Watched] | None:
-        template = await self._template(service)
+    async def _delivered_by_service(
+        self, trigger: Document, service: Document
+    ) -> tuple[Document, Watched] | None:
+        template = await self._serving_template(service)
         if template is None:
             return None
-        serving, metadata = await _serving(template), trigger["metadata"]
+        serving, metadata = await _read_dispatcher(template), trigger["metadata"]
         if group_in_status(trigger, self._naming) != serving.egress.group:
             return None  # it was promised nothing yet, has another group by now, or can't have this
         kafka = await self._kafka(serving.egress.kafka, serving.secret, metadata["namespace"])
@@ -220,8 +223,8 @@ class Resuming:
             serving.secret,
         )
 
-    async def _template(self, service: Document) -> Document | None:
-        """That of the Revision which serves; None: none does."""
+    async def _serving_template(self, service: Document) -> Document | None:
+        """The template of a Service's serving Revision; None: none serves."""
         status = service.get("status") or {}
         serving = status.get("latestReadyRevisionName")
         if not serving:
@@ -238,13 +241,13 @@ class Resuming:
         self, kafka: Kafka | None, mounted: tuple[str, str] | None, namespace: str
     ) -> KafkaCluster:
         if kafka is None:
-            raise InvalidDocument(services.SHARD, "no shard of ours: it names no Kafka")
+            raise InvalidDocument(services.SHARD_VARIABLE, "no shard of ours: it names no Kafka")
         secret = None if mounted is None else await self._secret((namespace, mounted[0]))
         settings = self._shards.settings
         is_own = namespace == settings.namespace
         if secret is not None and not is_own:
             await check_endpoint(secret, settings)
-        return self._kafkas.at(kafka.bootstrap_servers, secret, is_own=is_own)
+        return self._kafkas.cluster_at(kafka.bootstrap_servers, secret, is_own=is_own)
 
     async def _secret(self, of: tuple[str, str]) -> Mapping[str, str]:
         if of not in self._secrets:
@@ -252,50 +255,55 @@ class Resuming:
         found = await self._secrets[of]
         if found is None:
             raise InvalidDocument("volumes", f"Secret {'/'.join(of)} does not exist")
-        return decoded(found)
+        return decoded_secret(found)
 
 
-def serves(template: Document) -> Serving:
-    """What a dispatcher's template, or a Revision, says; raises `InvalidDocument`."""
+def read_dispatcher(template: Document) -> ServingDispatcher:
+    """Parse the template or Revision of a dispatcher; raises `InvalidDocument`."""
     annotations = template["metadata"].get("annotations") or {}
     try:
-        egress = parse(Egress, json.loads(_environment(template)[services.EGRESS]))
+        egress = parse(Egress, json.loads(_environment(template)[services.EGRESS_VARIABLE]))
         partitions = int(annotations[services.MAX_SCALE])
         least = int(annotations.get(services.MIN_SCALE, "0"))
     except (KeyError, ValueError) as error:
-        raise InvalidDocument(services.EGRESS, f"no dispatcher of ours: {error!r}") from error
-    return Serving(egress, _mounted(template), partitions, least)
+        raise InvalidDocument(
+            services.EGRESS_VARIABLE, f"no dispatcher of ours: {error!r}"
+        ) from error
+    return ServingDispatcher(egress, _mounted_secret(template), partitions, least)
 
 
-async def _serving(template: Document) -> Serving:
-    return await parsed(lambda: serves(template), characters_of(template, LARGE))
+async def _read_dispatcher(template: Document) -> ServingDispatcher:
+    return await parsed_off_loop(
+        lambda: read_dispatcher(template), characters_of(template, LARGE_DOCUMENT)
+    )
 
 
-def serves_shard(template: Document) -> tuple[Shard, tuple[str, str] | None]:
-    """The same of a shard's, with its Secret; raises `InvalidDocument`."""
+def read_shard(template: Document) -> tuple[Shard, tuple[str, str] | None]:
+    """Parse the template or Revision of a shard, with its Secret; raises `InvalidDocument`."""
     try:
-        shard = parse(Shard, json.loads(_environment(template)[services.SHARD]))
-        return shard, _mounted(template)
+        shard = parse(Shard, json.loads(_environment(template)[services.SHARD_VARIABLE]))
+        return shard, _mounted_secret(template)
     except (KeyError, ValueError) as error:
-        raise InvalidDocument(services.SHARD, f"no shard of ours: {error!r}") from error
+        raise InvalidDocument(services.SHARD_VARIABLE, f"no shard of ours: {error!r}") from error
 
 
-def serves_receiver(template: Document) -> tuple[Receiver, tuple[str, str] | None]:
-    """The same of a receiver that many KafkaChannels share; raises `InvalidDocument`."""
+def read_receiver(template: Document) -> tuple[Receiver, tuple[str, str] | None]:
+    """Parse the template of a channels' receiver, with its Secret; raises `InvalidDocument`."""
     try:
-        text = _environment(template)[services.RECEIVER_CONTRACT]
-        return parse(Receiver, json.loads(text)), _mounted(template)
+        text = _environment(template)[services.RECEIVER_VARIABLE]
+        return parse(Receiver, json.loads(text)), _mounted_secret(template)
     except (KeyError, ValueError) as error:
         whose = f"no receiver of ours: {error!r}"
-        raise InvalidDocument(services.RECEIVER_CONTRACT, whose) from error
+        raise InvalidDocument(services.RECEIVER_VARIABLE, whose) from error
 
 
 def _environment(template: Document) -> Mapping[str, str]:
     return services.environment_of(template["spec"]["containers"][0])
 
 
-def _mounted(template: Document) -> tuple[str, str] | None:
-    """Name and version of the Secret that its pods mount; raises `KeyError`."""
+def _mounted_secret(template: Document) -> tuple[str, str] | None:
+    """Name and version of the Secret that a template mounts, None if there is none; raises
+    `KeyError`."""
     volumes = template["spec"].get("volumes") or ()
     mounted = [each["secret"]["secretName"] for each in volumes if "secret" in each]
     annotations = template["metadata"].get("annotations") or {}

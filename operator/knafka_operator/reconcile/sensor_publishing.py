@@ -16,38 +16,40 @@ from typing import Any, Final
 from knafka.core.errors import KnafkaError
 from knafka_operator.decide import sensor_scaling, sensor_waiting
 from knafka_operator.decide import status as statuses
-from knafka_operator.decide.trigger_conditions import delivering, scaling
+from knafka_operator.decide.trigger_conditions import delivering_condition, scaling_annotations
 from knafka_operator.model.cluster import Cluster
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.sensors import SENSOR
 from knafka_operator.reconcile.publishing import LAG_INTERVAL
 from knafka_operator.reconcile.state import SensorRecord, States
 from knafka_operator.reconcile.work_queue import WorkQueue
-from knafka_operator.scale.repeat import repeat
+from knafka_operator.scale.repeat import run_repeatedly
 
 log = logging.getLogger(__name__)
 
-INTERVAL: Final = 5.0
-"""Seconds between two looks at what the scaler has to say of each Sensor."""
+SENSOR_PUBLISH_INTERVAL: Final = 5.0
+"""Seconds between two rounds of publishing the scaler's view of each Sensor."""
 
 
 @dataclass(eq=False)
 class SensorPublishing:
-    """Writes the status of all Sensors that are scaled; belongs to one event loop."""
+    """Writes the scaler's view into the status of scaled Sensors; belongs to one event loop."""
 
     cluster: Cluster
     states: States
     queue: WorkQueue
     _published: dict[str, tuple[object, float]] = field(default_factory=dict)
-    """By UID: how it stood when its status was written last, and when by the loop's clock."""
+    """By UID: the published state, and when it was published by the event loop's clock."""
 
     async def run(self) -> None:
-        """For ever."""
-        await repeat("publishing what Sensors wait for", self.look, INTERVAL)
+        """Publish until cancelled."""
+        await run_repeatedly(
+            "publishing what Sensors wait for", self.publish_all, SENSOR_PUBLISH_INTERVAL
+        )
 
-    async def look(self) -> None:
-        """Keep in each Sensor's status what is known of it; one that begins or ends to drain at
-        once, else once in `LAG_INTERVAL`."""
+    async def publish_all(self) -> None:
+        """Write the scaler's view into the status of each Sensor: at once if drains begin or end,
+        else every `LAG_INTERVAL` seconds."""
         uids = {each.uid for each in self.states.sensors.values()}
         self._published = {uid: each for uid, each in self._published.items() if uid in uids}
         for identity, record in list(self.states.sensors.items()):
@@ -65,24 +67,24 @@ class SensorPublishing:
         if scaled is None:
             return
         there = record.document.get("status") or {}
-        letters = sensor_scaling.dead_letters(scaled)
-        if delivering(scaled).reason != statuses.reason_of(there, statuses.DELIVERING) or (
-            letters is not None and letters.reason != statuses.reason_of(there, letters.type)
-        ):
+        letters = sensor_scaling.dead_letters_condition(scaled)
+        if delivering_condition(scaled).reason != statuses.reason_of(
+            there, statuses.DELIVERING
+        ) or (letters is not None and letters.reason != statuses.reason_of(there, letters.type)):
             self.queue.enqueue((SENSOR, *identity))
         now, state = asyncio.get_running_loop().time(), (scaled.replicas > 0, scaled.lag is None)
         before, since = self._published.get(record.uid, (None, -math.inf))
         if state == before and now - since < LAG_INTERVAL:
             return
         self._published[record.uid] = state, now
-        status: dict[str, Any] = {"annotations": scaling(scaled)}
-        if (held := kafka.scaler.holding(record.id)) is not None:
-            status["waiting"] = sensor_waiting.waiting(sensor, held)
-        if not _says(there, status):
+        status: dict[str, Any] = {"annotations": scaling_annotations(scaled)}
+        if (held := kafka.scaler.held_events(record.id)) is not None:
+            status["waiting"] = sensor_waiting.waiting_status(sensor, held)
+        if not _is_published(there, status):
             await self.cluster.write_status(record.document, status)
 
 
-def _says(there: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
+def _is_published(there: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
     annotations = there.get("annotations") or {}
     return all(annotations.get(key) == text for key, text in status["annotations"].items()) and (
         "waiting" not in status or there.get("waiting") == status["waiting"]

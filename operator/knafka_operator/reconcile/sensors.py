@@ -21,13 +21,13 @@ from knafka_operator.decide import sensor as deciding
 from knafka_operator.decide.effects import Annotate
 from knafka_operator.decide.scaling import Cause, TriggerStatus
 from knafka_operator.decide.sensor import ObservedSensor, SensorDecision, WatchedSensor
-from knafka_operator.decide.sensor_topics import TOPICS, candidates, recorded
+from knafka_operator.decide.sensor_topics import TOPICS, candidate_names, recorded_topic
 from knafka_operator.decide.status import EXPECTED, NotReady
 from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.family import Family
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import GROUP_STATUS, SERVING, Resource
-from knafka_operator.model.sensors import KNAFKA, OF_SENSOR, Bus, Sensor, bus_of
+from knafka_operator.model.sensors import KNAFKA, SENSOR_NAME_KEY, Bus, Sensor, bus_of
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.brokers import Brokers
 from knafka_operator.reconcile.channels import Channels
@@ -36,20 +36,20 @@ from knafka_operator.reconcile.functions import delete_service
 from knafka_operator.reconcile.kind import Kind, Reconciler
 from knafka_operator.reconcile.ownership import (
     SensorOwnership,
-    annotations_of,
-    is_group,
     kept_names,
+    may_have_group,
+    status_annotations,
 )
 from knafka_operator.reconcile.sensor_publishing import SensorPublishing
 from knafka_operator.reconcile.state import BrokerRecord, BrokerState, SensorRecord, States
 from knafka_operator.reconcile.topics import topic_to_delete
 from knafka_operator.reconcile.work_queue import WorkQueue
 from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
-from knafka_operator.scale.parsing import parsed, size_of
+from knafka_operator.scale.parsing import parsed_off_loop, spec_size
 
 Observed = ObservedSensor[KafkaCluster]
 
-NAMES: Final = (GROUP_STATUS, *(name for name, _ in TOPICS.values()))
+NAME_KEYS: Final = (GROUP_STATUS, *(name for name, _ in TOPICS.values()))
 """Keys of `status.annotations` whose values no other Sensor may have."""
 
 
@@ -63,72 +63,76 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     cluster: Cluster
     kafkas: KafkaClusters
     states: States
-    """Those that have the records of Sensors."""
+    """The states of Brokers, which also hold the records of Sensors."""
     effects: Effects
     now: Callable[[], str]
     """The time, RFC 3339."""
     buses: dict[Family, Brokers | Channels] = field(default_factory=dict)
-    """What may be one here."""
+    """The reconcilers of kinds that can be a bus, by family."""
 
     def __post_init__(self) -> None:
         self._own = SensorOwnership(self.states)
 
     def status(self, identity: Identity) -> TriggerStatus | None:
-        """What the scaler knows of it; None: it isn't scaled."""
+        """The scaler's status of a Sensor; None: it isn't scaled."""
         record = self.states.sensors.get(identity)
         scaled = None if record is None else record.scaled
         return None if record is None or scaled is None else scaled[0].scaler.status(record.id)
 
-    def scaled(self) -> Mapping[Identity, tuple[TriggerStatus, Mapping[Cause, int]]]:
-        """Of those that are scaled, what the scaler knows, and how often each was woken by what."""
+    def scaled_sensors(self) -> Mapping[Identity, tuple[TriggerStatus, Mapping[Cause, int]]]:
+        """Status and wakes by cause of each scaled Sensor."""
         return {
-            who: (status, each.scaled[0].scaler.wakes(each.id))
-            for who, each in self.states.sensors.items()
-            if each.scaled is not None and (status := self.status(who)) is not None
+            identity: (status, each.scaled[0].scaler.wakes(each.id))
+            for identity, each in self.states.sensors.items()
+            if each.scaled is not None and (status := self.status(identity)) is not None
         }
 
     async def publish(self, queue: WorkQueue) -> None:
-        """Keep in their statuses what is known of them, for ever."""
+        """Publish the scaler's view in Sensors' statuses until cancelled."""
         await SensorPublishing(self.cluster, self.states, queue).run()
 
     def remember(self, document: Document) -> SensorRecord:
-        """Keep in mind which bus, topics and group a Sensor has."""
-        record = self.states.sensor(document, bus_of(document))
+        """Remember a Sensor's bus, and claim its topics and group; returns its record."""
+        record = self.states.ensure_sensor(document, bus_of(document))
         self.states.claim_of_sensor(record, kept_names(document))
         return record
 
-    def record_of(self, document: Document) -> SensorRecord:
+    def ensure_record(self, document: Document) -> SensorRecord:
+        """The Sensor's record, created if needed."""
         return self.remember(document)
 
-    def decide(self, seen: Observed, record: SensorRecord) -> SensorDecision:
-        taken = desired.OthersNames(self.states.of_sensors, record.uid)
-        decision = deciding.decide(seen, taken, self.settings)
+    def decide(self, observed: Observed, record: SensorRecord) -> SensorDecision:
+        """Decide by what was observed, and reserve the names that will be recorded."""
+        taken = desired.NamesOfOthers(self.states.of_sensors, record.uid)
+        decision = deciding.decide(observed, taken, self.settings)
         # Before anything is awaited: another Sensor gets none of these names from here on.
         for effect in decision.effects:
             if isinstance(effect, Annotate):
-                named = {effect.annotations[key] for key in NAMES if key in effect.annotations}
+                named = {effect.annotations[key] for key in NAME_KEYS if key in effect.annotations}
                 self.states.claim_of_sensor(record, named)
         return decision
 
     def status_of(
-        self, seen: Observed, decision: SensorDecision, record: SensorRecord
+        self, observed: Observed, decision: SensorDecision, record: SensorRecord
     ) -> Mapping[str, Any]:
-        self.states.rolls.add_to(decision.conditions, self._function(record))
-        return super().status_of(seen, decision, record)
+        """The status of the last decision, with the condition of a waiting roll."""
+        self.states.rolls.add_condition(decision.conditions, self._function_identity(record))
+        return super().status_of(observed, decision, record)
 
-    async def stop(self, bus: Bus) -> set[str]:
-        """Leave none of the Sensors on a bus a function; gives their groups. Raises `ClusterError`.
+    async def stop_on_bus(self, bus: Bus) -> set[str]:
+        """Delete the functions of all Sensors on a bus; returns their groups. Raises
+        `ClusterError`.
 
-        Its topic is about to go: what a process commits after that would be taken for a position in
-        a topic that is made anew. So the groups go before the topic, and with them where Sensors
-        were in their trigger topics: what is there is read again, and fires with the same ids.
+        The bus's topic is about to be deleted. A later commit would count as a position in a
+        recreated topic, so the groups must be deleted first. The Sensors then read their trigger
+        topics again, and fire with the same ids.
         """
         groups = set()
         for each in self.states.sensors_on(bus):
             record = self.states.sensors[each]
             await self._delete_function(record)
-            group = annotations_of(record.document).get(GROUP_STATUS)
-            if group is None or not is_group(group, bus, each):
+            group = status_annotations(record.document).get(GROUP_STATUS)
+            if group is None or not may_have_group(group, bus, each):
                 continue
             try:
                 kafka = await self._kafka_of(record.document, record)
@@ -139,9 +143,9 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         return groups
 
     async def delete(self, document: Document) -> None:
-        """Delete its Triggers, its function, its group and its topics, in that order.
+        """Delete a Sensor's Triggers, function, group and topics, in that order.
 
-        Raises `NotReady` while one of its Triggers is there still, `LogError`, also while its group
+        Raises `NotReady` while one of the Triggers still exists, `LogError`, also while the group
         has members, and `ClusterError`.
         """
         record, of = self.remember(document), resource_of(document)
@@ -154,7 +158,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         if left := sorted(await self._triggers(of, family)):
             message = f"{family.trigger}s {', '.join(left)} are being deleted"
             raise NotReady("Waiting", message, transient=True)
-        annotations = annotations_of(document)
+        annotations = status_annotations(document)
         if any(name in annotations for name, _ in TOPICS.values()):
             kafka = await self._kafka_of(document, record)
             topics, group = kafka.topics, annotations.get(GROUP_STATUS)
@@ -171,23 +175,25 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         await self.forget(document)
 
     async def forget(self, document: Document) -> None:
-        """It is gone, whatever is left of it in Kafka."""
+        """End the drains of a Sensor that is gone, and forget it; nothing in Kafka is deleted."""
         if (record := self.states.sensors.get(Identity.of(document))) is not None:
             await self._forget_drains(record)
         self.states.drop_sensor(Identity.of(document))
 
     # The scaler.
 
-    async def _scale(self, watched: WatchedSensor, record: SensorRecord) -> None:
-        """Have it woken so from now on; returns when drains of what it was before are over."""
+    async def _start_scaling(self, watched: WatchedSensor, record: SensorRecord) -> None:
+        """Have the scaler wake a Sensor; returns once its previous drains have ended."""
         sensor, autoscaling = watched
         kafka, before = record.kafka, record.scaled
         assert kafka is not None
         if before is not None and before[0] is not kafka:
             await self._forget_drains(record)
         record.scaled = kafka, sensor
-        function = self._function(record)
-        self.states.urls[record.id] = services.url(function.name, function.namespace, self.settings)
+        function = self._function_identity(record)
+        self.states.urls[record.id] = services.service_url(
+            function.name, function.namespace, self.settings
+        )
         kafka.watched |= {sensor.topic, sensor.trigger_topic}
         await kafka.scaler.watch_sensor(record.id, sensor, autoscaling)
         if before is not None and before[0] is kafka:
@@ -195,7 +201,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
                 kafka.unwatch(topic)
 
     async def _forget_drains(self, record: SensorRecord) -> None:
-        """Wake it no more; returns when its drains are over."""
+        """Stop scaling a Sensor; returns once its drains have ended."""
         if record.scaled is None:
             return
         (kafka, sensor), record.scaled = record.scaled, None
@@ -206,117 +212,119 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     # Observe.
 
     async def observe(self, document: Document, record: SensorRecord) -> Observed:
-        annotations = annotations_of(document)
+        """Read the Sensor's bus, topics, function and Triggers."""
+        annotations = status_annotations(document)
         try:
-            sensor = await parsed(lambda: parse(Sensor, document), size_of(document))
+            sensor = await parsed_off_loop(lambda: parse(Sensor, document), spec_size(document))
         except InvalidDocument as error:
             return ObservedSensor(document, error)
-        there = await self.cluster.get(SERVING, "Service", *self._function(record))
-        seen: Observed = ObservedSensor(
+        there = await self.cluster.get(SERVING, "Service", *self._function_identity(record))
+        observed: Observed = ObservedSensor(
             document,
             sensor,
             stands=there is not None and services.is_owned(there, sensor),
             triggers=await self._triggers(sensor, record.bus.family),
             scaling=self.status(Identity.of(document)),
         )
-        brokers, of_bus = self.buses.get(record.bus.family), self._record_of(record.bus)
+        brokers, of_bus = self.buses.get(record.bus.family), self._bus_record(record.bus)
         if brokers is None:
-            return replace(seen, served=False)
+            return replace(observed, served=False)
         state, stored = of_bus.state if of_bus else None, None
         if state is None:
-            stored = await self._stored(record.bus)
-        seen = replace(
-            seen,
+            stored = await self._stored_bus(record.bus)
+        observed = replace(
+            observed,
             broker=state,
             stored_broker=stored,
             ours=stored is None or brokers.is_ours(stored),
             stopped=of_bus.stopped if of_bus else None,
         )
         if isinstance(brokers, Channels):
-            seen = replace(seen, handler=brokers.handling.handler)
+            observed = replace(observed, handler=brokers.handling.handler)
         if state is None:
-            return seen
+            return observed
         record.kafka = state.kafka
         topics = await self._topics(sensor, annotations, state)
         try:
-            disputed = await self._own.disputed(annotations, topics, state.kafka, record)
+            disputed = await self._own.disputed_topics(annotations, topics, state.kafka, record)
             foreign = await self._own.group_is_foreign(record, annotations, state.kafka)
         except EXPECTED as error:
-            return replace(seen, topics=error)
-        return replace(seen, topics=topics, disputed=disputed, group_is_foreign=foreign)
+            return replace(observed, topics=error)
+        return replace(observed, topics=topics, disputed=disputed, group_is_foreign=foreign)
 
     async def _topics(
         self, sensor: Sensor, annotations: Mapping[str, str], bus: BrokerState
     ) -> Mapping[str, Any] | KnafkaError:
         asked = [bus.topic.name]
         for what in TOPICS:
-            kept = recorded(sensor, what, annotations)
-            asked += [kept] if kept is not None else candidates(sensor, what)
+            kept = recorded_topic(sensor, what, annotations)
+            asked += [kept] if kept is not None else candidate_names(sensor, what)
         try:
             return {each: await bus.kafka.topics.describe_topic(each) for each in asked}
         except EXPECTED as error:
             return error
 
     async def _triggers(self, sensor: Resource, family: Family) -> Mapping[str, Document]:
-        """Those that it has made and that are there, by name."""
+        """The stored Triggers or Subscriptions that a Sensor owns, by name."""
         if family not in self.buses:
             return {}  # and the operator may not even ask for them
-        labels = {OF_SENSOR: sensor_manifests.label(sensor)}
+        labels = {SENSOR_NAME_KEY: sensor_manifests.sensor_label(sensor)}
         kind, namespace = (family.trigger_version, family.trigger), sensor.metadata.namespace
         found = await self.cluster.list(*kind, labels, namespace)
         return {each["metadata"]["name"]: each for each in found if services.is_owned(each, sensor)}
 
     async def _kafka_of(self, document: Document, record: SensorRecord) -> KafkaCluster:
-        """Where its topics are, also when its bus went before it did.
+        """The Kafka with a Sensor's topics, also if its bus was deleted first.
 
         Raises `NotReady`, `InvalidDocument`.
         """
-        bus, of_bus = record.bus, self._record_of(record.bus)
+        bus, of_bus = record.bus, self._bus_record(record.bus)
         known = of_bus.state.kafka if of_bus is not None and of_bus.state else record.kafka
         if known is not None:
             return known
         brokers = self.buses.get(bus.family)
-        stored = None if brokers is None else await self._stored(bus)
+        stored = None if brokers is None else await self._stored_bus(bus)
         if isinstance(brokers, Channels):
             # Without its channel it has that of the installation, whose Kafka its status names.
-            return await brokers.connections.of(stored or document, None)
+            return await brokers.connections.kafka_of(stored or document, None)
         if stored is not None:
             message = f"{bus} has no topic yet"
             raise NotReady("BrokerNotConfigured", message, transient=True)
         # The operator is new since: without credentials it may still succeed.
-        return self.kafkas.at(annotations_of(document)[desired.BOOTSTRAP_SERVERS], None)
+        return self.kafkas.cluster_at(status_annotations(document)[desired.BOOTSTRAP_SERVERS], None)
 
-    def _record_of(self, bus: Bus) -> BrokerRecord | None:
+    def _bus_record(self, bus: Bus) -> BrokerRecord | None:
         brokers = self.buses.get(bus.family)
-        return None if brokers is None else brokers.states.brokers.get(bus.who)
+        return None if brokers is None else brokers.states.brokers.get(bus.identity)
 
-    async def _stored(self, bus: Bus) -> Document | None:
+    async def _stored_bus(self, bus: Bus) -> Document | None:
         family = bus.family
-        return await self.cluster.get(family.broker_version, family.broker, *bus.who)
+        return await self.cluster.get(family.broker_version, family.broker, *bus.identity)
 
-    def _function(self, record: SensorRecord) -> Identity:
-        """Where its Knative Service is."""
+    def _function_identity(self, record: SensorRecord) -> Identity:
+        """Namespace and name of the Sensor's Knative Service."""
         family, sensor = record.bus.family, Identity.of(record.document)
         return sensor_manifests.function_identity(family, sensor, self.settings)
 
     # Effects.
 
-    def kafka_of(self, seen: Observed, record: SensorRecord) -> KafkaCluster | None:
+    def kafka_of(self, observed: Observed, record: SensorRecord) -> KafkaCluster | None:
+        """The Kafka of the Sensor's bus; None: not known."""
         return record.kafka
 
     async def start_delivery(
         self, document: Document, watched: WatchedSensor, *, replaces: bool
     ) -> TriggerStatus | None:
-        await self._scale(watched, self.states.sensors[Identity.of(document)])
+        await self._start_scaling(watched, self.states.sensors[Identity.of(document)])
         return self.status(Identity.of(document))
 
     async def end_delivery(self, document: Document) -> None:
         await self._forget_drains(self.states.sensors[Identity.of(document)])
 
     async def _delete_function(self, record: SensorRecord) -> None:
-        """It is woken no more, and has no Service; raises `ClusterError`."""
+        """End a Sensor's drains and delete its Service; raises `ClusterError`."""
         await self._forget_drains(record)
-        namespace, name = self._function(record)
+        namespace, name = self._function_identity(record)
         await delete_service(self.cluster, name, resource_of(record.document), namespace)
 
     async def _delete_trigger(self, family: Family, namespace: str, name: str) -> None:

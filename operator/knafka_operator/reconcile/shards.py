@@ -23,13 +23,13 @@ from knafka.core.errors import LogError
 from knafka_operator.decide import services
 from knafka_operator.decide.desired import Topic
 from knafka_operator.decide.effects import Manifest
-from knafka_operator.decide.shards import CONTRACT
+from knafka_operator.decide.shards import CONTRACT_TOPIC_KEY
 from knafka_operator.decide.status import NotReady
 from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import SERVING, Broker
 from knafka_operator.model.settings import Settings
-from knafka_operator.reconcile.contracts import ContractLog
+from knafka_operator.reconcile.contracts import SharedContractTopic
 from knafka_operator.reconcile.functions import apply_service, delete_service
 from knafka_operator.reconcile.state import BrokerRecord, ShardRecord, States, Watched
 from knafka_operator.reconcile.work_queue import Key
@@ -46,15 +46,15 @@ EMPTY_FOR: Final = 60.0
 
 @dataclass(eq=False)
 class Shards:
-    """The shards of all Brokers that are ours."""
+    """The shared dispatchers of all Brokers or channels."""
 
     settings: Settings
     cluster: Cluster
     states: States
     enqueue: Callable[[Key], None]
 
-    async def contract(self, broker: Identity) -> ContractLog | None:
-        """The contract of a Broker that has its topic; None: there are no shared dispatchers here.
+    async def loaded_contract(self, broker: Identity) -> SharedContractTopic | None:
+        """Load the contract of a Broker that has its topic; None: there are no shared dispatchers.
 
         Raises `LogError`, and `NotReady` for one that is being deleted.
         """
@@ -62,56 +62,58 @@ class Shards:
         assert record.state is not None
         if record.state.kafka.open_writer is None:
             return None
-        found = self.contract_at(record, broker, record.state.kafka)
+        found = self.contract_record(record, broker, record.state.kafka)
         await found.load()
         return found
 
-    def loaded(self, broker: Identity, kafka: KafkaCluster) -> ContractLog:
-        """The contract of a Broker that has its topic; raises `NotReady`."""
-        return self.contract_at(self._record(broker), broker, kafka)
+    def contract_in(self, broker: Identity, kafka: KafkaCluster) -> SharedContractTopic:
+        """The contract of a Broker in this Kafka, maybe not loaded; raises `NotReady` if the Broker
+        is being deleted."""
+        return self.contract_record(self._record(broker), broker, kafka)
 
     def _record(self, broker: Identity) -> BrokerRecord:
         record = self.states.brokers.get(broker)
         if record is None or record.state is None:
             family = self.states.family
             message = f'{family.broker} "{broker.name}" is being deleted'
-            raise NotReady(f"{family.short}DoesNotExist", message)
+            raise NotReady(f"{family.short_name}DoesNotExist", message)
         return record
 
-    def contract_at(
+    def contract_record(
         self, record: BrokerRecord, broker: Identity, kafka: KafkaCluster
-    ) -> ContractLog:
-        """A Broker's contract in one Kafka, which may have to be read yet."""
+    ) -> SharedContractTopic:
+        """The record of a Broker's contract in one Kafka, created if needed; maybe not loaded."""
         found = record.contracts.get(kafka.bootstrap_servers)
         if found is None:
             own = Identity(broker.namespace, self.states.family.own_name(broker.name))
             topic = names.contract_topic(*own)
-            found = ContractLog(own, topic, kafka, known=not record.has_contract)
+            found = SharedContractTopic(own, topic, kafka, known=not record.has_contract)
             record.contracts[kafka.bootstrap_servers] = found
         found.kafka = kafka  # another one after its Secret was changed
         return found
 
-    async def resume(self, broker: Document, kafka: KafkaCluster) -> ContractLog:
-        """The contract of a Broker that wasn't reconciled yet; raises `LogError`."""
-        record = self.states.broker(broker)
+    async def resume(self, broker: Document, kafka: KafkaCluster) -> SharedContractTopic:
+        """Load the contract of a Broker that wasn't reconciled yet; raises `LogError`."""
+        record = self.states.ensure_broker(broker)
         record.kafka = record.kafka or kafka
-        found = self.contract_at(record, Identity.of(broker), kafka)
+        found = self.contract_record(record, Identity.of(broker), kafka)
         await found.load()
         return found
 
     def reserve(self, broker: Identity, watched: Watched) -> None:
-        """Have no other Trigger get the room that this one was given; it has none that it left."""
+        """Reserve a Trigger's place in its shard, and free one that it has left."""
         record, group = self.states.brokers.get(broker), watched.egress.group
         if record is None or watched.kafka.open_writer is None:
             return
-        contract = self.contract_at(record, broker, watched.kafka)
+        contract = self.contract_record(record, broker, watched.kafka)
         if watched.place is not None:
             contract.numbers[group] = watched.place.number
         elif group not in contract.records and group not in contract.leaving:
             contract.numbers.pop(group, None)
 
     async def withdraw(self, broker: Identity, groups: Collection[str]) -> None:
-        """Have no shard deliver these groups; returns when every process has let go.
+        """Remove groups from a Broker's contract; returns when every process has stopped
+        delivering them.
 
         Raises `LogError`, and `NotReady` while one hasn't.
         """
@@ -120,17 +122,17 @@ class Shards:
             return
         for kafka in (None if record.state is None else record.state.kafka, record.kafka):
             if record.has_contract and kafka is not None and kafka.open_writer is not None:
-                self.contract_at(record, broker, kafka)
+                self.contract_record(record, broker, kafka)
         for contract in list(record.contracts.values()):
             for group in groups:
                 await contract.withdraw(group)
 
-    async def create(self, broker: Identity, topic: Topic) -> None:
-        """Have the topic with a Broker's contract, which its status says first.
+    async def create_contract_topic(self, broker: Identity, topic: Topic) -> None:
+        """Create a Broker's contract topic, after its name was written to the Broker's status.
 
-        An operator that dies in between knows that there may be one.
+        So an operator that dies in between knows that it may exist.
         """
-        record, contract = self._record(broker), await self.contract(broker)
+        record, contract = self._record(broker), await self.loaded_contract(broker)
         assert contract is not None
         async with record.creating:
             if contract.exists:
@@ -140,15 +142,15 @@ class Shards:
                 family = self.states.family
                 kind = {"apiVersion": family.broker_version, "kind": family.broker}
                 document = {**kind, "metadata": metadata}
-                written = {"annotations": {CONTRACT: topic.name}}
+                written = {"annotations": {CONTRACT_TOPIC_KEY: topic.name}}
                 await self.cluster.write_status(document, written)
                 record.has_contract = True
-            await contract.create(topic)
+            await contract.ensure_created(topic)
 
     async def apply(self, identity: Identity, number: int, manifest: Manifest) -> None:
-        """Have a shard's Service as it should be; raises `NotReady` while it isn't Ready.
+        """Apply a shard's Service; raises `NotReady` while it isn't Ready.
 
-        However many Triggers are in it, it is applied once, and looked at by its Broker only.
+        It is applied once for all its Triggers, and checked by its Broker only.
         """
         record = self._record(identity)
         assert record.state is not None
@@ -177,25 +179,25 @@ class Shards:
             shard.problem = error
         shard.manifest = manifest
 
-    async def look(self, broker: Broker) -> None:
-        """Have a Broker's shards as they were applied, and none that is empty; raises
+    async def maintain(self, broker: Broker) -> None:
+        """Apply a Broker's shards again, and delete those that have long been empty; raises
         `ClusterError`."""
         identity = Identity(broker.metadata.namespace, broker.metadata.name)
         record = self.states.brokers[identity]
         if not record.has_contract or record.state is None:
             return
         try:
-            contract = await self.contract(identity)
+            contract = await self.loaded_contract(identity)
             if contract is None:
                 return
-            if await contract.check():
+            if await contract.reload_if_changed():
                 for each in self.states.triggers_of(identity):
                     self.enqueue((self.states.family.trigger, *each))
             await self._withdraw_orphans(identity, contract)
         except (LogError, NotReady) as error:
             log.info("the contract of %s %s: %s", self.states.family.broker, identity, error)
             return
-        await self._find(record, broker)
+        await self._list_services(record, broker)
         for number, shard in list(record.shards.items()):
             async with shard.lock:
                 if contract.members(number):
@@ -211,48 +213,52 @@ class Shards:
                         record.shards.pop(number, None)
 
     def services_of(self, broker: Identity) -> list[Identity]:
-        """The Services of a Broker's shards that are known."""
+        """Namespace and name of the Services of a Broker's known shards."""
         record = self.states.brokers.get(broker)
         return [self._service(broker, number) for number in (record.shards if record else ())]
 
     def _service(self, broker: Identity, number: int) -> Identity:
         family = self.states.family
-        namespace = services.namespace_of(family, broker, self.settings)
+        namespace = services.function_namespace(family, broker, self.settings)
         return Identity(namespace, services.shard_name(family, broker, number))
 
     async def _delete_service(self, broker: Broker, number: int) -> None:
         namespace, name = self._service(services.identity_of(broker), number)
         await delete_service(self.cluster, name, broker, namespace)
 
-    async def _delete_members(self, contract: ContractLog, number: int, topic: str) -> None:
-        """Delete the group of a shard's processes; raises `LogError` while there is one."""
+    async def _delete_members(self, contract: SharedContractTopic, number: int, topic: str) -> None:
+        """Delete the consumer group of a shard's processes; raises `LogError` while it has
+        members."""
         shard = names.shard_group(*contract.broker, number)
         await contract.kafka.topics.delete_group(names.shard_members(shard, topic))
 
     async def delete(self, broker: Broker) -> None:
-        """Have none of a Broker's shards; raises `ClusterError`."""
+        """Delete the Services of all shards of a Broker; raises `ClusterError`."""
         identity = Identity(broker.metadata.namespace, broker.metadata.name)
         record = self.states.brokers[identity]
         if record.has_contract:
-            await self._find(record, broker)
+            await self._list_services(record, broker)
             for number in record.shards:
                 await self._delete_service(broker, number)
 
-    async def _withdraw_orphans(self, broker: Identity, contract: ContractLog) -> None:
-        """Triggers that went without us: somebody took our finalizer away."""
+    async def _withdraw_orphans(self, broker: Identity, contract: SharedContractTopic) -> None:
+        """Remove the records of Triggers that were deleted without our finalizer."""
         for group, shared in list(contract.records.items()):
-            who = Identity(shared.egress.namespace, shared.egress.trigger)
-            if who not in self.states.triggers:
+            identity = Identity(shared.egress.namespace, shared.egress.trigger)
+            if identity not in self.states.triggers:
                 kind = self.states.family.trigger
-                if await self.cluster.get(self.states.family.trigger_version, kind, *who) is None:
-                    log.warning("%s %s is gone and was still delivered", kind, who)
+                if (
+                    await self.cluster.get(self.states.family.trigger_version, kind, *identity)
+                    is None
+                ):
+                    log.warning("%s %s is gone and was still delivered", kind, identity)
                     await contract.withdraw(group)
 
-    async def _find(self, record: BrokerRecord, broker: Broker) -> None:
-        """Services that an operator before this one applied."""
+    async def _list_services(self, record: BrokerRecord, broker: Broker) -> None:
+        """Find the shards' Services that an earlier operator has applied, once."""
         if record.shards_listed:
             return
-        labels = {services.ROLE: services.SHARD_ROLE}
+        labels = {services.ROLE_LABEL: services.SHARD_ROLE}
         for each in await self.cluster.list(SERVING, "Service", labels):
             if (
                 services.is_owned(each, broker)

@@ -1,4 +1,4 @@
-"""State: what the operator knows of Brokers and Triggers beyond what is stored of them.
+"""State: what the operator keeps in memory of Brokers, Triggers and Sensors.
 
 Each object has one record, and every name or reference under which it is found leads to its
 record's identity. An object that is gone takes its record and all of these with it: nothing here
@@ -19,16 +19,16 @@ from knafka.core import names
 from knafka.core.sensor.contract import Sensor
 from knafka_operator.decide import services
 from knafka_operator.decide import trigger as deciding
-from knafka_operator.decide.shards import CONTRACT
+from knafka_operator.decide.shards import CONTRACT_TOPIC_KEY
 from knafka_operator.decide.status import NotReady
-from knafka_operator.decide.subscription import Subscribed
+from knafka_operator.decide.subscription import ChannelEntry
 from knafka_operator.model.family import CHANNELS, Family, family_of
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.isolation import Isolation
-from knafka_operator.model.naming import Named, NameKind, Naming
+from knafka_operator.model.naming import NamedObject, NameKind, Naming
 from knafka_operator.model.resources import GROUP_STATUS, TOPIC_STATUS
 from knafka_operator.model.sensors import Bus
-from knafka_operator.reconcile.contracts import ContractLog
+from knafka_operator.reconcile.contracts import SharedContractTopic
 from knafka_operator.reconcile.functions import Rolls
 from knafka_operator.reconcile.policies import Policies
 from knafka_operator.scale.kafka_clusters import KafkaCluster
@@ -40,111 +40,113 @@ Watched: TypeAlias = deciding.Watched[KafkaCluster]
 
 @dataclass(eq=False, slots=True)
 class BrokerRecord:
-    """One Broker of ours."""
+    """What is kept in memory of one Broker or channel."""
 
     uid: str = ""
     state: BrokerState | None = None
-    """As it was found last; it stays while a later look finds less."""
+    """The Broker as last observed; kept if a later observation fails."""
     reconciled: bool = False
-    """Whether it was looked at since the operator began: before, having no state says nothing."""
+    """Whether the Broker was reconciled since the operator started; until then a missing state says
+    nothing."""
     stopped: str | None = None
-    """Why it may not use its external topic: then its Triggers don't deliver."""
+    """Why the Broker may not use its external topic, so that its Triggers don't deliver; None: it
+    may."""
     kafka: KafkaCluster | None = None
-    """Where its topic is: its ConfigMap and Secret may go before it does."""
+    """The Kafka with its topic, as its ConfigMap and Secret may be deleted first."""
     topics: set[str] = field(default_factory=set)
-    """Names of topics that are its own."""
+    """Topic names that the Broker has claimed."""
     has_contract: bool = False
-    """Whether its status says that there is a topic with its contract, or there was."""
+    """Whether its status names a contract topic, which exists or existed."""
     creating: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while that is written and the topic is made."""
-    contracts: dict[str, ContractLog] = field(default_factory=dict)
-    """By the Kafka's servers; mostly there is one."""
+    """Held while the contract topic is recorded and created."""
+    contracts: dict[str, SharedContractTopic] = field(default_factory=dict)
+    """Its contracts by Kafka servers; mostly there is one."""
     urls: set[str] = field(default_factory=set)
-    """Keys of `States.urls` that are its shards'."""
+    """Keys of its shards in `States.urls`."""
     shards: dict[int, ShardRecord] = field(default_factory=dict)
-    """By number, those whose Services were applied or found."""
+    """Shards by number, whose Services were applied or found."""
     shards_listed: bool = False
-    """Whether Services of shards that an operator before left were looked for."""
+    """Whether the shards' Services of an earlier operator were looked for."""
 
-    def known(self) -> tuple[object, ...]:
-        """What its Triggers go by."""
+    def inputs_of_triggers(self) -> tuple[object, ...]:
+        """Everything of the record that its Triggers' decisions depend on."""
         problems = {number: str(each.problem) for number, each in self.shards.items()}
         return self.state, self.stopped, self.reconciled, problems
 
 
 @dataclass(eq=False, slots=True)
 class ShardRecord:
-    """The Service of one of a Broker's shards."""
+    """What is kept in memory of a shard's Service."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     manifest: Mapping[str, Any] | None = None
-    """As it was applied last; None: that isn't known."""
+    """The Service as last applied; None: not known."""
     problem: NotReady | None = None
     """Why it isn't Ready."""
     tried: float = -math.inf
     empty_since: float | None = None
-    """Both by the event loop's clock."""
+    """When it was last applied, and since when it is empty, by the event loop's clock."""
 
 
 @dataclass(eq=False, slots=True)
 class TriggerRecord:
-    """One Trigger, of a Broker of ours or of one that isn't known yet."""
+    """What is kept in memory of one Trigger, Subscription or KafkaSource."""
 
     document: Document | None = None
     """As it was last heard of."""
     uid: str = ""
     broker: Identity | None = None
     watched: Watched | None = None
-    """None: nothing is delivered."""
+    """The running delivery; None: nothing is delivered."""
     replaced: bool = False
-    """Whether pods of an older Revision may still drain: those drain unasked."""
+    """Whether pods of an older Revision may still drain by themselves."""
     kafka: KafkaCluster | None = None
-    """Where its group is: what `kubectl delete -f` deletes goes in any order, and a group that
-    stayed would be what a later Trigger of that name starts from."""
+    """The Kafka with its group, as its Broker may be deleted first; a group that stayed would be
+    used by a later Trigger of that name."""
     groups: set[str] = field(default_factory=set)
-    """Names of consumer groups that are its own."""
+    """Consumer group names that the Trigger has claimed."""
     references: set[Identity] = field(default_factory=set)
-    """What it refers to as its subscriber or dead letter sink."""
+    """Objects that it refers to as subscriber, reply or dead letter sink."""
     published: tuple[object, float] = (None, -math.inf)
-    """What its status says of its scaling, and since when by the event loop's clock."""
+    """The published scaling state, and when it was published by the event loop's clock."""
     needed: Isolation | None = None
-    """What it needs, while its isolation is `auto` (`reconcile.moves`)."""
+    """The isolation that it needs, if declared `auto` (`reconcile.moves`)."""
     checked: Document | None = None
-    """As it was when that was last found to be so."""
-    subscribed: Subscribed | None = None
-    """As its channel has it, of a Subscription."""
+    """The document for which `published` was last checked."""
+    subscribed: ChannelEntry | None = None
+    """A Subscription's entry in its channel."""
     gone: bool = False
-    """It is stored no more, and is dropped when its drains are over."""
+    """Whether the object was deleted; the record is dropped once its drains have ended."""
 
 
 @dataclass(eq=False, slots=True)
 class SensorRecord:
-    """One Sensor."""
+    """What is kept in memory of one Sensor."""
 
     uid: str
     bus: Bus
     document: Document
     """As it was last heard of."""
     kafka: KafkaCluster | None = None
-    """Where its topics are: its Broker may go before it does."""
+    """The Kafka with its topics, as its bus may be deleted first."""
     scaled: tuple[KafkaCluster, Sensor] | None = None
-    """By whose scaler it is woken, and as what."""
+    """Kafka and contract with which it is scaled; None: it isn't scaled."""
     names: set[str] = field(default_factory=set)
-    """Topics and consumer groups that are its own."""
+    """Names of topics and consumer groups that the Sensor has claimed."""
     group_is_proved: bool = False
-    """Whether Kafka has said that the group of its status is its own."""
+    """Whether Kafka has proved that the group in its status is its own."""
 
     @property
     def id(self) -> str:
-        """The scaler's, under which its drains' URL is found among those of Triggers."""
+        """The id by which the scaler and `States.urls` know the Sensor."""
         return f"Sensor {Identity.of(self.document)}"
 
 
 class States:
-    """The records of all Brokers and Triggers, and how to find them."""
+    """The records of a family's objects, and the indexes to find them."""
 
     def __init__(self, family: Family, rolls: Rolls, naming: Naming) -> None:
-        """`rolls` are those of all families together."""
+        """`rolls` is shared by all families."""
         self.family = family
         self.naming = naming
         self.rolls = rolls
@@ -153,33 +155,33 @@ class States:
         self.sensors: dict[Identity, SensorRecord] = {}
         self.sensors_by_bus: dict[Bus, set[Identity]] = {}
         self.of_sensors: dict[str, str] = {}
-        """UID of the Sensor that has each name of a topic or a consumer group."""
+        """By topic or consumer group name: UID of the Sensor that has claimed it."""
         self.foreign_brokers: set[Identity] = set()
-        """Brokers of other classes."""
+        """Brokers that other implementations serve."""
         self.declared: dict[tuple[str, str, str], Document] = {}
         """Each Broker and Trigger as it was last heard of, without its status, by kind, namespace
         and name."""
         self.topics: dict[str, str] = {}
-        """UID of the Broker that has each topic's name; external topics are nobody's."""
+        """By topic name: UID of the Broker that has claimed it; external topics aren't claimed."""
         self.groups: dict[str, str] = {}
-        """UID of the Trigger that has each group's name."""
+        """By group name: UID of the Trigger that has claimed it."""
         self.triggers_by_broker: dict[Identity, set[Identity]] = {}
         self.brokers_by_label: dict[tuple[str, str], Identity] = {}
-        """Namespace, and the label of its receivers' pods -> the Broker."""
+        """By namespace and label value of receivers' pods: the Broker."""
         self.subscribers: dict[Identity, set[Identity]] = {}
-        """What is referred to -> the Triggers that do."""
+        """By object: the Triggers that refer to it."""
         self.receivers: dict[tuple[str, str], set[str]] = {}
-        """Namespace, and the label of its receivers' pods -> UIDs of those that there are."""
+        """By namespace and label value of receivers' pods: the UIDs of the existing pods."""
         self.receivers_known = False
-        """Whether those are all: while nobody tells of pods, any Broker may have a receiver."""
+        """Whether `receivers` is complete; until then any Broker may have a receiver."""
         self.policies = Policies()
-        """Who may send where; one for Brokers and channels together."""
+        """All EventPolicies, shared by Brokers and channels."""
         self.urls: dict[str, str] = {}
-        """Where each Trigger's dispatcher is, by the scaler's id, and each shard's, by its group:
-        what drains are asked of."""
+        """URLs of functions to send drain requests to: a Trigger's dispatcher by the scaler's id, a
+        shard by its group."""
 
-    def broker(self, document: Document) -> BrokerRecord:
-        """The record of a Broker of ours, another one if it is another object."""
+    def ensure_broker(self, document: Document) -> BrokerRecord:
+        """The record of a Broker, created if there is none for its UID."""
         identity, uid = Identity.of(document), document["metadata"].get("uid", "")
         record = self.brokers.get(identity)
         if record is not None and record.uid not in ("", uid):
@@ -188,19 +190,20 @@ class States:
         if record is None:
             record = self.brokers[identity] = BrokerRecord(uid)
             if not self.family.centralized:  # else it has no receiver of its own
-                self.brokers_by_label[_label(identity)] = identity
+                self.brokers_by_label[_receiver_label(identity)] = identity
         record.has_contract = record.has_contract or has_contract(document)
         return record
 
     def broker_state(self, identity: Identity) -> BrokerState | None:
-        """Of a Broker that has its topic."""
+        """The state of a Broker; None: it has no topic yet."""
         record = self.brokers.get(identity)
         return None if record is None else record.state
 
-    def broker_of_receiver(self, pod: Document, *, gone: bool) -> BrokerState | None:
-        """Keep in mind whether this receiver's pod is there; gives its Broker."""
+    def track_receiver_pod(self, pod: Document, *, gone: bool) -> BrokerState | None:
+        """Note that a receiver's pod exists or, with `gone`, was deleted; returns its Broker's
+        state, None if that isn't known."""
         metadata = pod["metadata"]
-        label = metadata["namespace"], (metadata.get("labels") or {}).get(services.BROKER, "")
+        label = metadata["namespace"], (metadata.get("labels") or {}).get(services.BROKER_LABEL, "")
         pods = self.receivers.setdefault(label, set())
         (pods.discard if gone else pods.add)(metadata.get("uid", ""))
         if not pods:
@@ -208,8 +211,9 @@ class States:
         broker = self.brokers_by_label.get(label)
         return None if broker is None else self.broker_state(broker)
 
-    def resting(self, kafka: KafkaCluster) -> set[str]:
-        """Topics that are a Broker's own, to which nothing writes while it has no receiver."""
+    def unwritten_topics(self, kafka: KafkaCluster) -> set[str]:
+        """Brokers' own topics in a Kafka to which nobody writes, as the Broker has no receiver
+        pod."""
         if not self.receivers_known:
             return set()
         return {
@@ -222,29 +226,30 @@ class States:
         }
 
     def claim_topic(self, record: BrokerRecord, topic: str) -> None:
-        """This Broker has a topic of this name; no other Broker gets it."""
+        """Reserve a topic name for this Broker."""
         self.topics[topic] = record.uid
         record.topics.add(topic)
 
-    def keep_url(self, broker: Identity, shard: str, url: str) -> None:
-        """Where one of a Broker's shards is, by its group."""
+    def set_shard_url(self, broker: Identity, shard: str, url: str) -> None:
+        """Set the URL of a Broker's shard, by the shard's group."""
         self.urls[shard] = url
         if (record := self.brokers.get(broker)) is not None:
             record.urls.add(shard)
 
     def drop_broker(self, identity: Identity) -> None:
-        """It is gone, whatever is left of it in Kafka."""
+        """Forget a Broker that is gone; nothing in Kafka is deleted."""
         record = self.brokers.pop(identity, None)
         if record is not None:
-            self.brokers_by_label.pop(_label(identity), None)
+            self.brokers_by_label.pop(_receiver_label(identity), None)
             for topic in record.topics:
                 if self.topics.get(topic) == record.uid:
                     del self.topics[topic]
             for shard in record.urls:
                 self.urls.pop(shard, None)
 
-    def trigger(self, document: Document) -> TriggerRecord:
-        """The record of a Trigger; the names that another object of its name had are free."""
+    def ensure_trigger(self, document: Document) -> TriggerRecord:
+        """The record of a Trigger, created if there is none; group names of an earlier object with
+        its name are released."""
         identity, uid = Identity.of(document), document["metadata"].get("uid", "")
         record = self.triggers.get(identity)
         if record is None:
@@ -254,9 +259,9 @@ class States:
             record.uid = uid
         return record
 
-    def keep_trigger(self, document: Document) -> TriggerRecord:
-        """Keep a Trigger as it is now stored."""
-        identity, record = Identity.of(document), self.trigger(document)
+    def store_trigger(self, document: Document) -> TriggerRecord:
+        """Update a Trigger's record by its stored document, and claim the group in its status."""
+        identity, record = Identity.of(document), self.ensure_trigger(document)
         self._unlist(identity, record)
         record.document, record.broker, record.gone = document, broker_of(document), False
         self.triggers_by_broker.setdefault(record.broker, set()).add(identity)
@@ -266,22 +271,23 @@ class States:
         return record
 
     def triggers_of(self, broker: Identity) -> list[Identity]:
-        """Those that refer to this Broker."""
+        """The Triggers of a Broker."""
         return list(self.triggers_by_broker.get(broker, ()))
 
     def claim_group(self, record: TriggerRecord, group: str) -> None:
-        """This Trigger has a group of this name; no other Trigger gets it."""
+        """Reserve a group name for this Trigger."""
         self.groups[group] = record.uid
         record.groups.add(group)
 
-    def refer(self, trigger: Identity, to: Identity) -> None:
-        """Have `to` lead to this Trigger, whose subscriber or dead letter sink it is."""
+    def add_reference(self, trigger: Identity, to: Identity) -> None:
+        """Record that a Trigger refers to an object, whose changes then wake it."""
         record = self.triggers.get(trigger)
         if record is not None:
             record.references.add(to)
             self.subscribers.setdefault(to, set()).add(trigger)
 
-    def refer_to_nothing(self, trigger: Identity) -> None:
+    def clear_references(self, trigger: Identity) -> None:
+        """Remove all references of a Trigger."""
         record = self.triggers.get(trigger)
         for each in record.references if record is not None else ():
             referring = self.subscribers[each]
@@ -291,8 +297,8 @@ class States:
         if record is not None:
             record.references.clear()
 
-    def trigger_is_gone(self, identity: Identity) -> None:
-        """It is stored no more; its record stays until its drains are over."""
+    def mark_trigger_gone(self, identity: Identity) -> None:
+        """Note that a Trigger was deleted; its record stays until its drains have ended."""
         record = self.triggers.get(identity)
         if record is None:
             return
@@ -302,16 +308,16 @@ class States:
             self.drop_trigger(identity)
 
     def drop_trigger(self, identity: Identity) -> None:
-        """Nothing of it is needed any more, whatever is left of it in Kafka."""
-        self.refer_to_nothing(identity)
+        """Forget a Trigger; nothing in Kafka is deleted."""
+        self.clear_references(identity)
         record = self.triggers.pop(identity, None)
         self.urls.pop(self.family.trigger_id(identity), None)
         if record is not None:
             self._unlist(identity, record)
             self._release_groups(record)
 
-    def sensor(self, document: Document, bus: Bus) -> SensorRecord:
-        """The record of a Sensor on this bus, another one if it is another object."""
+    def ensure_sensor(self, document: Document, bus: Bus) -> SensorRecord:
+        """The record of a Sensor on this bus, created if there is none for its UID."""
         identity, uid = Identity.of(document), document["metadata"].get("uid", "")
         record = self.sensors.get(identity)
         if record is None or record.uid != uid:
@@ -324,17 +330,18 @@ class States:
         return record
 
     def sensors_on(self, bus: Bus) -> list[Identity]:
-        """Those that read this bus."""
+        """The Sensors that read a bus."""
         return list(self.sensors_by_bus.get(bus, ()))
 
     def claim_of_sensor(self, record: SensorRecord, of: Collection[str]) -> None:
-        """This Sensor has topics or a group of these names; no other Sensor gets one."""
+        """Reserve topic and group names for this Sensor, unless another Sensor has them."""
         for name in of:
             if self.of_sensors.setdefault(name, record.uid) == record.uid:
                 record.names.add(name)
 
     def drop_sensor(self, identity: Identity) -> tuple[KafkaCluster, Sensor] | None:
-        """It is gone, whatever is left of it in Kafka; gives what is scaled still."""
+        """Forget a Sensor; returns with what it is still scaled, None if it isn't. Nothing in Kafka
+        is deleted."""
         if (record := self.sensors.pop(identity, None)) is None:
             return None
         self._unlist_sensor(identity, record)
@@ -350,7 +357,7 @@ class States:
             del self.sensors_by_bus[record.bus]
 
     def kafkas(self) -> set[KafkaCluster]:
-        """Those that something here uses, whether its config is still there or not."""
+        """The KafkaClusters that any record uses."""
         brokers, triggers = self.brokers.values(), self.triggers.values()
         states = (each.state for each in brokers)
         watched = (each.watched for each in triggers)
@@ -375,37 +382,38 @@ class States:
 
 
 def broker_of(trigger: Document) -> Identity:
-    """The Broker that a Trigger, as it is stored, refers to; of a Subscription its channel."""
+    """The Broker or channel that a stored Trigger or Subscription refers to."""
     return family_of(trigger["kind"]).broker_of(trigger)
 
 
-def declared_of(document: Document) -> Document:
-    """All of an object but its status."""
+def without_status(document: Document) -> Document:
+    """An object without its status and version, to compare what is declared."""
     metadata = {**document["metadata"], "resourceVersion": None, "managedFields": None}
     return {**document, "metadata": metadata, "status": None}
 
 
 def has_contract(broker: Document) -> bool:
-    """Whether there is a topic with what its shared dispatchers deliver, or may be."""
-    return CONTRACT in ((broker.get("status") or {}).get("annotations") or {})
+    """Whether a Broker's status names a contract topic of shared dispatchers."""
+    return CONTRACT_TOPIC_KEY in ((broker.get("status") or {}).get("annotations") or {})
 
 
 def topic_in_status(broker: Document) -> str | None:
-    """The topic that it uses, whosever that is."""
+    """The topic in a Broker's status, which may belong to somebody else; None: there is none."""
     topic = ((broker.get("status") or {}).get("annotations") or {}).get(TOPIC_STATUS)
     return topic if isinstance(topic, str) and topic else None
 
 
 def group_in_status(trigger: Document, naming: Naming) -> str | None:
-    """The group that it got; None for any that can't be its own."""
+    """The consumer group in a Trigger's status; None if there is none, or one that can't be its
+    own."""
     group = ((trigger.get("status") or {}).get("annotations") or {}).get(GROUP_STATUS)
     if trigger["kind"] == CHANNELS.trigger:
         uid = trigger["metadata"].get("uid", "")
         own = group == names.subscription_group(*broker_of(trigger), uid)
     else:
-        own = naming.is_own(NameKind.TRIGGER_GROUP, group, Named.of(trigger))
+        own = naming.is_own(NameKind.TRIGGER_GROUP, group, NamedObject.of(trigger))
     return str(group) if own else None
 
 
-def _label(broker: Identity) -> tuple[str, str]:
+def _receiver_label(broker: Identity) -> tuple[str, str]:
     return broker.namespace, names.child(broker.name, "")

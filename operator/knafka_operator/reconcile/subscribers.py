@@ -22,9 +22,9 @@ from knafka_operator.decide.status import (
     SUBSCRIPTION_CONDITIONS,
     ConditionSet,
     NotReady,
-    changes,
+    merge_patch,
 )
-from knafka_operator.decide.subscription import Subscribed
+from knafka_operator.decide.subscription import ChannelEntry
 from knafka_operator.model.channels import CHANNEL, DECLARED, KAFKA_CHANNEL
 from knafka_operator.model.cluster import Cluster, Conflict, Document
 from knafka_operator.model.family import CHANNELS
@@ -32,36 +32,37 @@ from knafka_operator.model.handler import Handler, Handling
 from knafka_operator.model.identity import Identity
 from knafka_operator.reconcile.state import States
 
-ATTEMPTS: Final = 5
-"""At once, where somebody else writes the channel at the same time."""
+WRITE_ATTEMPTS: Final = 5
+"""Attempts to write a channel that others write at the same time."""
 
 
 @dataclass(eq=False)
 class Subscribers:
-    """Those of all KafkaChannels."""
+    """Writes Subscriptions into the spec and status of their channels."""
 
     cluster: Cluster
     states: States
     handling: Handling
 
     def reported(self, channel: Document) -> list[Mapping[str, Any]]:
-        """`status.subscribers`, by UID."""
-        found = {each.reported["uid"]: each.reported for each in self._subscribed(channel)}
-        read = entries.read(channel)
+        """The list `status.subscribers` of a channel, sorted by UID."""
+        found = {each.reported["uid"]: each.reported for each in self._channel_entries(channel)}
+        read = entries.read_entries(channel)
         for uid, problem in read.problems.items():
             found[uid] = {"uid": uid, "ready": "False", "message": problem}
         return [found[uid] for uid in sorted(found)]
 
-    async def declare(self, channel: Document) -> None:
-        """KN-CHN-05: have our entries in `spec.subscribers`; raises `ClusterError`."""
+    async def write_spec_entries(self, channel: Document) -> None:
+        """Write our entries into a channel's `spec.subscribers` (KN-CHN-05); raises
+        `ClusterError`."""
         if self.handling.handler is not Handler.OWN:
             return
         wanted = {
             str(each.reported["uid"]): each.declared
-            for each in self._subscribed(channel)
+            for each in self._channel_entries(channel)
             if each.declared is not None
         }
-        for left in reversed(range(ATTEMPTS)):
+        for left in reversed(range(WRITE_ATTEMPTS)):
             try:
                 await self._declare(channel, wanted)
                 return
@@ -76,7 +77,7 @@ class Subscribers:
 
     async def _declare(self, channel: Document, wanted: Mapping[str, Document]) -> None:
         listed = (channel.get("spec") or {}).get("subscribers") or ()
-        before = entries.declared(channel)
+        before = entries.own_uids(channel)
         handled = {
             record.uid
             for each in self.states.triggers_of(Identity.of(channel))
@@ -84,19 +85,19 @@ class Subscribers:
             and record.document is not None
             and not entries.is_entry(record.document)
         }
-        merged = entries.merged(listed, before | handled, wanted)
+        merged = entries.merged_subscribers(listed, before | handled, wanted)
         if merged != list(listed):
             # More than there may be is never taken for ours by mistake, less would be.
             if not wanted.keys() <= before:
-                await self._write_down(channel, before | wanted.keys())
+                await self._record_own_uids(channel, before | wanted.keys())
                 channel = await self._stored(channel)
             kind = {"apiVersion": channel["apiVersion"], "kind": channel["kind"]}
             kept = ("namespace", "name", "uid", "resourceVersion")
-            who = {key: channel["metadata"][key] for key in kept if key in channel["metadata"]}
+            identity = {key: channel["metadata"][key] for key in kept if key in channel["metadata"]}
             spec = {"subscribers": merged}
-            await self.cluster.apply({**kind, "metadata": who, "spec": spec})
-        if wanted.keys() != entries.declared(channel):
-            await self._write_down(channel, wanted.keys())
+            await self.cluster.apply({**kind, "metadata": identity, "spec": spec})
+        if wanted.keys() != entries.own_uids(channel):
+            await self._record_own_uids(channel, wanted.keys())
 
     async def _stored(self, channel: Document) -> Document:
         kind = CHANNELS.broker_version, CHANNELS.broker
@@ -106,19 +107,18 @@ class Subscribers:
             raise Conflict(f"{channel['kind']} {Identity.of(channel)} has changed meanwhile")
         return stored
 
-    async def _write_down(self, channel: Document, uids: Any) -> None:
+    async def _record_own_uids(self, channel: Document, uids: Any) -> None:
         ours = {DECLARED: " ".join(sorted(uids)) or None}
         await self.cluster.write_status(channel, {"annotations": ours})
 
-    def _subscribed(self, channel: Document) -> list[Subscribed]:
-        """Its Subscriptions, by UID.
+    def _channel_entries(self, channel: Document) -> list[ChannelEntry]:
+        """The entries of a channel's Subscriptions, sorted by UID.
 
-        One that wasn't reconciled since the operator began is as the channel has it: an operator
-        that starts takes nobody away.
+        A Subscription that wasn't reconciled yet keeps the entry that the channel has.
         """
         declared = _by_uid((channel.get("spec") or {}).get("subscribers"))
         reported = _by_uid((channel.get("status") or {}).get("subscribers"))
-        found = dict[str, Subscribed]()
+        found = dict[str, ChannelEntry]()
         for each in self.states.triggers_of(Identity.of(channel)):
             record = self.states.triggers.get(each)
             if record is None or record.gone:
@@ -128,12 +128,15 @@ class Subscribers:
             elif record.uid in reported:
                 theirs = record.document is None or entries.is_entry(record.document)
                 entry = None if theirs else declared.get(record.uid)
-                found[record.uid] = Subscribed(entry, reported[record.uid])
+                found[record.uid] = ChannelEntry(entry, reported[record.uid])
         return [found[uid] for uid in sorted(found)]
 
 
-async def explain(cluster: Cluster, subscription: Document, handling: Handling, at: str) -> None:
-    """Say of a Subscription to a Channel why nothing comes of it, where only we could say so.
+async def explain_unserved_channel(
+    cluster: Cluster, subscription: Document, handling: Handling, at: str
+) -> None:
+    """Write to the status of a Subscription to a Channel that nobody serves it, as Knative Eventing
+    isn't installed.
 
     `at` is the time (RFC 3339). Raises `ClusterError`.
     """
@@ -150,13 +153,13 @@ async def explain(cluster: Cluster, subscription: Document, handling: Handling, 
     before = subscription.get("status") or {}
     status = {
         "observedGeneration": subscription["metadata"].get("generation", 0),
-        "conditions": conditions.conditions(before.get("conditions") or (), at),
+        "conditions": conditions.merged_into(before.get("conditions") or (), at),
     }
-    if patch := changes(before, status):
+    if patch := merge_patch(before, status):
         await cluster.write_status(subscription, patch)
 
 
 def _by_uid(subscribers: object) -> dict[str, Mapping[str, Any]]:
-    """Entries of a channel, whatever somebody has made of them."""
+    """The entries of a list of any shape, by UID."""
     found = subscribers if isinstance(subscribers, list | tuple) else ()
     return {str(each.get("uid")): each for each in found if isinstance(each, Mapping)}

@@ -14,9 +14,9 @@ from knafka_operator.decide import subscription
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.handler import Handler
 from knafka_operator.model.identity import Identity
-from knafka_operator.reconcile.entries import Entries
-from knafka_operator.reconcile.kind import News
-from knafka_operator.reconcile.subscribers import explain
+from knafka_operator.reconcile.entries import ClusterWithEntries
+from knafka_operator.reconcile.kind import EventNews
+from knafka_operator.reconcile.subscribers import explain_unserved_channel
 from knafka_operator.reconcile.triggers import Triggers
 from knafka_operator.reconcile.work_queue import Key
 
@@ -25,19 +25,23 @@ from knafka_operator.reconcile.work_queue import Key
 class Subscriptions(Triggers):
     """All Subscriptions of KafkaChannels."""
 
-    entries: Entries
+    entries: ClusterWithEntries
 
     async def leave(self, document: Document) -> None:
-        """As any Trigger is left. What an entry was promised, and with that the names of its
-        functions, goes with its channel's annotations, which may be gone already."""
+        """As a Trigger's; also reports a Channel that nobody serves.
+
+        The names of an entry's functions are deleted with the annotations of its channel, which may
+        be gone already.
+        """
         if deciding.is_entry(document):
             await self.stop_delivery(Identity.of(document))
             await self._delete_functions(document)
             return
         await super().leave(document)
-        await explain(self.cluster, document, self.entries.handling, self.now())
+        await explain_unserved_channel(self.cluster, document, self.entries.handling, self.now())
 
-    async def released(self, key: Key, document: Document | None) -> Document | None:
+    async def object_to_release(self, key: Key, document: Document | None) -> Document | None:
+        """The stored Subscription, if another controller handles it."""
         if self.entries.handling.handler is not Handler.EVENTING:
             return None  # ours to handle, not only to deliver
         if document is not None and not deciding.is_entry(document):
@@ -53,10 +57,11 @@ class Subscriptions(Triggers):
         # `knafka adopt` has just written.
         return True
 
-    def orphaned(self, document: Document) -> tuple[Sequence[str], str]:
+    def orphaned_finalizers(self, document: Document) -> tuple[Sequence[str], str]:
         if not self.is_ours(document):
             return (), ""
-        return subscription.orphaned(document, self.entries.handling)
+        return subscription.orphaned_finalizers(document, self.entries.handling)
 
-    def news(self, document: Document, now: Mapping[str, Any]) -> News | None:
-        return None if deciding.is_entry(document) else super().news(document, now)
+    def event_news(self, document: Document, now: Mapping[str, Any]) -> EventNews | None:
+        """As `Kind.event_news`; entries get no Events."""
+        return None if deciding.is_entry(document) else super().event_news(document, now)

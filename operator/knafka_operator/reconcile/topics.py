@@ -11,15 +11,15 @@ from knafka.core import names
 from knafka.core.errors import LogError
 from knafka.ports.log import LogAdmin, TopicDescription
 from knafka_operator.decide.desired import Topic
-from knafka_operator.decide.topics import TopicRefused, may_delete
+from knafka_operator.decide.topics import TopicRefused, may_delete_topic
 from knafka_operator.scale.kafka_clusters import KafkaCluster
 
 log = logging.getLogger(__name__)
 
 
 async def ensure_topic(kafka: KafkaCluster, wanted: Topic) -> bool:
-    """Have this topic, with fewer replicas where it may have fewer; gives whether it was made now.
-    Raises `LogError`."""
+    """Create a topic unless it exists, with fewer replicas if Kafka has too few brokers and that is
+    allowed; returns whether it was created. Raises `LogError`."""
     topic = wanted
     while True:
         try:
@@ -38,14 +38,15 @@ async def ensure_topic(kafka: KafkaCluster, wanted: Topic) -> bool:
             topic = topic.fewer
 
 
-async def made_topic(
+async def ensure_own_topic(
     kafka: KafkaCluster, wanted: Topic, *, may_be_used: bool = False
 ) -> TopicDescription:
-    """Have this topic; gives it as Kafka has it. Raises `LogError`, and `TopicRefused` for one that
-    is made and not there, or that somebody else has made meanwhile."""
+    """Create a topic unless it exists; returns its description. Raises `LogError`, and
+    `TopicRefused` if it can't be described, or if somebody else has created it meanwhile and it has
+    records."""
     topics = kafka.topics
     is_new = await ensure_topic(kafka, wanted)
-    if not (is_new or may_be_used) and await is_used(topics, wanted.name):
+    if not (is_new or may_be_used) and await has_records(topics, wanted.name):
         message = f"topic {wanted.name} was made by somebody else: delete it, or rename this object"
         raise TopicRefused("TopicNotOurs", message)
     found = await topics.describe_topic(wanted.name)
@@ -54,27 +55,27 @@ async def made_topic(
     return found
 
 
-async def is_used(topics: LogAdmin, name: str) -> bool:
-    """Whether anything was ever written to a topic; raises `LogError`."""
+async def has_records(topics: LogAdmin, name: str) -> bool:
+    """Whether a topic has ever had a record; raises `LogError`."""
     return any((await topics.end_offsets(name)).values())
 
 
 async def topic_to_delete(
     topics: LogAdmin, name: str, known_id: str | None, *, claimed: bool
 ) -> TopicDescription | None:
-    """The topic, if it is the one that was made for an object that goes; None: it is not to be
-    deleted. Raises `LogError`."""
+    """The description of a topic if it was created for an object that is being deleted; None: it
+    must not be deleted. Raises `LogError`."""
     found = await topics.describe_topic(name)
-    used = found is not None and not known_id and await is_used(topics, name)
-    if may_delete(found, known_id, used=used, claimed=claimed):
+    used = found is not None and not known_id and await has_records(topics, name)
+    if may_delete_topic(found, known_id, used=used, claimed=claimed):
         return found
     if found is not None:
         log.warning("topic %s is left: it isn't known to be that of what is deleted", name)
     return None
 
 
-async def delete_letters(topics: LogAdmin, namespace: str, broker: str) -> None:
-    """Delete the dead letters of a Broker that goes with its records, of those that hold no event
+async def delete_broker_dead_letters(topics: LogAdmin, namespace: str, broker: str) -> None:
+    """Delete the topic with a Broker's own dead letters, records that hold no event
     (docs/decisions/0031). Raises `LogError`."""
     # Its name is nobody else's. Most Brokers have none: then no right to delete it is needed.
     name = names.broker_dead_letter_topic(namespace, broker)

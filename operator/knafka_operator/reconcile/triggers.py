@@ -24,22 +24,22 @@ from knafka_operator.decide import desired, leaving, services, subscription
 from knafka_operator.decide import trigger as deciding
 from knafka_operator.decide.effects import AwaitReplacement, Effect
 from knafka_operator.decide.scaling import TriggerStatus
-from knafka_operator.decide.shards import DISPATCHER
+from knafka_operator.decide.shards import DISPATCHER_KEY
 from knafka_operator.decide.status import ConditionSet, NotReady
 from knafka_operator.decide.trigger import ObservedTrigger, TriggerDecision
-from knafka_operator.decide.trigger_conditions import delivering, scaling
+from knafka_operator.decide.trigger_conditions import delivering_condition, scaling_annotations
 from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.family import CHANNELS, is_of_kafka_channel
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.brokers import Brokers
 from knafka_operator.reconcile.channels import Channels
-from knafka_operator.reconcile.dead_letters import DeadLetters
+from knafka_operator.reconcile.dead_letters import DeadLetterMonitor
 from knafka_operator.reconcile.effects import Effects, resource_of
 from knafka_operator.reconcile.functions import delete_service
 from knafka_operator.reconcile.kind import Kind, Neighbours, Reconciler
 from knafka_operator.reconcile.observing import TriggerObserver
-from knafka_operator.reconcile.ownership import GroupOwnership, annotations_of
+from knafka_operator.reconcile.ownership import GroupOwnership, status_annotations
 from knafka_operator.reconcile.shards import Shards
 from knafka_operator.reconcile.state import (
     States,
@@ -48,7 +48,7 @@ from knafka_operator.reconcile.state import (
     broker_of,
     group_in_status,
 )
-from knafka_operator.reconcile.work_queue import Again, Key
+from knafka_operator.reconcile.work_queue import Key, Requeue
 from knafka_operator.scale.kafka_clusters import KafkaCluster
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ Decision = TriggerDecision[KafkaCluster]
 
 @dataclass(eq=False)
 class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
-    """All Triggers of Brokers that are ours."""
+    """All Triggers of Brokers that Knafka serves."""
 
     settings: Settings
     cluster: Cluster
@@ -67,7 +67,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
     shards: Shards
     states: States
     observer: TriggerObserver
-    dead_letters: DeadLetters
+    dead_letters: DeadLetterMonitor
     effects: Effects
     now: Callable[[], str]  # the time, RFC 3339
     enqueue: Callable[[Key], None]
@@ -79,11 +79,12 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
 
     @property
     def watched(self) -> dict[Identity, Watched]:
-        """Every Trigger that is delivered to."""
+        """Every delivered Trigger, with its delivery."""
         records = self.states.triggers.items()
-        return {who: each.watched for who, each in records if each.watched is not None}
+        return {identity: each.watched for identity, each in records if each.watched is not None}
 
     def on_change(self, document: Document, *, gone: bool) -> Collection[Key]:
+        """Note the change at the operator, which enqueues what it concerns."""
         self.neighbours.on_change(document, gone=gone)
         return ()
 
@@ -94,109 +95,119 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
             return False
         return broker_of(document) not in self.states.foreign_brokers
 
-    async def makes_something(self, document: Document) -> bool:
+    async def needs_finalizer(self, document: Document) -> bool:
+        """Whether the Trigger's Broker exists and is served by Knafka."""
         family = self.states.family
         kind = family.broker_version, family.broker
         broker = await self.cluster.get(*kind, *broker_of(document))
         return broker is not None and self.brokers.is_ours(broker)
 
-    async def absent(self, identity: Identity) -> Again:
-        return await self.neighbours.rest(identity)
+    async def on_absent(self, identity: Identity) -> Requeue:
+        """End the delivery of a Trigger that doesn't exist."""
+        return await self.neighbours.suspend_absent(identity)
 
     async def forget(self, document: Document) -> None:
+        """End the delivery of a deleted Trigger, and drop its record."""
         await self.abandon(Identity.of(document))
         self.neighbours.forget(document)
 
-    def record_of(self, document: Document) -> TriggerRecord:
-        return self.states.trigger(document)
+    def ensure_record(self, document: Document) -> TriggerRecord:
+        """The Trigger's record, created if needed."""
+        return self.states.ensure_trigger(document)
 
     async def observe(self, document: Document, record: TriggerRecord) -> Observed | None:
-        """None: it is another implementation's, or not known yet to be ours."""
+        """Read everything that a Trigger's decision needs; None: another implementation serves its
+        Broker, or its Broker hasn't been reconciled yet."""
         broker = self.states.brokers.get(broker_of(document))
         if broker is not None and broker.stopped is not None:
-            await self._stop(_unread(document), record)
-        seen = await self.observer.observe(document)
-        if seen.stored_broker is not None:
-            if not self.brokers.is_ours(seen.stored_broker):
+            await self._stop(_unread_trigger(document), record)
+        observed = await self.observer.observe(document)
+        if observed.stored_broker is not None:
+            if not self.brokers.is_ours(observed.stored_broker):
                 await self.leave(document)
                 return None
-            if seen.watched is not None and not (broker is not None and broker.reconciled):
+            if observed.watched is not None and not (broker is not None and broker.reconciled):
                 # It was resumed, and its Broker's turn is to come, which wakes it: until then what
                 # its status says is the best that is known.
                 return None
-        if seen.broker is not None:
-            await self.own.prove(document, record, self._taken(record), seen.broker)
-            foreign = await self.own.foreign(document, seen.broker)
-            seen = replace(seen, foreign_groups=foreign)
-        return seen
+        if observed.broker is not None:
+            await self.own.claim_if_proved(
+                document, record, self._groups_of_others(record), observed.broker
+            )
+            foreign = await self.own.foreign_groups(document, observed.broker)
+            observed = replace(observed, foreign_groups=foreign)
+        return observed
 
-    def _taken(self, record: TriggerRecord) -> desired.OthersNames:
-        return desired.OthersNames(self.states.groups, record.uid)
+    def _groups_of_others(self, record: TriggerRecord) -> desired.NamesOfOthers:
+        return desired.NamesOfOthers(self.states.groups, record.uid)
 
-    def decide(self, seen: Observed, record: TriggerRecord) -> Decision:
-        taken = replace(self._taken(record), applications=seen.foreign_groups)
-        decision = deciding.decide(seen, taken, self.settings)
-        if decision.watched is not None and not seen.acted:
-            self.shards.reserve(broker_of(seen.document), decision.watched)
+    def decide(self, observed: Observed, record: TriggerRecord) -> Decision:
+        """Decide by what was observed, and reserve the Trigger's place in a shard."""
+        taken = replace(self._groups_of_others(record), applications=observed.foreign_groups)
+        decision = deciding.decide(observed, taken, self.settings)
+        if decision.watched is not None and not observed.acted:
+            self.shards.reserve(broker_of(observed.document), decision.watched)
             record.needed = decision.automatic
         return decision
 
-    async def act(
-        self, effects: Iterable[Effect], seen: Observed, record: TriggerRecord
+    async def run_effects(
+        self, effects: Iterable[Effect], observed: Observed, record: TriggerRecord
     ) -> Observed:
-        return replace(await super().act(effects, seen, record), acted=True)
+        """Run effects once; the next decision asks for none."""
+        return replace(await super().run_effects(effects, observed, record), acted=True)
 
     def status_of(
-        self, seen: Observed, decision: Decision, record: TriggerRecord
+        self, observed: Observed, decision: Decision, record: TriggerRecord
     ) -> Mapping[str, Any]:
-        document, conditions, shown = seen.document, decision.conditions, decision.status
+        """The status of the last decision, with scaling and dead letters."""
+        document, conditions, shown = observed.document, decision.conditions, decision.status
         family, identity = self.states.family, Identity.of(document)
         scaled = self.status(identity)
-        shown["annotations"].update(scaling(scaled))
+        shown["annotations"].update(scaling_annotations(scaled))
         if scaled is not None:
-            conditions.set(delivering(scaled))
-        self.dead_letters.add_to(document, conditions, shown["annotations"])
-        namespace = services.namespace_of(family, identity, self.settings)
+            conditions.set(delivering_condition(scaled))
+        self.dead_letters.add_to_status(document, conditions, shown["annotations"])
+        namespace = services.function_namespace(family, identity, self.settings)
         dispatcher = Identity(namespace, services.dispatcher_name(family, identity))
-        self.states.rolls.add_to(conditions, dispatcher)
+        self.states.rolls.add_condition(conditions, dispatcher)
         if family is CHANNELS:
-            conditions = subscription.conditions_of(conditions)
-            shown = subscription.status_of(shown)
-            self._subscribe(document, record, conditions)
-        conditions, shown = self.in_own_words(seen, conditions, shown)
-        return {**shown, "conditions": self.conditions(seen, conditions)}
+            conditions = subscription.subscription_conditions(conditions)
+            shown = subscription.subscription_status(shown)
+            self._report_to_channel(document, record, conditions)
+        conditions, shown = self.in_words_of_kind(observed, conditions, shown)
+        return {**shown, "conditions": self.conditions(observed, conditions)}
 
-    def in_own_words(
-        self, seen: Observed, conditions: ConditionSet, shown: dict[str, Any]
+    def in_words_of_kind(
+        self, observed: Observed, conditions: ConditionSet, shown: dict[str, Any]
     ) -> tuple[ConditionSet, dict[str, Any]]:
-        """Conditions and status as its kind has them."""
+        """Translate conditions and status to the words of a derived kind; here unchanged."""
         return conditions, shown
 
-    def _subscribe(
+    def _report_to_channel(
         self, document: Document, record: TriggerRecord, conditions: ConditionSet
     ) -> None:
         """Report a Subscription's state in its channel's status."""
         egress = None if record.watched is None else record.watched.egress
-        subscribed = subscription.subscribed(document, egress, conditions)
+        subscribed = subscription.channel_entry(document, egress, conditions)
         if record.subscribed != subscribed:
             record.subscribed = subscribed
             self.enqueue((self.states.family.broker, *broker_of(document)))
 
     async def leave(self, document: Document) -> None:
-        """Its Broker is another implementation's: deliver nothing, and take our status back. Its
-        group stays, as the other one goes on with it."""
-        seen, record = _unread(document), self.states.trigger(document)
-        if DISPATCHER in annotations_of(document):
+        """Clean up after a Trigger whose Broker another implementation serves: end delivery, and
+        remove our part of its status. Its group stays, as the other implementation uses it."""
+        observed, record = _unread_trigger(document), self.states.ensure_trigger(document)
+        if DISPATCHER_KEY in status_annotations(document):
             await self.stop_delivery(Identity.of(document))
             await self._delete_functions(document)
-        left = await super().act(leaving.leave(document), seen, record)
+        left = await super().run_effects(leaving.effects_of_leaving(document), observed, record)
         if left.failure is not None:
             raise left.failure
 
     async def delete(self, document: Document) -> None:
-        """Delete its group; its dead letters stay.
+        """Delete a Trigger's functions and consumer group; its dead letters stay.
 
-        Raises `LogError` while drains go on, `NotReady` while it isn't known where its Kafka is.
+        Raises `LogError` while drains go on, `NotReady` while its Kafka isn't known.
         """
         identity, family = Identity.of(document), self.states.family
         await self.stop_delivery(identity)
@@ -214,34 +225,34 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
             stored = None if kafka else await self.cluster.get(*kind, *broker)
             if stored is not None and isinstance(self.brokers, Channels):
                 # Its ConfigMap may be gone: then it isn't found by reconciling it.
-                kafka = await self.brokers.connections.of(stored, None)
+                kafka = await self.brokers.connections.kafka_of(stored, None)
             if await self.own.is_claimed(identity, group):
                 log.warning("group %s is left: another status names it, too", group)
             elif kafka is not None:
                 await kafka.topics.delete_group(group)
             elif stored is not None:
                 message = f"{family.broker} {broker.name} has no topic yet"
-                raise NotReady(f"{family.short}NotConfigured", message)
+                raise NotReady(f"{family.short_name}NotConfigured", message)
         self.drop(document)
 
     def drop(self, document: Document) -> None:
-        """It is gone, whatever is left of it in Kafka."""
+        """Forget a Trigger that is gone; nothing in Kafka is deleted."""
         self.states.drop_trigger(Identity.of(document))
 
     def status(self, identity: Identity) -> TriggerStatus | None:
-        """What the scaler knows of it; None: it isn't scaled."""
+        """The scaler's status of a Trigger; None: it isn't scaled."""
         record = self.states.triggers.get(identity)
         watched = record.watched if record is not None else None
         family = self.states.family
         return watched.kafka.scaler.status(family.trigger_id(identity)) if watched else None
 
     async def resume(self, trigger: Document, watched: Watched) -> None:
-        """Deliver what a Service of this Trigger's says, before it is reconciled."""
-        self.states.claim_group(self.states.trigger(trigger), watched.egress.group)
+        """Resume the delivery that a Trigger's Service describes, before it is reconciled."""
+        self.states.claim_group(self.states.ensure_trigger(trigger), watched.egress.group)
         await self.deliver(Identity.of(trigger), watched)
 
     async def deliver(self, identity: Identity, watched: Watched) -> None:
-        """Deliver so from now on; returns when drains of what was before are over."""
+        """Start a delivery; returns once the previous drains have ended."""
         record = self.states.triggers.get(identity)
         if record is None:
             return  # it went meanwhile
@@ -250,7 +261,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         if place is not None:
             broker = Identity(identity.namespace, watched.egress.broker)
             url = self._url(services.shard_name(family, broker, place.number), broker)
-            self.states.keep_url(broker, place.shard.group, url)
+            self.states.set_shard_url(broker, place.shard.group, url)
         own = services.dispatcher_name(family, identity)
         self.states.urls[trigger_id] = self._url(own, identity)
         before = record.watched
@@ -262,11 +273,11 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         await watched.kafka.scaler.watch(trigger_id, watched.egress, scaling_, shard)
 
     def _url(self, service: str, owner: Identity) -> str:
-        namespace = services.namespace_of(self.states.family, owner, self.settings)
-        return services.url(service, namespace, self.settings)
+        namespace = services.function_namespace(self.states.family, owner, self.settings)
+        return services.service_url(service, namespace, self.settings)
 
     async def stop_delivery(self, identity: Identity) -> None:
-        """Deliver nothing for now; returns when its drains are over, and no shard has it.
+        """End a Trigger's delivery; returns once its drains have ended and no shard delivers it.
 
         Raises `LogError`, and `NotReady` while a shard still has it.
         """
@@ -283,16 +294,17 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
             await self.shards.withdraw(broker, record.groups | delivered)
         await self.forget_drains(identity)
 
-    async def rest(self, identity: Identity) -> None:
-        """Deliver nothing, and have no functions; its group stays. Raises as `stop_delivery`."""
+    async def suspend(self, identity: Identity) -> None:
+        """End a Trigger's delivery and delete its functions; its group stays. Raises as
+        `stop_delivery`."""
         document = self.states.triggers[identity].document
         await self.stop_delivery(identity)
         if document is not None:
             await self._delete_functions(document)
-        self.states.trigger_is_gone(identity)
+        self.states.mark_trigger_gone(identity)
 
     async def abandon(self, identity: Identity) -> None:
-        """It is gone: deliver nothing, as far as that can be had; never raises."""
+        """End the delivery of a Trigger that is gone, as far as possible; never raises."""
         try:
             await self.stop_delivery(identity)
         except KnafkaError as error:
@@ -301,7 +313,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
             await self.forget_drains(identity)
 
     async def forget_drains(self, identity: Identity) -> None:
-        """Ask for nothing any more; returns when its drains are over."""
+        """Stop scaling a Trigger; returns once its drains have ended."""
         record = self.states.triggers.get(identity)
         watched = record.watched if record is not None else None
         if record is None or watched is None:
@@ -315,42 +327,49 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
 
     # Effects.
 
-    def kafka_of(self, seen: Observed, record: TriggerRecord) -> KafkaCluster | None:
-        return None if seen.broker is None else seen.broker.kafka
+    def kafka_of(self, observed: Observed, record: TriggerRecord) -> KafkaCluster | None:
+        """The Kafka of the Trigger's Broker; None: the Broker has no topic."""
+        return None if observed.broker is None else observed.broker.kafka
 
-    async def follow_up(self, effect: Effect, seen: Observed, record: TriggerRecord) -> Observed:
+    async def follow_up(
+        self, effect: Effect, observed: Observed, record: TriggerRecord
+    ) -> Observed:
+        """Note that pods of older Revisions have ended."""
         if isinstance(effect, AwaitReplacement):
             record.replaced = False
-        return seen
+        return observed
 
     async def start_delivery(
         self, document: Document, watched: Watched, *, replaces: bool
     ) -> TriggerStatus | None:
+        """Start the decided delivery; raises `NotReady` if the Broker is being deleted."""
         identity, broker = Identity.of(document), broker_of(document)
         if self.states.broker_state(broker) is None:
             family = self.states.family
             message = f'{family.broker} "{broker.name}" is being deleted'
-            raise NotReady(f"{family.short}DoesNotExist", message)
-        self.states.trigger(document).replaced = replaces
+            raise NotReady(f"{family.short_name}DoesNotExist", message)
+        self.states.ensure_trigger(document).replaced = replaces
         await self.deliver(identity, watched)
         return self.status(identity)
 
     async def end_delivery(self, document: Document) -> None:
         await self.stop_delivery(Identity.of(document))
 
-    async def _stop(self, seen: Observed, record: TriggerRecord) -> None:
-        """Its Broker may not use its topic; what stands in the way is tried again."""
-        stopped = await super().act(deciding.stop(seen.document, self.settings), seen, record)
+    async def _stop(self, observed: Observed, record: TriggerRecord) -> None:
+        """End all delivery of a Trigger whose Broker may not use its topic; failures are logged."""
+        stopped = await super().run_effects(
+            deciding.stop_effects(observed.document, self.settings), observed, record
+        )
         if stopped.failure is not None:
-            kind, identity = self.states.family.trigger, Identity.of(seen.document)
+            kind, identity = self.states.family.trigger, Identity.of(observed.document)
             log.warning("%s %s is to stop: %s", kind, identity, stopped.failure)
 
     async def _delete_functions(self, document: Document) -> None:
         owner = resource_of(document)
-        for each in deciding.functions(document, self.settings):
+        for each in deciding.own_services(document, self.settings):
             await delete_service(self.cluster, each.name, owner, each.namespace)
 
 
-def _unread(document: Document) -> Observed:
-    """What is known of one of which nothing needs to be: it stops, or is left."""
+def _unread_trigger(document: Document) -> Observed:
+    """An observation of a Trigger that wasn't read, for effects that end its delivery."""
     return Observed(document, InvalidDocument("", "it was not read"))

@@ -23,29 +23,30 @@ from knafka_operator.model.settings import Settings
 
 log = logging.getLogger(__name__)
 
-LOOK_INTERVAL: Final = 300.0
-"""Seconds after which they are read without anybody having told of a change: watches may break."""
+BUNDLE_CHECK_INTERVAL: Final = 300.0
+"""Seconds after which the bundles are read again without a change, as watches may break."""
 _OURS: Final = "app.kubernetes.io/managed-by", "knafka-operator"
 _COMPONENT: Final = "operator/deploy/trust-bundles"
 
 
 class TrustBundles:
-    """The installation's bundles and their copies; without `Settings.trust_bundles` nothing."""
+    """Keeps copies of the installation's trust bundles; does nothing without
+    `Settings.trust_bundles`."""
 
     def __init__(self, settings: Settings, cluster: Cluster) -> None:
         self._source = settings.trust_bundles
         self._cluster = cluster
         self._bundle: Bundle | None = None
-        """As it was read last."""
+        """The merged bundle as last read."""
         self._names: frozenset[str] = frozenset()
-        """Of the ConfigMaps that it was made of."""
+        """Names of the ConfigMaps that were merged."""
         self._copied: dict[str, str] = {}
-        """By namespace: what its copy says."""
+        """By namespace: the PEM text of its copy."""
         self._changed = asyncio.Event()
         self._lock = asyncio.Lock()
 
     def on_config_map(self, document: Document) -> None:
-        """This ConfigMap has changed, or went."""
+        """Note that a ConfigMap has changed or was deleted."""
         namespace, name = document["metadata"]["namespace"], document["metadata"]["name"]
         is_source = namespace == self._source and (
             name in self._names or deciding.is_bundle(document)
@@ -53,12 +54,13 @@ class TrustBundles:
         if is_source or (name == TRUST_BUNDLE and namespace in self._copied):
             self._changed.set()
 
-    def look(self) -> None:
-        """Read everything anew: something may have changed unheard."""
+    def reread_soon(self) -> None:
+        """Have the bundles read again, as a change may have been missed."""
         self._changed.set()
 
-    async def copy_for(self, manifest: Mapping[str, Any]) -> None:
-        """Have the copy that this function mounts; raises `NotReady` and `ClusterError`."""
+    async def ensure_copy(self, manifest: Mapping[str, Any]) -> None:
+        """Create or update the copy in a function's namespace, if the function mounts it. Raises
+        `NotReady` and `ClusterError`."""
         if not self._source or not mounts_trust_bundle(manifest):
             return
         async with self._lock:
@@ -69,8 +71,8 @@ class TrustBundles:
             if self._copied.get(namespace) != self._bundle.pem:
                 await self._copy(namespace, self._bundle)
 
-    async def look_once(self) -> None:
-        """Read the bundles, and bring every copy up to date. Raises `ClusterError`."""
+    async def refresh_copies(self) -> None:
+        """Read the bundles and update every copy. Raises `ClusterError`."""
         async with self._lock:
             await self._read()
             assert self._bundle is not None
@@ -85,14 +87,14 @@ class TrustBundles:
         """Follow changes until cancelled."""
         while True:
             try:
-                async with asyncio.timeout(LOOK_INTERVAL):
+                async with asyncio.timeout(BUNDLE_CHECK_INTERVAL):
                     await self._changed.wait()
             except TimeoutError:
                 pass
             self._changed.clear()
             if self._copied:
                 try:
-                    await self.look_once()
+                    await self.refresh_copies()
                 except ClusterError as error:
                     log.warning("trust bundles: %s", error)
                     self._changed.set()
@@ -101,7 +103,7 @@ class TrustBundles:
     async def _read(self) -> None:
         labels = {deciding.LABEL: "true"}
         found = await self._cluster.list(CORE, "ConfigMap", labels, self._source)
-        bundle = deciding.merged(found)
+        bundle = deciding.merged_bundle(found)
         if self._bundle is None or bundle.problems != self._bundle.problems:
             for name, why in bundle.problems.items():
                 log.warning("trust bundle %s/%s: %s", self._source, name, why)
@@ -109,8 +111,9 @@ class TrustBundles:
         self._names = frozenset(each["metadata"]["name"] for each in found)
 
     async def _copy(self, namespace: str, bundle: Bundle) -> None:
-        """Raises `NotReady`, also for a ConfigMap of that name which is somebody else's."""
-        wanted = deciding.copy_in(namespace, bundle)
+        """Write the copy in a namespace. Raises `NotReady`, also if somebody else made a ConfigMap
+        of that name."""
+        wanted = deciding.bundle_config_map(namespace, bundle)
         there = await self._cluster.get(CORE, "ConfigMap", namespace, TRUST_BUNDLE)
         if there is not None:
             label, ours = _OURS

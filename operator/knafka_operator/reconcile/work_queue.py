@@ -47,11 +47,11 @@ class Verdict(enum.Enum):
 BACK_OFF: Final = Verdict.BACK_OFF
 GONE: Final = Verdict.GONE
 
-Again: TypeAlias = float | Literal[Verdict.BACK_OFF, Verdict.GONE]
+Requeue: TypeAlias = float | Literal[Verdict.BACK_OFF, Verdict.GONE]
 """What follows a reconciliation: seconds until the next, or a verdict."""
-Reconcile: TypeAlias = Callable[[Key], Awaitable[Again]]
+Reconcile: TypeAlias = Callable[[Key], Awaitable[Requeue]]
 
-PAUSE: Final = 0.05
+RECONCILE_SPACING: Final = 0.05
 """Seconds between two reconciliations of one object, however often it is enqueued."""
 FIRST_BACK_OFF: Final = 1.0
 MAX_BACK_OFF: Final = 300.0
@@ -60,8 +60,9 @@ JITTER: Final = 0.1
 """Share by which a back-off is shorter or longer, so that what failed together doesn't come back
 together."""
 PLACES: Final = 16
-"""Number of reconciliations at a time, without those that have lasted longer than `LONG`."""
-LONG: Final = 0.25
+"""Number of reconciliations at a time, without those that have lasted longer than
+`LONG_RECONCILE`."""
+LONG_RECONCILE: Final = 0.25
 """Seconds after which a reconciliation frees its place."""
 
 
@@ -95,7 +96,7 @@ class WorkQueue:
         self._some_due = asyncio.Event()
 
     def enqueue(self, key: Key) -> None:
-        """Reconcile it as soon as there is a place."""
+        """Make an object due now, and forget its failures."""
         item = self._items.get(key)
         if item is None:
             item = self._items[key] = _Item(key)
@@ -103,25 +104,25 @@ class WorkQueue:
         if item.running:
             item.changed = True
         else:
-            self._soon(item)
+            self._schedule_soon(item)
 
     def retry_failed(self) -> None:
-        """Reconcile at once what is backing off: what stood in its way may have changed."""
+        """Make all objects due that back off, as the cause of their failure may be gone."""
         for item in list(self._items.values()):
             if item.failures:
                 self.enqueue(item.key)
 
     def __len__(self) -> int:
-        """Objects that are kept."""
+        """Number of objects in the queue, due or not."""
         return len(self._items)
 
     @property
     def failing(self) -> int:
-        """Objects that back off."""
+        """Number of objects that back off after failures."""
         return sum(item.failures > 0 for item in self._items.values())
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Whether something is due, or being reconciled."""
         return bool(self._due) or any(item.running for item in self._items.values())
 
@@ -133,7 +134,7 @@ class WorkQueue:
                 await self._places.acquire()
                 place = _Place(self._places)
                 try:
-                    item = await self._next()
+                    item = await self._next_due()
                 except BaseException:
                     place.leave()
                     raise
@@ -146,7 +147,7 @@ class WorkQueue:
             if running:
                 await asyncio.wait(running)
 
-    async def _next(self) -> _Item:
+    async def _next_due(self) -> _Item:
         while not self._turns:
             self._some_due.clear()
             await self._some_due.wait()
@@ -162,7 +163,7 @@ class WorkQueue:
 
     async def _reconcile(self, item: _Item, reconcile: Reconcile, place: _Place) -> None:
         loop = asyncio.get_running_loop()
-        handle = loop.call_later(LONG, place.leave)
+        handle = loop.call_later(LONG_RECONCILE, place.leave)
         verdict: float | Verdict = BACK_OFF
         try:
             verdict = await reconcile(item.key)
@@ -174,38 +175,38 @@ class WorkQueue:
             handle.cancel()
             place.leave()
             item.running = False
-            item.not_before = loop.time() + PAUSE
-            self._afterwards(item, verdict)
+            item.not_before = loop.time() + RECONCILE_SPACING
+            self._after_reconcile(item, verdict)
 
-    def _afterwards(self, item: _Item, verdict: float | Verdict) -> None:
+    def _after_reconcile(self, item: _Item, verdict: float | Verdict) -> None:
         if item.changed:
             item.changed = False
-            self._soon(item)
+            self._schedule_soon(item)
         elif verdict is GONE:
             del self._items[item.key]
         elif verdict is BACK_OFF:
             item.failures += 1
             pause = back_off(item.failures) * random.uniform(1 - JITTER, 1 + JITTER)
-            self._later(item, pause)
+            self._schedule_later(item, pause)
         elif not isinstance(verdict, Verdict):
             item.failures = 0
-            self._later(item, verdict)
+            self._schedule_later(item, verdict)
 
-    def _soon(self, item: _Item) -> None:
-        """Due now, or a moment after it was reconciled last."""
+    def _schedule_soon(self, item: _Item) -> None:
+        """Make an item due now, or `RECONCILE_SPACING` after its last reconciliation."""
         wait = item.not_before - asyncio.get_running_loop().time()
         if wait > 0:
-            self._later(item, wait)
+            self._schedule_later(item, wait)
         else:
-            self._be_due(item)
+            self._make_due(item)
 
-    def _later(self, item: _Item, seconds: float) -> None:
+    def _schedule_later(self, item: _Item, seconds: float) -> None:
         if item.timer is not None:
             item.timer.cancel()
         loop = asyncio.get_running_loop()
-        item.timer = loop.call_later(seconds, self._be_due, item)
+        item.timer = loop.call_later(seconds, self._make_due, item)
 
-    def _be_due(self, item: _Item) -> None:
+    def _make_due(self, item: _Item) -> None:
         if item.timer is not None:
             item.timer.cancel()
             item.timer = None
@@ -221,12 +222,13 @@ class WorkQueue:
 
 
 class _Place:
-    """One of the places, given back once."""
+    """One of the queue's places, released at most once."""
 
     def __init__(self, places: asyncio.Semaphore) -> None:
         self._places: asyncio.Semaphore | None = places
 
     def leave(self) -> None:
+        """Release the place, unless it was released before."""
         if self._places is not None:
             self._places.release()
             self._places = None

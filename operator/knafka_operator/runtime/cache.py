@@ -26,13 +26,13 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.reconcile.work_queue import Key
-from knafka_operator.runtime.cluster import Selection
+from knafka_operator.runtime.cluster import WatchSelection
 
 APPLIED: Final = "knafka.dev/applied"
-"""Annotation of what we apply: the digest of its manifest."""
+"""Annotation of applied objects: the digest of the manifest."""
 
-REMEMBERED: Final = 1000
-"""Objects that are gone of which each selection still knows the UID."""
+MAX_GONE: Final = 1000
+"""Number of deleted objects whose UID each selection remembers."""
 
 KindKey: TypeAlias = tuple[str, str]
 """apiVersion and kind."""
@@ -42,8 +42,8 @@ Reference: TypeAlias = tuple[str, str, str, str]
 """apiVersion, kind, namespace and name."""
 
 
-class Api(Cluster, Protocol):
-    """What is cached; implemented by `ApiCluster`."""
+class CachedApi(Cluster, Protocol):
+    """The API that the cache is in front of; implemented by `ApiCluster`."""
 
     async def patch_status(self, document: Document, status: Document) -> Document | None:
         """`write_status` that gives the object as it is stored then; None: it is gone."""
@@ -51,115 +51,119 @@ class Api(Cluster, Protocol):
 
 
 @dataclass(eq=False, slots=True)
-class _Watched:
-    """What is known of one selection."""
+class _WatchedObjects:
+    """The cached objects of one selection."""
 
-    of: Selection
+    selection: WatchSelection
     synced: bool = False
     versions: dict[Identity, str] = field(default_factory=dict)
     """The resourceVersion of each object of the selection; whole objects are in `documents`."""
     documents: dict[Identity, Document] = field(default_factory=dict)
     gone: dict[Identity, str] = field(default_factory=dict)
-    """UIDs of the last objects that went: an answer that was slower than the watch brings none of
-    them back."""
+    """UIDs of recently deleted objects, so that a late answer brings none of them back."""
 
-    def found(self, identity: Identity) -> Document | None:
-        """The object as it is stored now, if that is known."""
+    def current(self, identity: Identity) -> Document | None:
+        """The object as stored now; None: not known."""
         document = self.documents.get(identity)
         if document is None or not self.synced:
             return None
-        if self.of.metadata_only and _version(document) != self.versions.get(identity):
+        if self.selection.metadata_only and _version(document) != self.versions.get(identity):
             return None
         return document
 
     def is_absent(self, identity: Identity) -> bool:
-        known = self.versions if self.of.metadata_only else self.documents
-        return self.synced and self.of.is_everything and identity not in known
+        """Whether the object certainly doesn't exist."""
+        known = self.versions if self.selection.metadata_only else self.documents
+        return self.synced and self.selection.is_everything and identity not in known
 
     def keep(self, document: Document) -> None:
-        """Unless a newer one is known, from an answer that was faster than the watch."""
+        """Store an object, unless a newer version is known."""
         identity = _identity(document)
         before = self.documents.get(identity)
         if before is None or not _is_older(document, before):
             self.documents[identity] = document
-            if not self.of.metadata_only:
+            if not self.selection.metadata_only:
                 self.versions[identity] = _version(document)
 
 
 class CachedCluster:
-    """`Cluster`; what isn't watched goes through."""
+    """A `Cluster` that answers from watched objects, and asks the API server for all others."""
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: CachedApi) -> None:
         self._api = api
-        self._watched: dict[KindKey, list[_Watched]] = {}
+        self._watched: dict[KindKey, list[_WatchedObjects]] = {}
         self._references: dict[Key, set[Reference]] = {}
-        """By who was reconciled: what it got then."""
+        """By key of a reconciled object: the objects that it has read."""
         self._referrers: dict[Reference, set[Key]] = {}
         self._tracked: ContextVar[set[Reference] | None] = ContextVar("tracked", default=None)
         self.changed: Callable[[Key], None] = lambda key: None
-        """Called with each object that looked at one that has changed or gone."""
-        self.looked_at: Callable[[str, str], None] = lambda api_version, kind: None
-        """Called with the apiVersion and kind of what a reconciliation has asked for, if nobody
-        watches that."""
+        """Called with the key of each object that has read one that has changed or is gone."""
+        self.on_unwatched_read: Callable[[str, str], None] = lambda api_version, kind: None
+        """Called with apiVersion and kind of an object that a reconciliation has read, if that kind
+        isn't watched."""
 
     # -- what watches hear
 
-    def heard(self, of: Selection, changed: Sequence[Document], gone: Sequence[Document]) -> None:
-        """See `watches.Listener`; what is older than what is known is passed over."""
-        watched = self._of(of)
+    def on_objects(
+        self, selection: WatchSelection, changed: Sequence[Document], gone: Sequence[Document]
+    ) -> None:
+        """See `watches.Listener`; versions older than the known ones are ignored."""
+        watched = self._watched_objects(selection)
         for document in changed:
             identity = _identity(document)
             watched.gone.pop(identity, None)
             known, version = watched.versions.get(identity), _version(document)
-            if of.metadata_only:
+            if selection.metadata_only:
                 watched.versions[identity] = version
             else:
                 watched.keep(document)
             if known != version:
-                self.tell((of.api_version, of.kind, *identity))
+                self.notify_readers((selection.api_version, selection.kind, *identity))
         for document in gone:
             identity = _identity(document)
             watched.versions.pop(identity, None)
             watched.documents.pop(identity, None)
             watched.gone[identity] = document["metadata"].get("uid", "")
-            if len(watched.gone) > REMEMBERED:
+            if len(watched.gone) > MAX_GONE:
                 del watched.gone[next(iter(watched.gone))]
-            self.tell((of.api_version, of.kind, *identity))
+            self.notify_readers((selection.api_version, selection.kind, *identity))
 
-    def is_synced(self, of: Selection, synced: bool) -> None:
-        self._of(of).synced = synced
+    def set_synced(self, selection: WatchSelection, synced: bool) -> None:
+        """See `watches.Listener`."""
+        self._watched_objects(selection).synced = synced
 
-    def unwatch(self) -> None:
-        """Nothing is watched any more: everything goes through."""
+    def forget_all(self) -> None:
+        """Drop everything, as nothing is watched any more."""
         self._watched.clear()
         self._references.clear()
         self._referrers.clear()
 
-    def _of(self, of: Selection) -> _Watched:
-        of_kind = self._watched.setdefault((of.api_version, of.kind), [])
-        found = next((each for each in of_kind if each.of == of), None)
+    def _watched_objects(self, selection: WatchSelection) -> _WatchedObjects:
+        of_kind = self._watched.setdefault((selection.api_version, selection.kind), [])
+        found = next((each for each in of_kind if each.selection == selection), None)
         if found is None:
-            found = _Watched(of)
+            found = _WatchedObjects(selection)
             of_kind.append(found)
         return found
 
-    def _known(self, reference: Reference) -> Document | None:
-        """The object as it is stored now, if that is known."""
+    def _current(self, reference: Reference) -> Document | None:
+        """The object as stored now; None: not known."""
         of_kind = self._watched.get(reference[:2], ())
-        return next(filter(None, (each.found(reference[2:]) for each in of_kind)), None)
+        return next(filter(None, (each.current(reference[2:]) for each in of_kind)), None)
 
     def keep(self, document: Document) -> None:
-        """What the API server answered to a write, or to a question."""
+        """Store an object that the API server has answered with."""
         for each in self._watched.get((document["apiVersion"], document["kind"]), ()):
             is_gone = each.gone.get(_identity(document)) == document["metadata"].get("uid", "")
-            if each.synced and each.of.matches(document) and not is_gone:
-                each.keep(_slim(document))
+            if each.synced and each.selection.matches(document) and not is_gone:
+                each.keep(_without_managed_fields(document))
 
     # -- who looks at what
 
     @contextmanager
     def tracking(self, key: Key) -> Iterator[None]:
-        """What is got in here concerns this object, until it is reconciled again."""
+        """In this context, track the objects that are read; their changes are reported to
+        `changed` with `key`, until it is tracked again."""
         found: set[Reference] = set()
         token = self._tracked.set(found)
         try:
@@ -169,13 +173,13 @@ class CachedCluster:
             raise
         finally:
             self._tracked.reset(token)
-            self._refer(key, found)
+            self._set_references(key, found)
 
     def forget(self, key: Key) -> None:
-        """It is gone and looks at nothing."""
-        self._refer(key, set())
+        """Forget what an object has read, as it is gone."""
+        self._set_references(key, set())
 
-    def _refer(self, key: Key, to: set[Reference]) -> None:
+    def _set_references(self, key: Key, to: set[Reference]) -> None:
         before = self._references.pop(key, set())
         if to:
             self._references[key] = to
@@ -186,39 +190,39 @@ class CachedCluster:
             referrers.discard(key)
             if not referrers:
                 del self._referrers[reference]
-                self._let_go(reference)
+                self._drop_unread(reference)
 
-    def _let_go(self, reference: Reference) -> None:
-        """Nobody looks at it any more: of an object of which only metadata is watched, that is
-        enough again."""
+    def _drop_unread(self, reference: Reference) -> None:
+        """Drop an object that nobody reads any more, if only its metadata is watched."""
         for each in self._watched.get(reference[:2], ()):
-            if each.of.metadata_only:
+            if each.selection.metadata_only:
                 each.documents.pop(reference[2:], None)
 
-    def known(self, of: Selection, namespace: str) -> list[Identity]:
-        """The objects in a namespace that watches have told of."""
-        return [each for each in self._of(of).versions if each[0] == namespace]
+    def identities_in(self, selection: WatchSelection, namespace: str) -> list[Identity]:
+        """The cached objects of a selection in a namespace."""
+        return [each for each in self._watched_objects(selection).versions if each[0] == namespace]
 
-    def tell(self, reference: Reference) -> None:
-        """This object has changed, or something that belongs to it."""
+    def notify_readers(self, reference: Reference) -> None:
+        """Call `changed` with every object that has read this one."""
         for key in list(self._referrers.get(reference, ())):
             self.changed(key)
 
     # -- Cluster
 
     async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
+        """As `Cluster.get`, from watched objects if possible."""
         reference = api_version, kind, namespace, name
         tracked = self._tracked.get()
         if tracked is not None:
             tracked.add(reference)
-        if (known := self._known(reference)) is not None:
+        if (known := self._current(reference)) is not None:
             return known
         of_kind = self._watched.get((api_version, kind), ())
         if any(each.is_absent((namespace, name)) for each in of_kind):
             return None
         found = await self._api.get(*reference)
         if tracked is not None and not of_kind:
-            self.looked_at(api_version, kind)
+            self.on_unwatched_read(api_version, kind)
         if tracked is not None and found is not None:
             self.keep({**found, "apiVersion": api_version, "kind": kind})
         return found
@@ -236,12 +240,13 @@ class CachedCluster:
         return await self._api.create(manifest)
 
     async def apply(self, manifest: Document) -> Document:
+        """As `Cluster.apply`; makes no request if the stored object has it all."""
         metadata = manifest["metadata"]
         if "data" not in manifest:  # a digest of a Secret's would be one of a password
             digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:32]
             annotations = {**_annotations(manifest), APPLIED: digest}
             manifest = {**manifest, "metadata": {**metadata, "annotations": annotations}}
-        there = self._known((manifest["apiVersion"], manifest["kind"], *_identity(manifest)))
+        there = self._current((manifest["apiVersion"], manifest["kind"], *_identity(manifest)))
         # The digest says that nothing is there that was wanted once and isn't any more, the rest
         # that nobody has changed anything by hand.
         if (
@@ -255,8 +260,9 @@ class CachedCluster:
         return stored
 
     async def write_status(self, document: Document, status: Document) -> None:
-        there = self._known((document["apiVersion"], document["kind"], *_identity(document)))
-        if there is not None and reads(there.get("status") or {}, status):
+        """As `Cluster.write_status`; makes no request if nothing would change."""
+        there = self._current((document["apiVersion"], document["kind"], *_identity(document)))
+        if there is not None and changes_nothing(there.get("status") or {}, status):
             return
         stored = await self._api.patch_status(document, status)
         if stored is not None:
@@ -269,7 +275,7 @@ class CachedCluster:
 
 
 def contains(there: Any, wanted: Any) -> bool:
-    """Whether everything that is wanted is there, beside whatever others have added to it."""
+    """Whether a stored value contains everything that is wanted; additional keys are allowed."""
     if isinstance(wanted, Mapping):
         return isinstance(there, Mapping) and all(
             key in there and contains(there[key], value) for key, value in wanted.items()
@@ -283,23 +289,23 @@ def contains(there: Any, wanted: Any) -> bool:
     return bool(there == wanted)
 
 
-def reads(there: Mapping[str, Any], patch: Mapping[str, Any]) -> bool:
-    """Whether a merge patch (RFC 7386) changes nothing."""
+def changes_nothing(there: Mapping[str, Any], patch: Mapping[str, Any]) -> bool:
+    """Whether a merge patch (RFC 7386) would change nothing."""
     for key, value in patch.items():
         if value is None:
             if key in there:
                 return False
         elif isinstance(value, Mapping):
             had = there.get(key)
-            if not isinstance(had, Mapping) or not reads(had, value):
+            if not isinstance(had, Mapping) or not changes_nothing(had, value):
                 return False
         elif there.get(key) != value:
             return False
     return True
 
 
-def _slim(document: Document) -> Document:
-    """Without what nobody reads, as watches have it."""
+def _without_managed_fields(document: Document) -> Document:
+    """A document without `managedFields`, which nobody reads."""
     metadata = document["metadata"]
     if "managedFields" not in metadata:
         return document
@@ -320,8 +326,8 @@ def _version(document: Document) -> str:
 
 
 def _is_older(document: Document, than: Document) -> bool:
-    """By resourceVersion, which the API server counts up (KEP-5504); an object that was made anew
-    is no older version of the one before."""
+    """Whether a document is an older version of the same object, by resourceVersion, which the API
+    server counts up (KEP-5504). An object recreated under the name is another one."""
     this, that = document["metadata"], than["metadata"]
     if this.get("uid") != that.get("uid"):
         return False

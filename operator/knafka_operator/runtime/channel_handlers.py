@@ -12,7 +12,7 @@ from typing import Any, Final
 import kopf
 
 from knafka_operator.decide import channel_admission
-from knafka_operator.runtime.handlers import WEBHOOK, admit, become
+from knafka_operator.runtime.handlers import WEBHOOK, check_admission, replace_document
 
 # KafkaChannels are asked about in both of their versions: as the webhooks' matchPolicy is
 # Equivalent, a v1beta1 is handed over as a v1.
@@ -30,18 +30,24 @@ def register(registry: kopf.OperatorRegistry) -> None:
 
 
 def default_channel(patch: kopf.Patch, **_: Any) -> None:
-    patch.fns.append(lambda raw: become(raw, channel_admission.defaulted_channel(raw)))
+    """Fill in a KafkaChannel's defaults."""
+    patch.fns.append(lambda raw: replace_document(raw, channel_admission.defaulted_channel(raw)))
 
 
 def default_subscription(body: kopf.Body, patch: kopf.Patch, **_: Any) -> None:
+    """Fill in the defaults of a Subscription to a KafkaChannel."""
     if channel_admission.may_be_ours(body):
-        patch.fns.append(lambda raw: become(raw, channel_admission.defaulted_subscription(raw)))
+        patch.fns.append(
+            lambda raw: replace_document(raw, channel_admission.defaulted_subscription(raw))
+        )
 
 
 def check_channel(body: kopf.Body, memo: kopf.Memo, old: Any = None, **_: Any) -> None:
-    admit(channel_admission.check_channel, body, memo, old)
+    """Refuse an invalid KafkaChannel."""
+    check_admission(channel_admission.check_channel, body, memo, old)
 
 
 def check_subscription(body: kopf.Body, memo: kopf.Memo, old: Any = None, **_: Any) -> None:
+    """Refuse an invalid Subscription to a KafkaChannel."""
     if channel_admission.may_be_ours(old or body):
-        admit(channel_admission.check_subscription, body, memo, old)
+        check_admission(channel_admission.check_subscription, body, memo, old)

@@ -32,26 +32,26 @@ from kubernetes.dynamic.exceptions import (
 from urllib3.exceptions import HTTPError
 
 from knafka_operator.model.cluster import ClusterError, Conflict, Document, NotAllowed, Rejected
-from knafka_operator.runtime.json_answers import decode
-from knafka_operator.runtime.kinds import Kinds
+from knafka_operator.runtime.json_answers import decode_json
+from knafka_operator.runtime.rest_mapper import RestMapper
 
 MANAGER: Final = "knafka-operator"
-"""Field manager of what we apply."""
+"""The field manager of applied objects."""
 REQUEST_TIMEOUT: Final = 15.0
 """Seconds for one request."""
 THREADS: Final = 32
 """Requests at a time: twice as many as the work queue has places."""
-PER_NAMESPACE: Final = 8
+MAX_REQUESTS_PER_NAMESPACE: Final = 8
 """Requests at a time for objects of one namespace, whose admission webhook may hold all of them."""
 CONNECTIONS: Final = 64
-"""That are kept: one for each thread and each watch."""
-PAGE: Final = 250
+"""Connections that are kept open: one for each thread and each watch."""
+PAGE_SIZE: Final = 250
 """Objects in one answer to a list that is followed by a watch: decoding it keeps the event loop
 waiting for some 10 ms."""
 CONNECT_TIMEOUT: Final = 5.0
 
 _METADATA: Final = ";g=meta.k8s.io;v=v1,application/json"
-"""Ends an Accept header that asks for nothing but the metadata of objects."""
+"""End of an Accept header that asks for objects' metadata only."""
 
 _NAMESPACE = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?").fullmatch
 _NAME = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._:]{0,252}").fullmatch
@@ -60,7 +60,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class WatchSelection:
     """Which objects are watched, in all namespaces: the API server filters them."""
 
     api_version: str
@@ -70,15 +70,15 @@ class Selection:
     fields: str = ""
     """A field selector."""
     metadata_only: bool = False
-    """Whether their spec, data and status stay where they are."""
+    """Whether only metadata is watched, without spec, data and status."""
 
     @property
     def is_everything(self) -> bool:
-        """Whether it leaves out no object of its kind."""
+        """Whether the selection includes all objects of its kind."""
         return not (self.labels or self.fields)
 
     def matches(self, document: Document) -> bool:
-        """Whether the label selector does; field selectors are the API server's alone."""
+        """Whether an object matches the label selector; field selectors aren't checked."""
         labels = document["metadata"].get("labels") or {}
         key, given, value = self.labels.partition("=")
         if not key:
@@ -95,14 +95,14 @@ class ApiCluster:
     """`Cluster` on the official client."""
 
     def __init__(self, client: kubernetes.client.ApiClient) -> None:
-        self.kinds = Kinds(client)
+        self.kinds = RestMapper(client)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kubernetes-api")
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-        """By namespace, while something of it is asked."""
+        """Limits concurrent requests, by namespace."""
 
     @classmethod
     def from_environment(cls) -> ApiCluster:
-        """From the pod's service account, else from KUBECONFIG; raises `ClusterError`."""
+        """Connect with the pod's service account, else by KUBECONFIG; raises `ClusterError`."""
         try:
             if "KUBERNETES_SERVICE_HOST" in os.environ:
                 kubernetes.config.load_incluster_config()  # type: ignore[no-untyped-call]
@@ -116,10 +116,10 @@ class ApiCluster:
 
     async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
         def ask() -> Document | None:
-            if not _may_be(namespace, name):
+            if not _is_legal_name(namespace, name):
                 return None
             try:
-                return _decoded(
+                return _decoded_answer(
                     self._kind(api_version, kind).get(
                         name=name,
                         namespace=namespace,
@@ -148,7 +148,7 @@ class ApiCluster:
                 serialize=False,
                 _request_timeout=REQUEST_TIMEOUT,
             )
-            found: list[Document] = _decoded(answer)["items"]
+            found: list[Document] = _decoded_answer(answer)["items"]
             return found
 
         return await self._in_thread("", f"list {kind}", ask)
@@ -175,7 +175,7 @@ class ApiCluster:
         metadata = manifest["metadata"]
 
         def ask() -> Document:
-            return _decoded(
+            return _decoded_answer(
                 self._kind(manifest["apiVersion"], manifest["kind"]).server_side_apply(
                     body=manifest,
                     name=metadata["name"],
@@ -194,19 +194,21 @@ class ApiCluster:
         await self.patch_status(document, status)
 
     async def patch_status(self, document: Document, status: Document) -> Document | None:
-        """`write_status` that gives the object as it is stored then; None: it is gone."""
+        """Merge `status` into the object's; returns the stored object, None: it is gone."""
 
         def ask() -> Document | None:
             kind = self._kind(document["apiVersion"], document["kind"])
             return self._patch(kind.status, document, {"status": status})
 
         namespace = document["metadata"]["namespace"]
-        return await self._in_thread(namespace, f"write the status of {_named(document)}", ask)
+        return await self._in_thread(
+            namespace, f"write the status of {_object_name(document)}", ask
+        )
 
     async def patch_metadata(self, document: Document, metadata: Document) -> Document | None:
-        """Merge `metadata` into the object's, unless it has changed since it was read.
+        """Merge `metadata` into an object's, unless it has changed since it was read.
 
-        Gives it as it is stored then; None: it is gone. Raises `ClusterError`, also for a conflict.
+        Returns the stored object, None: it is gone. Raises `ClusterError`, also for a conflict.
         """
         version = {"resourceVersion": document["metadata"].get("resourceVersion")}
 
@@ -215,10 +217,12 @@ class ApiCluster:
             return self._patch(kind, document, {"metadata": {**version, **metadata}})
 
         namespace = document["metadata"]["namespace"]
-        return await self._in_thread(namespace, f"write the metadata of {_named(document)}", ask)
+        return await self._in_thread(
+            namespace, f"write the metadata of {_object_name(document)}", ask
+        )
 
-    async def replace_in_cluster(self, manifest: Document) -> None:
-        """Have an object that is in no namespace with just these fields, beside others that it has.
+    async def merge_cluster_scoped(self, manifest: Document) -> None:
+        """Create a cluster-scoped object, or merge these fields into an existing one.
 
         Lists are replaced as a whole, whoever wrote them. Raises `ClusterError`.
         """
@@ -253,44 +257,48 @@ class ApiCluster:
 
         await self._in_thread(namespace, f"delete {kind} {namespace}/{name}", ask)
 
-    def list_page(self, of: Selection, after: str | None) -> Document:
-        """One page of a list, `PAGE` objects; blocks. `after` is the `continue` of the one before.
+    def list_page(self, selection: WatchSelection, after: str | None) -> Document:
+        """One page of a list, `PAGE_SIZE` objects; blocks. `after` is the `continue` of the one
+        before.
 
         Raises what the client raises.
         """
-        return _decoded(
-            self._kind(of.api_version, of.kind).get(
+        return _decoded_answer(
+            self._kind(selection.api_version, selection.kind).get(
                 serialize=False,
-                limit=PAGE,
+                limit=PAGE_SIZE,
                 _continue=after,
                 _request_timeout=REQUEST_TIMEOUT,
-                **_selected(of, "PartialObjectMetadataList"),
+                **_selection_options(selection, "PartialObjectMetadataList"),
             )
         )
 
-    def follow(self, of: Selection, version: str, seconds: int, silence: float) -> Any:
-        """An open watch from a resourceVersion on, a line of JSON for each event; blocks.
+    def open_watch(
+        self, selection: WatchSelection, version: str, seconds: int, silence: float
+    ) -> Any:
+        """Open a watch from a resourceVersion on; blocks.
 
-        The API server ends it after `seconds`; `silence` is how long a read may take. Gives a
-        `urllib3` response. Raises what the client raises.
+        Returns a `urllib3` response with a line of JSON for each event, which the API server ends
+        after `seconds`; a read may take `silence` seconds. Raises what the client raises.
         """
-        return self._kind(of.api_version, of.kind).get(
+        return self._kind(selection.api_version, selection.kind).get(
             serialize=False,
             watch=True,
             resource_version=version,
             allow_watch_bookmarks=True,
             timeout_seconds=seconds,
             _request_timeout=(CONNECT_TIMEOUT, silence),
-            **_selected(of, "PartialObjectMetadata"),
+            **_selection_options(selection, "PartialObjectMetadata"),
         )
 
     def close(self) -> None:
+        """Stop the threads, and cancel waiting requests."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _patch(self, of: Any, document: Document, body: Document) -> Document | None:
         metadata = document["metadata"]
         try:
-            return _decoded(
+            return _decoded_answer(
                 of.patch(
                     body=body,
                     name=metadata["name"],
@@ -311,49 +319,49 @@ class ApiCluster:
         return found
 
     async def _in_thread(self, namespace: str, what: str, call: Callable[[], T]) -> T:
-        turn = self._turns.setdefault(namespace, asyncio.Semaphore(PER_NAMESPACE))
+        turn = self._turns.setdefault(namespace, asyncio.Semaphore(MAX_REQUESTS_PER_NAMESPACE))
         try:
             async with turn:
                 return await asyncio.get_running_loop().run_in_executor(self._threads, call)
         except ForbiddenError as error:
-            raise NotAllowed(f"can't {what}: {_told(error)}") from error
+            raise NotAllowed(f"can't {what}: {_server_message(error)}") from error
         except (BadRequestError, UnprocessibleEntityError) as error:
-            raise Rejected(f"can't {what}: {_told(error)}") from error
+            raise Rejected(f"can't {what}: {_server_message(error)}") from error
         except ConflictError as error:
-            raise Conflict(f"can't {what}: {_told(error)}") from error
+            raise Conflict(f"can't {what}: {_server_message(error)}") from error
         except DynamicApiError as error:
-            raise ClusterError(f"can't {what}: {_told(error)}") from error
+            raise ClusterError(f"can't {what}: {_server_message(error)}") from error
         except (ApiException, HTTPError, OSError, ValueError, ResourceNotFoundError) as error:
             raise ClusterError(f"can't {what}: {error}") from error
 
 
-def _selected(of: Selection, as_: str) -> dict[str, Any]:
+def _selection_options(selection: WatchSelection, as_: str) -> dict[str, Any]:
     return {
-        "label_selector": of.labels or None,
-        "field_selector": of.fields or None,
+        "label_selector": selection.labels or None,
+        "field_selector": selection.fields or None,
         "header_params": {"Accept": f"application/json;as={as_}{_METADATA}"}
-        if of.metadata_only
+        if selection.metadata_only
         else {},
     }
 
 
-def _decoded(answer: Any) -> Document:
-    document: Document = decode(answer.data)
+def _decoded_answer(answer: Any) -> Document:
+    document: Document = decode_json(answer.data)
     return document
 
 
-def _named(document: Document) -> str:
+def _object_name(document: Document) -> str:
     metadata = document["metadata"]
     return f"{document['kind']} {metadata['namespace']}/{metadata['name']}"
 
 
-def _may_be(namespace: str, name: str) -> bool:
-    """Whether an object may have this name: the client puts both into a path as they are."""
+def _is_legal_name(namespace: str, name: str) -> bool:
+    """Whether namespace and name are legal; the client puts them into a path unescaped."""
     return _NAMESPACE(namespace) is not None and _NAME(name) is not None
 
 
-def _told(error: DynamicApiError) -> str:
-    """What the API server says, without the headers around it."""
+def _server_message(error: DynamicApiError) -> str:
+    """The API server's error message, without headers."""
     try:
         return str(json.loads(error.body or "")["message"])
     except (ValueError, TypeError, KeyError):

@@ -27,12 +27,12 @@ from knafka_operator.reconcile.archives import Archives
 from knafka_operator.reconcile.work_queue import Key
 from knafka_operator.runtime import cache, watches
 from knafka_operator.runtime.cache import CachedCluster
-from knafka_operator.runtime.cluster import Selection
+from knafka_operator.runtime.cluster import WatchSelection
 from knafka_operator.runtime.definitions import Definitions
 from knafka_operator.runtime.events import Events
 from knafka_operator.runtime.function_keys import FunctionKeys
-from knafka_operator.runtime.kinds import Kinds
 from knafka_operator.runtime.naming import FollowedNaming
+from knafka_operator.runtime.rest_mapper import RestMapper
 from knafka_operator.runtime.selections import (
     BESIDE,
     CONFIG_MAPS,
@@ -50,23 +50,23 @@ from knafka_operator.runtime.watches import Watch
 log = logging.getLogger(__name__)
 
 SYNC_TIMEOUT: Final = 15.0
-"""Seconds for which reconciling waits for the watches: without one of them it asks instead."""
+"""Seconds for which reconciling waits for all watches; later it asks the API server instead."""
 MAX_KINDS: Final = 32
-"""Kinds of subscribers that are watched; those beyond are looked at again now and then."""
+"""Most kinds of subscribers that are watched; objects of others are only re-read periodically."""
 
 
-class Api(cache.Api, watches.Api, Protocol):
+class ControllerApi(cache.CachedApi, watches.WatchApi, Protocol):
     """What the controller asks of the API server; implemented by `ApiCluster`."""
 
-    kinds: Kinds
+    kinds: RestMapper
 
     async def patch_metadata(self, document: Document, metadata: Document) -> Document | None: ...
 
 
 class _Store:
-    """Where objects are stored: the API server, and the cache in front of it."""
+    """The controller's `Store`: the API server, and the cache in front of it."""
 
-    def __init__(self, cluster: CachedCluster, api: Api) -> None:
+    def __init__(self, cluster: CachedCluster, api: ControllerApi) -> None:
         self._cluster = cluster
         self._api = api
 
@@ -92,7 +92,7 @@ class ClusterController(Controller):
         self,
         operator: Operator,
         cluster: CachedCluster,
-        api: Api,
+        api: ControllerApi,
         tracing: FollowedTracing | None = None,
         keys: FunctionKeys | None = None,
         naming: FollowedNaming | None = None,
@@ -107,16 +107,18 @@ class ClusterController(Controller):
         self._tracing = tracing or FollowedTracing(operator.settings, api)
         self._keys = keys
         self._naming = naming or FollowedNaming(operator.settings, api)
-        self._own = {Selection(kind.api_version, name): kind for name, kind in self.kinds.items()}
+        self._own = {
+            WatchSelection(kind.api_version, name): kind for name, kind in self.kinds.items()
+        }
         self._always = (*self._own, *BESIDE, *((JOBS,) if ARCHIVE in self.kinds else ()))
-        for beside in operator.all:
+        for beside in operator.all_operators:
             beside.moves.on_move = self._on_move
-        for triggers in operator.delivering:
+        for triggers in operator.delivering_kinds:
             triggers.dead_letters.on_first = self._on_dead_letters
-        self._watches: dict[Selection, Watch] = {}
-        self._synced: set[Selection] = set()
+        self._watches: dict[WatchSelection, Watch] = {}
+        self._synced: set[WatchSelection] = set()
         self._all_synced = asyncio.Event()
-        self._definitions = Definitions(api.kinds, operator.all)
+        self._definitions = Definitions(api.kinds, operator.all_operators)
         operator.on_policies_known(False)
         self._pods: set[str] = set()
         """UIDs of the functions' pods."""
@@ -124,7 +126,7 @@ class ClusterController(Controller):
     async def run(self) -> None:
         """Follow and reconcile everything until cancelled."""
         self._cluster.changed = self._operator.queue.enqueue
-        self._cluster.looked_at = self._watch_kind
+        self._cluster.on_unwatched_read = self._watch_kind
         enqueue = self._operator.queue.enqueue
         tracing = self._tracing.follow(self._operator, enqueue, self._events.post)
         naming = self._naming.follow(self._events.post)
@@ -148,61 +150,63 @@ class ClusterController(Controller):
             for watch in self._watches.values():
                 watch.close()
             self._watches.clear()
-            self._cluster.unwatch()
+            self._cluster.forget_all()
             await self._events.close()
 
     # -- what changes
 
-    def heard(self, of: Selection, changed: Sequence[Document], gone: Sequence[Document]) -> None:
+    def on_objects(
+        self, selection: WatchSelection, changed: Sequence[Document], gone: Sequence[Document]
+    ) -> None:
         """See `watches.Listener`."""
-        self._cluster.heard(of, changed, gone)
-        if (kind := self._own.get(of)) is not None:
+        self._cluster.on_objects(selection, changed, gone)
+        if (kind := self._own.get(selection)) is not None:
             for document in changed:
                 self.on_change(kind, document, gone=False)
             for document in gone:
                 self.on_change(kind, document, gone=True)
-        elif of is JOBS:
+        elif selection is JOBS:
             archives = self.kinds[ARCHIVE]
             assert isinstance(archives, Archives)
             for job in (*changed, *gone):
                 for key in archives.on_job(job):
                     self._operator.queue.enqueue(key)
-        elif of is PODS:
+        elif selection is PODS:
             self._on_pods(changed, gone)
-        elif of is NAMESPACES:
+        elif selection is NAMESPACES:
             self._on_namespaces(changed, gone)
-        elif of is CONFIG_MAPS:
+        elif selection is CONFIG_MAPS:
             for document in (*changed, *gone):
                 self._tracing.on_config_map(document)
                 self._naming.on_config_map(document)
                 self._operator.trust_bundles.on_config_map(document)
-        elif of is SECRETS and self._keys is not None:
+        elif selection is SECRETS and self._keys is not None:
             for document in (*changed, *gone):
                 self._keys.on_secret(document)
-        elif of is DEFINITIONS:
-            self._definitions.heard(changed, gone)
+        elif selection is DEFINITIONS:
+            self._definitions.on_objects(changed, gone)
             self._follow_policies()
-        elif of is POLICIES:
+        elif selection is POLICIES:
             self._operator.on_policies(changed, gone)
 
-    def is_synced(self, of: Selection, synced: bool) -> None:
+    def set_synced(self, selection: WatchSelection, synced: bool) -> None:
         """See `watches.Listener`."""
-        self._cluster.is_synced(of, synced)
-        if of is DEFINITIONS:
-            self._definitions.is_synced(synced)
+        self._cluster.set_synced(selection, synced)
+        if selection is DEFINITIONS:
+            self._definitions.set_synced(synced)
             self._follow_policies()
-        if of is POLICIES and synced:
+        if selection is POLICIES and synced:
             # While nobody follows them for a moment, what was heard of them holds.
             self._operator.on_policies_known(True)
-        if of is PODS:
+        if selection is PODS:
             self._operator.states.receivers_known = synced
-        elif of is CONFIG_MAPS and synced:
-            self._tracing.look()  # of one that went nobody hears later
-            self._naming.look()
-            self._operator.trust_bundles.look()
-        elif of is SECRETS and synced and self._keys is not None:
-            self._keys.look()
-        (self._synced.add if synced else self._synced.discard)(of)
+        elif selection is CONFIG_MAPS and synced:
+            self._tracing.reread_soon()  # of one that went nobody hears later
+            self._naming.reread_soon()
+            self._operator.trust_bundles.reread_soon()
+        elif selection is SECRETS and synced and self._keys is not None:
+            self._keys.reread_soon()
+        (self._synced.add if synced else self._synced.discard)(selection)
         if self._synced.issuperset(self._always):
             self._all_synced.set()
 
@@ -222,26 +226,26 @@ class ClusterController(Controller):
             self._on_ending(pod)
 
     def _on_namespaces(self, changed: Sequence[Document], gone: Sequence[Document]) -> None:
-        """What a namespace that goes holds goes at once, not when Kubernetes deletes each object:
-        that is when all pods have ended, and ours end when their functions do."""
+        """Enqueue all objects of a namespace that is being deleted. Kubernetes would delete them
+        only after all pods have ended, and functions' pods end with their objects."""
         for namespace in changed:
             metadata = namespace["metadata"]
-            if "deletionTimestamp" in metadata and metadata["name"] not in self.ending:
-                self.ending.add(metadata["name"])
-                for of in self._own:
-                    for identity in self._cluster.known(of, metadata["name"]):
-                        self._operator.queue.enqueue((of.kind, *identity))
-        self.ending -= {namespace["metadata"]["name"] for namespace in gone}
+            if "deletionTimestamp" in metadata and metadata["name"] not in self.ending_namespaces:
+                self.ending_namespaces.add(metadata["name"])
+                for selection in self._own:
+                    for identity in self._cluster.identities_in(selection, metadata["name"]):
+                        self._operator.queue.enqueue((selection.kind, *identity))
+        self.ending_namespaces -= {namespace["metadata"]["name"] for namespace in gone}
 
     def _on_ending(self, pod: Document) -> None:
-        """A reconciliation may be waiting for this pod of its Service to end."""
+        """Wake objects that have read the Service of a pod that ends."""
         metadata = pod["metadata"]
         if service := (metadata.get("labels") or {}).get("serving.knative.dev/service"):
-            self._cluster.tell((SERVING, "Service", metadata["namespace"], service))
+            self._cluster.notify_readers((SERVING, "Service", metadata["namespace"], service))
 
     def _follow_policies(self) -> None:
-        """Follow EventPolicies where there is such a kind."""
-        match self._definitions.has(POLICY_DEFINITION):
+        """Watch EventPolicies if their kind exists."""
+        match self._definitions.exists(POLICY_DEFINITION):
             case True if POLICIES not in self._watches:
                 self._operator.on_policies_known(False)
                 self._watch(POLICIES)
@@ -249,16 +253,20 @@ class ClusterController(Controller):
                 self._operator.on_policies_known(True)
 
     def _watch_kind(self, api_version: str, kind: str) -> None:
-        """What a reconciliation looks at is of this kind: hear of its changes."""
-        of = Selection(api_version, kind, metadata_only=True)
+        """Watch a kind of which a reconciliation has read an object."""
+        selection = WatchSelection(api_version, kind, metadata_only=True)
         watched = len(self._watches) - len(self._always)
         # One that doesn't exist has no watch: its CustomResourceDefinition is heard of.
-        if of not in self._watches and watched < MAX_KINDS and (api_version, kind) not in UNWATCHED:
+        if (
+            selection not in self._watches
+            and watched < MAX_KINDS
+            and (api_version, kind) not in UNWATCHED
+        ):
             if self._api.kinds.is_known(api_version, kind):
-                self._watch(of)
+                self._watch(selection)
 
-    def _watch(self, of: Selection) -> None:
-        self._watches[of] = Watch(self._api, of, self)
+    def _watch(self, selection: WatchSelection) -> None:
+        self._watches[selection] = Watch(self._api, selection, self)
 
     def _on_move(self, trigger: Document, message: str) -> None:
         self._events.post(trigger, "Normal", "Moving", message)
@@ -268,4 +276,4 @@ class ClusterController(Controller):
 
 
 def _is_receiver(pod: Document) -> bool:
-    return (pod["metadata"].get("labels") or {}).get(services.ROLE) == services.RECEIVER
+    return (pod["metadata"].get("labels") or {}).get(services.ROLE_LABEL) == services.RECEIVER_ROLE

@@ -11,23 +11,24 @@ from collections.abc import Collection, Sequence
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.handler import EVENTING_DEFINITION
 from knafka_operator.operator import Operator
-from knafka_operator.runtime.kinds import Kinds
+from knafka_operator.runtime.rest_mapper import RestMapper
 
 
 class Definitions:
-    """Belongs to one event loop; until it is synced, nobody knows of Knative Eventing."""
+    """Tracks the CustomResourceDefinitions; belongs to one event loop."""
 
-    def __init__(self, kinds: Kinds, operators: Collection[Operator]) -> None:
+    def __init__(self, kinds: RestMapper, operators: Collection[Operator]) -> None:
         self._kinds = kinds
         self._operators = operators
         self._there: set[str] = set()
-        """Their names."""
+        """Names of the existing definitions."""
         self._synced = False
         for each in operators:
             each.on_eventing(None)
 
-    def heard(self, changed: Sequence[Document], gone: Sequence[Document]) -> None:
-        """These are there, or not any more."""
+    def on_objects(self, changed: Sequence[Document], gone: Sequence[Document]) -> None:
+        """Update the definitions that have changed or are gone; kinds of their groups are looked up
+        again, and failed objects retried."""
         there = {each["metadata"]["name"] for each in changed}
         left = {each["metadata"]["name"] for each in gone}
         self._there = (self._there | there) - left
@@ -37,18 +38,18 @@ class Definitions:
             self._kinds.forget(name.partition(".")[2])
         for each in self._operators:
             each.queue.retry_failed()
-        self._tell()
+        self._report_eventing()
 
-    def is_synced(self, synced: bool) -> None:
-        """Whether all there are were heard of; what was seen before counts until they are again."""
+    def set_synced(self, synced: bool) -> None:
+        """Note whether all definitions are known."""
         self._synced = synced
         if synced:
-            self._tell()
+            self._report_eventing()
 
-    def has(self, name: str) -> bool | None:
-        """Whether there is one of this name; None: that isn't known yet."""
+    def exists(self, name: str) -> bool | None:
+        """Whether a definition of this name exists; None: not known yet."""
         return name in self._there if self._synced else None
 
-    def _tell(self) -> None:
+    def _report_eventing(self) -> None:
         for each in self._operators:
             each.on_eventing(EVENTING_DEFINITION in self._there)

@@ -20,14 +20,14 @@ COMPONENT: Final = "knafka-operator"
 MAX_MESSAGE: Final = 1000
 """Characters; the API server takes 1,024."""
 MAX_WAITING: Final = 100
-"""Events that may be under way; further ones are left out."""
+"""Most Events being posted at a time; further ones are dropped."""
 
 
 class Events:
     """Posts core/v1 Events; belongs to one event loop."""
 
     def __init__(self, cluster: Cluster, identity: str) -> None:
-        """`identity` says which replica it was."""
+        """`identity` names the reporting replica."""
         self._cluster = cluster
         self._identity = identity
         self._posting: set[asyncio.Task[None]] = set()
@@ -35,14 +35,14 @@ class Events:
     def post(
         self, of: Document, type_: Literal["Normal", "Warning"], reason: str, message: str
     ) -> None:
-        """Never raises, and waits for nothing."""
+        """Post an Event about an object in the background; never raises."""
         if len(self._posting) < MAX_WAITING:
             task = asyncio.create_task(self._post(_event(of, type_, reason, message)))
             self._posting.add(task)
             task.add_done_callback(self._posting.discard)
 
     async def close(self) -> None:
-        """Leave out what isn't posted yet."""
+        """Drop Events that aren't posted yet."""
         for task in self._posting:
             task.cancel()
         if self._posting:

@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from knafka.core.caller_tokens import MAX_VERIFIERS
-from knafka_operator.model.cluster import Cluster, ClusterError, Document, decoded
+from knafka_operator.model.cluster import Cluster, ClusterError, Document, decoded_secret
 from knafka_operator.model.resources import CORE
 from knafka_operator.model.sensors import SENSOR
 from knafka_operator.model.settings import Settings
@@ -33,7 +33,7 @@ from knafka_operator.reconcile.work_queue import Key
 
 log = logging.getLogger(__name__)
 
-SECRET: Final = "knafka-function-keys"
+KEYS_SECRET: Final = "knafka-function-keys"
 MIN_KEY_LENGTH: Final = 32
 """Characters: `openssl rand -hex 32` has 64. A token is only as hard to guess as its key."""
 ASK_AGAIN: Final = 1.0
@@ -41,18 +41,18 @@ ASK_AGAIN: Final = 1.0
 
 
 class FunctionKeys:
-    """Keeps `Settings.tokens` as the Secret says."""
+    """Keeps `Settings.tokens` in step with the Secret."""
 
     def __init__(self, settings: Settings, cluster: Cluster) -> None:
         self._settings = settings
         self._cluster = cluster
         self._keys: Mapping[str, str] = {}
-        """By name, as they were read last."""
+        """The keys by name, as last read."""
         self._changed = asyncio.Event()
 
     async def start(self) -> None:
-        """Read the keys, and make one where there is none: for the start of a process, and of a
-        term. Waits for the API server: without them functions would answer everybody."""
+        """Read the keys, or create one if there is none, when a process or a term begins. Waits for
+        the API server, as without keys functions would answer everybody."""
         while True:
             try:
                 await self._read()
@@ -62,17 +62,17 @@ class FunctionKeys:
                 await asyncio.sleep(ASK_AGAIN)
 
     def on_secret(self, document: Document) -> None:
-        """This Secret has changed, or went."""
+        """Note that a Secret has changed or was deleted."""
         metadata = document["metadata"]
-        if (metadata["namespace"], metadata["name"]) == (self._settings.namespace, SECRET):
-            self.look()
+        if (metadata["namespace"], metadata["name"]) == (self._settings.namespace, KEYS_SECRET):
+            self.reread_soon()
 
-    def look(self) -> None:
-        """Read the Secret anew: it may have changed."""
+    def reread_soon(self) -> None:
+        """Have the Secret read again, as it may have changed."""
         self._changed.set()
 
     async def follow(self, operator: Operator, enqueue: Callable[[Key], None]) -> None:
-        """Have functions roll for each change, until cancelled."""
+        """Roll all functions after each change of the keys, until cancelled."""
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -80,18 +80,18 @@ class FunctionKeys:
             await self.start()
             if self._settings.tokens.keys != before:
                 log.info("the keys of functions' tokens have changed: functions roll")
-                for key in _owners(operator):
+                for key in _function_owners(operator):
                     enqueue(key)
 
     async def _read(self) -> None:
-        """Raises `ClusterError`."""
-        stored = await self._cluster.get(CORE, "Secret", self._settings.namespace, SECRET)
-        keys = {} if stored is None else _usable(decoded(stored))
+        """Read or create the Secret, and update `Settings.tokens`. Raises `ClusterError`."""
+        stored = await self._cluster.get(CORE, "Secret", self._settings.namespace, KEYS_SECRET)
+        keys = {} if stored is None else _usable_keys(decoded_secret(stored))
         if not keys:
             keys = self._keys or {f"{datetime.now(UTC):%Y-%m-%d}": secrets.token_hex(32)}
-            manifest = _secret(self._settings.namespace, keys)
+            manifest = _secret_manifest(self._settings.namespace, keys)
             if stored is not None:
-                log.warning("Secret %s has no key: it gets one", SECRET)
+                log.warning("Secret %s has no key: it gets one", KEYS_SECRET)
                 await self._cluster.apply(manifest)
             elif not await self._cluster.create(manifest):
                 await self._read()  # another replica was first
@@ -100,28 +100,30 @@ class FunctionKeys:
         self._settings.tokens.keys = tuple(keys[name].encode() for name in sorted(keys)[::-1])
 
 
-def _usable(values: Mapping[str, str]) -> Mapping[str, str]:
-    """The newest keys, without those that are too short."""
+def _usable_keys(values: Mapping[str, str]) -> Mapping[str, str]:
+    """The newest keys, without too short ones."""
     newest = sorted(values)[-MAX_VERIFIERS:]
     if short := [name for name in newest if len(values[name]) < MIN_KEY_LENGTH]:
         wanted = f"want {MIN_KEY_LENGTH} characters or more, such as `openssl rand -hex 32` writes"
-        log.warning("Secret %s: %s is too short to be a key: %s", SECRET, ", ".join(short), wanted)
+        log.warning(
+            "Secret %s: %s is too short to be a key: %s", KEYS_SECRET, ", ".join(short), wanted
+        )
     return {name: values[name] for name in newest if name not in short}
 
 
-def _secret(namespace: str, keys: Mapping[str, str]) -> Document:
+def _secret_manifest(namespace: str, keys: Mapping[str, str]) -> Document:
     return {
         "apiVersion": CORE,
         "kind": "Secret",
-        "metadata": {"name": SECRET, "namespace": namespace},
+        "metadata": {"name": KEYS_SECRET, "namespace": namespace},
         "type": "Opaque",
         "data": {name: base64.b64encode(key.encode()).decode() for name, key in keys.items()},
     }
 
 
-def _owners(operator: Operator) -> Sequence[Key]:
-    """All objects that have functions."""
-    of_all = [each.states for each in operator.all]
+def _function_owners(operator: Operator) -> Sequence[Key]:
+    """Keys of all objects that have functions."""
+    of_all = [each.states for each in operator.all_operators]
     owners = [(states.family.broker, *each) for states in of_all for each in states.brokers]
     owners += [(states.family.trigger, *each) for states in of_all for each in states.triggers]
     if operator.sources is not None:

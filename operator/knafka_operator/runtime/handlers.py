@@ -34,7 +34,7 @@ WEBHOOK: Final[Mapping[str, Any]] = {
 
 
 def kopf_settings() -> kopf.OperatorSettings:
-    """What kopf is run with."""
+    """kopf's settings."""
     settings = kopf.OperatorSettings()
     # kopf takes away its finalizer where no handler of its own wants one, as here: by the name that
     # the controller uses, objects would go before their topic and group are deleted.
@@ -45,6 +45,7 @@ def kopf_settings() -> kopf.OperatorSettings:
 
 @kopf.on.event(*BROKERS, registry=REGISTRY)
 async def remember_class(body: kopf.Body, memo: kopf.Memo, type: str | None, **_: Any) -> None:  # noqa: A002  # kopf's name
+    """Remember whether Knafka serves a Broker, for the webhooks of Triggers."""
     memo.operator.remember_class(dict(body), gone=type == "DELETED")
 
 
@@ -52,6 +53,7 @@ async def remember_class(body: kopf.Body, memo: kopf.Memo, type: str | None, **_
 async def default_broker(
     body: kopf.Body, patch: kopf.Patch, memo: kopf.Memo, old: Any = None, **_: Any
 ) -> None:
+    """Fill in the defaults of a Broker that Knafka serves."""
     names_one = old or BROKER_CLASS in (body.metadata.annotations or {})
     filled_in = admission.defaulted_broker(
         dict(body),
@@ -60,21 +62,23 @@ async def default_broker(
     )
     # One without a class is ours by now, if the default is.
     if memo.operator.brokers.is_ours(old or filled_in):
-        patch.fns.append(lambda raw: become(raw, filled_in))
+        patch.fns.append(lambda raw: replace_document(raw, filled_in))
 
 
 @kopf.on.mutate(*TRIGGERS, id="default-trigger", **WEBHOOK)
 def default_trigger(body: kopf.Body, patch: kopf.Patch, memo: kopf.Memo, **_: Any) -> None:
+    """Fill in the defaults of a Trigger whose Broker Knafka may serve."""
     if memo.operator.may_be_ours(body):
-        patch.fns.append(lambda raw: become(raw, admission.defaulted_trigger(raw)))
+        patch.fns.append(lambda raw: replace_document(raw, admission.defaulted_trigger(raw)))
 
 
 @kopf.on.validate(*BROKERS, id="check-broker", **WEBHOOK)
 def check_broker(
     body: kopf.Body, memo: kopf.Memo, warnings: list[str], old: Any = None, **_: Any
 ) -> None:
+    """Refuse an invalid Broker, or warn about the class of another one."""
     if memo.operator.brokers.is_ours(old or body):
-        admit(admission.check_broker, body, memo, old)
+        check_admission(admission.check_broker, body, memo, old)
     else:
         classes = memo.operator.brokers.settings.broker_classes
         warnings.extend(admission.class_warnings(dict(body), classes))
@@ -84,8 +88,9 @@ def check_broker(
 def check_trigger(
     body: kopf.Body, memo: kopf.Memo, warnings: list[str], old: Any = None, **_: Any
 ) -> None:
+    """Refuse an invalid Trigger, and warn about filters that pass nothing."""
     if memo.operator.may_be_ours(old or body):
-        admit(admission.check_trigger, body, memo, old)
+        check_admission(admission.check_trigger, body, memo, old)
         warnings.extend(admission.trigger_warnings(dict(body)))
 
 
@@ -107,15 +112,15 @@ async def _default_class(broker: Document, memo: kopf.Memo) -> str:
     return class_ if class_ in settings.broker_classes else ""
 
 
-def become(raw: Any, document: Document) -> None:
-    """Make `raw`, which a patch is made of, this document."""
+def replace_document(raw: Any, document: Document) -> None:
+    """Replace the content of kopf's patch `raw` by a document."""
     # A function, since kopf passes over the empty objects of a patch, and `filter: {}` is one.
     raw.update(document)
 
 
-def admit(check: Callable[..., None], body: kopf.Body, memo: kopf.Memo, old: Any) -> None:
-    """Answer with what `check` refuses within the installation's maxima, as Knative's webhooks
-    do."""
+def check_admission(check: Callable[..., None], body: kopf.Body, memo: kopf.Memo, old: Any) -> None:
+    """Run an admission check with the installation's maxima. Raises `kopf.AdmissionError` in the
+    words of Knative's webhooks."""
     try:
         check(dict(body), old and dict(old), maxima=memo.operator.settings.maxima)
     except InvalidDocument as error:

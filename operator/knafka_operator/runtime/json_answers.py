@@ -20,16 +20,16 @@ copies or writes a document takes a few frames for each."""
 _PART = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[{]|[\]}]', re.DOTALL)
 
 
-def decode(text: bytes) -> Any:
-    """Decoded JSON; raises `ValueError` for what is none."""
+def decode_json(text: bytes) -> Any:
+    """Decode JSON of any depth; raises `ValueError` if it is invalid."""
     try:
         return from_json(text)
     except ValueError:
-        return json.loads(without_depths(text))
+        return json.loads(without_deep_levels(text))
 
 
-def without_depths(text: bytes) -> bytes:
-    """The same JSON with null in the place of objects and lists below `MAX_DEPTH`."""
+def without_deep_levels(text: bytes) -> bytes:
+    """Replace objects and lists deeper than `MAX_DEPTH` by null."""
     kept: list[bytes] = []
     depth = begin = 0
     for part in _PART.finditer(text):

@@ -35,36 +35,36 @@ from knafka_operator.runtime.lease import DURATION, RENEW_AGAIN, RENEW_EVERY, El
 
 log = logging.getLogger(__name__)
 
-NAME: Final = "knafka-operator"
+LEASE_NAME: Final = "knafka-operator"
 REQUEST_TIMEOUT: Final = (2.0, 3.5)
 """Seconds to connect, and for one answer. An API server may take 3 s for each answer; of one that
 gives none, two tries fit in before the Lease is lost."""
-WATCHED_EVERY: Final = 0.1
-REARM_EVERY: Final = 1.0
+WATCHDOG_INTERVAL: Final = 0.1
+REARM_INTERVAL: Final = 1.0
 STUCK_TIMEOUT: Final = 2.0
 """Seconds past the loss of the Lease at which C ends a process in which no Python runs."""
-LAST_WORDS: Final = 0.5
+LOG_TIMEOUT: Final = 0.5
 """Seconds for the log to take the reason: whoever reads it may have stopped."""
 STDERR: Final = 2
-LOST: Final = 3
+LOST_EXIT_STATUS: Final = 3
 """Exit status of a replica that lost the Lease and can't begin anew."""
 
 
-class Leases(Protocol):
-    """Where the Lease is kept; both raise `ClusterError`."""
+class LeaseStore(Protocol):
+    """Reads and writes the stored Lease; both methods raise `ClusterError`."""
 
     async def read(self) -> Lease | None: ...
 
     async def write(self, lease: Lease) -> Lease | None:
-        """Replace the version that it names; None: there is another one by now."""
+        """Replace the stored Lease of this version; returns it, None: it has changed meanwhile."""
         ...
 
 
 class Leadership:
-    """One replica's part."""
+    """Acquires, renews and releases the Lease for one replica."""
 
     def __init__(
-        self, leases: Leases, election: Election, now: Callable[[], float] = time.monotonic
+        self, leases: LeaseStore, election: Election, now: Callable[[], float] = time.monotonic
     ) -> None:
         self._leases = leases
         self._election = election
@@ -83,36 +83,37 @@ class Leadership:
         return None if until is None else max(0.0, until - self._now())
 
     async def hold(self, acquired: Callable[[], None]) -> None:
-        """Wait until we lead, say so, and renew until it is lost."""
+        """Acquire the Lease, call `acquired`, and renew it until it is lost."""
         await self.acquire()
         acquired()
-        await self.keep()
+        await self.keep_renewing()
 
     async def acquire(self) -> None:
-        """Return once we lead."""
-        await self._try()
+        """Wait until this replica leads."""
+        await self._try_to_claim()
         while not self.leads():
-            await asyncio.sleep(self._election.pause(self._now()))
-            await self._try()
+            await asyncio.sleep(self._election.seconds_to_retry(self._now()))
+            await self._try_to_claim()
 
-    async def keep(self) -> None:
-        """Renew until it is lost or released."""
+    async def keep_renewing(self) -> None:
+        """Renew the Lease until it is lost or released."""
         renewed, sent = True, self._now()
         while self.leads():
             pause = max(RENEW_AGAIN, sent + RENEW_EVERY - self._now()) if renewed else RENEW_AGAIN
             await asyncio.sleep(pause)
             sent = self._now()
-            renewed = await self._try()
+            renewed = await self._try_to_claim()
 
     async def release(self) -> None:
-        """Let another replica lead at once; nothing acts any more. Raises `ClusterError`."""
+        """Release the Lease, so that another replica can lead at once; call it when this replica
+        has stopped acting. Raises `ClusterError`."""
         self._is_leaving = True
         async with self._writing:  # A renewal under way would make ours the older version.
-            if (released := self._election.released()) is not None:
+            if (released := self._election.lease_to_release()) is not None:
                 await self._write(released)
 
-    async def _try(self) -> bool:
-        """Claim it if that is allowed, or renew it; whether the API server took it."""
+    async def _try_to_claim(self) -> bool:
+        """Claim or renew the Lease if that is allowed; returns whether it was written."""
         async with self._writing:
             try:
                 return not self._is_leaving and await self._claim()
@@ -124,23 +125,23 @@ class Leadership:
 
     async def _claim(self) -> bool:
         # Who leads knows what is stored, unless somebody else wrote it.
-        if self.leads() and await self._write(self._election.claimed()):
+        if self.leads() and await self._write(self._election.lease_to_claim()):
             return True
         self._election.observe(await self._leases.read(), self._now())
         if not self._election.may_claim(self._now()):
             return False
-        return await self._write(self._election.claimed())
+        return await self._write(self._election.lease_to_claim())
 
     async def _write(self, lease: Lease) -> bool:
         sent = self._now()
         stored = await self._leases.write(lease)
         if stored is not None:
-            self._election.wrote(stored, sent, self._now())
+            self._election.on_written(stored, sent, self._now())
         return stored is not None
 
 
 class LeaseThread:
-    """Holds the Lease from a thread with an event loop of its own, from when it is made."""
+    """Acquires and renews the Lease in a thread with its own event loop, started at once."""
 
     def __init__(self, leadership: Leadership, acquired: Callable[[], None]) -> None:
         """`acquired` is called in that thread once this replica leads."""
@@ -151,12 +152,13 @@ class LeaseThread:
         asyncio.run_coroutine_threadsafe(leadership.hold(acquired), self._loop)
 
     async def release(self) -> None:
-        """Let another replica lead; nothing of this one acts any more. Raises `ClusterError`."""
+        """Release the Lease; call it when this replica has stopped acting. Raises
+        `ClusterError`."""
         releasing = asyncio.run_coroutine_threadsafe(self._leadership.release(), self._loop)
         await asyncio.wrap_future(releasing)
 
     async def close(self) -> None:
-        """Renew no more."""
+        """Stop renewing, and end the thread."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         await asyncio.to_thread(self._thread.join)
 
@@ -166,7 +168,7 @@ class LeaseThread:
 
 
 class Watchdog:
-    """Has the program begin anew as soon as it doesn't lead any more, unless it is left first."""
+    """A context that restarts the process as soon as this replica no longer leads."""
 
     def __init__(self, leadership: Leadership) -> None:
         self._leadership = leadership
@@ -185,28 +187,28 @@ class Watchdog:
 
     def _watch(self) -> None:
         armed = time.monotonic()
-        while not self._over.wait(WATCHED_EVERY):
+        while not self._over.wait(WATCHDOG_INTERVAL):
             if not self._leadership.leads():
-                begin_anew()
-            if time.monotonic() >= armed + REARM_EVERY:
+                restart_process()
+            if time.monotonic() >= armed + REARM_INTERVAL:
                 self._arm()
                 armed = time.monotonic()
 
     def _arm(self) -> None:
-        """Have C end the process, which needs no lock of Python's as one long call may hold it."""
+        """Set a timer in C that ends the process even if one long call holds Python's lock."""
         if (left := self._leadership.seconds_left()) is not None:
             faulthandler.dump_traceback_later(left + STUCK_TIMEOUT, exit=True)
 
 
-def begin_anew() -> NoReturn:
-    """Replace this program by itself at once, also where nobody reads its log.
+def restart_process() -> NoReturn:
+    """Replace this process by a new one (`exec`) at once, even if its log is blocked.
 
-    No thread and no connection outlives that, as at the end of the process; but no container
-    restarts, which Kubernetes delays more each time and counts as a crash.
+    All threads and connections end, as at the end of a process. But the container doesn't restart,
+    which Kubernetes would delay more each time and count as a crash.
     """
     last_words = threading.Thread(target=_log_loss, name="lease-lost", daemon=True)
     last_words.start()
-    last_words.join(LAST_WORDS)
+    last_words.join(LOG_TIMEOUT)
     with suppress(OSError):
         for descriptor in os.listdir("/proc/self/fd"):
             if int(descriptor) > STDERR:
@@ -214,7 +216,7 @@ def begin_anew() -> NoReturn:
                     os.set_inheritable(int(descriptor), False)
     with suppress(OSError):
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
-    os._exit(LOST)
+    os._exit(LOST_EXIT_STATUS)
 
 
 def _log_loss() -> None:
@@ -222,8 +224,9 @@ def _log_loss() -> None:
     logging.shutdown()
 
 
-class ApiLeases:
-    """`Leases` on the API server, in a thread of its own: others may all be waiting."""
+class ApiLeaseStore:
+    """`LeaseStore` on the API server, with a thread of its own, as other threads may all be
+    busy."""
 
     def __init__(self, namespace: str) -> None:
         configuration = kubernetes.client.Configuration.get_default_copy()
@@ -234,15 +237,17 @@ class ApiLeases:
         self._thread = ThreadPoolExecutor(1, "lease")
 
     async def read(self) -> Lease | None:
-        return await self._ask("read", lambda **more: self._api.read_namespaced_lease(NAME, **more))
+        return await self._ask(
+            "read", lambda **more: self._api.read_namespaced_lease(LEASE_NAME, **more)
+        )
 
     async def write(self, lease: Lease) -> Lease | None:
         # Any: the client takes dictionaries, too, whatever its stubs say.
-        body: Any = manifest(lease, self._namespace, datetime.now(UTC))
+        body: Any = lease_manifest(lease, self._namespace, datetime.now(UTC))
 
         def ask(**more: Any) -> Any:
             if lease.version:
-                return self._api.replace_namespaced_lease(NAME, body=body, **more)
+                return self._api.replace_namespaced_lease(LEASE_NAME, body=body, **more)
             return self._api.create_namespaced_lease(body=body, **more)
 
         return await self._ask("write", ask)
@@ -252,7 +257,7 @@ class ApiLeases:
             answer = call(
                 namespace=self._namespace, _request_timeout=REQUEST_TIMEOUT, _preload_content=False
             )
-            return parsed(json.loads(answer.data))
+            return lease_of_document(json.loads(answer.data))
 
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, ask)
@@ -264,13 +269,13 @@ class ApiLeases:
             raise ClusterError(f"can't {what} it: {error}") from error
 
 
-def manifest(lease: Lease, namespace: str, now: datetime) -> dict[str, Any]:
-    """As the API server keeps it; the time is for people."""
+def lease_manifest(lease: Lease, namespace: str, now: datetime) -> dict[str, Any]:
+    """The manifest of a Lease; `now` is only informational."""
     version = {"resourceVersion": lease.version} if lease.version else {}
     return {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
-        "metadata": {"name": NAME, "namespace": namespace, **version},
+        "metadata": {"name": LEASE_NAME, "namespace": namespace, **version},
         "spec": {
             "holderIdentity": lease.holder,
             "leaseDurationSeconds": round(lease.duration),
@@ -280,8 +285,8 @@ def manifest(lease: Lease, namespace: str, now: datetime) -> dict[str, Any]:
     }
 
 
-def parsed(document: Mapping[str, Any]) -> Lease:
-    """Whatever stands there: a Lease that doesn't say for how long lasts as long as ours."""
+def lease_of_document(document: Mapping[str, Any]) -> Lease:
+    """Parse a stored Lease; missing fields get defaults, the duration `DURATION`."""
     spec = document.get("spec") or {}
     return Lease(
         str(spec.get("holderIdentity") or ""),

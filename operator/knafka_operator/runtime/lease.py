@@ -34,23 +34,23 @@ RETRY_EVERY: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """What is stored."""
+    """The stored Lease."""
 
     holder: str
-    """Empty: it was released."""
+    """Identity of the leader; empty: the Lease was released."""
     duration: float
     """Seconds, as its holder promised."""
     transitions: int
     """How often its holder has changed."""
     version: str
-    """Changes with each write."""
+    """The resourceVersion, which changes with each write."""
 
 
 class Election:
     """One replica's view of the Lease. Any thread may ask `leads`; the rest belongs to one."""
 
     def __init__(self, me: str) -> None:
-        """`me` is no other process's name, unless that one is known to be dead."""
+        """`me` is this replica's identity, which no other running process has."""
         self._me = me
         self._stored: Lease | None = None
         self._changed = 0.0
@@ -58,50 +58,51 @@ class Election:
 
     @property
     def stored(self) -> Lease | None:
-        """As it was observed last; a write has to replace just this."""
+        """The Lease as last observed, which a write must replace; None: there is none."""
         return self._stored
 
     def observe(self, stored: Lease | None, now: float) -> None:
-        """This was read, and the answer came at `now`; None: there is no Lease."""
+        """Note the stored Lease, read at `now`; None: there is none."""
         if self._stored is None or stored is None or stored.version != self._stored.version:
             self._stored, self._changed = stored, now
         if stored is not None and stored.holder != self._me:
             self._until = None  # whichever replica took it from us, and however
 
     def may_claim(self, now: float) -> bool:
-        """Whether to write ourselves as the holder, for the first time or again."""
+        """Whether this replica may claim or renew the Lease."""
         stored = self._stored
         if stored is None or stored.holder in ("", self._me):
             return True
         return now >= self._changed + stored.duration
 
-    def pause(self, now: float) -> float:
-        """Seconds until another look, for who doesn't lead: sooner if it may claim it sooner."""
+    def seconds_to_retry(self, now: float) -> float:
+        """Seconds until a replica that doesn't lead reads the Lease again."""
         if self._stored is None:
             return RETRY_EVERY
         expires = self._changed + self._stored.duration - now
         return min(RETRY_EVERY, expires) if expires > 0 else RETRY_EVERY
 
-    def claimed(self) -> Lease:
-        """What to write; its version is that which it replaces, empty if there is none."""
+    def lease_to_claim(self) -> Lease:
+        """The Lease to write as its holder; its version is the one to replace, empty if there is
+        none."""
         stored = self._stored
         if stored is None:
             return Lease(self._me, DURATION, 0, "")
         changes = stored.transitions + (stored.holder != self._me)
         return replace(stored, holder=self._me, duration=DURATION, transitions=changes)
 
-    def released(self) -> Lease | None:
-        """What to write once nothing acts any more; None: it isn't ours."""
+    def lease_to_release(self) -> Lease | None:
+        """The Lease to write to release it; None: another replica holds it."""
         stored = self._stored
         return None if stored is None or stored.holder != self._me else replace(stored, holder="")
 
-    def wrote(self, stored: Lease, sent: float, now: float) -> None:
-        """The API server stored what we sent at `sent`."""
+    def on_written(self, stored: Lease, sent: float, now: float) -> None:
+        """Note that the Lease sent at `sent` was stored."""
         self.observe(stored, now)
         self._until = None if stored.holder != self._me else sent + RENEW_WITHIN
 
     def leads(self, now: float) -> bool:
-        """Whether to act. A replica that led and doesn't any more must begin anew."""
+        """Whether this replica may act. One that no longer leads must restart."""
         until = self._until  # read once: another thread may set it to None
         return until is not None and now < until
 

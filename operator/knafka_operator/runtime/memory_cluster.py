@@ -33,8 +33,8 @@ CREATED_AT: Final = "2026-01-01T00:00:00Z"
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
-    """One change, as a watch tells of it."""
+class WatchEvent:
+    """One event of a watch."""
 
     type: str
     """ADDED, MODIFIED or DELETED."""
@@ -49,13 +49,14 @@ class _Refusal:
     error: Exception | None
 
     def error_of(self, verb: str, kind: str, name: str) -> Exception | None:
+        """The error of a request that this refusal matches; None: it doesn't match."""
         if self.verb != verb or self.kind not in (None, kind) or self.name not in (None, name):
             return None
         return self.error or ClusterError(f"can't {verb} {kind} {name}: it is refused")
 
 
 class MemoryCluster:
-    """`Cluster` on a dictionary."""
+    """A `Cluster` in memory, on a dictionary."""
 
     def __init__(self) -> None:
         self.objects: dict[Key, dict[str, Any]] = {}
@@ -64,14 +65,14 @@ class MemoryCluster:
         """How often each method of the Protocol was called."""
         self._refusals: list[_Refusal] = []
         self._applied: dict[Key, set[Path]] = {}
-        """The fields that our manager owns."""
-        self._watches: list[tuple[str, str, asyncio.Queue[Event]]] = []
+        """The fields that our field manager owns, by object."""
+        self._watches: list[tuple[str, str, asyncio.Queue[WatchEvent]]] = []
         self._version = 0
 
     # What the operator asks.
 
     async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
-        await self._asked("get", kind, name)
+        await self._count_request("get", kind, name)
         found = self.objects.get((api_version, kind, namespace, name))
         return None if found is None else _copied(found)
 
@@ -82,55 +83,55 @@ class MemoryCluster:
         labels: Mapping[str, str] | None = None,
         namespace: str | None = None,
     ) -> list[Document]:
-        await self._asked("list", kind, "")
-        found = self._of(api_version, kind, labels)
+        await self._count_request("list", kind, "")
+        found = self._matching(api_version, kind, labels)
         if namespace is not None:
             found = [each for each in found if each["metadata"].get("namespace") == namespace]
         return [_copied(each) for each in found]
 
     async def create(self, manifest: Document) -> bool:
-        await self._asked("create", manifest["kind"], manifest["metadata"]["name"])
+        await self._count_request("create", manifest["kind"], manifest["metadata"]["name"])
         if _key(manifest) in self.objects:
             return False
         self.put(manifest)
         return True
 
     async def apply(self, manifest: Document) -> Document:
-        await self._asked("apply", manifest["kind"], manifest["metadata"]["name"])
+        await self._count_request("apply", manifest["kind"], manifest["metadata"]["name"])
         key = _key(manifest)
         merged = _copied(self.objects.get(key, {}))
         self._check_version(manifest, merged)
         leaves = dict(_leaves(manifest))
         leaves.pop(VERSION, None)
         for path in self._applied.get(key, set()) - leaves.keys():
-            _remove(merged, path)
+            _remove_field(merged, path)
         for path, value in leaves.items():
-            _put(merged, path, value)
+            _set_field(merged, path, value)
         self._applied[key] = set(leaves)
         return _copied(self._store(merged))
 
     async def write_status(self, document: Document, status: Document) -> None:
-        await self._asked("write_status", document["kind"], document["metadata"]["name"])
+        await self._count_request("write_status", document["kind"], document["metadata"]["name"])
         if (found := self.objects.get(_key(document))) is not None:
             self._store({**found, "status": _merged(found.get("status") or {}, status)})
 
     async def delete(self, api_version: str, kind: str, namespace: str, name: str) -> None:
-        await self._asked("delete", kind, name)
+        await self._count_request("delete", kind, name)
         self.remove(api_version, kind, namespace, name)
 
     async def watch(
         self, api_version: str, kind: str, labels: Mapping[str, str] | None = None
-    ) -> AsyncIterator[Event]:
-        """What there is of a kind in all namespaces, then every change of it, for ever."""
-        queue: asyncio.Queue[Event] = asyncio.Queue()
-        for each in self._of(api_version, kind, labels):
-            queue.put_nowait(Event("ADDED", _copied(each)))
+    ) -> AsyncIterator[WatchEvent]:
+        """Yield all objects of a kind in all namespaces, then every change, for ever."""
+        queue: asyncio.Queue[WatchEvent] = asyncio.Queue()
+        for each in self._matching(api_version, kind, labels):
+            queue.put_nowait(WatchEvent("ADDED", _copied(each)))
         watch = api_version, kind, queue
         self._watches.append(watch)
         try:
             while True:
                 event = await queue.get()
-                if _has(event.document, labels):
+                if _has_labels(event.document, labels):
                     yield event
         finally:
             self._watches.remove(watch)
@@ -169,7 +170,7 @@ class MemoryCluster:
     def set_finalizers(
         self, api_version: str, kind: str, namespace: str, name: str, *finalizers: str
     ) -> None:
-        """Have these and no others; an object that is going goes with its last."""
+        """Replace an object's finalizers; a deleted object disappears with its last one."""
         found = self.objects[api_version, kind, namespace, name]
         metadata = {**found["metadata"], "finalizers": list(finalizers)}
         stored = self._store({**found, "metadata": metadata})
@@ -184,21 +185,21 @@ class MemoryCluster:
         *,
         error: Exception | None = None,
     ) -> None:
-        """Have such requests fail, with a `ClusterError` if no error is given.
+        """Make such requests fail, with a `ClusterError` if no error is given.
 
         `verb` is a method of `Cluster`; no kind or name means every one.
         """
         self._refusals.append(_Refusal(verb, kind, name, error))
 
     def permit(self) -> None:
-        """Refuse nothing any more."""
+        """Undo all calls of `refuse`."""
         self._refusals.clear()
 
     def of(self, kind: str) -> Iterator[Document]:
-        """What is stored of a kind, in whatever version; not to be changed."""
+        """The stored objects of a kind, of any apiVersion; callers must not change them."""
         return (each for key, each in self.objects.items() if key[1] == kind)
 
-    async def _asked(self, verb: str, kind: str, name: str) -> None:
+    async def _count_request(self, verb: str, kind: str, name: str) -> None:
         self.requests[verb] += 1
         await asyncio.sleep(0)  # as others have their turn while a request is under way
         for each in self._refusals:
@@ -210,13 +211,13 @@ class MemoryCluster:
         if version not in (None, before.get("metadata", {}).get("resourceVersion")):
             raise Conflict(f"conflict: {document['kind']} has changed since version {version}")
 
-    def _of(
+    def _matching(
         self, api_version: str, kind: str, labels: Mapping[str, str] | None
     ) -> Sequence[dict[str, Any]]:
         return [
             each
             for key, each in self.objects.items()
-            if key[:2] == (api_version, kind) and _has(each, labels)
+            if key[:2] == (api_version, kind) and _has_labels(each, labels)
         ]
 
     def _store(self, document: dict[str, Any]) -> dict[str, Any]:
@@ -239,16 +240,16 @@ class MemoryCluster:
         metadata["resourceVersion"] = str(self._version)
         self.objects[key] = document
         self._stored(document)
-        self._tell("ADDED" if before is None else "MODIFIED", document)
+        self._notify_watches("ADDED" if before is None else "MODIFIED", document)
         return document
 
     def _stored(self, document: dict[str, Any]) -> None:
-        """For what reacts to a write before anybody hears of it."""
+        """Hook for subclasses: called after a write, before watches are notified."""
 
     def _drop(self, document: Document) -> None:
         del self.objects[_key(document)]
         self._applied.pop(_key(document), None)
-        self._tell("DELETED", document)
+        self._notify_watches("DELETED", document)
         uid = document["metadata"]["uid"]
         owned = [
             key
@@ -258,14 +259,15 @@ class MemoryCluster:
         for key in owned:
             self.remove(*key)
 
-    def _tell(self, type_: str, document: Document) -> None:
+    def _notify_watches(self, type_: str, document: Document) -> None:
         for api_version, kind, queue in self._watches:
             if (api_version, kind) == (document["apiVersion"], document["kind"]):
-                queue.put_nowait(Event(type_, _copied(document)))
+                queue.put_nowait(WatchEvent(type_, _copied(document)))
 
 
 class MemoryServing(MemoryCluster):
-    """With Knative Serving in it: every Service is Ready as soon as it is applied.
+    """A `MemoryCluster` that imitates Knative Serving: Services are Ready as soon as they are
+    applied.
 
     Another template is another Revision, and the last one that became Ready serves. Nothing runs.
     """
@@ -280,7 +282,7 @@ class MemoryServing(MemoryCluster):
         return {key[3] for key in self.objects if key[:2] == (SERVING, "Service")}
 
     def become_ready(self, namespace: str, name: str) -> None:
-        """Its newest Revision has started."""
+        """Make the newest Revision of a Knative Service Ready."""
         self.unready.discard(name)
         service = _copied(self.objects[SERVING, "Service", namespace, name])
         self._serve(service)
@@ -334,7 +336,7 @@ def _key(document: Document) -> Key:
     return document["apiVersion"], document["kind"], metadata["namespace"], metadata["name"]
 
 
-def _has(document: Document, labels: Mapping[str, str] | None) -> bool:
+def _has_labels(document: Document, labels: Mapping[str, str] | None) -> bool:
     return (labels or {}).items() <= (document["metadata"].get("labels") or {}).items()
 
 
@@ -369,7 +371,7 @@ def _leaves(value: Mapping[str, Any], path: Path = ()) -> Iterator[tuple[Path, A
             yield (*path, key), _copied_value(inner)
 
 
-def _put(document: dict[str, Any], path: Path, value: Any) -> None:
+def _set_field(document: dict[str, Any], path: Path, value: Any) -> None:
     for key in path[:-1]:
         if not isinstance(document.get(key), dict):
             document[key] = {}
@@ -377,17 +379,17 @@ def _put(document: dict[str, Any], path: Path, value: Any) -> None:
     document[path[-1]] = value
 
 
-def _remove(document: dict[str, Any], path: Path) -> None:
+def _remove_field(document: dict[str, Any], path: Path) -> None:
     """Take a field away, and the objects around it that are empty then."""
     inner = document.get(path[0])
     if len(path) > 1 and isinstance(inner, dict):
-        _remove(inner, path[1:])
+        _remove_field(inner, path[1:])
     if len(path) == 1 or inner == {}:
         document.pop(path[0], None)
 
 
 def _merged(before: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """A JSON merge patch (RFC 7386), applied."""
+    """Apply a JSON merge patch (RFC 7386)."""
     merged = dict(before)
     for key, value in patch.items():
         if value is None:

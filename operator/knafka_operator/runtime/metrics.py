@@ -39,32 +39,33 @@ EVERY_PRODUCER: Final = "all"
 """The `producer` of what is counted by the ends of a topic, by all its writers."""
 
 
-def metrics(operator: Operator) -> Iterator[Metric]:
-    """Brokers and channels by readiness; lag, replicas and outcomes of what they deliver to."""
+def operator_metrics(operator: Operator) -> Iterator[Metric]:
+    """Yield the operator's metrics: readiness of Brokers, channels and sinks; lag, replicas and
+    outcomes of Triggers; dead letters, scaling, Sensors and shards."""
     for name, kind, of in (
         ("knafka_broker_ready", "Broker", BROKERS),
         ("knafka_channel_ready", "KafkaChannel", CHANNELS),
     ):
         label = kind.removeprefix("Kafka").lower()
         ready = [
-            ({"namespace": who.namespace, label: who.name}, int(each.ready == "True"))
-            for beside in operator.all
+            ({"namespace": identity.namespace, label: identity.name}, int(each.ready == "True"))
+            for beside in operator.all_operators
             if beside.family is of
-            for who, each in beside.brokers.found.items()
+            for identity, each in beside.brokers.with_topic.items()
         ]
         if ready or of is BROKERS:
             yield Metric(name, f"Whether the {kind} is Ready", ready, "gauge")
     if operator.sinks is not None:
         ready = [
-            ({"namespace": who.namespace, "sink": who.name}, int(each.is_ready))
-            for who, each in operator.sinks.records.items()
+            ({"namespace": identity.namespace, "sink": identity.name}, int(each.is_ready))
+            for identity, each in operator.sinks.records.items()
             if each.is_ready is not None
         ]
         yield Metric("knafka_sink_ready", "Whether the KafkaSink is Ready", ready, "gauge")
     watched = [
-        (triggers.states.family.trigger_id(who), each, triggers.status(who))
-        for triggers in operator.delivering
-        for who, each in triggers.watched.items()
+        (triggers.states.family.trigger_id(identity), each, triggers.status(identity))
+        for triggers in operator.delivering_kinds
+        for identity, each in triggers.watched.items()
     ]
     scaled = [
         (egress_labels(each.egress), status) for _, each, status in watched if status is not None
@@ -90,13 +91,13 @@ def metrics(operator: Operator) -> Iterator[Metric]:
             for name, count in outcomes(status.counts)
         ],
     )
-    yield from _dead_letters(operator, scaled)
-    yield from _scaling(scaled, watched)
+    yield from _dead_letter_metrics(operator, scaled)
+    yield from _scaling_metrics(scaled, watched)
     if operator.sensors is not None:
-        yield from _sensors(operator.sensors)
+        yield from _sensor_metrics(operator.sensors)
     # Insertion order, where a set of them has any.
     kafkas = dict.fromkeys(each.kafka for _, each, _ in watched)
-    yield from _shards([shard for kafka in kafkas for shard in kafka.scaler.shards()])
+    yield from _shard_metrics([shard for kafka in kafkas for shard in kafka.scaler.shards()])
     yield consumed(
         (each.egress.group, topic, settled)
         for trigger_id, each, _ in watched
@@ -112,16 +113,17 @@ def metrics(operator: Operator) -> Iterator[Metric]:
     yield produced((EVERY_PRODUCER, topic, counts) for topic, counts in ends.items())
 
 
-def _dead_letters(
+def _dead_letter_metrics(
     operator: Operator, scaled: Sequence[tuple[Mapping[str, str], TriggerStatus]]
 ) -> Iterator[Metric]:
-    """What waits in dead-letter topics, by their offsets; what became dead letters, by drains."""
+    """Metrics of dead letters: waiting ones by their topics' offsets, new ones by drains'
+    reports."""
     now = time.time()
     waiting = [
         (egress_labels(each.egress), found)
-        for triggers in operator.delivering
-        for who, each in triggers.watched.items()
-        if (found := triggers.dead_letters.waiting(who)) is not None
+        for triggers in operator.delivering_kinds
+        for identity, each in triggers.watched.items()
+        if (found := triggers.dead_letters.waiting(identity)) is not None
     ]
     yield Metric(
         "knafka_dead_letters",
@@ -152,10 +154,10 @@ def _dead_letters(
     )
 
 
-def _sensors(sensors: Sensors) -> Iterator[Metric]:
+def _sensor_metrics(sensors: Sensors) -> Iterator[Metric]:
     found = [
-        ({"namespace": who.namespace, "sensor": who.name}, status, wakes)
-        for who, (status, wakes) in sensors.scaled().items()
+        ({"namespace": identity.namespace, "sensor": identity.name}, status, wakes)
+        for identity, (status, wakes) in sensors.scaled_sensors().items()
     ]
     yield Metric(
         "knafka_sensor_lag",
@@ -180,11 +182,11 @@ def _sensors(sensors: Sensors) -> Iterator[Metric]:
     )
 
 
-def _scaling(
+def _scaling_metrics(
     scaled: Sequence[tuple[Mapping[str, str], TriggerStatus]],
     watched: Sequence[tuple[str, Watched, object]],
 ) -> Iterator[Metric]:
-    """What was decided for each Trigger; of causes those that there were."""
+    """Metrics of the scaler's decisions for each Trigger."""
     yield Metric(
         "knafka_trigger_desired_replicas",
         "Drains that the last decision about the Trigger wants, in a shared dispatcher 1 at most",
@@ -222,8 +224,8 @@ def _scaling(
     )
 
 
-def _shards(shards: Sequence[ShardStatus]) -> Iterator[Metric]:
-    """The shared dispatchers, where there are any."""
+def _shard_metrics(shards: Sequence[ShardStatus]) -> Iterator[Metric]:
+    """Metrics of shared dispatchers."""
     found = [(_shard_labels(each), each) for each in shards]
     gauges: Sequence[tuple[str, str, Callable[[ShardStatus], int]]] = (
         ("knafka_shard_triggers", "Triggers in a shared dispatcher", lambda it: it.triggers),
@@ -249,8 +251,8 @@ def _shard_labels(shard: ShardStatus) -> dict[str, str]:
     return {"namespace": shard.namespace, what: shard.broker, "shard": shard.group}
 
 
-class HttpServer:
-    """Serves until it is closed."""
+class MetricsServer:
+    """The HTTP server of metrics and health probes."""
 
     def __init__(self, runner: web.AppRunner) -> None:
         self._runner = runner
@@ -263,15 +265,15 @@ class HttpServer:
         is_ready: Callable[[], bool],
         ports: Sequence[int] = (PORT, HEALTH_PORT, CHANNEL_PORT),
         scrapers: Callers = EVERYBODY,
-    ) -> HttpServer:
-        """`scrapers`: who is told of metrics."""
+    ) -> MetricsServer:
+        """Start to listen. `scrapers` checks the tokens of requests for metrics."""
 
         async def answer(request: web.Request) -> web.Response:
             if not scrapers.accept(bearer_of(request.raw_headers)):
                 challenge = {"www-authenticate": "Bearer"}
                 return web.Response(status=401, text=f"{NO_SCRAPER}\n", headers=challenge)
             # A thousand Triggers are 20,000 samples: written on a thread, others have their turn.
-            found = [*metrics(operator), _leader(leads())]
+            found = [*operator_metrics(operator), _leader_metric(leads())]
             text = await asyncio.to_thread(prometheus_text, found)
             return web.Response(body=text, headers={"content-type": CONTENT_TYPE})
 
@@ -293,9 +295,10 @@ class HttpServer:
         return cls(runner)
 
     async def close(self) -> None:
+        """Stop listening."""
         await self._runner.cleanup()
 
 
-def _leader(leads: bool) -> Metric:
+def _leader_metric(leads: bool) -> Metric:
     what = "Whether this replica is the one that acts"
     return Metric("knafka_operator_leader", what, [({}, int(leads))], "gauge")

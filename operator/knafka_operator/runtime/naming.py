@@ -27,7 +27,7 @@ from knafka_operator.model.settings import Settings
 
 log = logging.getLogger(__name__)
 
-RECORD: Final = "knafka-name-templates"
+TEMPLATES_CONFIG_MAP: Final = "knafka-name-templates"
 """The ConfigMap of the operator's namespace with the templates that are and were in force."""
 ASK_AGAIN: Final = 1.0
 """Seconds before an API server that doesn't answer is asked again."""
@@ -39,7 +39,7 @@ Post = Callable[[Document, Literal["Normal", "Warning"], str, str], None]
 
 
 class FollowedNaming:
-    """Keeps `Settings.naming` as the ConfigMap says."""
+    """Keeps `Settings.naming` in step with the ConfigMap."""
 
     def __init__(self, settings: Settings, cluster: Cluster) -> None:
         self._settings = settings
@@ -55,24 +55,24 @@ class FollowedNaming:
         """
         while True:
             try:
-                await self._recall()
+                await self._load_recorded()
                 break
             except ClusterError as error:
                 log.warning("the templates of names: %s", error)
                 await asyncio.sleep(ASK_AGAIN)
         try:
-            await self.read(lambda *_: None)
+            await self.apply_config(lambda *_: None)
         except ClusterError as error:
             log.warning("the templates of names stay as they were: %s", error)
-        self.look()
+        self.reread_soon()
 
     def on_config_map(self, document: Document) -> None:
         """Look again if this ConfigMap, which was changed or deleted, is the followed one."""
         if Identity.of(document) == self._settings.kafka_features_config:
-            self.look()
+            self.reread_soon()
 
-    def look(self) -> None:
-        """Read the ConfigMap anew: it may have changed."""
+    def reread_soon(self) -> None:
+        """Have the ConfigMap read again, as it may have changed."""
         self._changed.set()
 
     async def follow(self, post: Post) -> None:
@@ -81,7 +81,7 @@ class FollowedNaming:
             await self._changed.wait()
             self._changed.clear()
             try:
-                await self.read(post)
+                await self.apply_config(post)
             except ClusterError as error:
                 log.warning("the templates of names stay as they are: %s", error)
                 await asyncio.sleep(WRITE_AGAIN)
@@ -89,7 +89,7 @@ class FollowedNaming:
             except Exception:  # a bug, and no reason to follow no more
                 log.exception("the templates of names")
 
-    async def read(self, post: Post) -> None:
+    async def apply_config(self, post: Post) -> None:
         """Put in force what the ConfigMap says, once it is remembered. Raises `ClusterError`."""
         identity, naming = self._settings.kafka_features_config, self._settings.naming
         config = await self._cluster.get(CORE, "ConfigMap", *identity)
@@ -97,7 +97,7 @@ class FollowedNaming:
         problems: dict[NameKind, str] = {}
         for kind in NameKind:
             try:
-                template = declared(kind, data)
+                template = declared_template(kind, data)
                 if template == naming.in_force(kind):
                     continue
                 if template not in naming.known(kind) and len(naming.known(kind)) >= MAX_KNOWN:
@@ -122,14 +122,14 @@ class FollowedNaming:
                     post(config, "Warning", "InvalidNameTemplate", problem)
         self._problems = problems
 
-    async def _recall(self) -> None:
+    async def _load_recorded(self) -> None:
         """Read the remembered templates and put those in force that were so last.
 
         Raises `ClusterError`.
         """
         namespace = self._settings.namespace
-        record = await self._cluster.get(CORE, "ConfigMap", namespace, RECORD)
-        for kind, templates in recorded(record).items():
+        record = await self._cluster.get(CORE, "ConfigMap", namespace, TEMPLATES_CONFIG_MAP)
+        for kind, templates in recorded_templates(record).items():
             for template in templates:
                 self._settings.naming.remember(kind, template)
             if templates:
@@ -146,20 +146,20 @@ class FollowedNaming:
         manifest = {
             "apiVersion": CORE,
             "kind": "ConfigMap",
-            "metadata": {"name": RECORD, "namespace": self._settings.namespace},
+            "metadata": {"name": TEMPLATES_CONFIG_MAP, "namespace": self._settings.namespace},
             "data": data,
         }
         await self._cluster.apply(manifest)
 
 
-def declared(kind: NameKind, data: Mapping[str, Any]) -> str:
+def declared_template(kind: NameKind, data: Mapping[str, Any]) -> str:
     """The template that a ConfigMap declares, upstream's default where it declares none; raises
     `InvalidDocument`."""
     text = data.get(kind.newer_key, data.get(kind.value))
     return DEFAULTS[kind] if text is None else normalized(kind, str(text))
 
 
-def recorded(record: Document | None) -> Mapping[NameKind, tuple[str, ...]]:
+def recorded_templates(record: Document | None) -> Mapping[NameKind, tuple[str, ...]]:
     """The remembered templates by kind, first the one in force; invalid ones are logged and left
     out."""
     data = {} if record is None else record.get("data") or {}
@@ -170,6 +170,6 @@ def recorded(record: Document | None) -> Mapping[NameKind, tuple[str, ...]]:
             try:
                 templates.append(normalized(kind, line))
             except InvalidDocument as error:
-                log.warning("ConfigMap %s: %s", RECORD, error)
+                log.warning("ConfigMap %s: %s", TEMPLATES_CONFIG_MAP, error)
         found[kind] = tuple(templates)
     return found

@@ -32,7 +32,7 @@ KINDS: Final[Mapping[str, str]] = {
     "mutating": "MutatingWebhookConfiguration",
     "validating": "ValidatingWebhookConfiguration",
 }
-"""By kopf's word for what a handler does."""
+"""Kind of the configuration object, by kopf's word for a handler's purpose."""
 OPERATOR: Final = {
     "app.kubernetes.io/name": "knafka",
     "app.kubernetes.io/component": "operator",
@@ -44,12 +44,13 @@ TIMEOUT: Final = 30
 """Seconds for an answer: the most that Kubernetes allows."""
 
 
-def declared(
+def declared_webhooks(
     registry: kopf.OperatorRegistry, name: str, namespace: str, authority: str
 ) -> Mapping[str, Sequence[Document]]:
-    """The webhooks of all handlers, by the kind of what they are registered in.
+    """The webhooks of all kopf handlers, by kind of their configuration object.
 
-    `name` ends theirs; `authority` is the PEM that signed the server's certificate.
+    `name` is the suffix of their names; `authority` is the PEM of the CA of the server's
+    certificate.
     """
     found: dict[str, list[Document]] = {kind: [] for kind in KINDS.values()}
     for handler in registry._webhooks.get_all_handlers():
@@ -83,7 +84,7 @@ def declared(
 
 
 def is_newest(uid: str, pods: Iterable[Document]) -> bool:
-    """Whether the replica in the pod with this UID is of the version that came last.
+    """Whether the pod with this UID runs the newest version of the operator.
 
     A version came when the first of its pods that still run did: one of an older version may be
     made anew later. One that ends is of none. Outside of a cluster, where no pod is ours, there is
@@ -107,7 +108,7 @@ def is_newest(uid: str, pods: Iterable[Document]) -> bool:
 
 
 class Registration:
-    """What one replica registers."""
+    """Registers the webhooks of one replica at the API server."""
 
     def __init__(
         self,
@@ -117,7 +118,7 @@ class Registration:
         name: str,
         webhooks: Mapping[str, Sequence[Document]],
     ) -> None:
-        """`name` is that of the configurations, `uid` that of our pod."""
+        """`name` is the configurations' name, `uid` is the UID of our pod."""
         self._cluster = cluster
         self._namespace = namespace
         self._uid = uid
@@ -125,7 +126,8 @@ class Registration:
         self._webhooks = webhooks
 
     async def register(self) -> None:
-        """Have them registered, if this replica is of the newest version; raises `ClusterError`."""
+        """Write the configurations, if this replica has the newest version; raises
+        `ClusterError`."""
         pods = await self._cluster.list(CORE, "Pod", OPERATOR, self._namespace)
         if is_newest(self._uid, pods):
             for kind, webhooks in self._webhooks.items():
@@ -135,4 +137,4 @@ class Registration:
                     "metadata": {"name": self._name},
                     "webhooks": list(webhooks),
                 }
-                await self._cluster.replace_in_cluster(manifest)
+                await self._cluster.merge_cluster_scoped(manifest)

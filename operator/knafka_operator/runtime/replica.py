@@ -42,13 +42,13 @@ from knafka_operator.runtime.cache import CachedCluster
 from knafka_operator.runtime.cluster import ApiCluster
 from knafka_operator.runtime.controller import ClusterController
 from knafka_operator.runtime.function_keys import FunctionKeys
-from knafka_operator.runtime.leadership import ApiLeases, Leadership, LeaseThread, Watchdog
+from knafka_operator.runtime.leadership import ApiLeaseStore, Leadership, LeaseThread, Watchdog
 from knafka_operator.runtime.lease import Election
-from knafka_operator.runtime.metrics import HttpServer
+from knafka_operator.runtime.metrics import MetricsServer
 from knafka_operator.runtime.naming import FollowedNaming
-from knafka_operator.runtime.registration import REGISTER_EVERY, Registration, declared
+from knafka_operator.runtime.registration import REGISTER_EVERY, Registration, declared_webhooks
 from knafka_operator.runtime.tracing import FollowedTracing
-from knafka_operator.scale.repeat import repeat
+from knafka_operator.scale.repeat import run_repeatedly
 
 log = logging.getLogger("knafka")
 
@@ -71,39 +71,41 @@ async def run(settings: Settings) -> None:
         loop.add_signal_handler(number, stop.set)
     api = await asyncio.to_thread(ApiCluster.from_environment)
     cluster = CachedCluster(api)
-    leadership = Leadership(ApiLeases(settings.namespace), Election(settings.identity))
+    leadership = Leadership(ApiLeaseStore(settings.namespace), Election(settings.identity))
     # First of all: if nobody leads, the Lease's timeout begins here.
     acquired = asyncio.Event()
-    lease = LeaseThread(leadership, lambda: _from_thread(loop, acquired))
+    lease = LeaseThread(leadership, lambda: _set_from_thread(loop, acquired))
     tracing = FollowedTracing(settings, api)
     keys = FunctionKeys(settings, api)
     connect = partial(KafkaAdmin, max_read_bytes=MAX_READ_BYTES)
     operator = Operator(settings, cluster, connect, open_writer=KafkaWriter)
     serving: Webhooks | None = None
     # Serve probes before any request to the API server: one that is away must not restart the pod.
-    http = await HttpServer.start(
+    http = await MetricsServer.start(
         operator, leadership.leads, lambda: serving is not None and serving.is_ready()
     )
     await tracing.start()
     await keys.start()
     if settings.channels:
-        unique = await _insisting("the installation", lambda: _installation(settings, api))
+        unique = await _retry_until_answered(
+            "the installation", lambda: _installation_id(settings, api)
+        )
         settings = replace(settings, installation=unique)
         Operator(settings, cluster, connect, open_writer=KafkaWriter, beside=operator)
-    serving = await _webhooks(
-        settings, api, operator, lambda: _from_thread(loop, stop), channels=settings.channels
+    serving = await _start_webhooks(
+        settings, api, operator, lambda: _set_from_thread(loop, stop), channels=settings.channels
     )
     # What was imported stays. Each full collection would go through it, and keep everything from
     # running for 50 ms.
     gc.collect()
     gc.freeze()
     try:
-        if await _acquired(acquired, operator, stop):
+        if await _wait_for_lease(acquired, operator, stop):
             with Watchdog(leadership):
                 naming = FollowedNaming(settings, api)
                 controller = ClusterController(operator, cluster, api, tracing, keys, naming)
                 await _lead(controller, operator, (keys, tracing, naming), stop)
-            await _released(lease)
+            await _release_lease(lease)
     finally:
         await lease.close()
         await operator.close()
@@ -111,7 +113,7 @@ async def run(settings: Settings) -> None:
         await serving.close()
 
 
-async def _installation(settings: Settings, api: ApiCluster) -> str:
+async def _installation_id(settings: Settings, api: ApiCluster) -> str:
     namespace = settings.namespace
     try:
         found = await api.get(CORE, "Namespace", namespace, namespace)
@@ -121,10 +123,12 @@ async def _installation(settings: Settings, api: ApiCluster) -> str:
     return "" if found is None else str(found["metadata"]["uid"])
 
 
-async def _acquired(acquired: asyncio.Event, operator: Operator, stop: asyncio.Event) -> bool:
-    """Wait until this replica leads (True), or is to stop (False)."""
+async def _wait_for_lease(acquired: asyncio.Event, operator: Operator, stop: asyncio.Event) -> bool:
+    """Wait until this replica leads (returns True), or must stop (False)."""
     log.info("waiting for the Lease")
-    preparing = asyncio.create_task(repeat("being ready", operator.prepare, PREPARE_EVERY, 0.0))
+    preparing = asyncio.create_task(
+        run_repeatedly("being ready", operator.prepare, PREPARE_EVERY, 0.0)
+    )
     waiting = [asyncio.create_task(each.wait()) for each in (acquired, stop)]
     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     for each in (preparing, *waiting):
@@ -145,7 +149,7 @@ async def _lead(
     async def act() -> None:
         await keys.start()  # they may have changed while another one led, and drains want them
         await naming.start()
-        for each in operator.all:
+        for each in operator.all_operators:
             await _resume(each)
         await tracing.start()  # it may have changed while another one led
         await controller.run()
@@ -162,8 +166,8 @@ async def _lead(
         await operator.close()
 
 
-async def _released(lease: LeaseThread) -> None:
-    """Let another replica lead; nothing of this one acts any more."""
+async def _release_lease(lease: LeaseThread) -> None:
+    """Release the Lease, so that another replica can lead; failures are logged."""
     try:
         await lease.release()
     except ClusterError as error:
@@ -173,12 +177,12 @@ async def _released(lease: LeaseThread) -> None:
 async def _resume(operator: Operator) -> None:
     """Resume the delivery of all Triggers before anything else; waits for the API server."""
     began = time.monotonic()
-    count = await _insisting("resuming what is delivered", operator.resume)
+    count = await _retry_until_answered("resuming what is delivered", operator.resume)
     kind = operator.family.trigger
     log.info("%d %ss resumed after %.2f s", count, kind, time.monotonic() - began)
 
 
-async def _insisting(what: str, ask: Callable[[], Awaitable[T]]) -> T:
+async def _retry_until_answered(what: str, ask: Callable[[], Awaitable[T]]) -> T:
     """Repeat a request until the API server answers, and return its answer."""
     while True:
         try:
@@ -189,7 +193,7 @@ async def _insisting(what: str, ask: Callable[[], Awaitable[T]]) -> T:
 
 
 class Webhooks:
-    """kopf in a thread of its own, with what every replica does."""
+    """Serves webhooks by kopf, in a thread of its own, and keeps them registered."""
 
     def __init__(
         self,
@@ -215,9 +219,9 @@ class Webhooks:
         if (registration := self._registration) is None:
             return
         await self._serves.wait()
-        await _insisting("registering webhooks", registration.register)
+        await _retry_until_answered("registering webhooks", registration.register)
         self._registered = True
-        await repeat("registering webhooks", registration.register, REGISTER_EVERY)
+        await run_repeatedly("registering webhooks", registration.register, REGISTER_EVERY)
 
     async def close(self) -> None:
         """Stop serving; the registration stays, as all replicas share it."""
@@ -227,7 +231,7 @@ class Webhooks:
         await asyncio.to_thread(self._thread.join, WEBHOOKS_END)
 
 
-async def _webhooks(
+async def _start_webhooks(
     ours: Settings,
     cluster: ApiCluster,
     operator: Operator,
@@ -235,7 +239,8 @@ async def _webhooks(
     *,
     channels: bool = False,
 ) -> Webhooks:
-    """`channels`: whether those of KafkaChannels and Subscriptions are served too."""
+    """Start kopf's webhook server. `channels`: whether webhooks of KafkaChannels and Subscriptions
+    are served, too."""
     settings, serves = handlers.kopf_settings(), asyncio.Event()
     loop = asyncio.get_running_loop()
     registration: Registration | None = None
@@ -246,14 +251,16 @@ async def _webhooks(
     if ours.sinks:
         sink_handlers.register(handlers.REGISTRY)
     if ours.webhooks:
-        pem = await _insisting(
+        pem = await _retry_until_answered(
             "the webhooks' certificate",
-            lambda: webhooks.certificate(cluster, ours.namespace, datetime.now(UTC)),
+            lambda: webhooks.ensure_certificate(cluster, ours.namespace, datetime.now(UTC)),
         )
         settings.admission.server = webhooks.ServiceServer(
-            ours.namespace, pem, lambda: _from_thread(loop, serves)
+            ours.namespace, pem, lambda: _set_from_thread(loop, serves)
         )
-        of_all = declared(handlers.REGISTRY, handlers.DOMAIN, ours.namespace, pem["ca.crt"])
+        of_all = declared_webhooks(
+            handlers.REGISTRY, handlers.DOMAIN, ours.namespace, pem["ca.crt"]
+        )
         uid = ours.identity.partition("_")[2]
         registration = Registration(cluster, ours.namespace, uid, handlers.DOMAIN, of_all)
     else:
@@ -278,6 +285,6 @@ async def _webhooks(
     return Webhooks(run_kopf, serves, registration)
 
 
-def _from_thread(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+def _set_from_thread(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
     if not loop.is_closed():
         loop.call_soon_threadsafe(event.set)

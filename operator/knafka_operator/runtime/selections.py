@@ -7,29 +7,31 @@ from typing import Final
 from knafka_operator.decide import services
 from knafka_operator.decide.archive_manifests import BATCH, COORDINATION
 from knafka_operator.model import operations
-from knafka_operator.model.archives import OF_ARCHIVE
+from knafka_operator.model.archives import ARCHIVE_LABEL
 from knafka_operator.model.event_policies import POLICIES_VERSION, POLICY
 from knafka_operator.model.resources import CORE, EVENTING, RBAC, SERVING
 from knafka_operator.model.sensors import KNAFKA, SENSOR
-from knafka_operator.runtime.cluster import Selection
+from knafka_operator.runtime.cluster import WatchSelection
 
-BROKERS: Final = Selection(EVENTING, "Broker")
-TRIGGERS: Final = Selection(EVENTING, "Trigger")
-SENSORS: Final = Selection(KNAFKA, SENSOR)
-OPERATIONS: Final = tuple(Selection(KNAFKA, each) for each in operations.OPERATIONS)
-JOBS: Final = Selection(BATCH, "Job", labels=OF_ARCHIVE)
+BROKERS: Final = WatchSelection(EVENTING, "Broker")
+TRIGGERS: Final = WatchSelection(EVENTING, "Trigger")
+SENSORS: Final = WatchSelection(KNAFKA, SENSOR)
+OPERATIONS: Final = tuple(WatchSelection(KNAFKA, each) for each in operations.OPERATIONS)
+JOBS: Final = WatchSelection(BATCH, "Job", labels=ARCHIVE_LABEL)
 """Of DeadLetterArchives and operations."""
-FUNCTIONS: Final = Selection(SERVING, "Service", labels=services.ROLE)
+FUNCTIONS: Final = WatchSelection(SERVING, "Service", labels=services.ROLE_LABEL)
 """Our own Knative Services."""
-SUBSCRIBERS: Final = Selection(SERVING, "Service", labels=f"!{services.ROLE}", metadata_only=True)
+SUBSCRIBERS: Final = WatchSelection(
+    SERVING, "Service", labels=f"!{services.ROLE_LABEL}", metadata_only=True
+)
 """Everybody else's."""
-PODS: Final = Selection(CORE, "Pod", labels=services.ROLE, metadata_only=True)
+PODS: Final = WatchSelection(CORE, "Pod", labels=services.ROLE_LABEL, metadata_only=True)
 """Of our functions. A receiver that starts means that an event is on its way; a dispatcher of an
 older Revision that ends is waited for."""
-NAMESPACES: Final = Selection(CORE, "Namespace", metadata_only=True)
+NAMESPACES: Final = WatchSelection(CORE, "Namespace", metadata_only=True)
 """Of one that is deleted, Kubernetes deletes the pods first and our objects half a minute later."""
-CONFIG_MAPS: Final = Selection(CORE, "ConfigMap", metadata_only=True)
-SECRETS: Final = Selection(
+CONFIG_MAPS: Final = WatchSelection(CORE, "ConfigMap", metadata_only=True)
+SECRETS: Final = WatchSelection(
     CORE,
     "Secret",
     fields=",".join(
@@ -44,10 +46,10 @@ SECRETS: Final = Selection(
     metadata_only=True,
 )
 """Those that may hold credentials for Kafka."""
-DEFINITIONS: Final = Selection(
+DEFINITIONS: Final = WatchSelection(
     "apiextensions.k8s.io/v1", "CustomResourceDefinition", metadata_only=True
 )
-POLICIES: Final = Selection(POLICIES_VERSION, POLICY)
+POLICIES: Final = WatchSelection(POLICIES_VERSION, POLICY)
 """Where Knative Eventing is, which has them."""
 UNWATCHED: Final = frozenset(
     {

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import kopf
 
-from knafka_operator.runtime.handlers import WEBHOOK, admit, become
+from knafka_operator.runtime.handlers import WEBHOOK, check_admission, replace_document
 from knafka_operator.sinks.admission import check_sink, defaulted_sink
 
 KAFKA_SINKS: Final = ("eventing.knative.dev", "v1alpha1", "kafkasinks")
@@ -20,13 +20,15 @@ KAFKA_SINKS: Final = ("eventing.knative.dev", "v1alpha1", "kafkasinks")
 def register(registry: kopf.OperatorRegistry) -> None:
     """Have `registry` answer for sinks too. Call it once for each."""
     webhook = {**WEBHOOK, "registry": registry}
-    kopf.on.mutate(*KAFKA_SINKS, id="default-sink", **webhook)(default)
-    kopf.on.validate(*KAFKA_SINKS, id="check-sink", **webhook)(check)
+    kopf.on.mutate(*KAFKA_SINKS, id="default-sink", **webhook)(default_kafka_sink)
+    kopf.on.validate(*KAFKA_SINKS, id="check-sink", **webhook)(check_kafka_sink)
 
 
-def default(patch: kopf.Patch, **_: Any) -> None:
-    patch.fns.append(lambda raw: become(raw, defaulted_sink(raw)))
+def default_kafka_sink(patch: kopf.Patch, **_: Any) -> None:
+    """Fill in a KafkaSink's defaults."""
+    patch.fns.append(lambda raw: replace_document(raw, defaulted_sink(raw)))
 
 
-def check(body: kopf.Body, memo: kopf.Memo, old: Any = None, **_: Any) -> None:
-    admit(check_sink, body, memo, old)
+def check_kafka_sink(body: kopf.Body, memo: kopf.Memo, old: Any = None, **_: Any) -> None:
+    """Refuse an invalid KafkaSink."""
+    check_admission(check_sink, body, memo, old)

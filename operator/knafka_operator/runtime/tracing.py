@@ -4,8 +4,8 @@
                                                           --bad---> a Warning; all stays as it is
 
 A change is a new Revision of every function, and each starts a pod: so one owner of Services has
-its turn each `TURN` seconds. What can't be used leaves functions as they are, also over a start of
-ours.
+its turn each `ROLL_OUT_SPACING` seconds. What can't be used leaves functions as they are, also over
+a start of ours.
 
 Not here: what the ConfigMaps mean (`decide.tracing`).
 """
@@ -22,8 +22,8 @@ from knafka_operator.decide import services
 from knafka_operator.decide.tracing import (
     OBSERVABILITY,
     TRACING,
-    carried,
     tracing_environment,
+    tracing_variables_of,
 )
 from knafka_operator.model.cluster import Cluster, ClusterError, Document
 from knafka_operator.model.identity import Identity
@@ -35,7 +35,7 @@ from knafka_operator.reconcile.state import States
 log = logging.getLogger(__name__)
 
 CONFIG_MAPS: Final = (OBSERVABILITY, TRACING)
-TURN: Final = 1.0
+ROLL_OUT_SPACING: Final = 1.0
 """Seconds from one owner's new Revision to the next one's: a thousand Triggers take 17 minutes."""
 ASK_AGAIN: Final = 1.0
 """Seconds before an API server that doesn't answer is asked again."""
@@ -45,16 +45,16 @@ Post = Callable[[Document, Literal["Normal", "Warning"], str, str], None]
 
 
 class Owners(Protocol):
-    """Whose Services these are; implemented by `Operator`."""
+    """The states of all objects with Services; implemented by `Operator`."""
 
     states: States
 
     @property
-    def all(self) -> Sequence[Owners]: ...
+    def all_operators(self) -> Sequence[Owners]: ...
 
 
 class FollowedTracing:
-    """The functions' settings of traces: `Settings.tracing`, kept as the ConfigMaps say."""
+    """Keeps `Settings.tracing`, the functions' tracing variables, in step with the ConfigMaps."""
 
     def __init__(self, settings: Settings, cluster: Cluster) -> None:
         self._settings = settings
@@ -63,24 +63,24 @@ class FollowedTracing:
         self._problem = ""
 
     async def start(self) -> None:
-        """As it is now, for all at once: for the start of a process, and of a term."""
+        """Apply the ConfigMaps to all functions at once, when a process or a term begins."""
         tracing = self._settings.tracing
         try:
-            wanted = (await self._insist(self._read))[0]
+            wanted = (await self._retry_until_answered(self._read_variables))[0]
         except InvalidDocument as error:
-            wanted = await self._insist(self._carried)
+            wanted = await self._retry_until_answered(self._running_variables)
             log.warning("%s: functions go on as they were", error)
-        tracing.begin(wanted, ())
+        tracing.begin_rollout(wanted, ())
 
     def on_config_map(self, document: Document) -> None:
-        """This one has changed, or went."""
+        """Note that a ConfigMap has changed or was deleted."""
         metadata = document["metadata"]
         ours = metadata["namespace"] == self._settings.namespace
         if ours and metadata["name"] in CONFIG_MAPS:
-            self.look()
+            self.reread_soon()
 
-    def look(self) -> None:
-        """Read both anew: one may have changed."""
+    def reread_soon(self) -> None:
+        """Have both ConfigMaps read again, as one may have changed."""
         self._changed.set()
 
     async def follow(self, operator: Owners, enqueue: Callable[[Owner], None], post: Post) -> None:
@@ -89,7 +89,7 @@ class FollowedTracing:
             await self._changed.wait()
             self._changed.clear()
             try:
-                await self._look(operator, post)
+                await self._apply_config(operator, post)
             except ClusterError as error:
                 log.warning("tracing: %s", error)
                 await asyncio.sleep(ASK_AGAIN)
@@ -98,10 +98,10 @@ class FollowedTracing:
                 log.exception("tracing")
             await self._roll_out(operator, enqueue)
 
-    async def _look(self, operator: Owners, post: Post) -> None:
+    async def _apply_config(self, operator: Owners, post: Post) -> None:
         tracing = self._settings.tracing
         try:
-            wanted, config = await self._read()
+            wanted, config = await self._read_variables()
         except InvalidDocument as error:
             if self._problem != (problem := f"{error}: functions go on as they were"):
                 self._problem = problem
@@ -110,29 +110,33 @@ class FollowedTracing:
                     post(config, "Warning", "InvalidTracing", problem)
             return
         self._problem = ""
-        if wanted == tracing.wanted:
+        if wanted == tracing.desired:
             return
-        tracing.begin(wanted, [owner for each in operator.all for owner in owners(each.states)])
-        count = len(tracing.waiting)
-        message = f"{count} Brokers and Triggers get it in turn, in about {count * TURN:.0f} s"
+        tracing.begin_rollout(
+            wanted,
+            [owner for each in operator.all_operators for owner in service_owners(each.states)],
+        )
+        count = len(tracing.pending_owners)
+        seconds = count * ROLL_OUT_SPACING
+        message = f"{count} Brokers and Triggers get it in turn, in about {seconds:.0f} s"
         log.info("tracing has changed: %s", message)
         if config is not None:
             post(config, "Normal", "TracingChanged", message)
 
     async def _roll_out(self, operator: Owners, enqueue: Callable[[Owner], None]) -> None:
-        """Give each its turn; what changes meanwhile is looked at first."""
+        """Admit the pending owners one after another; stops early if a ConfigMap has changed."""
         tracing = self._settings.tracing
-        for owner in tracing.waiting:
+        for owner in tracing.pending_owners:
             if self._changed.is_set():
                 return
             tracing.admit(owner)
             enqueue(owner)
-            for trigger in _sharing(operator, owner):
+            for trigger in _triggers_in_shards(operator, owner):
                 enqueue(trigger)
-            await asyncio.sleep(TURN)
+            await asyncio.sleep(ROLL_OUT_SPACING)
 
-    async def _read(self) -> tuple[Mapping[str, str], Document | None]:
-        """The variables, and the ConfigMap that says them; raises `InvalidDocument`."""
+    async def _read_variables(self) -> tuple[Mapping[str, str], Document | None]:
+        """The tracing variables, and the ConfigMap that declares them; raises `InvalidDocument`."""
         found = {name: await self._get(name) for name in CONFIG_MAPS}
         data = {name: (each or {}).get("data") or {} for name, each in found.items()}
         settings = self._settings
@@ -141,18 +145,19 @@ class FollowedTracing:
         )
         return wanted, found[OBSERVABILITY] or found[TRACING]
 
-    async def _carried(self) -> Mapping[str, str]:
-        """What our Services have, as one of them says."""
-        for role in (services.RECEIVER, services.DISPATCHER, services.SHARD_ROLE):
-            for each in await self._cluster.list(SERVING, "Service", {services.ROLE: role}):
-                return carried(each)
+    async def _running_variables(self) -> Mapping[str, str]:
+        """The tracing variables of the first Service found; empty if there is none."""
+        for role in (services.RECEIVER_ROLE, services.DISPATCHER_ROLE, services.SHARD_ROLE):
+            for each in await self._cluster.list(SERVING, "Service", {services.ROLE_LABEL: role}):
+                return tracing_variables_of(each)
         return {}
 
     async def _get(self, name: str) -> Document | None:
         return await self._cluster.get(CORE, "ConfigMap", self._settings.namespace, name)
 
-    async def _insist(self, ask: Callable[[], Awaitable[Any]]) -> Any:
-        """Its answer, however long the API server is away: without, every Revision would roll."""
+    async def _retry_until_answered(self, ask: Callable[[], Awaitable[Any]]) -> Any:
+        """Repeat a request until the API server answers, as without the answer every Revision would
+        roll."""
         while True:
             try:
                 return await ask()
@@ -161,9 +166,9 @@ class FollowedTracing:
                 await asyncio.sleep(ASK_AGAIN)
 
 
-def owners(states: States) -> list[Owner]:
-    """Who has Services of its own: Brokers, which have receivers and shards, and Triggers that
-    nobody's shard delivers."""
+def service_owners(states: States) -> list[Owner]:
+    """The owners of Services: Brokers, for receivers and shards, and Triggers that no shard
+    delivers."""
     family = states.family
     brokers = [(family.broker, *each) for each in states.brokers]
     triggers = [
@@ -174,11 +179,13 @@ def owners(states: States) -> list[Owner]:
     return [*brokers, *triggers]
 
 
-def _sharing(operator: Owners, owner: Owner) -> list[Owner]:
-    """Triggers by whose reconciliation the shards of this Broker are applied."""
+def _triggers_in_shards(operator: Owners, owner: Owner) -> list[Owner]:
+    """The Triggers in a Broker's shards, whose reconciliation applies the shards."""
     kind, namespace, name = owner
     found: list[Owner] = []
-    for states in (each.states for each in operator.all if each.states.family.broker == kind):
+    for states in (
+        each.states for each in operator.all_operators if each.states.family.broker == kind
+    ):
         for identity in states.triggers_of(Identity(namespace, name)):
             record = states.triggers.get(identity)
             if record is not None and record.watched is not None and record.watched.place:

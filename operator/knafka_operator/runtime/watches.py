@@ -24,16 +24,17 @@ from kubernetes.dynamic.exceptions import DynamicApiError, ResourceNotFoundError
 from urllib3.exceptions import HTTPError
 
 from knafka_operator.model.cluster import Document
-from knafka_operator.runtime.cluster import Selection
-from knafka_operator.runtime.json_answers import decode
+from knafka_operator.runtime.cluster import WatchSelection
+from knafka_operator.runtime.json_answers import decode_json
 
 log = logging.getLogger(__name__)
 
-SERVED: Final = 240
+WATCH_SECONDS: Final = 240
 """Seconds after which the API server ends a watch, a fifth more or less: some end each minute, not
 all at one time."""
-SILENCE: Final = 330.0
-"""Seconds without a byte after which a connection is taken for dead; longer than it is `SERVED`."""
+SILENCE_TIMEOUT: Final = 330.0
+"""Seconds without a byte after which a connection is taken for dead; longer than it is
+`WATCH_SECONDS`."""
 FIRST_PAUSE: Final = 0.5
 MAX_PAUSE: Final = 30.0
 """Seconds after a failure: the first, doubled each time, up to the last."""
@@ -41,9 +42,9 @@ REFUSED_PAUSE: Final = 120.0
 """Seconds after a refusal: a change of our role is not announced."""
 
 EXPIRED: Final = 410
-"""The resourceVersion is too old: everything is listed again."""
+"""HTTP status if the resourceVersion is too old, so that everything is listed again."""
 REFUSED: Final = frozenset({403, 405})
-"""Nobody lets us watch that, or it can't be watched."""
+"""HTTP statuses if watching is forbidden or impossible."""
 
 _FAILURES: Final = (
     ApiException,
@@ -59,53 +60,61 @@ Identity = tuple[str, str]
 """Namespace and name; the namespace of what has none is empty."""
 
 
-class Api(Protocol):
-    """How objects are listed and followed; implemented by `ApiCluster`. Both block."""
+class WatchApi(Protocol):
+    """Lists and watches objects; implemented by `ApiCluster`. Both methods block."""
 
-    def list_page(self, of: Selection, after: str | None) -> Document: ...
+    def list_page(self, selection: WatchSelection, after: str | None) -> Document:
+        """One page of a list; `after` is the `continue` of the page before."""
+        ...
 
-    def follow(self, of: Selection, version: str, seconds: int, silence: float) -> Any: ...
+    def open_watch(
+        self, selection: WatchSelection, version: str, seconds: int, silence: float
+    ) -> Any: ...
 
 
 class Listener(Protocol):
-    """Who hears of changes; called on the event loop."""
+    """Receives changes of watched objects; called on the event loop."""
 
-    def heard(self, of: Selection, changed: Sequence[Document], gone: Sequence[Document]) -> None:
-        """These are there, or not any more; what is gone comes as it was last."""
+    def on_objects(
+        self, selection: WatchSelection, changed: Sequence[Document], gone: Sequence[Document]
+    ) -> None:
+        """Handle objects that were created or changed, and last versions of those `gone`."""
         ...
 
-    def is_synced(self, of: Selection, synced: bool) -> None:
-        """Whether everything there is has been heard of, and changes are being followed."""
+    def set_synced(self, selection: WatchSelection, synced: bool) -> None:
+        """Note whether all objects of a selection are known and changes are followed."""
         ...
 
 
 class Watch:
-    """One selection, followed until it is closed."""
+    """Watches one selection in a thread until it is closed."""
 
-    def __init__(self, api: Api, of: Selection, listener: Listener) -> None:
-        self.of = of
+    def __init__(self, api: WatchApi, selection: WatchSelection, listener: Listener) -> None:
+        self.selection = selection
         self._api = api
         self._listener = listener
         self._loop = asyncio.get_running_loop()
         self._known: dict[Identity, Document] = {}
-        """The thread's own: what there is, as it was last (its metadata is enough)."""
+        """The known objects' metadata; used by the thread only."""
         self._failures = 0
-        """In a row, since it was followed last."""
+        """Failures in a row."""
         self._closed = threading.Event()
         self._open: Any = None
-        """What is being read from."""
-        self._thread = threading.Thread(target=self._run, name=f"watch {of.kind}", daemon=True)
+        """The response that is being read."""
+        self._thread = threading.Thread(
+            target=self._run, name=f"watch {selection.kind}", daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:
-        """Hear of nothing more; waits for nothing."""
+        """Stop watching, without waiting for the thread."""
         self._closed.set()
         answer = self._open
         if answer is not None:
             try:
                 answer.shutdown()  # it ends a read in another thread
             except (OSError, RuntimeError, ValueError, AttributeError):
-                log.debug("the watch of %s was over", self.of, exc_info=True)
+                log.debug("the watch of %s was over", self.selection, exc_info=True)
 
     def _run(self) -> None:
         version = ""
@@ -113,23 +122,23 @@ class Watch:
             try:
                 if not version:
                     version = self._list()
-                    self._tell_synced(True)
+                    self._report_synced(True)
                 version = self._follow(version)
             except _FAILURES as error:
                 version = "" if self._must_list(error) else version
-                self._failed(error)
+                self._pause_after(error)
             except Exception:  # a watch that ended would be missed only when something changes
                 version = ""
-                log.exception("watching %s", self.of)
-                self._tell_synced(False)
+                log.exception("watching %s", self.selection)
+                self._report_synced(False)
                 self._closed.wait(MAX_PAUSE)
 
     def _must_list(self, error: Exception) -> bool:
-        """Whether it can't be followed on from where it was."""
+        """Whether all objects must be listed again after this error."""
         status = getattr(error, "status", None)
         return isinstance(error, ValueError) or status == EXPIRED or self._failures > 0
 
-    def _failed(self, error: Exception) -> None:
+    def _pause_after(self, error: Exception) -> None:
         status = getattr(error, "status", None)
         if status == EXPIRED or self._closed.is_set():
             return
@@ -137,71 +146,73 @@ class Watch:
         # After the first failure it follows on a moment later; after more nobody knows what was
         # missed, so that objects are asked for instead.
         if self._failures > 0 or status in REFUSED:
-            self._tell_synced(False)
+            self._report_synced(False)
         if status in REFUSED:
             pause = REFUSED_PAUSE
         self._failures += 1
         level = logging.INFO if self._failures == 1 else logging.WARNING
-        log.log(level, "watching %s: %s: %.300s", self.of, type(error).__name__, error)
+        log.log(level, "watching %s: %s: %.300s", self.selection, type(error).__name__, error)
         self._closed.wait(pause * random.uniform(0.8, 1.2))
 
     def _list(self) -> str:
-        """Tell of all there is; gives the version from which on to follow."""
+        """List all objects and report them; returns the version from which to watch."""
         found: dict[Identity, Document] = {}
         after: str | None = None
         while True:
-            page = self._api.list_page(self.of, after)
-            items = [self._whole(each) for each in page.get("items") or ()]
+            page = self._api.list_page(self.selection, after)
+            items = [self._with_kind(each) for each in page.get("items") or ()]
             found.update((_identity(each), each) for each in items)
-            self._tell(items, ())
+            self._report(items, ())
             after = page["metadata"].get("continue")
             if not after:
                 break
-        self._tell((), [self._known[each] for each in self._known.keys() - found.keys()])
-        self._known = {identity: _outline(each) for identity, each in found.items()}
+        self._report((), [self._known[each] for each in self._known.keys() - found.keys()])
+        self._known = {identity: _identity_only(each) for identity, each in found.items()}
         return str(page["metadata"]["resourceVersion"])
 
     def _follow(self, version: str) -> str:
-        """Tell of changes until the API server ends it; gives the version it has come to."""
-        seconds = int(SERVED * random.uniform(0.8, 1.2))
-        answer = self._open = self._api.follow(self.of, version, seconds, SILENCE)
+        """Report changes until the API server ends the watch; returns the last version."""
+        seconds = int(WATCH_SECONDS * random.uniform(0.8, 1.2))
+        answer = self._open = self._api.open_watch(
+            self.selection, version, seconds, SILENCE_TIMEOUT
+        )
         self._failures = 0
         try:
             if self._closed.is_set():
                 return version  # before there was anything to shut down
             for line in _lines(answer):
-                event = decode(line)
+                event = decode_json(line)
                 document = event["object"]
                 if event["type"] == "ERROR":
                     raise _WatchError(document)
                 version = str(document["metadata"]["resourceVersion"])
                 if event["type"] == "BOOKMARK":
                     continue
-                document = self._whole(document)
+                document = self._with_kind(document)
                 if event["type"] == "DELETED":
                     self._known.pop(_identity(document), None)
-                    self._tell((), (document,))
+                    self._report((), (document,))
                 else:
-                    self._known[_identity(document)] = _outline(document)
-                    self._tell((document,), ())
+                    self._known[_identity(document)] = _identity_only(document)
+                    self._report((document,), ())
         finally:
             self._open = None
             answer.close()
         return version
 
-    def _whole(self, document: Document) -> Document:
-        """With its kind, which lists leave out and metadata alone has another of, and without
-        `managedFields`: nobody here reads them, and they are as large as the rest."""
+    def _with_kind(self, document: Document) -> Document:
+        """Add apiVersion and kind, which lists lack, and remove `managedFields`, which nobody
+        reads."""
         metadata = {k: v for k, v in document["metadata"].items() if k != "managedFields"}
-        kind = {"apiVersion": self.of.api_version, "kind": self.of.kind}
+        kind = {"apiVersion": self.selection.api_version, "kind": self.selection.kind}
         return {**document, **kind, "metadata": metadata}
 
-    def _tell(self, changed: Sequence[Document], gone: Sequence[Document]) -> None:
+    def _report(self, changed: Sequence[Document], gone: Sequence[Document]) -> None:
         if changed or gone:
-            self._on_loop(self._listener.heard, self.of, changed, gone)
+            self._on_loop(self._listener.on_objects, self.selection, changed, gone)
 
-    def _tell_synced(self, synced: bool) -> None:
-        self._on_loop(self._listener.is_synced, self.of, synced)
+    def _report_synced(self, synced: bool) -> None:
+        self._on_loop(self._listener.set_synced, self.selection, synced)
 
     def _on_loop(self, call: Any, *arguments: Any) -> None:
         def unless_closed() -> None:
@@ -230,8 +241,8 @@ def _lines(answer: Any) -> Any:
         yield from (each for each in lines if each.strip())
 
 
-def _outline(document: Document) -> Document:
-    """What is needed of an object that is gone: who it was."""
+def _identity_only(document: Document) -> Document:
+    """Type, identity and labels of an object, which are reported once it is gone."""
     metadata = document["metadata"]
     kept = {key: metadata[key] for key in ("namespace", "name", "uid", "labels") if key in metadata}
     return {"apiVersion": document["apiVersion"], "kind": document["kind"], "metadata": kept}

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from knafka_operator.model.cluster import Cluster, decoded
+from knafka_operator.model.cluster import Cluster, decoded_secret
 from knafka_operator.model.resources import CORE
 
 SERVICE: Final = "knafka-webhook"
@@ -36,12 +36,12 @@ Pem = dict[str, str]
 """`ca.crt`, `tls.crt` and `tls.key`, as Kubernetes' own Secrets have them."""
 
 
-async def certificate(cluster: Cluster, namespace: str, now: datetime) -> Pem:
-    """The certificate in the Secret, made if there is none or if it expires soon."""
+async def ensure_certificate(cluster: Cluster, namespace: str, now: datetime) -> Pem:
+    """The webhooks' certificate from its Secret; created if there is none or if it expires soon."""
     found = await cluster.get(CORE, "Secret", namespace, SECRET)
     if found is not None:
-        pem = dict(decoded(found))
-        if pem.get("tls.crt") and _expires(pem["tls.crt"]) > now + RENEW_BEFORE:
+        pem = dict(decoded_secret(found))
+        if pem.get("tls.crt") and _expiry(pem["tls.crt"]) > now + RENEW_BEFORE:
             return pem
     pem = make_certificate(f"{SERVICE}.{namespace}.svc", now)
     manifest = {
@@ -54,12 +54,13 @@ async def certificate(cluster: Cluster, namespace: str, now: datetime) -> Pem:
     if found is not None:
         await cluster.apply(manifest)
     elif not await cluster.create(manifest):
-        return await certificate(cluster, namespace, now)  # another replica was first
+        return await ensure_certificate(cluster, namespace, now)  # another replica was first
     return pem
 
 
 def make_certificate(host: str, now: datetime) -> Pem:
-    """An authority that signs one certificate, for `host`, and is then forgotten."""
+    """Create a certificate for `host`, and the authority that signs it; the authority's key isn't
+    kept."""
     authority_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "knafka-webhook-ca")])
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
@@ -126,7 +127,7 @@ class ServiceServer:
                 }
 
 
-def _expires(pem: str) -> datetime:
+def _expiry(pem: str) -> datetime:
     try:
         return x509.load_pem_x509_certificate(pem.encode()).not_valid_after_utc
     except ValueError:

@@ -1,4 +1,4 @@
-"""Answers: what others' functions and pods say over HTTP, of which no more is read than is needed.
+"""Answers: bounded reading of HTTP responses from functions and pods, which may be hostile.
 
 Whoever may have pods in a namespace can have one stand in for a function of ours. So nothing is
 decompressed, no redirect is followed, and an answer has a bound in bytes and in time.
@@ -14,33 +14,33 @@ import aiohttp
 
 from knafka_operator.model.function_tokens import authorization
 
-BURST: Final = 20.0
-"""Seconds of an answer's rate that may come at once: a first and a last line are long."""
+BURST_SECONDS: Final = 20.0
+"""Seconds' worth of the allowed rate that may come at once, as first and last lines are long."""
 
 
-class Pace:
-    """How fast the lines of one unit are taken, whichever of its answers they come in.
+class LinePace:
+    """Limits the rate at which the lines of one unit are read, over all its responses.
 
-    What comes faster is left where it is: its sender waits.
+    A faster sender has to wait.
     """
 
     def __init__(self, lines: float, size: float) -> None:
-        """`lines`, and bytes (`size`), a second that each answer which is open adds."""
+        """`paced_lines`, and bytes (`size`), a second that each answer which is open adds."""
         self.open = 0
         self._lines = lines
         self._size = size
         self._paid_until = 0.0
 
     def pause(self, size: int, now: float) -> float:
-        """Seconds to wait before the line after one of `size` bytes is read."""
+        """Account for a line of `size` bytes; returns the seconds to wait before the next one."""
         cost = max(1 / self._lines, size / self._size) / max(1, self.open)
         self._paid_until = max(now, self._paid_until) + cost
-        return max(0.0, self._paid_until - BURST - now)
+        return max(0.0, self._paid_until - BURST_SECONDS - now)
 
 
-async def lines(response: aiohttp.ClientResponse, pace: Pace) -> AsyncIterator[bytes]:
-    """The lines of a response that are not empty. Raises `ValueError` or `LineTooLong` for one
-    longer than what its request reads ahead, and what `aiohttp` raises."""
+async def paced_lines(response: aiohttp.ClientResponse, pace: LinePace) -> AsyncIterator[bytes]:
+    """Yield the non-empty lines of a response at the allowed rate. Raises `ValueError` or
+    `LineTooLong` for a line longer than the read buffer, and what `aiohttp` raises."""
     loop = asyncio.get_running_loop()
     pace.open += 1
     try:
@@ -53,25 +53,25 @@ async def lines(response: aiohttp.ClientResponse, pace: Pace) -> AsyncIterator[b
         pace.open -= 1
 
 
-async def beginning(response: aiohttp.ClientResponse, size: int) -> bytes:
-    """At most so many bytes of the body, as few as there are."""
+async def first_bytes(response: aiohttp.ClientResponse, size: int) -> bytes:
+    """Read at most `size` bytes of the body."""
     text = b""
     while len(text) < size and (more := await response.content.read(size - len(text))):
         text += more
     return text
 
 
-async def answer_of(
+async def get_answer(
     session: aiohttp.ClientSession, url: str, bearers: Sequence[str], size: int
 ) -> bytes | None:
-    """At most `size` bytes of what a function says at this URL; None: it says nothing, or takes
-    none of these tokens, the newest first. Raises what `aiohttp` raises."""
+    """GET at most `size` bytes from a function's URL, trying these tokens in order; None: no 200,
+    or it accepts none of the tokens. Raises what `aiohttp` raises."""
     for bearer in bearers or [""]:
         async with session.get(
             url, headers=authorization(bearer), allow_redirects=False
         ) as response:
             if response.status == 200:
-                return await beginning(response, size)
+                return await first_bytes(response, size)
             if response.status != 401:  # else it knows the key of before a rotation
                 return None
     return None

@@ -18,42 +18,43 @@ from knafka.core import names
 from knafka.ports.log import LogAdmin, Positions
 from knafka_operator.scale.kafka_clusters import KafkaCluster
 
-FRESH: Final = 10.0
-"""Seconds for which a look is as good as another."""
-AT_ONCE: Final = 16
-"""Topics of which one group's lag is asked at a time."""
+ENDS_MAX_AGE: Final = 10.0
+"""Seconds for which the ends of topics are reused."""
+GROUP_LAGS_AT_ONCE: Final = 16
+"""Most concurrent requests for the lags of one group."""
 
 
 @dataclass(eq=False, slots=True)
-class _Look:
+class _TopicEnds:
     ends: Mapping[str, Positions] = field(default_factory=dict)
-    """Of all dead-letter topics."""
+    """End offsets of all dead-letter topics."""
     at: float = float("-inf")
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 @dataclass(eq=False, slots=True)
-class Waiting:
-    """What one archive's group has not compacted, by topic, and where each topic ended then."""
+class UncompactedCounts:
+    """Known lags of one archive's group."""
 
     group: str = ""
     counted: dict[str, tuple[Positions, int]] = field(default_factory=dict)
 
     def forget(self) -> None:
-        """It has committed since, or may have."""
+        """Forget all lags, as the group may have committed."""
         self.counted.clear()
 
 
-class DeadLetters:
-    """The dead-letter topics of every Kafka; belongs to one event loop."""
+class UncompactedDeadLetters:
+    """Counts dead letters that archives haven't compacted; belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._looks: WeakKeyDictionary[KafkaCluster, _Look] = WeakKeyDictionary()
+        self._looks: WeakKeyDictionary[KafkaCluster, _TopicEnds] = WeakKeyDictionary()
 
     async def waiting(
-        self, kafka: KafkaCluster, namespace: str, broker: str, group: str, known: Waiting
+        self, kafka: KafkaCluster, namespace: str, broker: str, group: str, known: UncompactedCounts
     ) -> int:
-        """Dead letters of a Broker that a group has not compacted. Raises `LogError`."""
+        """Number of a Broker's dead letters that an archive's group has not compacted. Raises
+        `LogError`."""
         if known.group != group:
             known.group = group
             known.forget()
@@ -69,19 +70,19 @@ class DeadLetters:
             for topic, each in ends.items()
             if any(each.values()) and known.counted.get(topic, (None, 0))[0] != each
         ]
-        for first in range(0, len(asked), AT_ONCE):
-            some = asked[first : first + AT_ONCE]
-            found = await asyncio.gather(*(_lag(kafka.topics, group, each) for each in some))
+        for first in range(0, len(asked), GROUP_LAGS_AT_ONCE):
+            some = asked[first : first + GROUP_LAGS_AT_ONCE]
+            found = await asyncio.gather(*(_group_lag(kafka.topics, group, each) for each in some))
             known.counted |= {
                 topic: (ends[topic], lag) for topic, lag in zip(some, found, strict=True)
             }
         return sum(lag for _, lag in known.counted.values())
 
     async def _ends(self, kafka: KafkaCluster) -> Mapping[str, Positions]:
-        look = self._looks.setdefault(kafka, _Look())
+        look = self._looks.setdefault(kafka, _TopicEnds())
         async with look.lock:
             now = asyncio.get_running_loop().time()
-            if now - look.at >= FRESH:
+            if now - look.at >= ENDS_MAX_AGE:
                 there = [
                     each
                     for each in await kafka.topics.topics()
@@ -92,6 +93,6 @@ class DeadLetters:
         return look.ends
 
 
-async def _lag(topics: LogAdmin, group: str, topic: str) -> int:
+async def _group_lag(topics: LogAdmin, group: str, topic: str) -> int:
     topics.forget_group(group)
     return (await topics.lags([group], topic))[group].total

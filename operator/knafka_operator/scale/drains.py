@@ -27,34 +27,35 @@ from knafka.core.errors import KnafkaError
 from knafka.core.sensor.contract import Sensor
 from knafka_operator.model.function_tokens import FunctionTokens, authorization
 from knafka_operator.model.settings import SHARD_SIZE
-from knafka_operator.scale.answers import Pace, lines
+from knafka_operator.scale.answers import LinePace, paced_lines
 from knafka_operator.scale.http_sessions import checked_session
-from knafka_operator.scale.parsing import LARGE, parsed
-from knafka_operator.scale.progress_bounds import cut, within_bounds
+from knafka_operator.scale.parsing import LARGE_DOCUMENT, parsed_off_loop
+from knafka_operator.scale.progress_bounds import bounded_text, within_bounds
 
-SILENCE: Final = 120.0
+SILENCE_TIMEOUT: Final = 120.0
 """Seconds without a line of progress: long enough for a pod that must be scheduled first."""
 CONNECT_TIMEOUT: Final = 10.0
 LINE_BYTES: Final = 64 * 1024
 """The longest line of a Trigger's progress, which has some hundred bytes and the numbers of its
 partitions."""
 SENSOR_LINE_BYTES: Final = 1024 * 1024
-"""That of a Sensor: it has what each trigger holds in each partition."""
-MEMBER_BYTES: Final = 4 * 1024
-"""What each Trigger adds to a shard's line, at most; usual are some hundred bytes."""
+"""The longest line of a Sensor's progress, with what each trigger holds in each partition."""
+TRIGGER_LINE_BYTES: Final = 4 * 1024
+"""Most bytes that each Trigger adds to a shard's line; some hundred bytes are usual."""
 MAX_LINE_BYTES: Final = 8 * 1024 * 1024
 """The longest line of a shard of any size."""
-LINES: Final = 4.0
-"""Lines a second; a dispatcher writes one, and a shard one more for each change of its contract."""
+LINES_PER_SECOND: Final = 4.0
+"""Lines a second that are read. A dispatcher writes one, a shard one more for each change of its
+contract."""
 
-LONGEST_EVERY: Final = 4.0
-"""Seconds that the longest line takes; the usual ones are a hundredth of it."""
+LONGEST_LINE_SECONDS: Final = 4.0
+"""Seconds in which the longest line may be read; usual lines are a hundredth of it."""
 
 Progress = TypeVar("Progress", DrainProgress, ShardProgress)
 
 
 class DrainRefused(KnafkaError):
-    """A dispatcher, or what is in front of it, answered something else than progress."""
+    """The error if a dispatcher, or a proxy in front of it, doesn't answer with progress."""
 
 
 class HttpDrains:
@@ -67,37 +68,38 @@ class HttpDrains:
         shard_size: int = SHARD_SIZE,
         tokens: FunctionTokens | None = None,
     ) -> None:
-        """`tokens`: what functions want to see of their operator."""
+        """`tokens` are those that functions expect from the operator."""
         self._urls = urls
         self._tokens = tokens or FunctionTokens()
-        self._shard_line = min(LINE_BYTES + shard_size * MEMBER_BYTES, MAX_LINE_BYTES)
+        self._shard_line = min(LINE_BYTES + shard_size * TRIGGER_LINE_BYTES, MAX_LINE_BYTES)
         self._session: aiohttp.ClientSession | None = None
-        self._paces: dict[str, Pace] = {}
-        """By unit, also while none of its requests is open: one that ends and begins again is
-        not to be heard faster."""
+        self._paces: dict[str, LinePace] = {}
+        """Rate limits by unit, kept while no request is open, so that new requests aren't
+        faster."""
 
     def hold(
         self, trigger_id: str, egress: Egress, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[DrainProgress]:
-        """Hold one drain; leaving the iterator hangs up. Raises `DrainRefused`, `aiohttp`'s own."""
+        """Hold one drain; yields its progress. Leaving the iterator hangs up. Raises `DrainRefused`
+        and what `aiohttp` raises."""
         wanted = request.model_copy(update={"egress": documents.digest(egress)})
-        return self._lines(DrainProgress, trigger_id, wanted, stop, LINE_BYTES)
+        return self._progress_lines(DrainProgress, trigger_id, wanted, stop, LINE_BYTES)
 
     def hold_shard(
         self, shard: Shard, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[ShardProgress]:
         """Hold the drains of one shard, as `hold` does one."""
         wanted = request.model_copy(update={"shard": shard.group})
-        return self._lines(ShardProgress, shard.group, wanted, stop, self._shard_line)
+        return self._progress_lines(ShardProgress, shard.group, wanted, stop, self._shard_line)
 
     def hold_sensor(
         self, sensor_id: str, sensor: Sensor, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[DrainProgress]:
         """Hold one drain of a Sensor, as `hold` does."""
         wanted = request.model_copy(update={"sensor": documents.digest(sensor)})
-        return self._lines(DrainProgress, sensor_id, wanted, stop, SENSOR_LINE_BYTES)
+        return self._progress_lines(DrainProgress, sensor_id, wanted, stop, SENSOR_LINE_BYTES)
 
-    async def _lines(
+    async def _progress_lines(
         self, of: type[Progress], unit: str, wanted: DrainRequest, stop: asyncio.Event, limit: int
     ) -> AsyncIterator[Progress]:
         of_function = self._urls[unit].rstrip("/")
@@ -111,7 +113,7 @@ class HttpDrains:
 
         headers = {"content-type": "application/json", "accept-encoding": "identity"}
         while bearers:
-            async with self._client().post(
+            async with self._open_session().post(
                 url,
                 data=body(),
                 headers=headers | authorization(bearers.pop(0)),
@@ -123,34 +125,35 @@ class HttpDrains:
                 if response.status != 200:
                     # Not what it says: this comes to stand in a status, whoever answers there.
                     raise DrainRefused(f"{url} answered {response.status}: see its log")
-                told = lines(response, pace)
-                while (line := await _next(told, url, limit)) is not None:
-                    yield await parsed(partial(_progress, of, line), len(line))
+                told = paced_lines(response, pace)
+                while (line := await _next_line(told, url, limit)) is not None:
+                    yield await parsed_off_loop(partial(_parsed_progress, of, line), len(line))
                 return
 
-    def _pace(self, unit: str, limit: int) -> Pace:
+    def _pace(self, unit: str, limit: int) -> LinePace:
         if unit not in self._paces:
             if len(self._paces) > 2 * len(self._urls):
                 for gone in self._paces.keys() - self._urls.keys():
                     del self._paces[gone]
-            self._paces[unit] = Pace(LINES, limit / LONGEST_EVERY)
+            self._paces[unit] = LinePace(LINES_PER_SECOND, limit / LONGEST_LINE_SECONDS)
         return self._paces[unit]
 
     async def close(self) -> None:
+        """Close the HTTP session, which hangs up on all drains."""
         if self._session is not None:
             await self._session.close()
 
-    def _client(self) -> aiohttp.ClientSession:
+    def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
             timeout = aiohttp.ClientTimeout(
-                total=None, sock_connect=CONNECT_TIMEOUT, sock_read=SILENCE
+                total=None, sock_connect=CONNECT_TIMEOUT, sock_read=SILENCE_TIMEOUT
             )
             self._session = checked_session(timeout, limit=0)
         return self._session
 
 
-async def _next(told: AsyncIterator[bytes], url: str, limit: int) -> bytes | None:
-    """The next line; None: there is none. Raises `DrainRefused` for one that is too long."""
+async def _next_line(told: AsyncIterator[bytes], url: str, limit: int) -> bytes | None:
+    """The next line; None at the end. Raises `DrainRefused` for a line that is too long."""
     try:
         return await anext(told, None)
     except (ValueError, LineTooLong) as error:
@@ -159,12 +162,12 @@ async def _next(told: AsyncIterator[bytes], url: str, limit: int) -> bytes | Non
         ) from error
 
 
-def _progress(of: type[Progress], line: bytes) -> Progress:
-    """What a line says; raises `InvalidDocument`."""
+def _parsed_progress(of: type[Progress], line: bytes) -> Progress:
+    """Parse and bound a line of progress; raises `InvalidDocument`."""
     told = documents.parse_json(of, line.decode("utf-8", "replace"))
-    if len(line) < LARGE:
+    if len(line) < LARGE_DOCUMENT:
         return told
     if isinstance(told, ShardProgress):
         egresses = {group: within_bounds(each) for group, each in told.egresses.items()}
-        return told.model_copy(update={"egresses": egresses, "error": cut(told.error)})
+        return told.model_copy(update={"egresses": egresses, "error": bounded_text(told.error)})
     return within_bounds(told)

@@ -24,64 +24,65 @@ from knafka.core.drain import DrainProgress
 from knafka_operator.model.autoscaling import Autoscaling
 
 LONGEST_REST: Final = 60.0
-"""Seconds: what a start and an end cost is little then, and nobody waits much longer for one."""
-BETWEEN_REQUESTS: Final = 5.0
-"""Seconds: after more of them a request doesn't go on with the drain of the one before."""
-BEHIND: Final = 5.0
-"""Seconds of what it filters out that may wait while it counts as caught up: dispatchers commit
-once a second."""
+"""Longest rest in seconds."""
+SAME_DRAIN_SECONDS: Final = 5.0
+"""Seconds within which a new request continues the previous request's drain."""
+CAUGHT_UP_SECONDS: Final = 5.0
+"""A Trigger counts as caught up if its waiting events take at most so many seconds to filter."""
 
 
 class FilterRest:
-    """Of one Trigger with dispatchers of its own; all times are the event loop's."""
+    """Decides when the own drains of one Trigger rest; all times are the event loop's."""
 
     def __init__(self) -> None:
         self._passed_at = -math.inf
-        """When something of it was last seen to pass its filter, or its drains to begin."""
+        """When an event last passed the filter, or the drains began."""
         self._until = -math.inf
         self._over_at = -math.inf
         self._rests = 0
-        """One after the other, without anything that passed."""
+        """Number of rests in a row without an event that passed."""
         self._waited = 0
-        """Events that waited when its drains began."""
+        """Lag when the drains began."""
         self._looked = -math.inf
         self._filtered = 0
-        """What its drains had filtered out at the last look, and when that was."""
+        """Number of filtered events at the last check, whose time is `_looked`."""
 
     def is_resting(self, now: float) -> bool:
-        """Whether no drain is to begin for the events that wait."""
+        """Whether waiting events open no drain now."""
         return now < self._until
 
-    def left(self, now: float) -> float:
-        """Seconds until they are looked through."""
+    def seconds_left(self, now: float) -> float:
+        """Seconds until the rest is over."""
         return max(0.0, self._until - now)
 
-    def began(self, lag: int, now: float) -> None:
-        """Its first drain begins, or goes on by another request, with so many events waiting."""
-        if now - self._over_at > BETWEEN_REQUESTS:
+    def on_begin(self, lag: int, now: float) -> None:
+        """Note that the first drain has begun, or continues by another request, with this lag."""
+        if now - self._over_at > SAME_DRAIN_SECONDS:
             self._passed_at = now
         self._looked = now
         self._waited, self._filtered = lag, 0
 
-    def over(self, now: float) -> None:
-        """A request is over."""
+    def on_request_end(self, now: float) -> None:
+        """Note that a drain request has ended."""
         self._over_at = now
 
-    def told(self, before: DrainProgress | None, line: DrainProgress, now: float) -> None:
-        """A drain tells its progress, and told `before` the last time."""
-        passed = _passed(line) - (0 if before is None else _passed(before))
+    def on_progress(self, before: DrainProgress | None, line: DrainProgress, now: float) -> None:
+        """Note a drain's progress; `before` is its previous progress. An event that passed ends the
+        rest."""
+        passed = _passed_count(line) - (0 if before is None else _passed_count(before))
         if passed > 0 or line.unsettled or line.congestion:
-            self.end()
+            self.reset()
             self._passed_at = now
 
-    def end(self) -> None:
-        """Something passes, or may: it has another filter."""
+    def reset(self) -> None:
+        """End the rest, as an event has passed or the filter has changed."""
         self._until, self._rests = -math.inf, 0
 
-    def begins(
+    def begin_if_filtered(
         self, lag: int, drains: Collection[DrainProgress], autoscaling: Autoscaling, now: float
     ) -> bool:
-        """Whether it is to rest from now on, with so many events waiting and these drains open."""
+        """Begin a rest if the open drains have caught up and passed nothing; returns whether it has
+        begun. `lag` is the number of waiting events."""
         filtered = sum(each.filtered for each in drains)
         grown = filtered - self._filtered
         rate = grown / max(now - self._looked, 1.0)
@@ -93,7 +94,7 @@ class FilterRest:
             or grown <= 0
             or filtered < self._waited
             or now - self._passed_at < awake_for
-            or lag > max(autoscaling.lag_threshold, BEHIND * rate)
+            or lag > max(autoscaling.lag_threshold, CAUGHT_UP_SECONDS * rate)
         ):
             return False
         self._until = now + min(autoscaling.polling_interval * 2.0**self._rests, LONGEST_REST)
@@ -101,5 +102,5 @@ class FilterRest:
         return True
 
 
-def _passed(line: DrainProgress) -> int:
+def _passed_count(line: DrainProgress) -> int:
     return line.delivered + line.retried + line.dead_lettered + line.lost

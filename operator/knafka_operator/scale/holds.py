@@ -6,7 +6,7 @@ A unit is what has processes of its own: a Trigger, a shard of many, or a Sensor
 itself when it has been idle; one too many is ended when its budget is nearly spent, which several
 requests share, one after the other.
 
-Not here: how many there are to be (`looks`), what lines of progress mean (`scaled_groups`,
+Not here: how many there are to be (`lag_checks`), what lines of progress mean (`scaled_groups`,
 `scaled_shard`), HTTP (`drains`).
 """
 
@@ -24,19 +24,19 @@ import aiohttp
 
 from knafka.core.drain import DrainProgress, DrainRequest, Ended, ShardProgress
 from knafka_operator.decide.scaling import Cause
-from knafka_operator.scale.http_sessions import shown
+from knafka_operator.scale.http_sessions import shown_error
 
 FIRST_BUDGET: Final = 25.0
 """Seconds of a drain's first request, at most: so far below a Service's timeoutSeconds, which is
 also its pods' grace (`services.TIMEOUT_SECONDS`), that a pod may start meanwhile."""
 REQUEST_BUDGET: Final = 60.0
-"""Seconds of each that continues it, which a pod takes at once."""
+"""Seconds of each further request, which a running pod takes."""
 REQUEST_BUDGETS: Final = (FIRST_BUDGET, REQUEST_BUDGET)
-LAST_SECONDS: Final = 5.0
+STOP_DECISION_SECONDS: Final = 5.0
 """Seconds before a budget's end at which it is decided whether the drain is still wanted."""
 STOP_TIMEOUT: Final = 15.0
 """Seconds for a drain that was asked to end; then its request is given up."""
-UNHELD: Final = 8.0
+UNHELD_END_SECONDS: Final = 8.0
 """Seconds until a drain is over that nobody holds and whose Service has a newer Revision: 3 until
 its dispatcher asks for itself and is refused, 2 for attempts under way (`draining.lease`), and 3
 more."""
@@ -48,15 +48,15 @@ MAX_BACKOFF: Final = 10.0
 subscriber's recovery shows soon."""
 
 Hold: TypeAlias = asyncio.Task[None]
-"""It holds one drain after another, with a pause between them when one fails."""
+"""A task that holds one drain after another, with a pause after a failure."""
 Line = TypeVar("Line", DrainProgress, ShardProgress)
 Told = TypeVar("Told", DrainProgress, ShardProgress, contravariant=True)
 Ask: TypeAlias = Callable[[DrainRequest, asyncio.Event], AsyncIterator[Line]]
-"""One request: gives what the dispatcher tells; the event has the drain end."""
+"""Sends one request; yields the dispatcher's progress. Setting the event ends the drain."""
 
 
 class Slots:
-    """Numbers of a Sensor's drains, by request: no two that go on have the same.
+    """Assigns slots, numbers of a Sensor's running drains, to requests; no two have the same.
 
         give --the drain says which it has--> found --it is over--> free
 
@@ -70,17 +70,20 @@ class Slots:
     def __init__(self) -> None:
         self._slots: dict[Hashable, int] = {}
 
-    def give(self, request: Hashable, others: Collection[int] = ()) -> int:
-        """The lowest that no request has, nor any of `others`: drains that go on without one."""
+    def assign(self, request: Hashable, others: Collection[int] = ()) -> int:
+        """Assign the lowest free slot to a request; `others` are slots of drains without a
+        request."""
         taken = {*self._slots.values(), *others}
         self._slots[request] = next(each for each in count() if each not in taken)
         return self._slots[request]
 
-    def of(self, request: Hashable) -> int | None:
+    def slot_of(self, request: Hashable) -> int | None:
+        """The slot of a request; None: it has none."""
         return self._slots.get(request)
 
-    def found(self, request: Hashable, slot: int) -> None:
-        """It is held by a drain that has this one."""
+    def note_slot(self, request: Hashable, slot: int) -> None:
+        """Note that the request's drain reports this slot; another request that has it gets the
+        slot of this one."""
         mine = self._slots.get(request)
         if mine is None or mine == slot:
             return
@@ -90,21 +93,21 @@ class Slots:
         self._slots[request] = slot
 
     def free(self, request: Hashable) -> None:
-        """It is over."""
+        """Free the slot of a request that has ended."""
         self._slots.pop(request, None)
 
 
 class Unit(Protocol[Told]):
-    """What requests are held for."""
+    """What requests are held for: a Trigger, a shard or a Sensor."""
 
     @property
     def wanted(self) -> int:
-        """Requests that it needs now."""
+        """Number of requests that the unit needs now."""
         ...
 
     @property
     def floor(self) -> int:
-        """Requests that it needs even when they end idle."""
+        """Number of requests that the unit needs even if they end idle."""
         ...
 
     @property
@@ -113,25 +116,25 @@ class Unit(Protocol[Told]):
         ...
 
     def on_open(self, hold: Hold) -> None:
-        """A request begins."""
+        """Note that a request has begun."""
         ...
 
     def on_line(self, hold: Hold, line: Told) -> None:
-        """It tells its progress."""
+        """Note a line of progress."""
         ...
 
     def on_close(self, hold: Hold) -> None:
-        """It is over, also if nobody waits for its end any more."""
+        """Note that a request has ended, or was cancelled."""
         ...
 
     def on_end(self, ended: Ended, last: Told | None, error: str | None) -> None:
-        """How it ended after its `last` line, and what went wrong, for a person; not called if the
+        """Note how a request ended, with its last line and an error for people. Not called if the
         dispatcher's process ended by itself."""
         ...
 
 
 class Holds(Generic[Line]):
-    """The requests of one unit."""
+    """Holds the requests of one unit."""
 
     def __init__(
         self,
@@ -142,8 +145,8 @@ class Holds(Generic[Line]):
         slots: Slots | None = None,
         request_budgets: tuple[float, float] = REQUEST_BUDGETS,
     ) -> None:
-        """`asking` gives how one that is opened now is asked for, until it is over. `on_over` is
-        called when one is held no more. `slots`: each drain has one of these."""
+        """`asking` returns the function that sends the requests of a new hold. `on_over` is called
+        when a hold has ended. `slots` assigns a slot to each drain."""
         self._first_budget, self._request_budget = request_budgets
         self._unit: Unit[Line] = unit
         self._asking: Callable[[], Ask[Line]] = asking
@@ -153,36 +156,36 @@ class Holds(Generic[Line]):
         self._open: dict[Hold, asyncio.Event] = {}
         self._ending: set[Hold] = set()
         self._unheld: set[Hold] = set()
-        """Those whose last request was over, or broke off, before its drain was."""
+        """Holds whose last request ended or broke off before its drain ended."""
         self.wakes: Counter[Cause] = Counter()
-        """Times that one was opened where none was, by what for."""
+        """Times that a hold was opened while there was none, by cause."""
 
     def __len__(self) -> int:
-        """Those that go on."""
+        """Number of holds that aren't ending."""
         return len(self._open)
 
     @property
     def is_ending(self) -> bool:
-        """Whether one that was stopped isn't over yet."""
+        """Whether a stopped hold hasn't ended yet."""
         return bool(self._ending)
 
     @property
     def all(self) -> set[Hold]:
-        """Those that go on and those that end."""
+        """All holds, including those that are ending."""
         return self._ending | self._open.keys()
 
     def open(self, cause: Cause, others: Collection[int] = ()) -> None:
-        """One more; `others` are slots of drains that go on without a request."""
+        """Open one more hold; `others` are slots of drains without a request."""
         if not self.all:
             self.wakes[cause] += 1
         stop = asyncio.Event()
         hold = asyncio.create_task(self._hold(stop, self._asking()))
         self._open[hold] = stop
         if self._slots is not None:
-            self._slots.give(hold, others)
+            self._slots.assign(hold, others)
 
     def stop(self) -> set[Hold]:
-        """Begin to end all; gives those that weren't ending yet."""
+        """Stop all holds; returns those that weren't ending yet."""
         stopped, self._open = self._open, {}
         self._ending |= stopped.keys()
         for hold, stop in stopped.items():
@@ -191,8 +194,8 @@ class Holds(Generic[Line]):
         return set(stopped)
 
     async def _hold(self, stop: asyncio.Event, ask: Ask[Line]) -> None:
-        """One drain after another, as long as that many are wanted."""
-        hold = _current()
+        """Hold one drain after another, as long as the unit needs that many."""
+        hold = _current_task()
         loop = asyncio.get_running_loop()
         failures = 0
         try:
@@ -226,7 +229,7 @@ class Holds(Generic[Line]):
             self._on_over()
 
     async def _drain(self, hold: Hold, stop: asyncio.Event, ask: Ask[Line]) -> Ended:
-        """Hold one drain until it ends or its budget is spent; never raises but if cancelled."""
+        """Hold one drain until it ends or its budget is spent; raises only if cancelled."""
         loop = asyncio.get_running_loop()
         over_at = loop.time() + self._budget
 
@@ -235,7 +238,7 @@ class Holds(Generic[Line]):
             if going_on > self._unit.wanted:
                 stop.set()
 
-        deciding = loop.call_at(over_at - LAST_SECONDS, stop_if_needless)
+        deciding = loop.call_at(over_at - STOP_DECISION_SECONDS, stop_if_needless)
         longest = self._first_budget
         try:
             while True:
@@ -245,19 +248,19 @@ class Holds(Generic[Line]):
                 went_on_for = loop.time() - began
                 # One that ends sooner than it was to isn't asked again in a hot loop.
                 spent = ended is not Ended.BUDGET or went_on_for < budget / 2
-                if spent or stop.is_set() or over_at - loop.time() < LAST_SECONDS:
+                if spent or stop.is_set() or over_at - loop.time() < STOP_DECISION_SECONDS:
                     return ended
                 longest = self._request_budget
         finally:
             deciding.cancel()
 
     async def _end_unheld(self, hold: Hold, stop: asyncio.Event, ask: Ask[Line]) -> None:
-        """End a drain that had no request when it was to stop: it goes on, by what was before, and
-        would pass over events that only what comes after it accepts."""
+        """End a drain that has no request: send it one more, with `stop` set. Else it would go on
+        by the old contract, and skip events that only the new one accepts."""
         ended = await self._request(hold, stop, ask, STOP_TIMEOUT, may_fail=True)
         if ended is not Ended.STOPPED:
             # A newer Revision answers by now. The dispatcher asks it, too, and ends then.
-            await asyncio.sleep(UNHELD)
+            await asyncio.sleep(UNHELD_END_SECONDS)
 
     async def _request(
         self,
@@ -268,14 +271,14 @@ class Holds(Generic[Line]):
         *,
         may_fail: bool = False,
     ) -> Ended:
-        """Hold one request until it ends; never raises but if cancelled. One that `may_fail` is no
-        error to tell if it does."""
+        """Hold one request until it ends; raises only if cancelled. With `may_fail` a failure isn't
+        reported."""
         needless = len(self._open) > self._unit.floor
         request = DrainRequest(
             # One that min-scale wants has no reason to end when idle, only to begin anew.
             idle=self._unit.cooldown if needless else self._budget,
             budget=budget,
-            slot=None if self._slots is None else self._slots.of(hold),
+            slot=None if self._slots is None else self._slots.slot_of(hold),
         )
         last: Line | None = None
         self._unit.on_open(hold)
@@ -292,7 +295,7 @@ class Holds(Generic[Line]):
                     self._unit.on_line(hold, line)
         except Exception as error:  # Whatever it is, the status says so and it is tried again.
             if not may_fail:
-                self._unit.on_end(Ended.FAILED, last, f"the drain failed: {explain(error)}")
+                self._unit.on_end(Ended.FAILED, last, f"the drain failed: {error_text(error)}")
             return Ended.FAILED
         finally:
             self._unit.on_close(hold)
@@ -311,11 +314,10 @@ class Holds(Generic[Line]):
 
 
 class EndingHolds:
-    """Requests that were stopped, and must be over before anything is opened in their place; by id
-    of the Trigger or Sensor."""
+    """Stopped holds that must end before new ones are opened, by id of the Trigger or Sensor."""
 
     def __init__(self, on_over: Callable[[str], None]) -> None:
-        """`on_over` is called with an id once nothing of it ends any more."""
+        """`on_over` is called with an id once all its holds have ended."""
         self._on_over = on_over
         self._holds: dict[str, set[Hold]] = {}
 
@@ -324,15 +326,16 @@ class EndingHolds:
 
     @property
     def all(self) -> set[Hold]:
+        """All holds that are ending."""
         return set[Hold]().union(*self._holds.values())
 
     def end(self, id_: str, holds: Holds[Any]) -> None:
-        """Begin to end these."""
+        """Stop these holds, and keep them until they have ended."""
         for hold in holds.stop():
             self._add(id_, hold)
 
     def wait_for(self, id_: str, condition: Callable[[], Awaitable[None]]) -> None:
-        """Have what ends now be over only once this has returned, too; it is called after them."""
+        """Await `condition` after the ending holds of an id, before these count as ended."""
         self._add(id_, asyncio.create_task(self._after(set(self._holds.get(id_, ())), condition)))
 
     async def _after(self, ending: set[Hold], condition: Callable[[], Awaitable[None]]) -> None:
@@ -345,7 +348,7 @@ class EndingHolds:
         hold.add_done_callback(partial(self._is_over, id_))
 
     async def wait(self, id_: str) -> None:
-        """Until those that end now are over."""
+        """Wait until the ending holds of an id have ended."""
         if holds := self._holds.get(id_):
             await asyncio.wait(set(holds))
 
@@ -357,22 +360,23 @@ class EndingHolds:
             self._on_over(id_)
 
 
-async def cancel(holds: Collection[Hold]) -> None:
-    """Hold these no more; the drains go on without."""
+async def cancel_holds(holds: Collection[Hold]) -> None:
+    """Cancel holds; their drains go on."""
     for hold in holds:
         hold.cancel()
     if holds:
         await asyncio.wait(holds)
 
 
-def explain(error: Exception) -> str:
-    """What it says, or at least what it is."""
+def error_text(error: Exception) -> str:
+    """The message of an error, or its class name if it has none."""
     if isinstance(error, aiohttp.ClientError):
-        return shown(error)
+        return shown_error(error)
     return str(error) or type(error).__name__
 
 
-def _current() -> Hold:
+def _current_task() -> Hold:
+    """The task that runs now, which is a hold."""
     task = asyncio.current_task()
     assert task is not None
     return task

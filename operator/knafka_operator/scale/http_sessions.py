@@ -20,8 +20,8 @@ from knafka.core import addresses
 
 
 class CheckedResolver(AbstractResolver):
-    """Leaves out addresses that nothing which a user names may lead to; raises `OSError` where none
-    is left."""
+    """Resolves names without addresses of the operator's pod or node; raises `OSError` if no
+    address is left."""
 
     def __init__(self) -> None:
         self._resolver = aiohttp.ThreadedResolver()
@@ -29,6 +29,7 @@ class CheckedResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
+        """The allowed addresses of a host; raises `OSError` if there is none."""
         found = await self._resolver.resolve(host, port, family)
         allowed = [each for each in found if addresses.refusal(each["host"]) is None]
         if not allowed:
@@ -49,9 +50,9 @@ def checked_session(timeout: aiohttp.ClientTimeout, **options: Any) -> aiohttp.C
     return aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False)
 
 
-def shown(error: Exception) -> str:
-    """What may be told of a request that failed: nothing of what was answered, which aiohttp
-    quotes where that is no HTTP."""
+def shown_error(error: Exception) -> str:
+    """A message about a failed request that quotes nothing of the answer, which other aiohttp
+    errors may."""
     if isinstance(error, aiohttp.ClientConnectorError):
         return str(error)
     return type(error).__name__

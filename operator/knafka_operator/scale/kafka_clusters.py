@@ -25,47 +25,47 @@ from knafka.core.kafka_secret import for_librdkafka
 from knafka.ports.log import LogAdmin, LogWriter, Positions
 from knafka_operator.decide.kafka_servers import ANY_SERVER, check_servers
 from knafka_operator.model.kafka_trust import KafkaTrust
-from knafka_operator.scale.repeat import repeat
+from knafka_operator.scale.repeat import run_repeatedly
 from knafka_operator.scale.scaler import Drains, Scaler
 
-LOOK_INTERVAL: Final = 0.5
-"""Seconds between two looks at the ends of topics."""
-TURNS: Final = 8
-"""Looks of which one is at a topic that rests."""
-REST_AFTER: Final = 60.0
-"""Seconds without anything new after which a topic may rest."""
-FORGOTTEN: Final = 1800.0
-"""Seconds after which a Kafka that nobody asked for is let go, if nobody uses it either."""
-LOOK_TIMEOUT: Final = 10.0
-"""Seconds after which a look is given up; the next one follows."""
+ENDS_CHECK_INTERVAL: Final = 0.5
+"""Seconds between two checks of the ends of topics."""
+RESTING_TURNS: Final = 8
+"""A resting topic is part of one in so many checks."""
+REST_AFTER_SECONDS: Final = 60.0
+"""Seconds without a new record after which a topic may rest."""
+UNUSED_TIMEOUT: Final = 1800.0
+"""Seconds after which an unused Kafka is disconnected."""
+ENDS_CHECK_TIMEOUT: Final = 10.0
+"""Seconds after which a check is given up; the next one follows."""
 MAX_ANSWER: Final = 16 * 1024 * 1024
 """Bytes of one answer of a Kafka; the metadata of 200,000 partitions, Kafka's own limit for a
 cluster, have 12 MB. librdkafka's 100 MB would be as much as the operator has, several times over,
 once they are objects."""
 WRITER_CLOSE_TIMEOUT: Final = 1.0
-"""Seconds for what is in flight, for which nobody waits any more."""
+"""Seconds for records in flight when a writer is closed."""
 
 
 @dataclass(eq=False, repr=False)
 class KafkaCluster:
-    """One Kafka."""
+    """One Kafka: its admin client, scaler and writer."""
 
     topics: LogAdmin
     scaler: Scaler
     bootstrap_servers: str = ""
     open_writer: Callable[[], LogWriter] | None = None
-    """Opens a writer here; None: contracts can't be written, so no Trigger is shared."""
+    """Opens a writer; None: contracts can't be written, so there are no shared dispatchers."""
     watched: set[str] = field(default_factory=set)
-    """Topics whose new events wake somebody."""
+    """Topics whose new records wake Triggers or Sensors."""
     needed: float = 0.0
-    """When it was asked for or seen in use last, by the event loop's clock."""
+    """When it was last requested or seen in use, by the event loop's clock."""
     on_return: Callable[[], None] = lambda: None
-    """Called when it answers again after it didn't."""
+    """Called when Kafka answers again after a failure."""
     resting: Callable[[KafkaCluster], Collection[str]] = lambda _: ()
-    """Topics here to which nothing writes, as far as is known; asked before each look."""
+    """Returns topics to which nobody writes; called before each check."""
     _ends: dict[str, Positions] = field(default_factory=dict)
     _moved: dict[str, float] = field(default_factory=dict)
-    """When each topic was seen first, or to have grown, by the event loop's clock."""
+    """When each topic was first seen or last grew, by the event loop's clock."""
     _writer: LogWriter | None = None
     _closing: set[asyncio.Future[None]] = field(default_factory=set)
     _turn: int = 0
@@ -73,16 +73,16 @@ class KafkaCluster:
 
     @property
     def ends(self) -> Mapping[str, Positions]:
-        """The ends of watched topics, as the last look has found them."""
+        """End offsets of watched topics, as of the last check."""
         return self._ends
 
     def unwatch(self, topic: str) -> None:
-        """Nobody is woken by this topic, unless somebody else reads it."""
+        """Stop watching a topic, unless another Trigger or Sensor reads it."""
         if not self.scaler.reads(topic):
             self.watched.discard(topic)
 
     def writer(self) -> LogWriter:
-        """For contracts: opened when first needed, and anew after one that can't go on."""
+        """The writer for contracts; opened when first needed, and again after a fatal error."""
         assert self.open_writer is not None
         if self._writer is not None and self._writer.failure is not None:
             self._close_writer()
@@ -101,37 +101,41 @@ class KafkaCluster:
         """Scale, and wake by new events, until cancelled."""
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(repeat("scaling", self.scaler.run, LOOK_INTERVAL))
-                looks = repeat("looking at the ends of topics", self._look, LOOK_INTERVAL)
+                group.create_task(run_repeatedly("scaling", self.scaler.run, ENDS_CHECK_INTERVAL))
+                looks = run_repeatedly(
+                    "looking at the ends of topics", self._check_ends, ENDS_CHECK_INTERVAL
+                )
                 group.create_task(looks)
         finally:
             self._close_writer()
             if self._closing:
                 await asyncio.wait(set(self._closing))
 
-    async def _look(self) -> None:
-        if not (wanted := self._due()):
+    async def _check_ends(self) -> None:
+        """Ask for the ends of the due topics, and wake the readers of those that have moved.
+        Raises `LogError`."""
+        if not (wanted := self._due_topics()):
             return
         was_away, self._is_away = self._is_away, True
         try:
-            async with asyncio.timeout(LOOK_TIMEOUT):
+            async with asyncio.timeout(ENDS_CHECK_TIMEOUT):
                 ends = await self.topics.end_offsets_of_all(wanted)
         except TimeoutError:
-            raise LogError(f"Kafka did not answer within {LOOK_TIMEOUT:g} s") from None
+            raise LogError(f"Kafka did not answer within {ENDS_CHECK_TIMEOUT:g} s") from None
         self._is_away = False
         if was_away:
             self.on_return()
         for topic, now in ends.items():
-            # Also at the first look: what came since the scaler's own is not to wait for the next.
-            # But only what grew since then is known to be new.
+            # Also at the first check: records since the scaler's own check mustn't wait for the
+            # next one. But only growth between two checks is known to be new.
             if (before := self._ends.get(topic)) != now:
                 self._ends[topic] = now
                 self._moved[topic] = asyncio.get_running_loop().time()
-                self.scaler.wake(topic, grown=_grown(before or {}, now))
+                self.scaler.wake(topic, grown=_added_records(before or {}, now))
 
-    def _due(self) -> frozenset[str]:
-        """Topics to look at now."""
-        self._turn = (self._turn + 1) % TURNS
+    def _due_topics(self) -> frozenset[str]:
+        """The topics to check now."""
+        self._turn = (self._turn + 1) % RESTING_TURNS
         now = asyncio.get_running_loop().time()
         resting = set(self.resting(self)) - self.scaler.drained()
         for topic in self._moved.keys() - self.watched:
@@ -140,19 +144,19 @@ class KafkaCluster:
         return frozenset(
             topic
             for topic in self.watched
-            if hash(topic) % TURNS == self._turn
+            if hash(topic) % RESTING_TURNS == self._turn
             or topic not in resting
-            or now - self._moved.setdefault(topic, now) < REST_AFTER
+            or now - self._moved.setdefault(topic, now) < REST_AFTER_SECONDS
         )
 
 
-def _grown(before: Positions, now: Positions) -> int:
-    """Records that were added to partitions whose ends were known."""
+def _added_records(before: Positions, now: Positions) -> int:
+    """Number of records added to partitions whose ends were known."""
     return sum(max(0, end - before.get(number, end)) for number, end in now.items())
 
 
 class KafkaClusters:
-    """Every Kafka that was asked for."""
+    """The KafkaClusters in use, by configuration."""
 
     def __init__(
         self,
@@ -180,14 +184,15 @@ class KafkaClusters:
         self._open_writer = open_writer
         self._allowed = allowed
         self._trust = trust or KafkaTrust()
-        self._sides: dict[str, tuple[KafkaCluster, asyncio.Task[None]]] = {}
+        self._clusters: dict[str, tuple[KafkaCluster, asyncio.Task[None]]] = {}
 
-    def at(
+    def cluster_at(
         self, bootstrap_servers: str, secret: Mapping[str, str] | None, *, is_own: bool = False
     ) -> KafkaCluster:
-        """The Kafka there; `is_own`: an administrator has written that Secret, not a user.
+        """The KafkaCluster at these servers with this Secret, connected if needed; `is_own`: an
+        administrator has written the Secret, not a user.
 
-        Raises `InvalidDocument` for a Secret that can't work, or may not, and `NotReady` for
+        Raises `InvalidDocument` for a Secret that is invalid or not allowed, and `NotReady` for
         servers that are not allowed.
         """
         check_servers(bootstrap_servers, self._allowed)
@@ -200,7 +205,7 @@ class KafkaClusters:
         }
         text = json.dumps(configuration, sort_keys=True)
         key = hashlib.sha256(text.encode()).hexdigest()
-        if key not in self._sides:
+        if key not in self._clusters:
             topics = self._connect(configuration)
             side = KafkaCluster(
                 topics,
@@ -210,33 +215,33 @@ class KafkaClusters:
                 on_return=self._on_return,
                 resting=self._resting,
             )
-            self._sides[key] = side, asyncio.create_task(side.run())
-        side, _ = self._sides[key]
+            self._clusters[key] = side, asyncio.create_task(side.run())
+        side, _ = self._clusters[key]
         side.needed = asyncio.get_running_loop().time()
-        self._let_go(side.needed)
+        self._drop_unused(side.needed)
         return side
 
-    def _let_go(self, now: float) -> None:
-        """End those that nobody needs any more: a Secret was changed, or a ConfigMap."""
-        before = now - FORGOTTEN
-        if all(side.needed >= before for side, _ in self._sides.values()):
+    def _drop_unused(self, now: float) -> None:
+        """Disconnect KafkaClusters that are no longer used."""
+        before = now - UNUSED_TIMEOUT
+        if all(side.needed >= before for side, _ in self._clusters.values()):
             return
         for side in self._used():
             side.needed = now
-        for key, (side, task) in list(self._sides.items()):
+        for key, (side, task) in list(self._clusters.items()):
             if side.needed < before:
                 task.cancel()
-                del self._sides[key]
+                del self._clusters[key]
 
     def all(self) -> list[KafkaCluster]:
-        """Those that are kept."""
-        return [side for side, _ in self._sides.values()]
+        """All connected KafkaClusters."""
+        return [side for side, _ in self._clusters.values()]
 
     async def close(self) -> None:
-        """End every drain, and wait for it."""
-        tasks = [task for _, task in self._sides.values()]
+        """Disconnect all KafkaClusters, and wait for their tasks."""
+        tasks = [task for _, task in self._clusters.values()]
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        self._sides.clear()
+        self._clusters.clear()

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 from knafka.core.filter_limits import characters_of
 
-LARGE: Final = 4_096
+LARGE_DOCUMENT: Final = 4_096
 """Characters of a document from which on it is read in the thread: an expression of that length
 takes up to 30 ms to parse, a document of usual size a tenth of one."""
 
@@ -22,13 +22,14 @@ _THREAD: Final = ThreadPoolExecutor(1, thread_name_prefix="parser")
 T = TypeVar("T")
 
 
-async def parsed(read: Callable[[], T], size: int) -> T:
-    """What `read` gives, of so many characters or bytes; raises what it raises."""
-    if size < LARGE:
+async def parsed_off_loop(read: Callable[[], T], size: int) -> T:
+    """Call `read`, which parses `size` characters or bytes: in a thread if they are many. Returns
+    and raises what it does."""
+    if size < LARGE_DOCUMENT:
         return read()
     return await asyncio.get_running_loop().run_in_executor(_THREAD, read)
 
 
-def size_of(document: Mapping[str, Any]) -> int:
-    """Characters in the spec of a declared object, counted no further than `LARGE`."""
-    return characters_of(document.get("spec"), LARGE)
+def spec_size(document: Mapping[str, Any]) -> int:
+    """Characters in the spec of a declared object, counted no further than `LARGE_DOCUMENT`."""
+    return characters_of(document.get("spec"), LARGE_DOCUMENT)

@@ -13,34 +13,36 @@ from typing import Any, Final
 from knafka.core.drain import DrainProgress
 
 MAX_REASONS: Final = 100
-"""Reasons for dead letters of one Trigger; further ones are counted as `OTHER`."""
-OTHER: Final = "other"
-MAX_TEXT: Final = 2_000
+"""Reasons for dead letters of one Trigger; further ones are counted as `OTHER_REASONS`."""
+OTHER_REASONS: Final = "other"
+MAX_TEXT_LENGTH: Final = 2_000
 """Characters of an error, or of a reason for waiting."""
 MAX_PARTITIONS: Final = 2_000
 """Numbers of partitions of one line, which are only shown and counted."""
 
 
 def within_bounds(progress: DrainProgress) -> DrainProgress:
-    """The same without what is too much of it."""
+    """Progress with lists, texts and reasons cut to the bounds."""
     bounded: dict[str, Any] = {
-        "dead_letters": few_reasons(progress.dead_letters),
+        "dead_letters": bounded_reasons(progress.dead_letters),
         "partitions": progress.partitions[:MAX_PARTITIONS],
-        "congestion": cut(progress.congestion),
-        "error": cut(progress.error),
+        "congestion": bounded_text(progress.congestion),
+        "error": bounded_text(progress.error),
     }
     return progress.model_copy(update=bounded)
 
 
-def few_reasons(letters: Mapping[str, int]) -> dict[str, int]:
-    """Counts by reason, with those beyond `MAX_REASONS`, and the odd ones, together."""
+def bounded_reasons(letters: Mapping[str, int]) -> dict[str, int]:
+    """Counts by reason; reasons beyond `MAX_REASONS`, and too long ones, are counted as `other`."""
     few: Counter[str] = Counter()
     for reason, count in letters.items():
         known = reason in few or len(few) < MAX_REASONS
-        few[reason if known and len(reason) <= MAX_TEXT else OTHER] += count
+        few[reason if known and len(reason) <= MAX_TEXT_LENGTH else OTHER_REASONS] += count
     return dict(few)
 
 
-def cut(text: str | None) -> str | None:
-    """Its first `MAX_TEXT` characters."""
-    return text if text is None or len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…"
+def bounded_text(text: str | None) -> str | None:
+    """A text cut to `MAX_TEXT_LENGTH` characters."""
+    return (
+        text if text is None or len(text) <= MAX_TEXT_LENGTH else f"{text[: MAX_TEXT_LENGTH - 1]}…"
+    )

@@ -14,13 +14,13 @@ from knafka.core.errors import KnafkaError
 log = logging.getLogger(__name__)
 
 
-async def repeat(
+async def run_repeatedly(
     what: str, run: Callable[[], Awaitable[None]], every: float, first: float | None = None
 ) -> None:
-    """Call `run` for ever, with `every` seconds between, the first time after `first`, or `every`.
+    """Call `run` every `every` seconds until cancelled, the first time after `first` seconds, if
+    given.
 
-    Whatever it raises is logged, a bug included, and the next turn comes: a loop that ended would
-    be missed only when events wait.
+    All errors are logged, and the loop goes on.
     """
     pause = every if first is None else first
     while True:

@@ -3,7 +3,8 @@
 A Trigger has one consumer group, and so has a Sensor. A shard has many, each of which is a
 Trigger's.
 
-Not here: deciding (`looks`), holding (`holds`), what a shard reports of a Trigger (`scaled_shard`).
+Not here: deciding (`lag_checks`), holding (`holds`), what a shard reports of a Trigger
+(`scaled_shard`).
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ from knafka_operator.decide.scaling import (
     Scale,
     ScalingCounts,
     TriggerStatus,
-    decide,
-    expected,
+    decide_scale,
+    expecting_event,
 )
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.scale.filter_rest import FilterRest
 from knafka_operator.scale.holds import Hold, Holds, Slots
-from knafka_operator.scale.progress_bounds import MAX_REASONS, few_reasons
+from knafka_operator.scale.progress_bounds import MAX_REASONS, bounded_reasons
 
 KEPT_WITHOUT_DRAIN: Final = 24 * 3600.0
 """Longest time (seconds) without a drain; then one is opened even if there is no lag. Kafka deletes
 the offsets of a group that nobody has joined for offsets.retention.minutes (7 days), and everything
 in its topic would be delivered again."""
 
-NOT_KNOWN: Final = Scale(0, "the lag is not known yet", Cause.LAG_UNKNOWN)
+SCALE_NOT_KNOWN: Final = Scale(0, "the lag is not known yet", Cause.LAG_UNKNOWN)
 
 LAG_INTERVAL: Final = 60.0
 """Seconds, on average, between two requests for the lag of a Trigger that a shard drains: the
@@ -56,7 +57,7 @@ class ScaledGroup:
     autoscaling: Autoscaling
     _: KW_ONLY
     lag: int | None = None
-    scale: Scale = NOT_KNOWN
+    scale: Scale = SCALE_NOT_KNOWN
     floor: int = 0
     """Drains held even when they end idle."""
     open: dict[Hold, DrainProgress] = field(default_factory=dict)
@@ -69,24 +70,29 @@ class ScaledGroup:
 
     @property
     def wanted(self) -> int:
+        """Drains that the last decision asks for."""
         return self.scale.replicas
 
     @property
     def cooldown(self) -> float:
+        """Seconds without work after which a drain ends."""
         return self.autoscaling.cooldown_period
 
     def on_open(self, hold: Hold) -> None:
+        """Note that a request has begun."""
         self.open[hold] = DrainProgress()
 
     def on_close(self, hold: Hold) -> None:
+        """Add the counts of a request that has ended."""
         self.ended = sum_progress([self.ended, self.open.pop(hold)], [])
 
     def on_end(self, ended: Ended, last: DrainProgress | None, error: str | None) -> None:
+        """Note a request's error, or that the group was joined."""
         self.drain_error = error
         if ended in (Ended.IDLE, Ended.BUDGET):
-            self.joined()
+            self.note_joined()
 
-    def joined(self) -> None:
+    def note_joined(self) -> None:
         """Note that the group was joined; the next time is at random, so that groups spread."""
         now = asyncio.get_running_loop().time()
         self.join_by = now + KEPT_WITHOUT_DRAIN * random.uniform(0.5, 1)
@@ -99,7 +105,9 @@ class SharedDrain(Protocol):
     shard: Shard
     error: str | None
 
-    def open(self, trigger: ScaledTrigger) -> Sequence[DrainProgress]: ...
+    def progress_of(self, trigger: ScaledTrigger) -> Sequence[DrainProgress]:
+        """The current progress of a Trigger in the shard."""
+        ...
 
 
 @dataclass(eq=False, slots=True)
@@ -148,15 +156,16 @@ class ScaledTrigger(ScaledGroup):
 
     def on_open(self, hold: Hold) -> None:
         if not self.open:
-            self.rest.began(self.lag or 0, asyncio.get_running_loop().time())
+            self.rest.on_begin(self.lag or 0, asyncio.get_running_loop().time())
         ScaledGroup.on_open(self, hold)
 
     def on_close(self, hold: Hold) -> None:
-        self.rest.over(asyncio.get_running_loop().time())
+        self.rest.on_request_end(asyncio.get_running_loop().time())
         ScaledGroup.on_close(self, hold)
 
     def on_line(self, hold: Hold, line: DrainProgress) -> None:
-        self.rest.told(self.open.get(hold), line, asyncio.get_running_loop().time())
+        """Note a line of progress of an own drain."""
+        self.rest.on_progress(self.open.get(hold), line, asyncio.get_running_loop().time())
         self.open[hold] = line
         if has_settled(line):
             self.drain_error = None
@@ -179,7 +188,7 @@ class ScaledTrigger(ScaledGroup):
         committed = self.rests_since + COMMITTED_WITHIN
         return self.asked_at < committed <= now
 
-    def asked(self) -> None:
+    def note_lag_known(self) -> None:
         """Note that its lag is known; the next request is at random, so that Triggers spread."""
         now = asyncio.get_running_loop().time()
         self.ask_by = now + LAG_INTERVAL * random.uniform(0.75, 1.25)
@@ -194,34 +203,36 @@ class ScaledTrigger(ScaledGroup):
         if self.lag and not unsettled and self.settled_since >= self.lag:
             # All events are settled: no request, as one event may wake a thousand Triggers.
             self.lag = 0
-            self.decided(decide(0, 1, self.autoscaling, 1, shared=True))
+            self.set_scale(decide_scale(0, 1, self.autoscaling, 1, shared=True))
 
-    def decided(self, scale: Scale) -> None:
+    def set_scale(self, scale: Scale) -> None:
         """Set the number of drains, and count the decision by its cause."""
         self.scale = scale
         self.decisions[scale.cause] += 1
 
-    def not_asked(self, why: str) -> None:
+    def note_lag_error(self, why: str) -> None:
         """Note that the request for its lag failed; the last decision stays."""
         self.lag_error = f"the lag is not known: {why}"
         self.decisions[Cause.LAG_UNKNOWN] += 1
 
-    def grew(self, records: int) -> None:
+    def note_growth(self, records: int) -> None:
         """Note that its topic has grown by `records` while nobody drained it; scale by that."""
         if self.lag is None:
-            self.decided(expected(shared=True))
+            self.set_scale(expecting_event(shared=True))
         else:
             self.lag += records
             # A Trigger that waits for more lag is drained with the shard's other Triggers.
-            self.decided(decide(self.lag, 1, self.autoscaling, 1, shared=True))
-        self.asked()
+            self.set_scale(decide_scale(self.lag, 1, self.autoscaling, 1, shared=True))
+        self.note_lag_known()
 
     def counts(self) -> ScalingCounts:
+        """Counts of the decisions so far."""
         return ScalingCounts(self.decisions, self.own.wakes, self.lag_error is None)
 
     def status(self) -> TriggerStatus:
+        """The Trigger's scaling now."""
         shard = self.shard
-        open_ = [*self.open.values(), *(shard.open(self) if shard else ())]
+        open_ = [*self.open.values(), *(shard.progress_of(self) if shard else ())]
         return TriggerStatus(
             lag=self.lag,
             replicas=len(open_),
@@ -255,17 +266,19 @@ class ScaledSensor(ScaledGroup):
         return {self.sensor.topic, self.sensor.trigger_topic}
 
     def on_line(self, hold: Hold, line: DrainProgress) -> None:
+        """Note a line of progress, with held events and slot."""
         self.open[hold] = line
         if (now := line.holding) is not None:
             for number in now.partitions:
                 of = [each for each in now.triggers if each.partition == number]
                 self.holding[number] = of
         if line.slot is not None:
-            self.slots.found(hold, line.slot)
+            self.slots.note_slot(hold, line.slot)
         if line.partitions:
             self.drain_error = None
 
     def status(self) -> TriggerStatus:
+        """The Sensor's scaling now."""
         open_ = list(self.open.values())
         return TriggerStatus(
             lag=self.lag,
@@ -294,7 +307,7 @@ def sum_progress(ended: Iterable[DrainProgress], open_: Collection[DrainProgress
         letters.update(each.dead_letters)
     return DrainProgress(
         **counts,
-        dead_letters=few_reasons(letters) if len(letters) > MAX_REASONS else dict(letters),
+        dead_letters=bounded_reasons(letters) if len(letters) > MAX_REASONS else dict(letters),
         late=sum(each.late for each in everything),
         unsettled=sum(each.unsettled for each in open_),
         congestion=next((each.congestion for each in open_ if each.congestion), None),

@@ -1,4 +1,4 @@
-"""One shard: the Triggers that it has, and what its request reports of each.
+"""Scaled shard: the Triggers of one shard, and what its request reports of each.
 
 Many Triggers have one request, so one pod (docs/decisions/0019-contract-topic.md). What they cost
 here they cost once a request; a line costs as much as it has changes.
@@ -22,13 +22,13 @@ from knafka_operator.scale.holds import Hold, Holds
 from knafka_operator.scale.scaled_groups import ScaledTrigger, has_settled, sum_progress
 
 MAX_STRANGERS: Final = 1_000
-"""Groups of an open request that are no members: on their way there, or all after a start."""
+"""Most groups of an open request that aren't members yet: Triggers on their way to the shard."""
 
 _NO_COUNTS: Final[dict[str, Any]] = {**dict.fromkeys(COUNTED, 0), "dead_letters": {}}
 
 
 class SettledGroups(NamedTuple):
-    """Groups, and what each of them has committed; see `LagSource.note_committed`."""
+    """Groups and their committed offsets; see `LagSource.note_committed`."""
 
     groups: Sequence[str]
     topic: str
@@ -41,49 +41,53 @@ class ScaledShard:
 
     def __init__(self, shard: Shard) -> None:
         self.holds: Holds[Any]
-        """Its request, whose lines are a `ShardProgress`: one at most."""
+        """At most one request, whose lines are `ShardProgress`."""
         self.shard = shard
         self.error: str | None = None
-        """What went wrong last with all of them."""
+        """The last error of the whole request; None: there is none."""
         self.changed = asyncio.Event()
-        """Set, and replaced, when its position in the contract's topic has changed."""
+        """Set, and replaced, when the shard's position in the contract topic changes."""
         self._members: dict[str, ScaledTrigger] = {}
-        """By group."""
+        """The shard's Triggers, by group."""
         self._began: float | None = None
         """When the first of its requests in a row was opened, on the loop's clock."""
         self._settled: SettledGroups | None = None
         self._is_open = False
         self._contract: int | None = None
-        """Of the open request; None: it has no line yet."""
+        """Position in the contract topic that the open request has reported; None: no line yet."""
         self._told: dict[str, DrainProgress] = {}
-        """Of the open request, the last of each group, whether it is a member or not."""
+        """The last progress of each group in the open request, member or not."""
         self._counted: dict[str, tuple[Counts, Mapping[str, int]]] = {}
-        """By group, what was counted of the open request, and its dead letters by reason."""
-        """Of the open request, what of each group's counts is in its Trigger's."""
+        """By group, the counts of the open request, and its dead letters by reason, that are
+        already included in the Trigger's."""
 
     @property
     def wanted(self) -> int:
+        """Requests that the shard needs: 1 if any of its Triggers needs a drain, else 0."""
         return int(any(each.scale.replicas for each in self._members.values()))
 
     @property
     def floor(self) -> int:
+        """Requests that the shard needs even if idle: 0 or 1."""
         return int(any(each.floor for each in self._members.values()))
 
     @property
     def cooldown(self) -> float:
+        """Seconds without work after which a drain ends: the longest of its Triggers."""
         return max((each.cooldown for each in self._members.values()), default=0.0)
 
     @property
     def is_empty(self) -> bool:
+        """Whether the shard has no Triggers."""
         return not self._members
 
     @property
     def topics(self) -> set[str]:
-        """Of its members."""
+        """The topics of its Triggers."""
         return {each.egress.topic for each in self._members.values()}
 
     def status(self) -> ShardStatus:
-        """It has members."""
+        """The shard's status; it must have a Trigger."""
         egress = next(iter(self._members.values())).egress
         return ShardStatus(
             egress.namespace,
@@ -98,7 +102,7 @@ class ScaledShard:
         )
 
     def add(self, trigger: ScaledTrigger) -> None:
-        """Have it; also while a request is open, which goes on."""
+        """Add a Trigger; an open request goes on."""
         group = trigger.egress.group
         self._members[group] = trigger
         trigger.shard = self
@@ -106,42 +110,44 @@ class ScaledShard:
             self._count(trigger, progress)
 
     def remove(self, trigger: ScaledTrigger) -> None:
-        """Have it no more: its record in the contract's topic is gone, or another shard's."""
+        """Remove a Trigger, whose record in the contract topic is gone or another shard's."""
         group = trigger.egress.group
         del self._members[group]
         self._told.pop(group, None)
         trigger.shard = trigger.drain_error = None
 
     def wake(self, topic: str, grown: int) -> None:
-        """Open its request, as its topic has so many more records and nobody drains, if that is
-        enough for one of its members for sure."""
+        """Open a request if there is none and `grown` new records in the topic wake a Trigger for
+        certain."""
         members = [each for each in self._members.values() if each.egress.topic == topic]
         if self.holds.all or all(each.autoscaling.activation_lag_threshold for each in members):
             return
         for each in members:
-            each.grew(grown)
+            each.note_growth(grown)
         self.holds.open(members[0].scale.cause)
 
-    def open(self, trigger: ScaledTrigger) -> Sequence[DrainProgress]:
-        """What a member's drain does right now, without counts; empty: no request is open."""
+    def progress_of(self, trigger: ScaledTrigger) -> Sequence[DrainProgress]:
+        """The current progress of a Trigger, without counts; empty if no request is open."""
         if not self._is_open:
             return ()
         told = self._told.get(trigger.egress.group)
         return (told.model_copy(update=_NO_COUNTS) if told is not None else DrainProgress(),)
 
     def has_applied(self, position: int) -> bool:
-        """Whether nothing drains that isn't known to deliver by all records before `position`."""
+        """Whether the shard delivers by all records before `position`, or doesn't drain at all."""
         if not self.holds.all:
             return True
         return self._is_open and self._contract is not None and self._contract >= position
 
     def on_open(self, hold: Hold) -> None:
+        """Note that a request has begun, and reset what the last one reported."""
         self._is_open, self._contract = True, None
         if self._began is None:
             self._began = asyncio.get_running_loop().time()
         self._told, self._counted, self._settled = {}, {}, None
 
     def on_line(self, hold: Hold, line: ShardProgress) -> None:
+        """Note the reported progress of each Trigger, and the contract's position."""
         for group, progress in line.egresses.items():
             # One that becomes a member may be told of before; whoever answers can name any.
             if group in self._members or len(self._told) < len(self._members) + MAX_STRANGERS:
@@ -150,12 +156,14 @@ class ScaledShard:
                 self._count(member, progress)
         if line.contract != self._contract:
             self._contract = line.contract
-            self.notify()
+            self.notify_waiting()
 
     def on_close(self, hold: Hold) -> None:
+        """Note that the request has ended."""
         self._is_open = False
 
     def on_end(self, ended: Ended, last: ShardProgress | None, error: str | None) -> None:
+        """Note an error, or what the idle request has committed."""
         self.error = error
         began, self._settled = self._began, None
         if ended is not Ended.BUDGET:
@@ -169,12 +177,12 @@ class ScaledShard:
             member = self._members.get(group)
             if member is not None and progress.error is None:
                 member.drain_error = None
-                member.joined()
+                member.note_joined()
         if ended is Ended.IDLE and last.settled is not None and began is not None:
             self._settled = self._groups_of(last, last.settled, began)
 
     def take_settled(self) -> SettledGroups | None:
-        """What is known of the commits of its last request, once: it holds as it ends."""
+        """Take the commits that the last request has reported; None if taken already or unknown."""
         settled, self._settled = self._settled, None
         return settled
 
@@ -191,8 +199,8 @@ class ScaledShard:
         since = asyncio.get_running_loop().time() - began
         return SettledGroups(groups, settled.topic, settled.offsets, since)
 
-    def notify(self) -> None:
-        """Wake those who wait for `has_applied`."""
+    def notify_waiting(self) -> None:
+        """Wake the tasks that wait for `has_applied`."""
         self.changed.set()
         self.changed = asyncio.Event()
 

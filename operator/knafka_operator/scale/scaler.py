@@ -10,9 +10,9 @@ or goes is held by one of them at a time:
 Drains of what changes or goes are ended at once; what merely ends, such as this process, ends no
 drain: dispatchers go on, and the next scaler holds them. Time is the event loop's.
 
-Not here: when Kafka is asked, and what is decided then (`looks`), how a request is held (`holds`),
-Kafka and HTTP, which `GroupSource` and `Drains` bring in for the operator and the local mode. One
-Scaler serves one Kafka.
+Not here: when Kafka is asked, and what is decided then (`lag_checks`), how a request is held
+(`holds`), Kafka and HTTP, which `GroupSource` and `Drains` bring in for the operator and the local
+mode. One Scaler serves one Kafka.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ from knafka_operator.decide.scaling import (
     ScalingCounts,
     ShardStatus,
     TriggerStatus,
-    expected,
+    expecting_event,
 )
 from knafka_operator.model.autoscaling import Autoscaling
-from knafka_operator.scale.holds import REQUEST_BUDGETS, EndingHolds, Holds, cancel
-from knafka_operator.scale.looks import Looks, SensorLook, TopicLook
+from knafka_operator.scale.holds import REQUEST_BUDGETS, EndingHolds, Holds, cancel_holds
+from knafka_operator.scale.lag_checks import LagChecks, SensorLagCheck, TopicLagCheck
 from knafka_operator.scale.scaled_groups import ScaledSensor, ScaledTrigger
 from knafka_operator.scale.scaled_shard import ScaledShard
 
 log = logging.getLogger(__name__)
 
 BUDGET: Final = 570.0
-"""Seconds, by one request after another, after which it is decided whether a drain is still wanted:
-seldom, as each that ends moves partitions."""
+"""Seconds of a drain, over several requests, after which it may end if it isn't needed. Long, as
+each end of a drain moves partitions."""
 LEAVE_TIMEOUT: Final = 120.0
 """Seconds for all to leave the group of what has changed. Those that live ask for themselves within
 18, are refused and leave within 5 (`draining.lease`); the session of the others ends after 10."""
-LOOK_FOR_MEMBERS: Final = 0.5
-"""Seconds between two questions who is in a group."""
+MEMBERS_CHECK_INTERVAL: Final = 0.5
+"""Seconds between two requests for the members of a group."""
 MAX_FORGOTTEN: Final = 1_000
-"""Triggers that aren't scaled for now of which it is known how they were delivered."""
+"""Number of forgotten Triggers whose Egress is remembered."""
 
 
 class Drains(Protocol):
@@ -63,11 +63,10 @@ class Drains(Protocol):
     def hold(
         self, trigger_id: str, egress: Egress, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[DrainProgress]:
-        """Ask a dispatcher of this Trigger to drain; gives what it tells, until it has ended.
+        """Ask a dispatcher of this Trigger to drain; yields its progress until it has ended.
 
-        Several may be held for one Trigger, each by a dispatcher of its own. Raises whatever went
-        wrong. `stop` has the drain end, which it tells with its last progress; cancelled, the
-        caller hangs up and the drain goes on.
+        Several may be held for one Trigger, each by another dispatcher. Setting `stop` ends the
+        drain, which the last progress reports; if cancelled, the drain goes on. Raises any error.
         """
         ...
 
@@ -85,7 +84,7 @@ class Drains(Protocol):
 
 
 class Scaler:
-    """Looks at lags and holds drains; all methods belong to the event loop that runs `run`."""
+    """Holds as many drains as lags require; all methods belong to the event loop of `run`."""
 
     def __init__(
         self,
@@ -96,30 +95,29 @@ class Scaler:
         request_budgets: tuple[float, float] = REQUEST_BUDGETS,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`now`: seconds since the Unix epoch, by which what is due comes."""
+        """`now` returns Unix time in seconds, with which Sensors' timeouts are compared."""
         self._request_budgets = request_budgets
         self._kafka = kafka
         self._drains = drains
         self._budget = budget
         self._now = now
         self._triggers: dict[str, ScaledTrigger] = {}
-        self._topics: dict[str, TopicLook] = {}
-        """By `key_of` what reads it."""
-        self._several: dict[str, TopicLook] = {}
-        """Those of them that look at several topics together."""
-        self._sensors: dict[str, SensorLook] = {}
+        self._topics: dict[str, TopicLagCheck] = {}
+        """Checks of topics, by `topics_key`."""
+        self._several: dict[str, TopicLagCheck] = {}
+        """Those checks that cover several topics."""
+        self._sensors: dict[str, SensorLagCheck] = {}
         self._shards: dict[str, ScaledShard] = {}
-        """Those with members, or a request that isn't over, by group."""
-        self._ending = EndingHolds(self._has_ended)
+        """Shards with Triggers, or with a request that hasn't ended, by group."""
+        self._ending = EndingHolds(self._on_drains_ended)
         self._forgotten: dict[str, Egress] = {}
-        """By what Triggers with drains of their own were delivered last, of those that aren't
-        scaled for now or for good."""
-        self._looks = Looks()
+        """The last Egress of Triggers with own drains that are no longer scaled."""
+        self._lag_checks = LagChecks()
 
     async def run(self) -> None:
-        """Look and hold until cancelled; the drains go on without."""
+        """Scale until cancelled; the drains then go on by themselves."""
         try:
-            await self._looks.run([*self._topics.values(), *self._sensors.values()])
+            await self._lag_checks.run([*self._topics.values(), *self._sensors.values()])
         finally:
             holds = self._ending.all
             for trigger in self._triggers.values():
@@ -128,7 +126,7 @@ class Scaler:
                 holds |= sensor.scaled.holds.all
             for shard in self._shards.values():
                 holds |= shard.holds.all
-            await cancel(holds)
+            await cancel_holds(holds)
 
     async def watch(
         self,
@@ -137,18 +135,20 @@ class Scaler:
         autoscaling: Autoscaling,
         shard: Shard | None = None,
     ) -> None:
-        """Scale this Trigger from now on, or by what has changed; its counts go on.
+        """Start to scale a Trigger, or apply changes to it; its counts go on.
 
         A changed egress, a pause and a `shard` end its own drains. A shard's request goes on
-        without a Trigger that is paused or moved, whose record in the contract's topic is gone by
-        now, and ends with the last one. Returns when what was to end is over.
+        without a paused or moved Trigger, whose record must be removed by now, and ends with its
+        last Trigger. Returns once those drains have ended.
         """
         trigger = self._triggers.get(trigger_id)
         own_before = (
             self._forgotten.pop(trigger_id, None) if trigger is None else trigger.own_egress
         )
         if trigger is None:
-            trigger = self._triggers[trigger_id] = self._new(trigger_id, egress, autoscaling)
+            trigger = self._triggers[trigger_id] = self._new_trigger(
+                trigger_id, egress, autoscaling
+            )
         before, had = trigger.egress, trigger.shard
         joins = None if autoscaling.paused else shard
         if had is not None:
@@ -160,28 +160,27 @@ class Scaler:
         if own_before is not None and (own_before != egress or shard is not None):
             self._await_empty(trigger_id, own_before.group, egress.group, autoscaling)
         if before != egress:
-            self._unlist(trigger)
+            self._remove_from_check(trigger)
             trigger.egress = egress
-            trigger.rest.end()
+            trigger.rest.reset()
             if shard is None or (before.topics, before.group) != (egress.topics, egress.group):
                 trigger.lag = trigger.drain_error = None
         trigger.autoscaling, trigger.declared = autoscaling, shard
         trigger.ask_by = -math.inf
-        self._list(trigger)
+        self._add_to_check(trigger)
         self._join(trigger)
-        self._soon(key_of(egress))
+        self._check_soon(topics_key(egress))
         await self._ending.wait(trigger_id)
 
     async def watch_sensor(self, sensor_id: str, sensor: Sensor, autoscaling: Autoscaling) -> None:
-        """Scale this Sensor from now on, or by what has changed; its counts go on.
+        """Start to scale a Sensor, or apply changes to it; its counts go on.
 
-        Drains of what it was before end, and so do all while it is paused. Returns when what was to
-        end is over.
+        A changed contract and a pause end its drains. Returns once these have ended.
         """
         look = self._sensors.get(sensor_id)
         if look is None:
             look = self._sensors[sensor_id] = self._new_sensor(sensor_id, sensor, autoscaling)
-            self._looks.add(look)
+            self._lag_checks.add(look)
         scaled = look.scaled
         if autoscaling.paused or scaled.sensor != sensor:
             self._ending.end(sensor_id, scaled.holds)
@@ -193,13 +192,13 @@ class Scaler:
             scaled.drain_error = None
             scaled.holding.clear()  # of triggers that may be other ones
         scaled.autoscaling = autoscaling
-        look.soon()
+        look.check_soon()
         await self._ending.wait(sensor_id)
 
     async def forget(self, id_: str) -> None:
-        """Scale this Trigger or Sensor no more; returns when what drained for it alone is over."""
+        """Stop scaling a Trigger or Sensor; returns once its own drains have ended."""
         if trigger := self._triggers.pop(id_, None):
-            self._unlist(trigger)
+            self._remove_from_check(trigger)
             self._leave(trigger)
             self._ending.end(id_, trigger.own)
             if trigger.own_egress is not None:
@@ -211,11 +210,10 @@ class Scaler:
             self._ending.end(id_, sensor.scaled.holds)
         await self._ending.wait(id_)
 
-    async def applied(self, shard_group: str, position: int, timeout: float) -> bool:
-        """Whether this shard delivers by every record before `position` of the contract's topic.
+    async def wait_until_applied(self, shard_group: str, position: int, timeout: float) -> bool:
+        """Wait until a shard delivers by every record before `position` of the contract topic.
 
-        Waits for its open request to say so; at once if there is none. False after `timeout`
-        seconds.
+        Returns True at once if the shard has no open request, and False after `timeout` seconds.
         """
         try:
             async with asyncio.timeout(timeout):
@@ -228,17 +226,17 @@ class Scaler:
         return True
 
     def wake(self, topic: str, grown: int = 0) -> None:
-        """There are new events: look at this topic now, if any of its Triggers is at zero, and at
-        the Sensors that read it and sleep.
+        """Note new events in a topic: check it now if one of its Triggers has no drain, and the
+        Sensors that read it and have no drain.
 
-        `grown`, if that is known, is by how many records: that many wait for each Trigger of a
-        shard at zero, which therefore drains without a question for each of its groups.
+        `grown` is the number of new records, 0 if not known. With it, a shard without a request
+        drains without asking Kafka for each group's lag.
         """
         found = self._topics.get(topic)
-        for several in self._looks_at(topic):
+        for several in self._checks_of(topic):
             triggers = several.triggers.values()
             if several is not found and any(each.needs_question for each in triggers):
-                several.soon()
+                several.check_soon()
         asleep = [
             each
             for each in (found.triggers.values() if found else ())
@@ -248,15 +246,15 @@ class Scaler:
             for shard in {self._shards[each.shard.shard.group] for each in asleep if each.shard}:
                 shard.wake(topic, grown)
         if any(each.needs_question for each in asleep):
-            self._soon(topic)
+            self._check_soon(topic)
         for look in self._sensors.values():
             sensor = look.scaled
             if topic in sensor.topics and not (sensor.holds or sensor.autoscaling.paused):
-                look.soon()
+                look.check_soon()
 
     def prewarm(self, topic: str, limit: int) -> None:
-        """An event is on its way there: Triggers at zero drain already, if at most `limit` are;
-        those of one shard count as one.
+        """Note that an event is on its way to a topic: open drains for Triggers without any, if
+        there are at most `limit`; those of one shard count as one.
 
         Their start and the receiver's then take the same time, not one after the other.
         """
@@ -271,74 +269,75 @@ class Scaler:
         if len(asleep) <= limit:
             for holds, triggers in asleep.items():
                 for trigger in triggers:
-                    trigger.decided(expected(shared=trigger.shard is not None))
-                    trigger.asked()
+                    trigger.set_scale(expecting_event(shared=trigger.shard is not None))
+                    trigger.note_lag_known()
                 holds.open(Cause.PREWARM)
 
     def status(self, id_: str) -> TriggerStatus | None:
-        """Of one Trigger or Sensor; None: it isn't scaled."""
+        """The status of a Trigger or Sensor; None: it isn't scaled."""
         if (sensor := self._sensors.get(id_)) is not None:
             return sensor.scaled.status()
         trigger = self._triggers.get(id_)
         return None if trigger is None else trigger.status()
 
     def wakes(self, sensor_id: str) -> Mapping[Cause, int]:
-        """Times that drains of one Sensor were opened where none was held, by what for."""
+        """Times that drains of a Sensor were opened while it had none, by cause."""
         look = self._sensors.get(sensor_id)
         return {} if look is None else look.scaled.holds.wakes
 
-    def holding(self, sensor_id: str) -> Sequence[Waiting] | None:
-        """What the triggers of one Sensor hold, as drains have reported it; None: none has yet."""
+    def held_events(self, sensor_id: str) -> Sequence[Waiting] | None:
+        """The events that a Sensor's triggers hold, as reported by drains; None: not reported
+        yet."""
         look = self._sensors.get(sensor_id)
         if look is None or not look.scaled.holding:
             return None
         return [each for of in look.scaled.holding.values() for each in of]
 
     def settled(self, trigger_id: str) -> Positions:
-        """By partition of its topic, records that one Trigger's group has settled."""
+        """Number of records that a Trigger's group has settled, by partition."""
         trigger = self._triggers.get(trigger_id)
         return {} if trigger is None else trigger.settled
 
     def counts(self, trigger_id: str) -> ScalingCounts | None:
-        """What was decided for one Trigger; None: it isn't scaled."""
+        """Counts of the decisions for a Trigger; None: it isn't scaled."""
         trigger = self._triggers.get(trigger_id)
         return None if trigger is None else trigger.counts()
 
     def shards(self) -> Sequence[ShardStatus]:
-        """Those that have Triggers."""
+        """The status of each shard with Triggers."""
         return [each.status() for each in self._shards.values() if not each.is_empty]
 
     def reads(self, topic: str) -> bool:
-        """Whether any Trigger of this topic is scaled, or any Sensor that reads it."""
+        """Whether a scaled Trigger or Sensor reads this topic."""
         sensors = (each.scaled for each in self._sensors.values())
-        return bool(self._looks_at(topic)) or any(topic in each.topics for each in sensors)
+        return bool(self._checks_of(topic)) or any(topic in each.topics for each in sensors)
 
-    def _looks_at(self, topic: str) -> Sequence[TopicLook]:
-        """Those at this topic, alone or with others."""
+    def _checks_of(self, topic: str) -> Sequence[TopicLagCheck]:
+        """The checks that cover this topic."""
         found = [self._several[key] for key in self._several if topic in self._several[key].names]
         return [*found, self._topics[topic]] if topic in self._topics else found
 
     def drained(self) -> set[str]:
-        """Topics whose Triggers have drains; replies may go there."""
+        """Topics whose Triggers have drains, to which replies may be written."""
         drained = (each.egress.topics for each in self._triggers.values() if each.holds)
         return {topic for topics in drained for topic in topics}
 
     def statuses(self) -> Mapping[str, TriggerStatus]:
-        """Of all Triggers, by id."""
+        """The status of all Triggers, by id."""
         return {each.id: each.status() for each in self._triggers.values()}
 
     def _await_empty(self, id_: str, before: str, group: str, autoscaling: Autoscaling) -> None:
-        """Begin nothing of what has changed before nobody is in its group any more: a drain that we
-        don't hold goes on by what was before, such as that of a pod which another pod has asked.
+        """Open no new drains before the consumer group is empty, as drains without a request of
+        ours may go on by the old contract, such as one that another pod has asked for.
 
-        Not where the group has changed, too, and not for min-scale: its pods drain unasked, and
-        those of before have been waited for.
+        Not if the group has changed, too, and not with min-scale, whose old pods have been waited
+        for.
         """
         if before == group and not autoscaling.min_scale:
-            self._ending.wait_for(id_, partial(self._until_empty, id_, group))
+            self._ending.wait_for(id_, partial(self._wait_until_empty, id_, group))
 
-    async def _until_empty(self, id_: str, group: str) -> None:
-        """Returns when nobody is in the group, or after `LEAVE_TIMEOUT`, which the log tells."""
+    async def _wait_until_empty(self, id_: str, group: str) -> None:
+        """Wait until the group is empty, or log a warning after `LEAVE_TIMEOUT`."""
         loop, why = asyncio.get_running_loop(), ""
         deadline = loop.time() + LEAVE_TIMEOUT
         while loop.time() < deadline:
@@ -350,29 +349,33 @@ class Scaler:
                 if not members:
                     return
                 why = f"group {group} has {len(members)} members"
-            await asyncio.sleep(LOOK_FOR_MEMBERS)
+            await asyncio.sleep(MEMBERS_CHECK_INTERVAL)
         log.warning("%s was changed, and may still be delivered by what was before: %s", id_, why)
 
-    def _soon(self, name: str) -> None:
+    def _check_soon(self, name: str) -> None:
         if topic := self._topics.get(name):
-            topic.soon()
+            topic.check_soon()
 
-    def _new(self, trigger_id: str, egress: Egress, autoscaling: Autoscaling) -> ScaledTrigger:
+    def _new_trigger(
+        self, trigger_id: str, egress: Egress, autoscaling: Autoscaling
+    ) -> ScaledTrigger:
         trigger = ScaledTrigger(trigger_id, autoscaling, egress)
         trigger.own = Holds(
             trigger,
             lambda: partial(self._drains.hold, trigger_id, trigger.egress),
             self._budget,
             # What arrived since the drain last read, and had nobody to wake it, is looked for now.
-            lambda: self._soon(key_of(trigger.egress)),
+            lambda: self._check_soon(topics_key(trigger.egress)),
             request_budgets=self._request_budgets,
         )
-        trigger.joined()  # nobody knows when; most Triggers have events before this is due
+        trigger.note_joined()  # nobody knows when; most Triggers have events before this is due
         return trigger
 
-    def _new_sensor(self, sensor_id: str, sensor: Sensor, autoscaling: Autoscaling) -> SensorLook:
+    def _new_sensor(
+        self, sensor_id: str, sensor: Sensor, autoscaling: Autoscaling
+    ) -> SensorLagCheck:
         scaled = ScaledSensor(sensor_id, autoscaling, sensor)
-        look = SensorLook(scaled, self._kafka, self._ending, self._now)
+        look = SensorLagCheck(scaled, self._kafka, self._ending, self._now)
         scaled.holds = Holds(
             scaled,
             lambda: partial(self._drains.hold_sensor, sensor_id, scaled.sensor),
@@ -381,7 +384,7 @@ class Scaler:
             scaled.slots,
             self._request_budgets,
         )
-        scaled.joined()  # nobody knows when; most have events before this is due
+        scaled.note_joined()  # nobody knows when; most have events before this is due
         return look
 
     def _new_shard(self, declared: Shard) -> ScaledShard:
@@ -391,24 +394,24 @@ class Scaler:
             # Its size may change while it is held.
             lambda: lambda request, stop: self._drains.hold_shard(shard.shard, request, stop),
             self._budget,
-            lambda: self._is_over_for(shard),
+            lambda: self._on_shard_request_end(shard),
             request_budgets=self._request_budgets,
         )
         return shard
 
-    def _list(self, trigger: ScaledTrigger) -> None:
-        name = key_of(trigger.egress)
+    def _add_to_check(self, trigger: ScaledTrigger) -> None:
+        name = topics_key(trigger.egress)
         topic = self._topics.get(name)
         if topic is None:
             names = trigger.egress.topics
-            topic = self._topics[name] = TopicLook(names, self._kafka, self._ending)
+            topic = self._topics[name] = TopicLagCheck(names, self._kafka, self._ending)
             if len(names) > 1:
                 self._several[name] = topic
-            self._looks.add(topic)
+            self._lag_checks.add(topic)
         topic.triggers[trigger.id] = trigger
 
-    def _unlist(self, trigger: ScaledTrigger) -> None:
-        name = key_of(trigger.egress)
+    def _remove_from_check(self, trigger: ScaledTrigger) -> None:
+        name = topics_key(trigger.egress)
         topic = self._topics[name]
         del topic.triggers[trigger.id]
         if not topic.triggers:
@@ -417,7 +420,7 @@ class Scaler:
             topic.end()
 
     def _join(self, trigger: ScaledTrigger) -> None:
-        """Have its shard hold it, if it is to and nothing else does any more."""
+        """Add a Trigger to its shard, once its own drains have ended and unless it is paused."""
         declared = trigger.declared
         if declared is None or trigger.autoscaling.paused or trigger.id in self._ending:
             return
@@ -428,33 +431,34 @@ class Scaler:
             shard.add(trigger)
 
     def _leave(self, trigger: ScaledTrigger, *, stays: bool = False) -> None:
-        """Take it out of its shard, which ends with its last one unless that `stays`."""
+        """Remove a Trigger from its shard; the request of an empty shard is ended unless
+        `stays`."""
         if trigger.shard is None:
             return
         shard = self._shards[trigger.shard.shard.group]
         shard.remove(trigger)
         if shard.is_empty and not stays:
             self._ending.end(trigger.id, shard.holds)
-            self._is_over_for(shard)
+            self._on_shard_request_end(shard)
 
-    def _is_over_for(self, shard: ScaledShard) -> None:
-        shard.notify()
+    def _on_shard_request_end(self, shard: ScaledShard) -> None:
+        shard.notify_waiting()
         if (settled := shard.take_settled()) is not None:
             # Else each of its groups is asked for now.
             self._kafka.note_committed(*settled)
         if shard.is_empty and not shard.holds.all:
             self._shards.pop(shard.shard.group, None)
         for topic in shard.topics:
-            self._soon(topic)
+            self._check_soon(topic)
 
-    def _has_ended(self, id_: str) -> None:
+    def _on_drains_ended(self, id_: str) -> None:
         if successor := self._triggers.get(id_):
             self._join(successor)
-            self._soon(key_of(successor.egress))
+            self._check_soon(topics_key(successor.egress))
         if look := self._sensors.get(id_):
-            look.soon()
+            look.check_soon()
 
 
-def key_of(egress: Egress) -> str:
-    """Its topic's name; of one that reads several, theirs: no topic's has a comma."""
+def topics_key(egress: Egress) -> str:
+    """The name of an Egress's topic, or of all its topics, separated by commas."""
     return ",".join(egress.topics)

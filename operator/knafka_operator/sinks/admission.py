@@ -15,20 +15,20 @@ from typing import Any, Final
 from knafka_operator.decide.field_errors import (
     IMMUTABLE_FIELDS,
     Problem,
+    annotation_problems,
     annotations_of,
-    beyond,
-    caught,
-    changed,
-    mapping,
-    misfits,
-    refuse,
+    changed_values,
+    mapping_at,
+    refuse_problems,
+    schema_problems,
+    topic_maxima_problems,
 )
 from knafka_operator.decide.receiver_scaling import check_receiver_scaling
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.maxima import UNLIMITED, Maxima
 from knafka_operator.model.sinks import DEFAULT_MODE, KafkaSink
 
-IMMUTABLE: Final = ("topic", "numPartitions", "replicationFactor")
+IMMUTABLE_SPEC_FIELDS: Final = ("topic", "numPartitions", "replicationFactor")
 """Fields of a spec, as upstream has it."""
 
 
@@ -36,7 +36,7 @@ def defaulted_sink(document: Document) -> dict[str, Any]:
     """The KafkaSink with upstream's defaults. Idempotent."""
     if not isinstance(document.get("spec"), Mapping | None):
         return dict(document)
-    spec = mapping(document, "spec")
+    spec = mapping_at(document, "spec")
     if spec.get("contentMode") in (None, ""):
         spec["contentMode"] = DEFAULT_MODE
     return {**document, "spec": spec}
@@ -48,20 +48,20 @@ def check_sink(new: Document, old: Document | None = None, maxima: Maxima = UNLI
     `maxima` are the installation's. Raises `InvalidDocument` that names all of it; its path is that
     of the first problem.
     """
-    refuse(partial(_wrong_with, maxima=maxima), new, old, _changes)
+    refuse_problems(partial(_sink_problems, maxima=maxima), new, old, _immutable_sink_changes)
 
 
-def _wrong_with(document: Document, maxima: Maxima) -> Iterator[Problem]:
-    yield from misfits(KafkaSink, {**document, "status": None})
+def _sink_problems(document: Document, maxima: Maxima) -> Iterator[Problem]:
+    yield from schema_problems(KafkaSink, {**document, "status": None})
     annotations = annotations_of(document)
-    yield from caught(lambda: check_receiver_scaling(annotations, maxima))
-    yield from beyond(document, maxima)
+    yield from annotation_problems(lambda: check_receiver_scaling(annotations, maxima))
+    yield from topic_maxima_problems(document, maxima)
 
 
-def _changes(old: Document, new: Document) -> Iterator[Problem]:
+def _immutable_sink_changes(old: Document, new: Document) -> Iterator[Problem]:
     was, is_ = (
-        {f"spec.{name}": spec[name] for name in IMMUTABLE if spec.get(name) is not None}
-        for spec in (mapping(old, "spec"), mapping(new, "spec"))
+        {f"spec.{name}": spec[name] for name in IMMUTABLE_SPEC_FIELDS if spec.get(name) is not None}
+        for spec in (mapping_at(old, "spec"), mapping_at(new, "spec"))
     )
-    if diff := changed(was, is_):
+    if diff := changed_values(was, is_):
         yield Problem(IMMUTABLE_FIELDS, diff, "spec")

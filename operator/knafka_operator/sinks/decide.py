@@ -21,8 +21,8 @@ from knafka_operator.decide import desired, services
 from knafka_operator.decide.authentication import (
     NO_AUTHENTICATION,
     Authentication,
-    address_of,
-    addresses_of,
+    addresses_status,
+    http_address,
 )
 from knafka_operator.decide.broker import PROBED
 from knafka_operator.decide.desired import MIN_IN_SYNC, Topic
@@ -38,10 +38,15 @@ from knafka_operator.decide.status import (
     TOPIC_READY,
     ConditionSet,
     NotReady,
-    value,
+    value_or_raise,
 )
 from knafka_operator.decide.steps import Step
-from knafka_operator.decide.topics import TOPIC_ID, TopicRefused, as_declared, topic_effects
+from knafka_operator.decide.topics import (
+    TOPIC_ID,
+    TopicRefused,
+    as_declared_condition,
+    topic_effects,
+)
 from knafka_operator.model.resources import TOPIC_STATUS
 from knafka_operator.model.settings import Settings
 from knafka_operator.model.sinks import EXTERNAL, MADE, TOPIC_OWNER, KafkaSink
@@ -59,41 +64,43 @@ SINK_CONDITIONS: Final = (
 
 @dataclass(frozen=True)
 class ObservedSink(Observed):
-    """What reading gave; where it failed, the error that says why stands in place of the value."""
+    """A KafkaSink and what was read for it; where reading failed, the error stands for the
+    value."""
 
     sink: KafkaSink | InvalidDocument
     kafka: Kafka | KnafkaError | None = None
-    """As its receiver reaches it; None: the sink can't be read."""
+    """Kafka settings of its receiver; None: the sink is invalid."""
     secret: tuple[str, str] | None = None
     """Name and version of the Secret that its receiver mounts; None: it needs none."""
     topic: TopicDescription | KnafkaError | None = None
-    """As Kafka has it; None: there is none, or Kafka isn't known."""
+    """The topic as Kafka describes it; None: it doesn't exist, or Kafka isn't known."""
     taken: bool = False
-    """Whether another sink has made a topic of this name there, or is about to."""
+    """Whether another sink has created a topic of this name, or is about to."""
     disputed: bool = True
     """Whether the topic has records, so that an empty id says nothing of whose it is."""
     others: int = 0
-    """Partitions of the topics that its namespace has besides."""
+    """Number of partitions of the namespace's other topics."""
     authentication: Authentication | KnafkaError = NO_AUTHENTICATION
     encryption: Encryption | KnafkaError = NO_ENCRYPTION
     https: Https | NotReady | None = None
-    """How its receiver is reached by https, or why it isn't; None: nobody wants that."""
+    """How the receiver is reached by https, or why not; None: https is off."""
     probed: str | None = None
-    """The Revision that has answered now."""
+    """The receiver's Revision that has answered a probe."""
 
     def after(self, effect: Effect, result: Any) -> ObservedSink:
-        seen = super().after(effect, result)
+        """A copy that includes an effect's result."""
+        observed = super().after(effect, result)
         match effect:
             case CreateTopic():
-                return replace(seen, topic=result)
+                return replace(observed, topic=result)
             case Probe(answers_for=revision):
-                return replace(seen, probed=revision)
-        return seen
+                return replace(observed, probed=revision)
+        return observed
 
 
 @dataclass(frozen=True, slots=True)
 class SinkDecision:
-    """What to do next; the status counts once there is nothing."""
+    """Effects to run next, and the status, which is final once there are no effects."""
 
     effects: tuple[Effect, ...]
     conditions: ConditionSet
@@ -101,13 +108,13 @@ class SinkDecision:
     """All but the conditions."""
 
 
-def decide(seen: ObservedSink, settings: Settings) -> SinkDecision:
-    """Judge a KafkaSink; the effects are in the order of `BROKER_ORDER`."""
-    before = seen.document.get("status") or {}
-    conditions, needed = ConditionSet(SINK_CONDITIONS), Needed(seen.failed)
-    annotations = seen.annotations
+def decide(observed: ObservedSink, settings: Settings) -> SinkDecision:
+    """Decide a KafkaSink's conditions, status and next effects, which keep `BROKER_ORDER`."""
+    before = observed.document.get("status") or {}
+    conditions, needed = ConditionSet(SINK_CONDITIONS), Needed(observed.failed)
+    annotations = observed.annotations
     status: dict[str, Any] = {
-        "observedGeneration": seen.document["metadata"].get("generation", 0),
+        "observedGeneration": observed.document["metadata"].get("generation", 0),
         "annotations": annotations,
         # Once there is a receiver, it receives; while replaced, the old one does.
         "address": before.get("address"),
@@ -121,14 +128,19 @@ def decide(seen: ObservedSink, settings: Settings) -> SinkDecision:
         return SinkDecision(tuple(needed.effects), conditions, status)
 
     with conditions.step(CONFIG_PARSED):
-        sink, kafka = value(seen.sink), value(seen.kafka)
-        senders, encryption = value(seen.authentication), value(seen.encryption)
+        sink, kafka = value_or_raise(observed.sink), value_or_raise(observed.kafka)
+        senders, encryption = (
+            value_or_raise(observed.authentication),
+            value_or_raise(observed.encryption),
+        )
     if not conditions.holds(CONFIG_PARSED):
         return decision()
     assert kafka is not None
     with conditions.step(TOPIC_READY):
-        topic = value(seen.topic)
-        found = _topic(seen, sink, topic, annotations, settings, needed, conditions)
+        topic = value_or_raise(observed.topic)
+        found = _owned_or_external_topic(
+            observed, sink, topic, annotations, settings, needed, conditions
+        )
     if not conditions.holds(TOPIC_READY):
         return decision()
 
@@ -139,37 +151,42 @@ def decide(seen: ObservedSink, settings: Settings) -> SinkDecision:
         topic=sink.spec.topic,
         content_mode=sink.spec.content_mode,
         kafka=kafka,
-        **desired.limits(found.config),
+        **desired.ingress_limits(found.config),
     )
-    ingress = encryption.demanded(senders.demanded(ingress, sink))
+    ingress = encryption.with_encryption_rule(senders.with_sender_rules(ingress, sink))
     with conditions.step(DATA_PLANE_AVAILABLE):
-        if seen.revision is None:
+        if observed.revision is None:
             check_receiver_scaling(sink.metadata.annotations, settings.maxima)
             manifest = sink_receiver_service(
-                sink, ingress, seen.secret, settings, oidc=senders.is_on
+                sink, ingress, observed.secret, settings, oidc=senders.is_on
             )
-            needed.first(ApplyService(Step.APPLY_RECEIVER, manifest))
-    if seen.revision is None:
+            needed.run_first(ApplyService(Step.APPLY_RECEIVER, manifest))
+    if observed.revision is None:
         return decision()
-    if isinstance(seen.https, NotReady):
-        unaddressed = seen.https
+    if isinstance(observed.https, NotReady):
+        unaddressed = observed.https
     name, namespace = sink_receiver_name(sink), sink.metadata.namespace
-    url = services.url(name, namespace, settings) + ingress.path
-    addresses = encryption.addresses(address_of(url, ingress.audience), ingress.path, seen.https)
+    url = services.service_url(name, namespace, settings) + ingress.path
+    addresses = encryption.addresses(
+        http_address(url, ingress.audience), ingress.path, observed.https
+    )
     status["address"] = addresses[-1] if addresses else None
-    status.update(addresses_of(addresses, before) | senders.status_of(sink, before))
-    for condition in (encryption.condition_of(seen.https), senders.condition_of(sink)):
+    status.update(addresses_status(addresses, before) | senders.policies_status(sink, before))
+    for condition in (
+        encryption.encrypted_condition(observed.https),
+        senders.policies_condition(sink),
+    ):
         if condition is not None:
             conditions.set(condition)
     with conditions.step(PROBE_SUCCEEDED):
-        if seen.revision not in (annotations.get(PROBED), seen.probed):
-            needed.first(Probe(url, seen.revision))
-        annotations[PROBED] = seen.revision
+        if observed.revision not in (annotations.get(PROBED), observed.probed):
+            needed.run_first(Probe(url, observed.revision))
+        annotations[PROBED] = observed.revision
     return decision()
 
 
-def _topic(
-    seen: ObservedSink,
+def _owned_or_external_topic(
+    observed: ObservedSink,
     sink: KafkaSink,
     found: TopicDescription | None,
     annotations: dict[str, str],
@@ -177,16 +194,17 @@ def _topic(
     needed: Needed,
     conditions: ConditionSet,
 ) -> TopicDescription:
-    """The topic, which `annotations` say the owner of. Raises `NotReady`, `TopicRefused`."""
-    wanted = own_topic(sink)
-    is_own = wanted is not None and is_made_for(sink, found, annotations, seen)
+    """Check or create the sink's topic, and note its owner in `annotations`; returns the topic.
+    Raises `NotReady` and `TopicRefused`."""
+    wanted = topic_to_create(sink)
+    is_own = wanted is not None and is_made_for(sink, found, annotations, observed)
     if found is None and wanted is None:
         raise TopicRefused(
             "TopicNotFound",
             f"{sink.servers:.300} has no topic {sink.spec.topic}: create it, let the sink's user "
             "describe it, or have it made by spec.numPartitions and spec.replicationFactor",
         )
-    if found is None and seen.taken:
+    if found is None and observed.taken:
         message = f"topic {sink.spec.topic} is being made for another KafkaSink"
         raise NotReady("TopicNotOurs", message, transient=True)
     if wanted is None or (found is not None and not is_own):
@@ -202,19 +220,19 @@ def _topic(
         found,
         annotations,
         settings.maxima,
-        seen.others,
-        disputed=seen.disputed,
+        observed.others,
+        disputed=observed.disputed,
         recorded=recorded,
     ):
-        needed.first(*making)
+        needed.run_first(*making)
     assert found is not None
     annotations.update(recorded)
-    conditions.set(as_declared(wanted, found))
+    conditions.set(as_declared_condition(wanted, found))
     return found
 
 
-def own_topic(sink: KafkaSink) -> Topic | None:
-    """The topic as it is to be made, if the sink says so."""
+def topic_to_create(sink: KafkaSink) -> Topic | None:
+    """The topic that the sink has Knafka create; None: it declares no partitions or replicas."""
     partitions, replication = sink.spec.num_partitions, sink.spec.replication_factor
     if partitions is None or replication is None:
         return None
@@ -228,10 +246,10 @@ def is_made_for(
     sink: KafkaSink,
     found: TopicDescription | None,
     annotations: Mapping[str, str],
-    seen: ObservedSink,
+    observed: ObservedSink,
 ) -> bool:
-    """Whether the topic that is there was made for this sink, as far as its status may say so."""
+    """Whether an existing topic was created for this sink, by the id in its status."""
     known = annotations.get(TOPIC_ID)
     if found is None or known is None or annotations.get(TOPIC_STATUS) != sink.spec.topic:
         return False
-    return known == found.id if known else not (seen.disputed or seen.taken)
+    return known == found.id if known else not (observed.disputed or observed.taken)

@@ -17,24 +17,24 @@ from knafka.core.errors import InvalidDocument
 from knafka_operator.decide import services
 from knafka_operator.decide.effects import Annotate
 from knafka_operator.decide.encryption import Encryption
-from knafka_operator.decide.status import EXPECTED, NotReady, summary
+from knafka_operator.decide.status import EXPECTED, NotReady, ready_condition
 from knafka_operator.decide.topics import TOPIC_ID
-from knafka_operator.model.cluster import Cluster, Document, decoded
+from knafka_operator.model.cluster import Cluster, Document, decoded_secret
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE, TOPIC_STATUS, Resource
 from knafka_operator.model.settings import Settings
 from knafka_operator.model.sinks import KAFKA_SINK, SINKS_VERSION, KafkaSink
-from knafka_operator.model.sources import check_topics
+from knafka_operator.model.sources import refuse_taken_topics
 from knafka_operator.reconcile.effects import Effects, resource_of
 from knafka_operator.reconcile.encryption import observe_https_of
 from knafka_operator.reconcile.endpoints import check_endpoint
 from knafka_operator.reconcile.features import observe_features
 from knafka_operator.reconcile.functions import delete_service
 from knafka_operator.reconcile.kind import Kind, Reconciler
-from knafka_operator.reconcile.observing import partitions_beside
-from knafka_operator.reconcile.ownership import annotations_of
+from knafka_operator.reconcile.observing import partitions_of_others
+from knafka_operator.reconcile.ownership import status_annotations
 from knafka_operator.reconcile.state import States
-from knafka_operator.reconcile.topics import is_used, topic_to_delete
+from knafka_operator.reconcile.topics import has_records, topic_to_delete
 from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
 from knafka_operator.sinks.decide import ObservedSink, SinkDecision, decide
 from knafka_operator.sinks.manifests import sink_receiver_name
@@ -90,10 +90,12 @@ class KafkaSinks(Reconciler[ObservedSink, SinkDecision, SinkRecord], Kind):
             self._claim(record, _servers(document), topic)
         return record
 
-    def record_of(self, document: Document) -> SinkRecord:
+    def ensure_record(self, document: Document) -> SinkRecord:
+        """The sink's record, created if needed."""
         return self.remember(document)
 
     async def forget(self, document: Document) -> None:
+        """Drop the sink's record, and release its topic names."""
         self._drop(Identity.of(document))
 
     def _claim(self, record: SinkRecord, servers: str, topic: str) -> None:
@@ -134,7 +136,7 @@ class KafkaSinks(Reconciler[ObservedSink, SinkDecision, SinkRecord], Kind):
             if record.kafka is None:
                 raise
             kafka = record.kafka
-        known = annotations_of(document).get(TOPIC_ID)
+        known = status_annotations(document).get(TOPIC_ID)
         claimed = self._is_claimed(record, sink.servers, topic)
         if await topic_to_delete(kafka.topics, topic, known, claimed=claimed) is not None:
             await kafka.topics.delete_topic(topic)
@@ -155,36 +157,40 @@ class KafkaSinks(Reconciler[ObservedSink, SinkDecision, SinkRecord], Kind):
 
     # Reconcile.
 
-    def decide(self, seen: ObservedSink, record: SinkRecord) -> SinkDecision:
-        decision = decide(seen, self.settings)
+    def decide(self, observed: ObservedSink, record: SinkRecord) -> SinkDecision:
+        """Decide by what was observed, and reserve the name of a new topic."""
+        decision = decide(observed, self.settings)
         # Before anything is awaited: no other sink makes a topic of this name from here on.
         for effect in decision.effects:
-            if isinstance(effect, Annotate) and isinstance(seen.sink, KafkaSink):
-                self._claim(record, seen.sink.servers, effect.annotations[TOPIC_STATUS])
+            if isinstance(effect, Annotate) and isinstance(observed.sink, KafkaSink):
+                self._claim(record, observed.sink.servers, effect.annotations[TOPIC_STATUS])
         return decision
 
-    def kafka_of(self, seen: ObservedSink, record: SinkRecord) -> KafkaCluster | None:
+    def kafka_of(self, observed: ObservedSink, record: SinkRecord) -> KafkaCluster | None:
+        """The sink's Kafka; None: not known."""
         return record.kafka
 
     def status_of(
-        self, seen: ObservedSink, decision: SinkDecision, record: SinkRecord
+        self, observed: ObservedSink, decision: SinkDecision, record: SinkRecord
     ) -> Mapping[str, Any]:
-        namespace, _ = Identity.of(seen.document)
-        receiver = Identity(namespace, sink_receiver_name(resource_of(seen.document)))
-        self.states.rolls.add_to(decision.conditions, receiver)
-        status = super().status_of(seen, decision, record)
-        record.is_ready = summary(status["conditions"]).get("status") == "True"
-        if isinstance(seen.sink, KafkaSink):
+        """The status of the last decision; also updates the sink's record."""
+        namespace, _ = Identity.of(observed.document)
+        receiver = Identity(namespace, sink_receiver_name(resource_of(observed.document)))
+        self.states.rolls.add_condition(decision.conditions, receiver)
+        status = super().status_of(observed, decision, record)
+        record.is_ready = ready_condition(status["conditions"]).get("status") == "True"
+        if isinstance(observed.sink, KafkaSink):
             is_own = TOPIC_STATUS in status["annotations"]
-            record.partitions = (seen.sink.spec.num_partitions or 0) if is_own else 0
+            record.partitions = (observed.sink.spec.num_partitions or 0) if is_own else 0
         return status
 
     # Observe.
 
     async def observe(self, document: Document, record: SinkRecord) -> ObservedSink:
+        """Read the sink's Secret, Kafka, topic and features."""
         try:
             sink = parse(KafkaSink, document)
-            check_topics([sink.spec.topic], self.is_taken, "spec.topic")
+            refuse_taken_topics([sink.spec.topic], self.is_taken, "spec.topic")
         except InvalidDocument as error:
             return ObservedSink(document, error)
         identity = Identity.of(document)
@@ -197,7 +203,7 @@ class KafkaSinks(Reconciler[ObservedSink, SinkDecision, SinkRecord], Kind):
         )
         path = None if secret is None else services.SECRET_PATH
         reached = Kafka(bootstrap_servers=sink.servers, secret_path=path)
-        seen = ObservedSink(
+        observed = ObservedSink(
             document,
             sink,
             reached,
@@ -207,17 +213,17 @@ class KafkaSinks(Reconciler[ObservedSink, SinkDecision, SinkRecord], Kind):
             authentication=features.authentication,
             encryption=features.encryption,
         )
-        if isinstance(seen.encryption, Encryption) and seen.encryption.is_on:
+        if isinstance(observed.encryption, Encryption) and observed.encryption.is_on:
             receiver = identity.namespace, sink_receiver_name(sink)
-            seen = replace(seen, https=await observe_https_of(self.cluster, *receiver))
+            observed = replace(observed, https=await observe_https_of(self.cluster, *receiver))
         try:
             topics = record.kafka.topics
             found = await topics.describe_topic(sink.spec.topic)
-            asked = found is not None and annotations_of(document).get(TOPIC_ID) == ""
-            disputed = not asked or await is_used(topics, sink.spec.topic)
+            asked = found is not None and status_annotations(document).get(TOPIC_ID) == ""
+            disputed = not asked or await has_records(topics, sink.spec.topic)
         except EXPECTED as error:
-            return replace(seen, topic=error)
-        return replace(seen, topic=found, disputed=disputed)
+            return replace(observed, topic=error)
+        return replace(observed, topic=found, disputed=disputed)
 
     async def _connect(self, sink: KafkaSink) -> tuple[KafkaCluster, tuple[str, str] | None]:
         """The sink's Kafka, and the name and version of its Secret; None if it needs no Secret.
@@ -225,7 +231,7 @@ class KafkaSinks(Reconciler[ObservedSink, SinkDecision, SinkRecord], Kind):
         Raises `EXPECTED` and `ClusterError`.
         """
         if (ref := sink.spec.auth.secret.ref) is None:
-            return self.kafkas.at(sink.servers, None), None
+            return self.kafkas.cluster_at(sink.servers, None), None
         namespace = sink.metadata.namespace
         stored = await self.cluster.get(CORE, "Secret", namespace, ref.name)
         if stored is None:
@@ -234,10 +240,10 @@ class KafkaSinks(Reconciler[ObservedSink, SinkDecision, SinkRecord], Kind):
                 f"spec.auth.secret.ref.name: Secret {namespace}/{ref.name} does not exist: create "
                 "it, or name another one",
             )
-        values = decoded(stored)
+        values = decoded_secret(stored)
         await check_endpoint(values, self.settings)
         version = str(stored["metadata"].get("resourceVersion", ""))
-        return self.kafkas.at(sink.servers, values), (ref.name, version)
+        return self.kafkas.cluster_at(sink.servers, values), (ref.name, version)
 
     def _partitions_beside(self, sink: Identity) -> int:
         """Number of partitions of the topics created for the other sinks and Brokers in its
@@ -247,12 +253,12 @@ class KafkaSinks(Reconciler[ObservedSink, SinkDecision, SinkRecord], Kind):
             for identity, each in self.records.items()
             if identity.namespace == sink.namespace and identity != sink
         )
-        return beside + partitions_beside(self.states, Identity(sink.namespace, ""))
+        return beside + partitions_of_others(self.states, Identity(sink.namespace, ""))
 
 
 def _topic_made(document: Document) -> str | None:
     """The topic that a sink's status says was made for it, if it is the one that it declares."""
-    topic = annotations_of(document).get(TOPIC_STATUS)
+    topic = status_annotations(document).get(TOPIC_STATUS)
     return topic if topic and topic == (document.get("spec") or {}).get("topic") else None
 
 

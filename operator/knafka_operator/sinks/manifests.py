@@ -11,20 +11,21 @@ from typing import Final
 from knafka.core import documents, names
 from knafka.core.contract import Ingress
 from knafka.settings import INGRESSES
-from knafka_operator.decide import services
+from knafka_operator.decide import receiver_services, services
 from knafka_operator.decide.services import KNATIVE_AUTOSCALING, Manifest
 from knafka_operator.decide.status import NotReady
 from knafka_operator.model.family import BROKERS
-from knafka_operator.model.resources import OURS, Resource
+from knafka_operator.model.resources import KNAFKA_PREFIX, Resource
 from knafka_operator.model.settings import Settings
 
-SINK: Final = f"{OURS}sink"
-"""Label of what is of one KafkaSink."""
+SINK: Final = f"{KNAFKA_PREFIX}sink"
+"""Label of objects that belong to one KafkaSink."""
 MAX_CONTRACT: Final = 100_000
 """Bytes; Linux takes 128 KiB for one variable."""
 
 
 def sink_receiver_name(sink: Resource) -> str:
+    """The name of the Knative Service of a sink's receiver."""
     return names.child(sink.metadata.name, "-kn-sink-receiver")
 
 
@@ -36,13 +37,14 @@ def sink_receiver_service(
     *,
     oidc: bool = False,
 ) -> Manifest:
-    """`secret` is the mounted Secret's name and version, `oidc`: whether it verifies senders'
-    tokens. `autoscaling.knative.dev/...` annotations of the sink are the receiver's.
+    """The Knative Service of a KafkaSink's receiver; `secret` is the mounted Secret's name and
+    version, `oidc`: whether it verifies senders' tokens. The sink's autoscaling annotations are
+    copied.
 
     Raises `NotReady` for a contract that is too large.
     """
     contract = documents.dump(ingress)
-    text = services.one_line([contract])
+    text = services.compact_json([contract])
     if len(text) > MAX_CONTRACT:
         raise NotReady(
             "ContractTooLarge",
@@ -54,11 +56,16 @@ def sink_receiver_service(
         for key, value in sink.metadata.annotations.items()
         if key.startswith(KNATIVE_AUTOSCALING)
     }
-    scaling = {KNATIVE_AUTOSCALING + key: each for key, each in services.RECEIVER_SCALING.items()}
+    scaling = {
+        KNATIVE_AUTOSCALING + key: each for key, each in receiver_services.RECEIVER_SCALING.items()
+    }
     return services.knative_service(
         sink_receiver_name(sink),
-        services.ownership_of(sink, BROKERS, settings),
-        labels={services.ROLE: services.RECEIVER, SINK: names.child(sink.metadata.name, "")},
+        services.owned_metadata(sink, BROKERS, settings),
+        labels={
+            services.ROLE_LABEL: services.RECEIVER_ROLE,
+            SINK: names.child(sink.metadata.name, ""),
+        },
         annotations={**scaling, **declared},
         declared={**declared, "contract": contract, "oidc": oidc},
         environment={"FUNCTION_TARGET": "receive", INGRESSES: text},

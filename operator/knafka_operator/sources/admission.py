@@ -13,18 +13,18 @@ from functools import partial
 from typing import Any
 
 from knafka.core import names
-from knafka_operator.decide.admission import wrong_with_delivery
+from knafka_operator.decide.admission import delivery_annotation_problems
 from knafka_operator.decide.field_errors import (
     IMMUTABLE_FIELDS,
     Problem,
     annotations_of,
-    changed,
-    default_sink,
-    mapping,
-    misfits,
+    changed_values,
+    default_sink_namespace,
+    mapping_at,
     namespace_of,
-    refuse,
-    resolvable,
+    refuse_problems,
+    schema_problems,
+    with_reference_namespace,
 )
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.cluster import Document
@@ -46,7 +46,7 @@ def defaulted_source(
     """
     if not isinstance(document.get("spec"), Mapping | None):
         return dict(document)
-    spec, before = mapping(document, "spec"), mapping(old, "spec")
+    spec, before = mapping_at(document, "spec"), mapping_at(old, "spec")
     if not spec.get("consumerGroup"):
         spec["consumerGroup"] = before.get("consumerGroup") or f"{names.SOURCES}{unique}"
     for name, value in (("initialOffset", DEFAULT_OFFSET), ("ordering", DEFAULT_ORDER)):
@@ -54,8 +54,8 @@ def defaulted_source(
             spec[name] = value
     namespace = namespace_of(document)
     if isinstance(sink := spec.get("sink"), Mapping):
-        spec["sink"] = resolvable(sink, namespace)
-    default_sink(spec, namespace)
+        spec["sink"] = with_reference_namespace(sink, namespace)
+    default_sink_namespace(spec, namespace)
     return {**document, "spec": spec}
 
 
@@ -65,16 +65,16 @@ def check_source(new: Document, old: Document | None = None, maxima: Maxima = UN
     `maxima` are the installation's. Raises `InvalidDocument` that names all of it; its path is that
     of the first problem.
     """
-    refuse(partial(_wrong_with, maxima=maxima), new, old, _changes)
+    refuse_problems(partial(_source_problems, maxima=maxima), new, old, _immutable_source_changes)
 
 
-def _wrong_with(document: Document, maxima: Maxima) -> Iterator[Problem]:
-    yield from misfits(KafkaSource, {**document, "status": None})
-    yield from wrong_with_delivery(annotations_of(document), Autoscaling(), maxima)
+def _source_problems(document: Document, maxima: Maxima) -> Iterator[Problem]:
+    yield from schema_problems(KafkaSource, {**document, "status": None})
+    yield from delivery_annotation_problems(annotations_of(document), Autoscaling(), maxima)
 
 
-def _changes(old: Document, new: Document) -> Iterator[Problem]:
-    was, is_ = (mapping(each, "spec").get("consumerGroup") for each in (old, new))
+def _immutable_source_changes(old: Document, new: Document) -> Iterator[Problem]:
+    was, is_ = (mapping_at(each, "spec").get("consumerGroup") for each in (old, new))
     # What no webhook has filled in may be written down at last.
-    if was and (diff := changed({"spec.consumerGroup": was}, {"spec.consumerGroup": is_})):
+    if was and (diff := changed_values({"spec.consumerGroup": was}, {"spec.consumerGroup": is_})):
         yield Problem(IMMUTABLE_FIELDS, diff, "spec")

@@ -37,7 +37,12 @@ from knafka_operator.model.cluster import Document
 from knafka_operator.model.conditions import Condition, Status
 from knafka_operator.model.family import SOURCES
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.sources import Credential, KafkaSourceSpec, SourceTrigger, protocol
+from knafka_operator.model.sources import (
+    Credential,
+    KafkaSourceSpec,
+    SourceTrigger,
+    security_protocol,
+)
 
 CONNECTION: Final = "ConnectionEstablished"
 SINK: Final = "SinkProvided"
@@ -61,11 +66,12 @@ _ADDRESSES: Final = {
 }
 
 
-def secret_of(
+def kafka_secret_values(
     spec: KafkaSourceSpec, found: Mapping[Credential, str | None], namespace: str
 ) -> Mapping[str, str] | None:
-    """Its credentials by the names that a Secret for Kafka has (`kafka_secret`); None: it needs
-    none. `found` has the values. Raises `NotReady` for one that is missing."""
+    """A source's credentials in the form of a Secret for Kafka (`kafka_secret`); None: it needs
+    none. `found` has the values of the required credentials. Raises `NotReady` if one is
+    missing."""
     for (_, path, secret, key), value in found.items():
         if value is None:
             raise NotReady(
@@ -73,15 +79,15 @@ def secret_of(
                 f"{path}: Secret {namespace}/{secret} has no key {key:.253}, or does not exist: "
                 "create it, or name another one",
             )
-    named = protocol(spec.net)
+    named = security_protocol(spec.net)
     if named is None:
         return None
     values = {credential.name: value for credential, value in found.items() if value is not None}
     return with_protocol(values, named)
 
 
-def missing_topics(topics: list[str], servers: str) -> NotReady:
-    """Topics that Kafka hasn't; nobody but their owner makes them."""
+def missing_topics_error(topics: list[str], servers: str) -> NotReady:
+    """The error for topics that don't exist in Kafka; their owner must create them."""
     return NotReady(
         "TopicNotFound",
         f"{servers:.300} has no topic {', '.join(topics):.600}: create it, correct spec.topics, or "
@@ -89,9 +95,9 @@ def missing_topics(topics: list[str], servers: str) -> NotReady:
     )
 
 
-def conditions_of(decided: ConditionSet, failed: Mapping[Step, KnafkaError]) -> ConditionSet:
-    """A Trigger's conditions as a KafkaSource's; `failed` are the steps that failed."""
-    found, shown = decided.found(), ConditionSet(CONDITIONS)
+def source_conditions(decided: ConditionSet, failed: Mapping[Step, KnafkaError]) -> ConditionSet:
+    """Translate a Trigger's conditions to a KafkaSource's; `failed` are the steps that failed."""
+    found, shown = decided.by_type(), ConditionSet(CONDITIONS)
     for before, type_ in _RENAMED.items():
         shown.set(replace(found[before], type=type_, message=_reworded(found[before])))
     dependency = found[DEPENDENCY_READY]
@@ -103,9 +109,9 @@ def conditions_of(decided: ConditionSet, failed: Mapping[Step, KnafkaError]) -> 
     if (error := failed.get(Step.COMMIT_OFFSETS)) is not None:
         shown.fail(OFFSETS, error)
     elif found[SUBSCRIPTION_READY].status is Status.TRUE or failed.keys() & _BEHIND_OFFSETS:
-        shown.find(OFFSETS)
+        shown.set_true(OFFSETS)
     else:
-        deployed = shown.found()[DEPLOYED]
+        deployed = shown.by_type()[DEPLOYED]
         why = "waits for what Deployed says"
         shown.set(Condition(OFFSETS, Status.UNKNOWN, deployed.reason or "Waiting", why))
     return shown
@@ -115,7 +121,7 @@ _BEHIND_OFFSETS: Final = frozenset(each for each in Step if each.value > Step.CO
 
 
 def _reworded(condition: Condition) -> str:
-    """What a Trigger's condition says, of a source."""
+    """The message of a Trigger's condition in a source's words."""
     if condition.type == SUBSCRIPTION_READY and condition.reason == "Waiting":
         return condition.message.replace("subscriber to deliver to", "sink to deliver to").replace(
             "it has no KafkaSource that could send it events", f"waits for {CONNECTION}"
@@ -123,21 +129,21 @@ def _reworded(condition: Condition) -> str:
     return condition.message.replace("SubscriberResolved", SINK).replace(BROKER_READY, CONNECTION)
 
 
-def status_of(
+def source_status(
     decided: Mapping[str, Any],
     document: Document,
     trigger: SourceTrigger | KnafkaError,
     scaled: TriggerStatus | None,
 ) -> dict[str, Any]:
-    """A Trigger's status as a KafkaSource's, conditions apart."""
+    """Translate a Trigger's status, without conditions, to a KafkaSource's."""
     named = {_ADDRESSES.get(key, key): each for key, each in decided.items()}
     named["sinkUri"] = named.get("sinkUri") or None
-    who = Identity.of(document)
-    dispatcher = services.dispatcher_name(SOURCES, who)
+    identity = Identity.of(document)
+    dispatcher = services.dispatcher_name(SOURCES, identity)
     named["consumers"] = 0 if scaled is None else scaled.replicas
     named["selector"] = f"serving.knative.dev/service={dispatcher}"
     if isinstance(trigger, SourceTrigger):
-        source = trigger.of_egress()["conversion"].source
+        source = trigger.egress_fields()["conversion"].source
         topics = trigger.source.spec.topics
         named["ceAttributes"] = [
             {"type": "dev.knative.kafka.event", "source": f"{source}#{topic}"} for topic in topics

@@ -19,15 +19,15 @@ from knafka_operator.decide.trigger import ObservedTrigger
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.family import SOURCES
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.resources import OURS, is_claimed_by_peer
-from knafka_operator.model.sources import PEERS_SOURCE_FINALIZER, SourceTrigger, group_of
+from knafka_operator.model.resources import KNAFKA_PREFIX, is_claimed_by_peer
+from knafka_operator.model.sources import PEERS_SOURCE_FINALIZER, SourceTrigger, consumer_group_of
 from knafka_operator.reconcile.kind import Kind
-from knafka_operator.reconcile.ownership import annotations_of
+from knafka_operator.reconcile.ownership import status_annotations
 from knafka_operator.reconcile.state import TriggerRecord, Watched
 from knafka_operator.reconcile.triggers import Triggers
-from knafka_operator.reconcile.work_queue import GONE, Again, Key
+from knafka_operator.reconcile.work_queue import GONE, Key, Requeue
 from knafka_operator.scale.kafka_clusters import KafkaCluster
-from knafka_operator.sources.decide import conditions_of, status_of
+from knafka_operator.sources.decide import source_conditions, source_status
 from knafka_operator.sources.observe import SourceObserver
 
 Observed = ObservedTrigger[KafkaCluster]
@@ -43,6 +43,7 @@ class KafkaSources(Triggers):
     # What is heard, and asked of one.
 
     def on_change(self, document: Document, *, gone: bool) -> Collection[Key]:
+        """As `Kind.on_change`; also has the group's offsets read again."""
         news = Kind.on_change(self, document, gone=gone)
         record = self.states.triggers.get(Identity.of(document))
         if news and record is not None and record.watched is not None:
@@ -51,7 +52,8 @@ class KafkaSources(Triggers):
         return news
 
     def remember(self, document: Document) -> object:
-        return self.states.keep_trigger(document)
+        """Keep the source's record up to date."""
+        return self.states.store_trigger(document)
 
     def is_ours(self, document: Document) -> bool:
         """Whether no other implementation serves this KafkaSource (docs/decisions/0046). A setting
@@ -61,7 +63,7 @@ class KafkaSources(Triggers):
     async def leave(self, document: Document) -> None:
         """Stop delivering for a source that another implementation has claimed: delete its
         functions and our part of its status, but leave its consumer group."""
-        ours = [each for each in annotations_of(document) if each.startswith(OURS)]
+        ours = [each for each in status_annotations(document) if each.startswith(KNAFKA_PREFIX)]
         if not ours:
             return
         identity = Identity.of(document)
@@ -71,52 +73,57 @@ class KafkaSources(Triggers):
         patch = {"annotations": dict.fromkeys(ours), "conditions": []}
         await self.cluster.write_status(document, patch)
 
-    async def makes_something(self, document: Document) -> bool:
+    async def needs_finalizer(self, document: Document) -> bool:
         return True
 
-    async def absent(self, identity: Identity) -> Again:
+    async def on_absent(self, identity: Identity) -> Requeue:
+        """End the delivery of a source that doesn't exist."""
         if identity in self.states.triggers:
             await self.abandon(identity)
-            self.states.trigger_is_gone(identity)
+            self.states.mark_trigger_gone(identity)
         return GONE
 
     async def forget(self, document: Document) -> None:
+        """End the delivery of a deleted source, and drop its record."""
         await self.abandon(Identity.of(document))
         self.drop(document)
 
     # Reconcile.
 
     async def observe(self, document: Document, record: TriggerRecord) -> Observed | None:
+        """Read the source's Secrets, Kafka, topics and destinations."""
         family, identity = self.states.family, Identity.of(document)
         try:
             trigger = family.read_trigger(document)
         except InvalidDocument as error:
             return Observed(document, error, watched=record.watched)
         assert isinstance(trigger, SourceTrigger)
-        seen = Observed(document, trigger, watched=record.watched, replaced=record.replaced)
+        observed = Observed(document, trigger, watched=record.watched, replaced=record.replaced)
         try:
-            broker = await self.source_observer.broker_of(document, trigger.source)
+            broker = await self.source_observer.broker_state_of(document, trigger.source)
         except EXPECTED as error:
             # What is delivered goes on: a stored Broker without a topic has that effect.
-            seen = replace(seen, unreachable=error, stored_broker=document)
+            observed = replace(observed, unreachable=error, stored_broker=document)
         else:
             record.kafka = broker.kafka
-            seen = replace(seen, broker=broker)
-        return await self.observer.with_destinations(seen, identity)
+            observed = replace(observed, broker=broker)
+        return await self.observer.with_destinations(observed, identity)
 
-    def in_own_words(
-        self, seen: Observed, conditions: ConditionSet, shown: dict[str, Any]
+    def in_words_of_kind(
+        self, observed: Observed, conditions: ConditionSet, shown: dict[str, Any]
     ) -> tuple[ConditionSet, dict[str, Any]]:
-        trigger = seen.trigger
+        """Translate a Trigger's conditions and status to a KafkaSource's."""
+        trigger = observed.trigger
         assert isinstance(trigger, SourceTrigger | KnafkaError)
-        scaled = self.status(Identity.of(seen.document))
-        own = status_of(shown, seen.document, trigger, scaled)
-        return conditions_of(conditions, seen.failed), own
+        scaled = self.status(Identity.of(observed.document))
+        own = source_status(shown, observed.document, trigger, scaled)
+        return source_conditions(conditions, observed.failed), own
 
     async def start_delivery(
         self, document: Document, watched: Watched, *, replaces: bool
     ) -> TriggerStatus | None:
-        self.states.trigger(document).replaced = replaces
+        """Start the decided delivery; returns the scaler's status."""
+        self.states.ensure_trigger(document).replaced = replaces
         await self.deliver(Identity.of(document), watched)
         return self.status(Identity.of(document))
 
@@ -134,7 +141,7 @@ class KafkaSources(Triggers):
         try:
             trigger = self.states.family.read_trigger(document)
             assert isinstance(trigger, SourceTrigger)
-            group = group_of(trigger.source)
+            group = consumer_group_of(trigger.source)
             if group.startswith(names.SOURCES) and not await self._is_shared(identity, group):
                 if kafka is None:
                     kafka, _ = await self.source_observer.kafka_of(trigger.source)

@@ -13,30 +13,30 @@ from typing import Final
 from knafka.core.contract import Kafka
 from knafka_operator.decide import services
 from knafka_operator.decide.desired import Defaults, Topic
-from knafka_operator.model.cluster import Cluster, Document, decoded
+from knafka_operator.model.cluster import Cluster, Document, decoded_secret
 from knafka_operator.model.family import SOURCES
 from knafka_operator.model.resources import CORE
 from knafka_operator.model.settings import Settings
 from knafka_operator.model.sources import (
     Credential,
     KafkaSource,
-    check_topics,
-    credentials,
-    protocol,
+    refuse_taken_topics,
+    required_credentials,
+    security_protocol,
 )
 from knafka_operator.reconcile.endpoints import check_endpoint
-from knafka_operator.reconcile.features import is_on, observe_features
+from knafka_operator.reconcile.features import is_authentication_on, observe_features
 from knafka_operator.reconcile.state import BrokerState, States
 from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
-from knafka_operator.sources.decide import missing_topics, secret_of
+from knafka_operator.sources.decide import kafka_secret_values, missing_topics_error
 
 MOUNTED: Final = ""
-"""In place of a Secret's name: its pods mount keys of several (`SourceTrigger.volume`)."""
+"""Stands for a Secret's name: pods mount keys of several (`SourceTrigger.credentials_volume`)."""
 
 
 @dataclass(eq=False)
 class SourceObserver:
-    """Reads what stands where a Trigger has a Broker."""
+    """Reads what a KafkaSource has in place of a Broker: its Kafka and topics."""
 
     settings: Settings
     cluster: Cluster
@@ -46,41 +46,44 @@ class SourceObserver:
     """Whether a Broker or KafkaChannel has a topic of this name."""
 
     async def kafka_of(self, source: KafkaSource) -> tuple[KafkaCluster, tuple[str, str] | None]:
-        """Its Kafka, and the version of the credentials by which it is reached; None: it needs
-        none. Raises `EXPECTED` and `ClusterError`."""
+        """A source's Kafka, and the version of its credentials, None: it needs none. Raises
+        `EXPECTED` and `ClusterError`."""
         spec, namespace = source.spec, source.metadata.namespace
-        wanted = list(credentials(spec.net))
+        wanted = list(required_credentials(spec.net))
         stored = {
             name: await self.cluster.get(CORE, "Secret", namespace, name)
             for name in dict.fromkeys(each.secret for each in wanted)
         }
-        decoded_by_name = {name: decoded(each) for name, each in stored.items() if each is not None}
+        decoded_by_name = {
+            name: decoded_secret(each) for name, each in stored.items() if each is not None
+        }
         found: dict[Credential, str | None] = {
             each: decoded_by_name.get(each.secret, {}).get(each.key) for each in wanted
         }
-        secret = secret_of(spec, found, namespace)
+        secret = kafka_secret_values(spec, found, namespace)
         if secret is not None:
             await check_endpoint(secret, self.settings)
-        kafka = self.kafkas.at(",".join(spec.bootstrap_servers), secret)
+        kafka = self.kafkas.cluster_at(",".join(spec.bootstrap_servers), secret)
         versions = [
             str(each["metadata"].get("resourceVersion", "")) for each in stored.values() if each
         ]
         return kafka, (MOUNTED, ".".join(versions)) if wanted else None
 
-    async def broker_of(self, document: Document, source: KafkaSource) -> BrokerState:
-        """What its Trigger goes by; raises `EXPECTED` and `ClusterError`."""
+    async def broker_state_of(self, document: Document, source: KafkaSource) -> BrokerState:
+        """A source's Kafka and topics in the form of a Broker's state. Raises `EXPECTED` and
+        `ClusterError`."""
         spec, namespace = source.spec, source.metadata.namespace
-        check_topics(spec.topics, self.is_taken, "spec.topics")
+        refuse_taken_topics(spec.topics, self.is_taken, "spec.topics")
         kafka, secret = await self.kafka_of(source)
         found = await asyncio.gather(*map(kafka.topics.describe_topic, spec.topics))
         there = [each for each in found if each is not None]
         if len(there) < len(found):
             missing = [name for name, each in zip(spec.topics, found, strict=True) if each is None]
-            raise missing_topics(missing, kafka.bootstrap_servers)
+            raise missing_topics_error(missing, kafka.bootstrap_servers)
         reached = Kafka(
             bootstrap_servers=kafka.bootstrap_servers,
             secret_path=None if secret is None else services.SECRET_PATH,
-            protocol=protocol(spec.net),
+            protocol=security_protocol(spec.net),
         )
         features = await observe_features(
             self.cluster, self.settings, self.states.policies, namespace
@@ -93,5 +96,5 @@ class SourceObserver:
             secret=secret,
             kafka=kafka,
             ready="True",
-            oidc=is_on(features.authentication),
+            oidc=is_authentication_on(features.authentication),
         )

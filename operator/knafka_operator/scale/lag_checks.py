@@ -1,4 +1,4 @@
-"""Looks: the scaler's periodic checks of a topic or a Sensor: ask Kafka for lags, scale by them.
+"""Lag checks: the scaler asks Kafka for the lags of a topic or Sensor, and scales by them.
 
     topic     the lags of all its Triggers, in one request
     Sensor    the lag of its group in the bus and in its trigger topic, and its next timeout
@@ -26,94 +26,101 @@ from knafka.core.numbering import Numbering
 from knafka.core.sensor import records
 from knafka.core.sensor.contract import Sensor
 from knafka.ports.log import GroupSource, Lag
-from knafka_operator.decide.scaling import Scale, decide, due_now, filtered_out, keeping_offsets
-from knafka_operator.scale.holds import EndingHolds, explain
+from knafka_operator.decide.scaling import (
+    Scale,
+    decide_scale,
+    due_now,
+    filtered_out,
+    keeping_offsets,
+)
+from knafka_operator.scale.holds import EndingHolds, error_text
 from knafka_operator.scale.scaled_groups import ScaledSensor, ScaledTrigger
 
-WAKE_SPACING: Final = 0.25
+CHECK_SPACING: Final = 0.25
 """Seconds between two checks of the same topic or Sensor, however often it is woken."""
 LAG_TIMEOUT: Final = 60.0
 """Seconds after which a request for lags is given up; most end earlier by Kafka's own timeouts."""
 
 
-class Look:
+class LagCheck:
     """One topic or Sensor that is checked whenever it is due."""
 
     def __init__(self, kafka: GroupSource, ending: EndingHolds) -> None:
         self.kafka, self.ending = kafka, ending
-        self.looked = -math.inf
+        self.checked_at = -math.inf
         self.due = math.inf
         self.over = False
         """Whether it has ended (`end`)."""
         self._changed = asyncio.Event()
-        """Set when `due` became earlier, or it has ended."""
+        """Set when `due` became earlier, or the checks have ended."""
 
-    def soon(self) -> None:
-        """Make the next look due now, or `WAKE_SPACING` after the last one."""
-        soon = max(asyncio.get_running_loop().time(), self.looked + WAKE_SPACING)
+    def check_soon(self) -> None:
+        """Make the next check due now, or `CHECK_SPACING` after the last one."""
+        soon = max(asyncio.get_running_loop().time(), self.checked_at + CHECK_SPACING)
         if soon < self.due:
             self.due = soon
             self._changed.set()
 
     def end(self) -> None:
-        """End: there are no further looks."""
+        """End the checks."""
         self.over = True
         self._changed.set()
 
-    async def follow(self) -> None:
-        """Look whenever it is due, until it is over."""
+    async def run(self) -> None:
+        """Check whenever it is due, until `end` is called."""
         while not self.over:
             self._changed.clear()
             try:
                 async with asyncio.timeout_at(None if self.due == math.inf else self.due):
                     await self._changed.wait()
             except TimeoutError:
-                await self.look()
+                await self.check()
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """Ask Kafka for the lag, decide how many drains there should be, and open missing ones."""
         raise NotImplementedError
 
 
-class Looks:
-    """Runs a task for each look, also for those that are added later."""
+class LagChecks:
+    """Runs a task for each check, also for those that are added later."""
 
     def __init__(self) -> None:
-        self._waiting: list[Look] = []
-        """Looks that have no task yet."""
+        self._waiting: list[LagCheck] = []
+        """Checks that have no task yet."""
         self._added = asyncio.Event()
 
-    def add(self, look: Look) -> None:
+    def add(self, look: LagCheck) -> None:
+        """Add a check, which starts at once if `run` is running."""
         self._waiting.append(look)
         self._added.set()
 
-    async def run(self, looks: Iterable[Look]) -> None:
-        """Follow these, and what is added, until cancelled."""
+    async def run(self, looks: Iterable[LagCheck]) -> None:
+        """Run these checks, and those that are added, until cancelled."""
         self._waiting = list(looks)
         async with asyncio.TaskGroup() as tasks:
             while True:
                 self._added.clear()
                 added, self._waiting = self._waiting, []
                 for each in added:
-                    tasks.create_task(each.follow())
+                    tasks.create_task(each.run())
                 await self._added.wait()
 
 
-class TopicLook(Look):
-    """A topic of which Triggers are scaled, or several that KafkaSources read together."""
+class TopicLagCheck(LagCheck):
+    """Checks the Triggers of one topic, or of several topics that KafkaSources read together."""
 
     def __init__(self, names: Sequence[str], kafka: GroupSource, ending: EndingHolds) -> None:
         super().__init__(kafka, ending)
         self.names = names
         self.triggers: dict[str, ScaledTrigger] = {}
 
-    async def look(self) -> None:
-        """Ask for the lags of all its Triggers in one request, and scale each of them."""
+    async def check(self) -> None:
+        """Ask Kafka for the lags of all Triggers in one request, and scale each of them."""
         if not (triggers := self.triggers.values()):
             return  # the last of them has gone since it was due
-        self.looked = asyncio.get_running_loop().time()
+        self.checked_at = asyncio.get_running_loop().time()
         # Before the request: events that wake the topic meanwhile may be missing in the answer.
-        self.due = self.looked + min(each.autoscaling.polling_interval for each in triggers)
+        self.due = self.checked_at + min(each.autoscaling.polling_interval for each in triggers)
         if asked := [(each, each.egress) for each in triggers if each.needs_question]:
             await self._ask(asked)
 
@@ -124,7 +131,7 @@ class TopicLook(Look):
                 lags = await self._lags([egress.group for _, egress in asked])
         except Exception as error:  # Whatever it is, the other topics need their drains.
             for trigger, _ in asked:
-                trigger.not_asked(explain(error))
+                trigger.note_lag_error(error_text(error))
             return
         for trigger, egress in asked:
             if self.triggers.get(trigger.id) is trigger and trigger.egress is egress:
@@ -136,36 +143,36 @@ class TopicLook(Look):
             return await self.kafka.lags(groups, self.names[0])
         found = [await self.kafka.lags(groups, each) for each in self.names]
         return {
-            group: together(self.names, [each[group] for each in found])
+            group: merged_lags(self.names, [each[group] for each in found])
             for group in groups
             if all(group in each for each in found)
         }
 
     def _apply(self, trigger: ScaledTrigger, lag: Lag | None) -> None:
         if lag is None:
-            trigger.not_asked(f"no group {trigger.egress.group}")
+            trigger.note_lag_error(f"no group {trigger.egress.group}")
             return
         partitions, shared = len(lag.by_partition), trigger.declared is not None
         holds, autoscaling = trigger.holds, trigger.autoscaling
         trigger.lag_error = None
         trigger.lag, trigger.settled = lag.total, lag.settled
-        trigger.asked()
+        trigger.note_lag_known()
         trigger.beyond_end = lag.beyond_end
-        trigger.floor = decide(0, partitions, autoscaling, 0, shared=shared).replicas
-        scale = decide(lag.total, partitions, autoscaling, len(holds), shared=shared)
+        trigger.floor = decide_scale(0, partitions, autoscaling, 0, shared=shared).replicas
+        scale = decide_scale(lag.total, partitions, autoscaling, len(holds), shared=shared)
         due = asyncio.get_running_loop().time() >= trigger.join_by
         if due and not scale.replicas and not autoscaling.paused:
             scale = keeping_offsets(scale, partitions, shared=shared)
         elif not shared and not autoscaling.paused:
-            scale = _rested(trigger, lag.total, scale)
-        trigger.decided(scale)
+            scale = _scale_filtered_out(trigger, lag.total, scale)
+        trigger.set_scale(scale)
         if trigger.id in self.ending or holds.is_ending:
             return
         while len(holds) < scale.replicas:
             holds.open(scale.cause)
 
 
-def together(topics: Sequence[str], lags: Sequence[Lag]) -> Lag:
+def merged_lags(topics: Sequence[str], lags: Sequence[Lag]) -> Lag:
     """Merge the lags of one group on several topics; partitions are numbered by `Numbering`."""
     numbering = Numbering(topics)
     by_topic = list(zip(topics, lags, strict=True))
@@ -176,18 +183,18 @@ def together(topics: Sequence[str], lags: Sequence[Lag]) -> Lag:
     )
 
 
-def _rested(trigger: ScaledTrigger, lag: int, scale: Scale) -> Scale:
+def _scale_filtered_out(trigger: ScaledTrigger, lag: int, scale: Scale) -> Scale:
     """Scale a Trigger whose filter has lately passed no event to zero, and stop its drains; returns
     `scale` for any other."""
     now, rest = asyncio.get_running_loop().time(), trigger.rest
-    if trigger.own and rest.begins(lag, trigger.open.values(), trigger.autoscaling, now):
+    if trigger.own and rest.begin_if_filtered(lag, trigger.open.values(), trigger.autoscaling, now):
         trigger.own.stop()
     if not scale.replicas or not rest.is_resting(now):
         return scale
-    return filtered_out(lag, rest.left(now))
+    return filtered_out(lag, rest.seconds_left(now))
 
 
-class SensorLook(Look):
+class SensorLagCheck(LagCheck):
     """Checks one Sensor. Before it opens drains it asks for the members of the Sensor's group:
     another operator's drains may still run, and must not lose their slots."""
 
@@ -207,13 +214,14 @@ class SensorLook(Look):
         """Ask Kafka anew for the group's commits, as a drain has ended: `@due` may have changed
         without any new record."""
         self.kafka.forget_group(self.scaled.sensor.group)
-        self.soon()
+        self.check_soon()
 
-    async def look(self) -> None:
+    async def check(self) -> None:
+        """Ask for the Sensor's lags, and open as many drains as it needs."""
         scaled, sensor = self.scaled, self.scaled.sensor
-        self.looked = asyncio.get_running_loop().time()
+        self.checked_at = asyncio.get_running_loop().time()
         # Before the request: events that wake the Sensor meanwhile may be missing in the answer.
-        self.due = self.looked + scaled.autoscaling.polling_interval
+        self.due = self.checked_at + scaled.autoscaling.polling_interval
         try:
             async with asyncio.timeout(LAG_TIMEOUT):
                 bus = await self._lag(sensor.group, sensor.topic)
@@ -221,7 +229,7 @@ class SensorLook(Look):
                 if self._is_as_it_was(sensor):
                     await self._apply(bus, trigger)
         except Exception as error:  # Whatever it is, what was decided last holds.
-            scaled.lag_error = f"the lag is not known: {explain(error)}"
+            scaled.lag_error = f"the lag is not known: {error_text(error)}"
 
     async def _lag(self, group: str, topic: str) -> Lag:
         return (await self.kafka.lags([group], topic))[group]
@@ -240,8 +248,8 @@ class SensorLook(Look):
         )
         # A member without a partition of one topic has some of the other.
         partitions = max(len(bus.by_partition), len(trigger.by_partition))
-        scaled.floor = decide(0, partitions, autoscaling, 0).replicas
-        scale = decide(scaled.lag, partitions, autoscaling, len(holds))
+        scaled.floor = decide_scale(0, partitions, autoscaling, 0).replicas
+        scale = decide_scale(scaled.lag, partitions, autoscaling, len(holds))
         now, wait = asyncio.get_running_loop().time(), self._until_due()
         if not scale.replicas and not autoscaling.paused:
             if wait <= 0:

@@ -1,4 +1,4 @@
-"""Kinds: REST mapper. Where the API server keeps the objects of a kind, asked by apiVersion and
+"""REST mapper: where the API server keeps the objects of a kind, asked by apiVersion and
 remembered, also that there is no such kind.
 
 The dynamic client's own discovery isn't used: it lets go of everything it knows for each kind that
@@ -23,10 +23,10 @@ import kubernetes
 from kubernetes.dynamic.exceptions import NotFoundError
 from kubernetes.dynamic.resource import Resource
 
-REMEMBERED: Final = 600.0
+KINDS_KEPT: Final = 600.0
 """Seconds for which the kinds of an apiVersion are believed to be as they were."""
-UNKNOWN: Final = 15.0
-MAX_UNKNOWN: Final = 300.0
+UNKNOWN_KEPT: Final = 15.0
+MAX_UNKNOWN_KEPT: Final = 300.0
 """Seconds for which a kind that isn't there isn't asked for again: doubled each time that nothing
 is new, up to the second."""
 
@@ -38,16 +38,16 @@ _KIND = re.compile(r"[A-Za-z](?:[-A-Za-z0-9]{0,61}[A-Za-z0-9])?").fullmatch
 
 @dataclass(frozen=True, slots=True)
 class _Listed:
-    """The kinds of one apiVersion, empty if there is no such version."""
+    """The kinds of one apiVersion; empty if the version doesn't exist."""
 
     at: float
     kinds: Mapping[str, Any]
-    unknown: float = UNKNOWN
-    """Seconds for which what isn't in it isn't asked for again."""
+    unknown: float = UNKNOWN_KEPT
+    """Seconds until a kind that isn't listed is looked up again."""
 
 
-class Kinds:
-    """Thread-safe: no lock is held while the API server is asked."""
+class RestMapper:
+    """Finds the API resource of a kind. Thread-safe; no lock is held during requests."""
 
     def __init__(
         self, client: kubernetes.client.ApiClient, now: Callable[[], float] = time.monotonic
@@ -59,7 +59,7 @@ class Kinds:
         self._listed: dict[str, _Listed] = {}
 
     def find(self, api_version: str, kind: str, timeout: float) -> Any:
-        """The kind's `kubernetes.dynamic` resource; None: there is no such kind.
+        """The `kubernetes.dynamic` resource of a kind; None: there is no such kind.
 
         Blocks. Raises what the client raises if the API server doesn't answer within `timeout`
         seconds, or refuses.
@@ -72,30 +72,30 @@ class Kinds:
             listed = self._listed.get(api_version)
         if listed is not None:
             found = listed.kinds.get(kind)
-            if now - listed.at < (listed.unknown if found is None else REMEMBERED):
+            if now - listed.at < (listed.unknown if found is None else KINDS_KEPT):
                 return found
         kinds = self._list(version["group"], version["version"], timeout)
-        unknown = UNKNOWN
+        unknown = UNKNOWN_KEPT
         if listed is not None and listed.kinds.keys() == kinds.keys():
-            unknown = min(2 * listed.unknown, MAX_UNKNOWN)
+            unknown = min(2 * listed.unknown, MAX_UNKNOWN_KEPT)
         with self._lock:
             # Misspelt ones must not pile up.
             self._listed = {
                 name: each
                 for name, each in self._listed.items()
-                if now - each.at < (REMEMBERED if each.kinds else 2 * each.unknown)
+                if now - each.at < (KINDS_KEPT if each.kinds else 2 * each.unknown)
             }
             self._listed[api_version] = _Listed(now, kinds, unknown)
         return kinds.get(kind)
 
     def is_known(self, api_version: str, kind: str) -> bool:
-        """Whether there was such a kind when it was looked for last; asks nobody."""
+        """Whether the last look-up found this kind; makes no request."""
         with self._lock:
             listed = self._listed.get(api_version)
         return listed is not None and kind in listed.kinds
 
     def forget(self, group: str) -> None:
-        """Its kinds have changed."""
+        """Forget the kinds of an API group, as they have changed."""
         with self._lock:
             for api_version in [each for each in self._listed if each.startswith(f"{group}/")]:
                 del self._listed[api_version]
