@@ -22,7 +22,7 @@ from knafka.core.documents import Model, parse
 from knafka.core.drain import Ended
 from knafka.core.filters import compile_trigger
 from knafka.dispatcher.connecting import Clients
-from knafka.dispatcher.shared.fetcher import Limits
+from knafka.dispatcher.shared.fetcher import FetchLimits
 from knafka.ports.subscriber import Response
 
 
@@ -66,11 +66,11 @@ class SmallShard(Shard):
 
     def again(self) -> None:
         super().again()
-        limits = Limits(ahead=10, records=30, size=1_000_000, spare=10)
+        limits = FetchLimits(ahead=10, records=30, size=1_000_000, spare=10)
         self.shared = shared_memory(self.world.log, self.name, TOPIC, limits)
 
-    def of(self, egress: Egress, among: Callable[[], int]) -> Clients:
-        return replace(super().of(egress, among), attempts_a_turn=8)
+    def clients_for(self, egress: Egress, among: Callable[[], int]) -> Clients:
+        return replace(super().clients_for(egress, among), attempts_per_turn=8)
 
 
 async def _slow(request: Request) -> Response:

@@ -85,7 +85,7 @@ class Shard:
         self.subscribers.append(ScriptedSubscriber(answer))
         return self.egresses[-1]
 
-    def of(self, egress: Egress, among: Callable[[], int]) -> Clients:
+    def clients_for(self, egress: Egress, among: Callable[[], int]) -> Clients:
         groups = [each.group for each in self.egresses]
         subscriber = self.subscribers[groups.index(egress.group)]
         self.among.append(among)
@@ -105,7 +105,7 @@ class Shard:
 
     def _opener(self, egress: Egress) -> Any:
         def open_reader(assignment: Assignment) -> LogReader:
-            return self.shared.reader(egress.group, assignment)
+            return self.shared.open_reader(egress.group, assignment)
 
         return open_reader
 

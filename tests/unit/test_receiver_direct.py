@@ -11,7 +11,13 @@ from support.receiving import Server
 from support.waiting import until
 
 from knafka.receiver import protocol
-from knafka.receiver.direct import EVENTS_PER_HOLD, HOLD_TIME, MAX_HOLDS, DirectLoad, HeldRequests
+from knafka.receiver.direct import (
+    EVENTS_PER_HOLD,
+    HOLD_SECONDS,
+    MAX_HOLDS,
+    DirectLoad,
+    HeldRequests,
+)
 
 LOAD = b"POST /load HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"
 
@@ -31,7 +37,7 @@ class Sender:
     async def hold(self) -> None:
         self.held += 1
         try:
-            await asyncio.sleep(HOLD_TIME)
+            await asyncio.sleep(HOLD_SECONDS)
         finally:
             self.held -= 1
 

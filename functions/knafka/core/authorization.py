@@ -42,7 +42,7 @@ class Authorization:
         self._mode = mode
         self._namespace = f"{SERVICE_ACCOUNTS}{namespace}:"
 
-    def of(self, subject: str) -> bool | Predicate:
+    def verdict(self, subject: str) -> bool | Predicate:
         """Whether this sender may send: any event, none, or those for which the predicate is
         true."""
         if not self._policies:
