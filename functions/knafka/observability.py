@@ -155,16 +155,18 @@ def prometheus_text(metrics: Iterable[Metric]) -> bytes:
 
     class Families(Collector):
         def collect(self) -> Iterator[Family]:
-            for each in metrics:
+            for metric in metrics:
                 # It names a counter's family without the suffix of its samples.
-                name = each.name.removesuffix("_total") if each.kind == "counter" else each.name
-                family = Family(name, each.help, each.kind)
-                for labels, value in each.samples:
+                name = (
+                    metric.name.removesuffix("_total") if metric.kind == "counter" else metric.name
+                )
+                family = Family(name, metric.help, metric.kind)
+                for labels, value in metric.samples:
                     if isinstance(value, Histogram):
                         for suffix, more, count in value.samples():
-                            family.add_sample(each.name + suffix, {**labels, **more}, count)
+                            family.add_sample(metric.name + suffix, {**labels, **more}, count)
                     else:
-                        family.add_sample(each.name, dict(labels), value)
+                        family.add_sample(metric.name, dict(labels), value)
                 yield family
 
     return generate_latest(Families())

@@ -197,7 +197,7 @@ def ingresses(environment: Environment) -> Sequence[Ingress]:
         found = parse_ingresses(text)
     except InvalidDocument as error:
         raise InvalidDocument(INGRESSES, str(error)) from error
-    for path, times in Counter(each.path for each in found).items():
+    for path, times in Counter(ingress.path for ingress in found).items():
         if times > 1:
             raise InvalidDocument(INGRESSES, f"{times} Brokers have the path {path}: want one")
     return found

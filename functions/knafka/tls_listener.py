@@ -52,7 +52,7 @@ class ServerCertificate:
         certificate, key = (self._folder / name for name in (CERTIFICATE, KEY))
         seen: _State | str
         try:
-            seen = tuple(_state(each) for each in (certificate, key))
+            seen = tuple(_state(path) for path in (certificate, key))
         except OSError as error:
             seen = str(error)
         if seen == self._seen:

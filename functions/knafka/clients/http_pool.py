@@ -141,8 +141,8 @@ class Pool:
             found = [host]
         else:
             resolved = await self.loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            found = list(dict.fromkeys(str(each[4][0]) for each in resolved))
-        allowed = [each for each in found if refusal(each) is None]
+            found = list(dict.fromkeys(str(info[4][0]) for info in resolved))
+        allowed = [address for address in found if refusal(address) is None]
         if not allowed:
             why = "; ".join(filter(None, map(refusal, found)))
             problem = f"no connection to {self.origin}: {why}, which is not allowed here"

@@ -122,6 +122,6 @@ class HttpSubscriber:
 
     async def close(self) -> None:
         self._closed = True
-        lost = [each for pool in self._pools.values() for each in pool.close()]
+        lost = [connection for pool in self._pools.values() for connection in pool.close()]
         if lost:
             await asyncio.wait(lost)

@@ -172,10 +172,13 @@ class KafkaAdmin:
             if not self._seen:
                 raise
             described = {}  # of the others the ends can still be had
-        for topic, each in described.items():
-            self._seen[topic] = _Seen(now, each.id, asking(each.partitions, LATEST))
+        for topic, description in described.items():
+            self._seen[topic] = _Seen(now, description.id, asking(description.partitions, LATEST))
         wanted = [
-            each for topic in topics if topic in self._seen for each in self._seen[topic].partitions
+            partition
+            for topic in topics
+            if topic in self._seen
+            for partition in self._seen[topic].partitions
         ]
         asked = time.monotonic()
         ends: dict[str, dict[int, int]] = {}
@@ -240,7 +243,7 @@ class KafkaAdmin:
         ranges, fresh = await self._ranges_of(topic, found)
         return {
             group: Lag(
-                dict.fromkeys((each.partition for each in found.partitions), 0)
+                dict.fromkeys((partition.partition for partition in found.partitions), 0)
                 | {
                     number: lag_of(commits.get(number), start, end)
                     for number, (start, end) in ranges.items()
@@ -270,8 +273,8 @@ class KafkaAdmin:
         """
         starts, ends = [
             {
-                each.partition: offset
-                for each, offset in (
+                partition.partition: offset
+                for partition, offset in (
                     await self._list(asking(found.partitions, which), some=True)
                 ).items()
             }
@@ -336,26 +339,28 @@ class KafkaAdmin:
             )
         return {
             topic: _Found(
-                str(each.topic_id),
-                [TopicPartition(topic, partition.id) for partition in each.partitions],
-                min((len(partition.replicas) for partition in each.partitions), default=0),
+                str(description.topic_id),
+                [TopicPartition(topic, partition.id) for partition in description.partitions],
+                min((len(partition.replicas) for partition in description.partitions), default=0),
             )
-            for topic, each in described.items()
+            for topic, description in described.items()
         }
 
     async def _partitions(self, topics: Collection[str]) -> Mapping[str, list[TopicPartition]]:
         described = await self._describe(topics, some=True)
-        return {topic: each.partitions for topic, each in described.items()}
+        return {topic: description.partitions for topic, description in described.items()}
 
     async def _list_offsets(
         self, partitions: Sequence[TopicPartition], which: int
     ) -> dict[int, int]:
         """Of all these partitions, or a `LogError`; by a time, of those with a record since."""
         listed = await self._list(asking(partitions, which), least=-1 if which >= 0 else 0)
-        for each in partitions:
-            if each not in listed:
-                raise LogError(f"partition {each.partition} of {each.topic} has no leader")
-        return {each.partition: offset for each, offset in listed.items() if offset >= 0}
+        for partition in partitions:
+            if partition not in listed:
+                raise LogError(
+                    f"partition {partition.partition} of {partition.topic} has no leader"
+                )
+        return {partition.partition: offset for partition, offset in listed.items() if offset >= 0}
 
     async def _list(
         self, wanted: list[TopicPartition], *, some: bool = False, least: int = 0
@@ -365,10 +370,14 @@ class KafkaAdmin:
         `some`: of those that can be read now; raises `LogError` if none can. `least` is -1 where
         Kafka may answer that it has no record since that time.
         """
-        with needing(topic=("Describe", _some_of({each.topic for each in wanted}))):
+        with needing(topic=("Describe", _some_of({partition.topic for partition in wanted}))):
             found = await listed(self._calls, wanted, some=some)
         # librdkafka (2.16.1) answers -1001 for a leader that was there a moment ago.
-        return {each: result.offset for each, result in found.items() if result.offset >= least}
+        return {
+            partition: result.offset
+            for partition, result in found.items()
+            if result.offset >= least
+        }
 
     async def _unless(self, harmless: int, ask: Callable[[float], Future[Any]]) -> bool:
         """Whether it was done; False if it failed with the code that means it was done before."""
@@ -382,4 +391,4 @@ def _some_of(topics: Collection[str]) -> str:
 
 def _said(commits: Commits) -> Mapping[int, str]:
     """What stands beside the offsets."""
-    return {number: each.metadata for number, each in commits.items() if each.metadata}
+    return {number: commit.metadata for number, commit in commits.items() if commit.metadata}

@@ -163,7 +163,11 @@ class BoundedReader:
         if described.error is not None:
             raise log_error_of(described.error)
         known = [TopicPartition(topic, number) for number in sorted(described.partitions)]
-        led = [each for each in known if described.partitions[each.partition].leader >= 0]
+        led = [
+            partition
+            for partition in known
+            if described.partitions[partition.partition].leader >= 0
+        ]
         return _Partitions(known, led)
 
     def ensure_topic(
@@ -206,7 +210,9 @@ class BoundedReader:
         """As `TransactionalLog.committed`. Raises `LogError` after `timeout` seconds."""
         # librdkafka's admin client may crash the process over this question (`kafka_groups`).
         found = committed_of(self._consumer, self.partitions(topic), timeout)
-        return {each.partition: each.offset for each in found if each.offset >= 0}
+        return {
+            partition.partition: partition.offset for partition in found if partition.offset >= 0
+        }
 
     def reachable_ends(self, topic: str) -> Mapping[int, int | None]:
         """As `TransactionalLog.reachable_ends`."""
@@ -215,7 +221,7 @@ class BoundedReader:
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
         known, led = self._kept_partitions(topic)
         # One without a leader would keep all others waiting.
-        ends: dict[int, int | None] = dict.fromkeys(each.partition for each in known)
+        ends: dict[int, int | None] = dict.fromkeys(partition.partition for partition in known)
         if not led:
             return ends
         asked = self._admin.list_offsets(
@@ -223,9 +229,9 @@ class BoundedReader:
             isolation_level=IsolationLevel.READ_UNCOMMITTED,
             request_timeout=AT_ONCE,
         )
-        for each, answer in asked.items():
+        for partition, answer in asked.items():
             try:
-                ends[each.partition] = answer.result().offset
+                ends[partition.partition] = answer.result().offset
             except KafkaException:
                 self._known_partitions.pop(topic, None)  # its leader may have gone
         return ends
@@ -247,9 +253,9 @@ class BoundedReader:
         asked = list(self._kept_partitions(topic).known)
         found = committed_of(self._kept_passing, asked, REQUEST_TIMEOUT)
         return {
-            each.partition: OffsetAndMetadata(each.offset, each.metadata or "")
-            for each in found
-            if each.offset >= 0
+            partition.partition: OffsetAndMetadata(partition.offset, partition.metadata or "")
+            for partition in found
+            if partition.offset >= 0
         }
 
     def _ends(self, partitions: Sequence[TopicPartition]) -> Positions:
@@ -265,7 +271,9 @@ class BoundedReader:
                 isolation_level=IsolationLevel.READ_UNCOMMITTED,
                 request_timeout=timeout,
             )
-            return {each.partition: answer.result().offset for each, answer in asked.items()}
+            return {
+                partition.partition: answer.result().offset for partition, answer in asked.items()
+            }
 
         return self._asked(ask) if wanted else {}
 
@@ -291,6 +299,6 @@ class BoundedReader:
 
     def close(self) -> None:
         """May take as long as Kafka is frozen."""
-        for each in (self._kept_consumer, self._kept_passing):
-            if each is not None:
-                each.close()
+        for consumer in (self._kept_consumer, self._kept_passing):
+            if consumer is not None:
+                consumer.close()

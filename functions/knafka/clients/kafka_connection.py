@@ -18,7 +18,9 @@ from knafka.core.kafka_secret import for_librdkafka, with_protocol
 
 def connection(kafka: Kafka) -> dict[str, Any]:
     """librdkafka's configuration; raises `InvalidDocument` for a Secret that can't work."""
-    servers = ",".join(each.strip() for each in kafka.bootstrap_servers.split(",") if each.strip())
+    servers = ",".join(
+        server.strip() for server in kafka.bootstrap_servers.split(",") if server.strip()
+    )
     if not servers:
         raise InvalidDocument("bootstrapServers", "want at least one host:port")
     configuration: dict[str, Any] = {"bootstrap.servers": servers}
@@ -50,8 +52,8 @@ def settings(kafka: Kafka, side: Literal["consumer", "producer"]) -> dict[str, s
 
 def _read(folder: Path) -> dict[str, str]:
     try:
-        files = [each for each in folder.iterdir() if each.is_file()]
+        files = [path for path in folder.iterdir() if path.is_file()]
         # Other tools keep their keystores in the same Secret: those are binary, and not for us.
-        return {each.name: each.read_text(errors="replace").strip() for each in files}
+        return {path.name: path.read_text(errors="replace").strip() for path in files}
     except OSError as error:
         raise InvalidDocument("secretPath", f"the Secret can't be read: {error}") from error

@@ -188,9 +188,9 @@ def committed_of(
     while True:
         try:
             found = consumer.committed(partitions, timeout=COMMITTED_ONCE)
-            for each in found:
-                if each.error is not None:
-                    raise KafkaException(each.error)
+            for partition in found:
+                if partition.error is not None:
+                    raise KafkaException(partition.error)
         except KafkaException as error:
             if time.monotonic() > deadline:
                 raise log_error_of(error.args[0]) from error
@@ -211,6 +211,9 @@ def begin_at(committed: TopicPartition) -> TopicPartition:
 def take_without_reading(consumer: Consumer, partitions: list[TopicPartition]) -> None:
     """Take what the group assigns, until the member leaves."""
     consumer.incremental_assign(
-        [TopicPartition(each.topic, each.partition, OFFSET_BEGINNING) for each in partitions]
+        [
+            TopicPartition(partition.topic, partition.partition, OFFSET_BEGINNING)
+            for partition in partitions
+        ]
     )
     consumer.pause(partitions)

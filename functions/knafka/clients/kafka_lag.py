@@ -14,8 +14,8 @@ def beyond(commits: Commits, ranges: Mapping[int, tuple[int, int]]) -> frozenset
     """Partitions that were committed behind their end."""
     return frozenset(
         number
-        for number, each in commits.items()
-        if number in ranges and each.offset > ranges[number][1]
+        for number, commit in commits.items()
+        if number in ranges and commit.offset > ranges[number][1]
     )
 
 
@@ -26,6 +26,6 @@ def at_most(
     partition's end can't be known."""
     old = beyond(commits, ranges) - set(fresh)
     return {
-        number: each._replace(offset=ranges[number][1]) if number in old else each
-        for number, each in commits.items()
+        number: commit._replace(offset=ranges[number][1]) if number in old else commit
+        for number, commit in commits.items()
     }

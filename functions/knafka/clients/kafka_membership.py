@@ -125,7 +125,7 @@ class Membership(GroupConsumer):
 
     def confirm(self, commits: Commits) -> bool:
         """Whether Kafka takes these commits from this member, which shows that it is one still."""
-        mine = {number: each for number, each in commits.items() if number in self.owned}
+        mine = {number: commit for number, commit in commits.items() if number in self.owned}
         if not mine:
             return False
         try:
@@ -169,7 +169,7 @@ class Membership(GroupConsumer):
     def commit_last(self, deadline: float) -> bool:
         """Make the last commit of what is still ours; False: the group moves, try it again."""
         commits = self.last_commits.result()
-        mine = {number: each for number, each in commits.items() if number in self._finishing}
+        mine = {number: commit for number, commit in commits.items() if number in self._finishing}
         try:
             if mine:
                 self._commits.commit_and_wait(self.consumer, mine, self._finishing)
@@ -213,15 +213,15 @@ class Membership(GroupConsumer):
             self.refusal = error
             take_without_reading(consumer, partitions)
             return
-        consumer.incremental_assign([begin_at(each) for each in committed])
+        consumer.incremental_assign([begin_at(entry) for entry in committed])
         # librdkafka remembers a pause beyond a revoke; to its next owner a partition is new.
         consumer.resume(partitions)
         found: dict[int, OffsetAndMetadata | None] = {}
-        for each in committed:
-            number = self.number_of(each)
-            self.owned[number] = epoch_of(each)
+        for entry in committed:
+            number = self.number_of(entry)
+            self.owned[number] = epoch_of(entry)
             found[number] = (
-                OffsetAndMetadata(each.offset, each.metadata or "") if each.offset >= 0 else None
+                OffsetAndMetadata(entry.offset, entry.metadata or "") if entry.offset >= 0 else None
             )
         self._loop.call_soon_threadsafe(self._assignment.assigned, found)
 
@@ -247,18 +247,18 @@ class Membership(GroupConsumer):
             commits |= asyncio.run_coroutine_threadsafe(revoked, self._loop).result(REVOKE_TIMEOUT)
         if finishing:
             last = self.last_commits.result(REVOKE_TIMEOUT)
-            commits |= {number: each for number, each in last.items() if number in finishing}
+            commits |= {number: commit for number, commit in last.items() if number in finishing}
         return commits
 
     def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        for each in partitions:
-            self._finishing.pop(self.number_of(each), None)
+        for entry in partitions:
+            self._finishing.pop(self.number_of(entry), None)
         self._loop.call_soon_threadsafe(self._assignment.lost, self._disown(partitions))
         consumer.incremental_unassign(partitions)
 
     def _disown(self, partitions: list[TopicPartition]) -> list[int]:
         """Those that were ours; others were never told of."""
-        numbers = [each for each in map(self.number_of, partitions) if each in self.owned]
+        numbers = [number for number in map(self.number_of, partitions) if number in self.owned]
         for number in numbers:
             del self.owned[number]
             self.reached.pop(number, None)

@@ -67,8 +67,12 @@ class KafkaOffsets:
             await self._groups.detach(group, await self._partitions(topic))
         wanted = [TopicPartition(topic, number) for number in sorted(partitions)]
         return {
-            each.partition: Commit(each.offset, each.metadata or "", epoch_of(each))
-            for each in await self._groups.committed_partitions(group, wanted)
+            committed_partition.partition: Commit(
+                committed_partition.offset,
+                committed_partition.metadata or "",
+                epoch_of(committed_partition),
+            )
+            for committed_partition in await self._groups.committed_partitions(group, wanted)
         }
 
     async def _partitions(self, topic: str) -> list[TopicPartition]:
@@ -81,8 +85,8 @@ class KafkaOffsets:
     async def commit(self, group: str, topic: str, commits: Mapping[int, Commit]) -> None:
         deadline = time.monotonic() + TIMEOUT
         offsets = [
-            TopicPartition(topic, number, each.offset, each.metadata, each.epoch)
-            for number, each in commits.items()
+            TopicPartition(topic, number, commit.offset, commit.metadata, commit.epoch)
+            for number, commit in commits.items()
         ]
         while (error := await self._try(group, offsets)) is not None:
             if error.code() in _TAKEN:
@@ -103,7 +107,7 @@ class KafkaOffsets:
             )
         )
         partitions = answers[group].topic_partitions
-        return next((each.error for each in partitions if each.error), None)
+        return next((partition.error for partition in partitions if partition.error), None)
 
     async def close(self) -> None:
         self._calls.close()

@@ -93,8 +93,10 @@ class KafkaPositionedReader:
 
     def _begin(self, positions: Mapping[int, Position]) -> None:
         wanted = [
-            TopicPartition(self._topic, number, max(each.offset, OFFSET_BEGINNING), "", each.epoch)
-            for number, each in positions.items()
+            TopicPartition(
+                self._topic, number, max(position.offset, OFFSET_BEGINNING), "", position.epoch
+            )
+            for number, position in positions.items()
         ]
         try:
             self._consumer.incremental_assign(wanted)
@@ -147,7 +149,7 @@ class KafkaPositionedReader:
                 ends.pop(number, None)
                 last.pop(number, None)
                 # What came before it in this batch is of a log that is gone.
-                records = [each for each in records if each.partition() != number]
+                records = [record for record in records if record.partition() != number]
             elif error.code() == KafkaError._PARTITION_EOF:
                 ends[number] = cast(int, message.offset())
             elif not error.retriable() and error.code() not in PASSING:

@@ -123,10 +123,10 @@ class ReplaceableProducer:
             self._poll_replaced()
 
     def _poll_replaced(self) -> None:
-        for each in self._replaced:
+        for producer in self._replaced:
             with contextlib.suppress(KafkaException):
-                each.poll(0)
-        self._replaced = [each for each in self._replaced if len(each)]
+                producer.poll(0)
+        self._replaced = [producer for producer in self._replaced if len(producer)]
 
     def _replace(self, why: str) -> None:
         """Go on with another producer if there can be one; else `failure` stays."""

@@ -33,7 +33,7 @@ REMEMBERED: Final = 300.0
 
 
 def asking(partitions: Sequence[TopicPartition], which: int) -> list[TopicPartition]:
-    return [TopicPartition(each.topic, each.partition, which) for each in partitions]
+    return [TopicPartition(partition.topic, partition.partition, which) for partition in partitions]
 
 
 async def listed(
@@ -113,9 +113,14 @@ class KafkaRanges:
     async def _found(self, topics: Collection[str]) -> list[TopicPartition]:
         now = time.monotonic()
         self._known = {
-            topic: each for topic, each in self._known.items() if now - each[0] < REMEMBERED
+            topic: entry for topic, entry in self._known.items() if now - entry[0] < REMEMBERED
         }
         if missing := set(topics) - self._known.keys():
             for topic, partitions in (await self._partitions(missing)).items():
                 self._known[topic] = now, partitions
-        return [each for topic in topics if topic in self._known for each in self._known[topic][1]]
+        return [
+            partition
+            for topic in topics
+            if topic in self._known
+            for partition in self._known[topic][1]
+        ]

@@ -92,7 +92,7 @@ class KafkaReader:
             elif error.code() in RESET:
                 number = self._start_anew(message)
                 # What came before it in this batch is of a log that is gone.
-                records = [each for each in records if self.number_of(each) != number]
+                records = [record for record in records if self.number_of(record) != number]
             elif not self._note_end(message):
                 self._judge(error)
         # Without this check a refused consumer would look like one that has nothing to read.
@@ -105,7 +105,7 @@ class KafkaReader:
         ends, membership.reached = membership.reached, {}
         if ends:
             # Records that came while it waited at an end lie behind that end.
-            last = {self.number_of(each): each.offset() for each in records}
+            last = {self.number_of(record): record.offset() for record in records}
             ends = {number: end for number, end in ends.items() if end > last.get(number, -1)}
         return records, ends
 

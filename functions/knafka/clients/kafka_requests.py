@@ -121,7 +121,7 @@ class AdminCalls:
             try:
                 return await self._results(asked, timeout, leaving_out)
             finally:
-                if opened == self._opened and not all(each.done() for each in asked.values()):
+                if opened == self._opened and not all(future.done() for future in asked.values()):
                     with suppress(LogError):
                         self._end(self._replace())
 
@@ -137,12 +137,12 @@ class AdminCalls:
     ) -> dict[K, T]:
         found = {}
         first: KafkaException | None = None
-        for key, each in asked.items():
+        for key, future in asked.items():
             # All are answered at the same time: awaiting each would cost more than the request.
-            if not each.done():
-                await self._answer(each, timeout)
+            if not future.done():
+                await self._answer(future, timeout)
             try:
-                found[key] = each.result()
+                found[key] = future.result()
             except KafkaException as error:
                 if error.args[0].code() in leaving_out:
                     continue
@@ -172,11 +172,13 @@ class AdminCalls:
             ask(answer, timeout)
             await self._answer(answer, timeout)
             results = answer.result()
-            failed = [each for each in results.values() if isinstance(each, KafkaError)]
+            failed = [result for result in results.values() if isinstance(result, KafkaError)]
             if not failed:
                 return results
-            found = {k: each for k, each in results.items() if not isinstance(each, KafkaError)}
-            raised = [each for each in failed if each.code() not in leaving_out]
+            found = {
+                k: result for k, result in results.items() if not isinstance(result, KafkaError)
+            }
+            raised = [error for error in failed if error.code() not in leaving_out]
             if raised and not (some and found):
                 raise KafkaException(raised[0])
             return found

@@ -115,9 +115,11 @@ class KafkaTail:
             for number in described.partitions
         }
         # A topic that was made anew under the name ends before where the last one was read.
-        new = {each for each, (_, end) in bounds.items() if self._next.get(each, end + 1) > end}
+        new = {
+            number for number, (_, end) in bounds.items() if self._next.get(number, end + 1) > end
+        }
         if new:
-            asked = [TopicPartition(self._topic, each, self._since) for each in new]
+            asked = [TopicPartition(self._topic, number, self._since) for number in new]
             for place in consumer.offsets_for_times(asked, timeout=REQUEST_TIMEOUT):
                 if place.error is not None:
                     raise log_error_of(place.error)
@@ -133,7 +135,7 @@ class KafkaTail:
         consumer = self._consumer
         records: list[Record] = []
         consumer.assign(
-            [TopicPartition(self._topic, each, self._next[each]) for each in sorted(behind)]
+            [TopicPartition(self._topic, number, self._next[number]) for number in sorted(behind)]
         )
         try:
             give_up_at = time.monotonic() + REQUEST_TIMEOUT
@@ -153,7 +155,7 @@ class KafkaTail:
                         self._next[number] = max(self._next[number], cast(int, message.offset()))
                     elif not error.retriable() and error.code() not in PASSING:
                         raise log_error_of(error)
-                behind = {each for each in behind if self._next[each] < ends[each]}
+                behind = {number for number in behind if self._next[number] < ends[number]}
         finally:
             consumer.unassign()
         return records

@@ -143,8 +143,8 @@ class TransactionalProducer:
         deadline = time.monotonic() + SEND_TIMEOUT
         try:
             self._producer.begin_transaction()
-            for each in outputs:
-                self._produce(each, deadline)
+            for output in outputs:
+                self._produce(output, deadline)
             self._retried(
                 lambda timeout: self._producer.send_offsets_to_transaction(
                     offsets, member, timeout
@@ -228,7 +228,9 @@ class TransactionalProducer:
 
     def _aborted(self, reason: KafkaError) -> TransactionAborted:
         failed = self._failed
-        too_large = [each for each in failed if each.error.code() == KafkaError.MSG_SIZE_TOO_LARGE]
+        too_large = [
+            report for report in failed if report.error.code() == KafkaError.MSG_SIZE_TOO_LARGE
+        ]
         if not too_large:
             found = log_error_of(failed[0].error if failed else reason)
             found = named(
@@ -240,7 +242,7 @@ class TransactionalProducer:
                 str(found), retriable=found.retriable, unknown_topic=found.unknown_topic
             )
         topic, key = too_large[0].topic, too_large[0].key
-        in_batches = Counter((each.topic, each.partition) for each in too_large)
+        in_batches = Counter((report.topic, report.partition) for report in too_large)
         if self._is_batching and max(in_batches.values()) > 1:
             # The topic's limit is for batches: each record may be small enough.
             log.warning("%s takes no batches: records go one by one", topic)

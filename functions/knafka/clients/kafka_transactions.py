@@ -219,7 +219,7 @@ class _Member(GroupConsumer):
             if failed is not None or len(self._gathered) >= limit or time.monotonic() >= deadline:
                 break
         records, self._gathered = self._gathered, []
-        self._given.update(_place_of(each) for each in records)
+        self._given.update(_place_of(record) for record in records)
         self._given.update(self.reached)
         self.identity = _identity_of(self.consumer)
         if failed is not None:
@@ -286,7 +286,7 @@ class _Member(GroupConsumer):
 
     def pause(self, partitions: Collection[Partition], *, on: bool) -> None:
         """As `TransactionalLog.pause`."""
-        places = [each for each in partitions if each in self.owned]
+        places = [partition for partition in partitions if partition in self.owned]
         (self._paused.update if on else self._paused.difference_update)(places)
         self._set_paused(places, on=on)
 
@@ -321,11 +321,11 @@ class _Member(GroupConsumer):
             TopicPartition(
                 place.topic,
                 place.number,
-                each.offset,
-                each.metadata,
+                entry.offset,
+                entry.metadata,
                 max(epochs.get(place, NO_EPOCH), self._epochs.get(place, NO_EPOCH)),
             )
-            for place, each in offsets.items()
+            for place, entry in offsets.items()
         ]
 
     def go_back(self) -> None:
@@ -361,20 +361,20 @@ class _Member(GroupConsumer):
             self._refusal = error
             take_without_reading(consumer, partitions)
             return
-        consumer.incremental_assign([begin_at(each) for each in committed])
+        consumer.incremental_assign([begin_at(entry) for entry in committed])
         found: dict[Partition, OffsetAndMetadata | None] = {}
-        for each in committed:
-            place = Partition(each.topic, each.partition)
-            self._epochs[place] = epoch_of(each)
+        for entry in committed:
+            place = Partition(entry.topic, entry.partition)
+            self._epochs[place] = epoch_of(entry)
             found[place] = (
-                OffsetAndMetadata(each.offset, each.metadata or "") if each.offset >= 0 else None
+                OffsetAndMetadata(entry.offset, entry.metadata or "") if entry.offset >= 0 else None
             )
         self.owned.update(found)
         if found:
             self._hear(self._claims.assigned, found)
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        gone = self.disown([Partition(each.topic, each.partition) for each in partitions])
+        gone = self.disown([Partition(entry.topic, entry.partition) for entry in partitions])
         if gone:
             self._hear(self._claims.revoked, gone)
         consumer.incremental_unassign(partitions)
@@ -383,19 +383,21 @@ class _Member(GroupConsumer):
 
     def disown(self, places: Collection[Partition]) -> list[Partition]:
         """Those that were ours."""
-        gone = [each for each in places if each in self.owned]
+        gone = [partition for partition in places if partition in self.owned]
         if paused := self._paused.intersection(gone):
             # librdkafka would remember it if they come back.
             self._set_paused(paused, on=False)
             self._paused -= paused
-        for each in gone:
-            del self.owned[each]
-            self._epochs.pop(each, None)
-            self.reached.pop(each, None)
+        for partition in gone:
+            del self.owned[partition]
+            self._epochs.pop(partition, None)
+            self.reached.pop(partition, None)
         self._given.difference_update(gone)
         self._going_back.difference_update(gone)
         self._revoked.update(gone)
-        self._gathered = [each for each in self._gathered if _place_of(each) not in self._revoked]
+        self._gathered = [
+            record for record in self._gathered if _place_of(record) not in self._revoked
+        ]
         return gone
 
     def _hear(self, call: Callable[[Any], None], what: object) -> None:

@@ -118,6 +118,6 @@ class Reachability:
 
     def close(self) -> None:
         """Ask no more."""
-        for each in (self._asking, self._timer):
-            if each is not None:
-                each.cancel()
+        for pending in (self._asking, self._timer):
+            if pending is not None:
+                pending.cancel()

@@ -111,20 +111,20 @@ def _as_resolvers_read(host: str) -> IPv4Address | None:
     """inet_aton's forms: one to four numbers, decimal, octal or hexadecimal, the last of which has
     all the bytes that are left."""
     parts = host.split(".")
-    if len(parts) > 4 or not all(map(_NUMBER, parts)) or any(len(each) > 12 for each in parts):
+    if len(parts) > 4 or not all(map(_NUMBER, parts)) or any(len(part) > 12 for part in parts):
         return None
     try:
         numbers = [
-            int(each[2:] or "0", 16) if each[:2] in ("0x", "0X")
-            else int(each, 8 if each[0] == "0" else 10)
-            for each in parts
+            int(part[2:] or "0", 16) if part[:2] in ("0x", "0X")
+            else int(part, 8 if part[0] == "0" else 10)
+            for part in parts
         ]  # fmt: skip
     except ValueError:
         return None
     *leading, last = numbers
-    if any(each > 255 for each in leading) or last >= 256 ** (4 - len(leading)):
+    if any(number > 255 for number in leading) or last >= 256 ** (4 - len(leading)):
         return None
     value = last
-    for position, each in enumerate(leading):
-        value += each << 8 * (3 - position)
+    for position, number in enumerate(leading):
+        value += number << 8 * (3 - position)
     return IPv4Address(value)

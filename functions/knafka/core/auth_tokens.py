@@ -70,7 +70,7 @@ class _Head(msgspec.Struct):
     @property
     def names_a_key(self) -> bool:
         """Whether it says where its key is, or is one: the issuer's are known by `kid` alone."""
-        return any(each is not None for each in (self.jwk, self.jku, self.x5u, self.x5c))
+        return any(value is not None for value in (self.jwk, self.jku, self.x5u, self.x5c))
 
 
 class _Claims(msgspec.Struct):

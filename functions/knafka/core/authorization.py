@@ -36,8 +36,8 @@ class Authorization:
     def __init__(self, policies: Sequence[Policy], mode: AuthorizationMode, namespace: str) -> None:
         """`mode` holds where there are no policies; `namespace` is the Broker's."""
         self._policies = [
-            (each.subjects, _all([compile_filter(filter_) for filter_ in each.filters]))
-            for each in policies
+            (policy.subjects, _all([compile_filter(filter_) for filter_ in policy.filters]))
+            for policy in policies
         ]
         self._mode = mode
         self._namespace = f"{SERVICE_ACCOUNTS}{namespace}:"
@@ -49,7 +49,7 @@ class Authorization:
             return self._by_default(subject)
         passing: list[Predicate] = []
         for subjects, passes in self._policies:
-            if any(subject_matches(subject, each) for each in subjects):
+            if any(subject_matches(subject, pattern) for pattern in subjects):
                 if passes is None:
                     return True
                 passing.append(passes)
@@ -72,6 +72,6 @@ def _all(predicates: Sequence[Predicate]) -> Predicate | None:
         return None
 
     def passes(event: Attributes) -> bool:
-        return all(each(event) for each in predicates)
+        return all(predicate(event) for predicate in predicates)
 
     return passes

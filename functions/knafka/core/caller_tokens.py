@@ -64,7 +64,7 @@ def verifiers_of(tokens: Iterable[str]) -> str:
 def parse_tokens(text: str) -> tuple[str, ...]:
     """Tokens for metrics, separated by commas; several while one takes over from another. Raises
     `InvalidDocument`, which shows none of them."""
-    given = tuple(each.strip() for each in text.split(",") if each.strip())
+    given = tuple(token.strip() for token in text.split(",") if token.strip())
     if len(given) > MAX_VERIFIERS or not all(map(_TOKEN, given)):
         problem = f"invalid value: want up to {MAX_VERIFIERS} tokens of 16 to 200 letters each"
         raise InvalidDocument(METRICS_TOKENS, f"{problem}, such as `openssl rand -hex 32` gives")
@@ -90,16 +90,16 @@ class Callers:
     @classmethod
     def parse(cls, text: str, variable: str = CALLERS) -> Callers:
         """Verifiers in hexadecimal, separated by commas. Raises `InvalidDocument`."""
-        given = [each.strip() for each in text.split(",") if each.strip()]
+        given = [digest.strip() for digest in text.split(",") if digest.strip()]
         if len(given) > MAX_VERIFIERS or not all(map(_VERIFIER, given)):
             problem = f"invalid value: want up to {MAX_VERIFIERS} SHA-256 digests in hexadecimal"
             raise InvalidDocument(variable, problem)
-        return cls(tuple(bytes.fromhex(each) for each in given))
+        return cls(tuple(bytes.fromhex(digest) for digest in given))
 
     @classmethod
     def of(cls, tokens: Iterable[str]) -> Callers:
         """Those who have one of these tokens."""
-        return cls(tuple(bytes.fromhex(verifier_of(each)) for each in tokens))
+        return cls(tuple(bytes.fromhex(verifier_of(token)) for token in tokens))
 
     def accept(self, bearer: str) -> bool:
         """Whether a request with this token is answered; takes as long for a wrong as for a right
@@ -108,7 +108,7 @@ class Callers:
             return True
         digest = hashlib.sha256(bearer.encode("utf-8", "replace")).digest()
         # All of them are compared: what is known of one tells nothing of the next.
-        return any([hmac.compare_digest(digest, each) for each in self.verifiers])
+        return any([hmac.compare_digest(digest, verifier) for verifier in self.verifiers])
 
 
 EVERYBODY: Final = Callers()

@@ -55,7 +55,7 @@ STUB_BYTES: Final = 4096
 MAX_STUB_KEY: Final = 1024
 """Bytes of a record key that a stub keeps; a longer one is left out."""
 
-_NAMES: Final = frozenset((*_UPSTREAM, *(f"{ATTRIBUTE_PREFIX}{each}" for each in _OURS)))
+_NAMES: Final = frozenset((*_UPSTREAM, *(f"{ATTRIBUTE_PREFIX}{name}" for name in _OURS)))
 
 _NO_EXTENSIONS: Final = CORE | {"datacontentencoding", "knativebrokerttl"}
 """With the one an event of CloudEvents 0.3 says how its data are encoded, the other is `hops.TTL`.
@@ -127,7 +127,7 @@ def attempt_log(attempts: Sequence[Attempt]) -> str:
 
 def logged_attempts(text: str) -> Sequence[tuple[str, str]]:
     """Time and result of each attempt in an attribute's text; lenient."""
-    found = (each.partition(" ") for each in text.split(",") if each)
+    found = (entry.partition(" ") for entry in text.split(",") if entry)
     return [(at, result) for at, _, result in found]
 
 
@@ -199,7 +199,9 @@ def origin_of(headers: RecordHeaders) -> tuple[str, int, int] | None:
         told.get(f"ce_{ATTRIBUTE_PREFIX}{part}") or b"" for part in ("topic", "partition", "offset")
     )
     # No longer than a number of 64 bits, which Kafka's are.
-    if not topic or not all(each.isdigit() and len(each) < 20 for each in (partition, offset)):
+    if not topic or not all(
+        number.isdigit() and len(number) < 20 for number in (partition, offset)
+    ):
         return None
     return topic.decode(errors="replace"), int(partition), int(offset)
 
@@ -210,16 +212,18 @@ def stub_of(letter: Draft) -> Draft:
     Where the attributes are large as well, only those are kept that fit, required ones first. The
     event may still lie in the Broker's topic, at the place that its attributes tell.
     """
-    own = [each for each in letter.headers if each[0] not in FAILURE_HEADERS]
+    own = [header for header in letter.headers if header[0] not in FAILURE_HEADERS]
     required = {f"ce_{name}" for name in REQUIRED}
     room, kept = STUB_BYTES, set[str]()
-    for name, raw in sorted(own, key=lambda each: (each[0] not in required, len(each[1]))):
+    for name, raw in sorted(own, key=lambda header: (header[0] not in required, len(header[1]))):
         room -= len(name) + len(raw)
         if room < 0:
             break
         kept.add(name)
     cut = [*(["data"] if letter.value else []), *(["attributes"] if len(kept) < len(own) else [])]
-    headers = [each for each in letter.headers if each[0] in FAILURE_HEADERS or each[0] in kept]
+    headers = [
+        header for header in letter.headers if header[0] in FAILURE_HEADERS or header[0] in kept
+    ]
     key = letter.key if letter.key and len(letter.key) <= MAX_STUB_KEY else None
     return Draft(key, [*headers, (f"ce_{OMITTED}", ",".join(cut).encode())], None)
 
@@ -234,7 +238,9 @@ def restored(headers: Iterable[tuple[str, bytes]], replay: str) -> RecordHeaders
     for name, raw in found:
         if name == f"ce_{EXTENSIONS}":
             # Anybody with the right to write to the topic can forge this header.
-            added |= {f"ce_{each}" for each in (raw or b"").decode(errors="replace").split(",")}
+            added |= {
+                f"ce_{attribute}" for attribute in (raw or b"").decode(errors="replace").split(",")
+            }
     return [(name, raw) for name, raw in found if name not in added] + [(REPLAY, replay.encode())]
 
 

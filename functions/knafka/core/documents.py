@@ -239,12 +239,12 @@ def more_problems(count: int) -> str:
 def _invalid(error: ValidationError, root: str) -> InvalidDocument:
     missing: list[str] = []
     problems: list[tuple[str, str]] = []
-    for each in error.errors(include_url=False)[:MAX_PROBLEMS]:
-        path = path_of(root, each["loc"])
-        if each["type"] == "missing":
+    for problem in error.errors(include_url=False)[:MAX_PROBLEMS]:
+        path = path_of(root, problem["loc"])
+        if problem["type"] == "missing":
             missing.append(path)
         else:
-            problems.append(told_of(path, each))
+            problems.append(told_of(path, problem))
     if missing:
         problems.insert(0, (missing[0], f"missing field(s): {', '.join(missing)}"))
     path, first = problems[0]

@@ -65,7 +65,7 @@ class DrainRequest(Model):
     @property
     def may_stop(self) -> bool:
         """Whether it says what is to be drained; a process that drains something else refuses."""
-        return any(each is not None for each in (self.egress, self.shard, self.sensor))
+        return any(value is not None for value in (self.egress, self.shard, self.sensor))
 
 
 class Ended(StrEnum):
@@ -99,7 +99,7 @@ class Counts:
         return Counts(*(getattr(self, name) - getattr(other, name) for name in COUNTED))
 
 
-COUNTED: Final = tuple(each.name for each in fields(Counts))
+COUNTED: Final = tuple(field.name for field in fields(Counts))
 """The fields of `Counts`, which are those of a `DrainProgress`, too."""
 
 

@@ -95,7 +95,7 @@ def _keys_of(spec: Filter) -> tuple[_Keys | None, bool]:
         case All(all=inner):
             return _all(inner)
         case Any_(any=inner):
-            parts = [_keys_of(each) for each in inner]
+            parts = [_keys_of(condition) for condition in inner]
             keys = tuple(keys for keys, _ in parts if keys is not None)
             if len(keys) < len(parts):
                 return None, False
@@ -237,7 +237,9 @@ class FilterIndex(Generic[T]):
 
     def _note_lengths(self, key: _Key) -> None:
         if key.is_prefix:
-            self._lengths[key.name] = sorted({len(each) for each in self._prefix.get(key.name, ())})
+            self._lengths[key.name] = sorted(
+                {len(prefix) for prefix in self._prefix.get(key.name, ())}
+            )
 
     def _rarest(self, keys: _Keys) -> tuple[tuple[int, bool], list[_Key]]:
         """The cheapest keys, after their cost: how many entries have them already, and whether one
@@ -247,9 +249,9 @@ class FilterIndex(Generic[T]):
                 bucket = self._buckets(keys).get(name, {}).get(value)
                 return (0 if bucket is None else len(bucket), is_prefix), [keys]
             case _OneOf(keys=inner):
-                return min(map(self._rarest, inner), key=lambda each: each[0])
+                return min(map(self._rarest, inner), key=lambda part: part[0])
             case _EachOf(keys=inner):
-                parts = [self._rarest(each) for each in inner]
+                parts = [self._rarest(condition) for condition in inner]
                 cost = sum(count for (count, _), _ in parts), any(fuzzy for (_, fuzzy), _ in parts)
                 return cost, [key for _, found in parts for key in found]
 

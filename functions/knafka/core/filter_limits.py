@@ -66,7 +66,7 @@ def characters_of(document: object, enough: int) -> int:
 def _parts(filters: object) -> Iterator[tuple[int, object, bool]]:
     """Depth of each part of filters, the part, and whether it is a filter; of whatever is no
     filter only so much that its size is known."""
-    rest: list[tuple[int, object]] = [(1, each) for each in _list(filters)]
+    rest: list[tuple[int, object]] = [(1, condition) for condition in _list(filters)]
     while rest:
         depth, declared = rest.pop()
         yield depth, None, True
@@ -76,7 +76,7 @@ def _parts(filters: object) -> Iterator[tuple[int, object, bool]]:
             yield depth, dialect, False
             inner = _filters_within(dialect, value) if is_dialect(dialect) else None
             if inner is not None:
-                rest += [(depth + 1, each) for each in inner]
+                rest += [(depth + 1, condition) for condition in inner]
             elif isinstance(value, Mapping):
                 for name, wanted in value.items():
                     yield depth, name, False

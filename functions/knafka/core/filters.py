@@ -37,7 +37,7 @@ def compile_trigger(
 ) -> Predicate:
     """The whole filter of a Trigger: `filters` if there are any, else `filter` (KN-TRG-10)."""
     if filters:
-        return _all(tuple(compile_filter(each, failed) for each in filters))
+        return _all(tuple(compile_filter(spec, failed) for spec in filters))
     return compile_attributes(attributes)
 
 
@@ -58,9 +58,9 @@ def compile_filter(spec: Filter, failed: CountError = _ignore) -> Predicate:
         case Suffix(suffix=wanted):
             return _each(wanted, str.endswith)
         case All(all=inner):
-            return _all(tuple(compile_filter(each, failed) for each in inner))
+            return _all(tuple(compile_filter(spec, failed) for spec in inner))
         case Any_(any=inner):
-            return _any(tuple(compile_filter(each, failed) for each in inner))
+            return _any(tuple(compile_filter(spec, failed) for spec in inner))
         case Not(not_=inner_filter):
             passes = compile_filter(inner_filter, failed)
             return lambda event: not passes(event)
@@ -81,8 +81,8 @@ def never_true(filters: Sequence[Filter], path: str) -> Iterator[tuple[str, str]
 
 def expressions(filters: Sequence[Filter], path: str) -> Iterator[tuple[str, str]]:
     """Path and text of each CESQL expression, wherever it stands in filters at `path`."""
-    for index, each in enumerate(filters):
-        yield from _expressions(each, f"{path}[{index}]")
+    for index, spec in enumerate(filters):
+        yield from _expressions(spec, f"{path}[{index}]")
 
 
 def _expressions(spec: Filter, path: str) -> Iterator[tuple[str, str]]:
@@ -108,8 +108,8 @@ def why_not(
     if filters:
         return tuple(
             f"filters[{index}]{clause}"
-            for index, each in enumerate(filters)
-            for clause in _refusals(each, event)
+            for index, spec in enumerate(filters)
+            for clause in _refusals(spec, event)
         )
     return tuple(
         f"filter.attributes.{name}: {_found(name, event)}, want {want or 'any value'!r}"
@@ -129,11 +129,11 @@ def _refusals(spec: Filter, event: Attributes) -> Iterator[str]:
         case Suffix(suffix=wanted):
             yield from _refused("suffix", wanted, str.endswith, event)
         case All(all=inner):
-            for index, each in enumerate(inner):
-                yield from (f".all[{index}]{clause}" for clause in _refusals(each, event))
+            for index, spec in enumerate(inner):
+                yield from (f".all[{index}]{clause}" for clause in _refusals(spec, event))
         case Any_(any=inner):
-            for index, each in enumerate(inner):
-                yield from (f".any[{index}]{clause}" for clause in _refusals(each, event))
+            for index, spec in enumerate(inner):
+                yield from (f".any[{index}]{clause}" for clause in _refusals(spec, event))
         case Not():
             yield ".not: what it negates matches"
         case CESQL(cesql=text):

@@ -71,7 +71,7 @@ def with_attributes(draft: Draft, attributes: dict[str, str]) -> Draft:
         event = Event(envelope.attributes | attributes, envelope.data)
         return Draft(draft.key, to_record(event, envelope.passed).headers, to_record(event).value)
     new = {f"ce_{name}": value.encode() for name, value in attributes.items()}
-    kept = [each for each in draft.headers if each[0] not in new]
+    kept = [header for header in draft.headers if header[0] not in new]
     return draft._replace(headers=[*kept, *new.items()])
 
 
@@ -88,7 +88,7 @@ def _attribute(headers: RecordHeaders, value: bytes | None, name: str) -> str | 
         except InvalidEvent:
             return None
     header = f"ce_{name}"
-    return next((raw.decode("utf-8", "replace") for each, raw in headers if each == header), None)
+    return next((raw.decode("utf-8", "replace") for name, raw in headers if name == header), None)
 
 
 def _is_structured(headers: Iterable[tuple[str, bytes]]) -> bool:

@@ -181,9 +181,9 @@ def _endpoint(secret: Mapping[str, str]) -> str:
 
 def _extensions(secret: Mapping[str, str]) -> dict[str, str]:
     found: dict[str, str] = {}
-    for each in filter(None, map(str.strip, secret.get(EXTENSIONS, "").split(","))):
-        name, _, value = each.partition("=")
-        if not _EXTENSION(each) or name == "auth":
+    for extension in filter(None, map(str.strip, secret.get(EXTENSIONS, "").split(","))):
+        name, _, value = extension.partition("=")
+        if not _EXTENSION(extension) or name == "auth":
             raise InvalidDocument(
                 EXTENSIONS,
                 "invalid value: want NAME=VALUE, comma-separated; a name is of A-Z and a-z, and "

@@ -94,7 +94,7 @@ def policy_of(egress: Egress) -> int:
     parts = [egress.delivery, egress.subscriber, egress.dead_letter_sink]
     if egress.reply is not None:
         parts.append(egress.reply)
-    return zlib.crc32(" ".join(digest(each) if each else "" for each in parts).encode())
+    return zlib.crc32(" ".join(digest(part) if part else "" for part in parts).encode())
 
 
 def encode(position: int, progress: Progress, policy: int) -> tuple[str, bool]:
@@ -102,7 +102,8 @@ def encode(position: int, progress: Progress, policy: int) -> tuple[str, bool]:
     if not progress.settled and not progress.deliveries:
         return "", True
     base = min(
-        (_milliseconds(each.first_attempt) for each in progress.deliveries.values()), default=0
+        (_milliseconds(delivery.first_attempt) for delivery in progress.deliveries.values()),
+        default=0,
     )
     deliveries, previous = [], position
     for offset, state in progress.deliveries.items():

@@ -122,7 +122,7 @@ class LogWriter(Protocol):
 
 def failure_of(writers: Iterable[LogWriter]) -> LogError | None:
     """The failure of the first writer that has one."""
-    return next((each.failure for each in writers if each.failure is not None), None)
+    return next((writer.failure for writer in writers if writer.failure is not None), None)
 
 
 class Assignment(Protocol):
@@ -255,7 +255,7 @@ class Range:
     @property
     def records(self) -> int:
         """Offsets between both; markers of transactions are among them."""
-        return sum(max(0, end - self.starts.get(each, end)) for each, end in self.ends.items())
+        return sum(max(0, end - self.starts.get(number, end)) for number, end in self.ends.items())
 
 
 class TopicMaker(Protocol):

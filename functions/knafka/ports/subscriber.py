@@ -102,7 +102,7 @@ class Response(NamedTuple):
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of the lower-cased `name`."""
-        return next((value for each, value in self.headers if each == name), None)
+        return next((value for header, value in self.headers if header == name), None)
 
 
 class Subscriber(Protocol):

@@ -214,7 +214,7 @@ def _stack(innermost: FrameType) -> _Stack:
 
 def _numbers() -> dict[int | None, int | None]:
     """The kernel's thread ids of the threads that Python knows, by Python's thread ids."""
-    found = {each.ident: each.native_id for each in threading.enumerate()}
+    found = {thread.ident: thread.native_id for thread in threading.enumerate()}
     # After a fork (functions-framework's workers) Python 3.11 has the parent's.
     found[threading.main_thread().ident] = os.getpid()
     return found
@@ -232,10 +232,10 @@ def _ran(thread: int) -> int | None:
 def _ran_by_thread() -> dict[int, int]:
     """Nanoseconds that each thread of this process has run, by the kernel's thread id."""
     try:
-        threads = [int(each) for each in os.listdir(_TASKS)]
+        threads = [int(name) for name in os.listdir(_TASKS)]
     except OSError:
         return {}
-    return {each: ran for each in threads if (ran := _ran(each)) is not None}
+    return {thread: ran for thread in threads if (ran := _ran(thread)) is not None}
 
 
 def _without_python(before: dict[int, int]) -> dict[tuple[Frame, ...], int]:

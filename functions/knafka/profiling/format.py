@@ -63,7 +63,7 @@ class _Encoder:
         self._locations: dict[Frame, int] = {}
 
     def profile(self, profile: Profile) -> bytes:
-        parts = [_message(1, self._value_type(each)) for each in profile.types]
+        parts = [_message(1, self._value_type(value_type)) for value_type in profile.types]
         parts += [
             _message(2, self._sample(stack, values)) for stack, values in profile.samples.items()
         ]
@@ -77,10 +77,10 @@ class _Encoder:
         parts.append(_number(10, int(profile.duration * 1e9)))
         parts.append(_message(11, self._value_type(profile.period_type)))
         parts.append(_number(12, profile.period))
-        parts += [_number(13, self._string(each)) for each in profile.comments]
+        parts += [_number(13, self._string(comment)) for comment in profile.comments]
         parts.append(_number(14, self._string(profile.default)))
         # Last, as what comes before it adds strings.
-        parts += [_message(6, each.encode("utf-8", "replace")) for each in self._strings]
+        parts += [_message(6, string.encode("utf-8", "replace")) for string in self._strings]
         return b"".join(parts)
 
     def _value_type(self, of: ValueType) -> bytes:
@@ -121,4 +121,4 @@ def _message(field: int, content: bytes) -> bytes:
 
 
 def _packed(field: int, values: Iterable[int]) -> bytes:
-    return _message(field, b"".join(_varint(max(0, each)) for each in values))
+    return _message(field, b"".join(_varint(max(0, value)) for value in values))

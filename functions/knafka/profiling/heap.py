@@ -39,15 +39,15 @@ def profile(seconds: float, sleep: Callable[[float], None] = time.sleep) -> Prof
             if not traced:
                 tracemalloc.stop()
     stacks = snapshot.statistics("traceback")
-    functions = _functions({at.filename for each in stacks for at in each.traceback})
+    functions = _functions({at.filename for traced in stacks for at in traced.traceback})
     samples: dict[tuple[Frame, ...], tuple[int, int]] = {}
-    for each in stacks:
+    for traced in stacks:
         stack = tuple(
             Frame(functions.get((at.filename, at.lineno), at.filename), at.filename, at.lineno)
-            for at in reversed(each.traceback)
+            for at in reversed(traced.traceback)
         )
         count, size = samples.get(stack, (0, 0))
-        samples[stack] = count + each.count, size + each.size
+        samples[stack] = count + traced.count, size + traced.size
     return Profile(
         types=[ValueType("inuse_objects", "count"), ValueType("inuse_space", "bytes")],
         samples=samples,
@@ -82,6 +82,6 @@ def _lines(code: CodeType) -> Iterator[tuple[tuple[str, int], str]]:
     for *_, line in code.co_lines():
         if line is not None:
             yield (code.co_filename, line), code.co_qualname
-    for each in code.co_consts:
-        if isinstance(each, CodeType):
-            yield from _lines(each)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _lines(constant)

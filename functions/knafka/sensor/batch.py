@@ -93,19 +93,19 @@ class Batch:
     def refuse(self, topic: str, key: bytes | None, *, all_as_large: bool) -> Refused:
         """What is to be left out the next time, as a record with this key was too large for its
         topic; `all_as_large`: so is every other one there of its size. Empty: there is none."""
-        there = [(each, unit) for each, unit in self._with_units() if each.topic == topic]
-        limit = max((_size_of(each) for each, _ in there if each.key == key), default=0)
+        there = [(output, unit) for output, unit in self._with_units() if output.topic == topic]
+        limit = max((_size_of(output) for output, _ in there if output.key == key), default=0)
         found: Refused = {}
-        for each, unit in there:
-            if _size_of(each) >= limit and (all_as_large or each.key == key):
-                found.setdefault(_place_of(unit), {})[topic, each.key] = limit
+        for output, unit in there:
+            if _size_of(output) >= limit and (all_as_large or output.key == key):
+                found.setdefault(_place_of(unit), {})[topic, output.key] = limit
         return found
 
     def _with_units(self) -> Iterator[tuple[Output, Record | tuple[Partition, str]]]:
         """What is to be appended, with what it follows from, but for stale records that go."""
         ends = [*self._starts[1:], len(self._outputs)]
         for unit, start, end in zip(self._units, self._starts, ends, strict=True):
-            yield from ((each, unit) for each in self._outputs[start:end])
+            yield from ((output, unit) for output in self._outputs[start:end])
         for name, number in self._added_by.items():
             if name in self._added:
                 yield self._added[name], self._units[number]
@@ -171,8 +171,8 @@ class Batch:
 
     @property
     def changed(self) -> Iterator[tuple[int, str, Held]]:
-        for number, each in self._changed.items():
-            for key, held in each.items():
+        for number, partition in self._changed.items():
+            for key, held in partition.items():
                 yield number, key, held
 
     def match(self, key: str, event: HeldEvent, until: int | None) -> None:
@@ -187,18 +187,18 @@ class Batch:
     def keep(self, number: int, key: str, after: Held) -> None:
         """This is what is held of a key. Raises `TooLarge`, and nothing has changed."""
         before = self.held(number, key)
-        kept, known = ({each.offset for each in held} for held in (after, before))
+        kept, known = ({event.offset for event in held} for held in (after, before))
         if self._refused:
-            for each in after:
-                if each.offset not in known:
-                    self._check(self._held_record(number, key, each))
+            for event in after:
+                if event.offset not in known:
+                    self._check(self._held_record(number, key, event))
         self._changed.setdefault(number, {})[key] = after
-        for each in before:
-            if each.offset not in kept:
-                self._remove(number, records.changelog_key(key, each.offset))
-        for each in after:
-            if each.offset not in known:
-                self._add(number, key, each)
+        for event in before:
+            if event.offset not in kept:
+                self._remove(number, records.changelog_key(key, event.offset))
+        for event in after:
+            if event.offset not in known:
+                self._add(number, key, event)
 
     def _add(self, number: int, key: str, event: HeldEvent) -> None:
         name = number, records.changelog_key(key, event.offset)
@@ -219,7 +219,7 @@ class Batch:
         action's id the same however often it is written; `own_key`: the record key of the one event
         that the condition wants. Raises `TooLarge`."""
         sensor, trigger = self._sensor, records.trigger_of(key)
-        size = sum(len(each.document) for each in firing.events)
+        size = sum(len(event.document) for event in firing.events)
         if size > MAX_FIRING_BYTES:
             raise TooLarge(f"{len(firing.events)} events of {size} bytes fit into no record")
         source = records.source_of(sensor.namespace, sensor.name)
@@ -250,7 +250,7 @@ class Batch:
         number, position = partition.number, self.positions[partition]
         needed = {
             trigger.name: min(
-                (each.offset for each in self.held(number, trigger.name)), default=position
+                (event.offset for event in self.held(number, trigger.name)), default=position
             )
             for trigger in self._sensor.triggers
             if trigger.correlation is None

@@ -112,10 +112,10 @@ class Bus:
 
     def go_back(self, positions: Mapping[Partition, int]) -> None:
         """What isn't committed is read again."""
-        for number, each in self._own.items():
-            self._drop(each)
-            each.next = positions.get(Partition(self._topic, number), 0)
-            each.seen = each.committed
+        for number, queue in self._own.items():
+            self._drop(queue)
+            queue.next = positions.get(Partition(self._topic, number), 0)
+            queue.seen = queue.committed
         self._routed_ahead.clear()
 
     def _drop(self, each: Queue) -> None:
@@ -171,7 +171,7 @@ class Bus:
     def first(self) -> int | None:
         """The time of the first event that waits; None: none does."""
         return min(
-            (each.queue[0].place.at for each in self._own.values() if each.queue), default=None
+            (queue.queue[0].place.at for queue in self._own.values() if queue.queue), default=None
         )
 
     @property
@@ -186,8 +186,8 @@ class Bus:
             return False
         bounds = self._bounds()
         return any(
-            each.queue and bounds.allows(each.queue[0].place, self.is_in_order)
-            for each in self._own.values()
+            queue.queue and bounds.allows(queue.queue[0].place, self.is_in_order)
+            for queue in self._own.values()
         )
 
     @property
@@ -219,7 +219,7 @@ class Bus:
         in_order, bounds = self.is_in_order, self._bounds()
         elsewhere = self._minimum(None)
         before = None if in_order else self.routed_until
-        heads = [(each.queue[0].place, each) for each in self._own.values() if each.queue]
+        heads = [(queue.queue[0].place, queue) for queue in self._own.values() if queue.queue]
         heapify(heads)
         while heads:
             place, each = heappop(heads)
@@ -322,8 +322,8 @@ class Bus:
         self._ends, self._asked_until = ends, self._from_now_on(now)
         if self.is_shared:
             committed = self._log.committed_now(self._topic)
-            for each in committed.values():
-                self._hear_of_senders(records.routed_in(each.metadata))
+            for commit in committed.values():
+                self._hear_of_senders(records.routed_in(commit.metadata))
             for number in ends.keys() - self._own.keys():
                 self._hear(number, committed.get(number), ends[number])
         self._compare(now)
@@ -386,15 +386,19 @@ class Bus:
         is_much = self.queued > QUEUED_RECORDS or self.queued_bytes > QUEUED_BYTES
         is_little = 2 * self.queued < QUEUED_RECORDS and 2 * self.queued_bytes < QUEUED_BYTES
         pausing, resuming = list[int](), list[int]()
-        for number, each in self._own.items():
-            is_ahead = len(each.queue) * share > QUEUED_RECORDS or each.bytes * share > QUEUED_BYTES
+        for number, queue in self._own.items():
+            is_ahead = (
+                len(queue.queue) * share > QUEUED_RECORDS or queue.bytes * share > QUEUED_BYTES
+            )
             is_least = not self._is_full and (self._read_until(number) or 0) <= least
-            if is_much and is_ahead and not is_least and not each.is_paused:
+            if is_much and is_ahead and not is_least and not queue.is_paused:
                 pausing.append(number)
-            elif each.is_paused and (is_little or is_least):
+            elif queue.is_paused and (is_little or is_least):
                 resuming.append(number)
         for numbers, is_paused in ((pausing, True), (resuming, False)):
             if numbers:
-                self._log.pause([Partition(self._topic, each) for each in numbers], on=is_paused)
+                self._log.pause(
+                    [Partition(self._topic, number) for number in numbers], on=is_paused
+                )
             for number in numbers:
                 self._own[number].is_paused = is_paused

@@ -49,8 +49,8 @@ class Counts:
     def add(self, other: Counts) -> None:
         """In place, as others read it meanwhile."""
         total = self + other
-        for each in fields(self):
-            setattr(self, each.name, getattr(total, each.name))
+        for counter in fields(self):
+            setattr(self, counter.name, getattr(total, counter.name))
 
     def copy(self) -> Counts:
         return self + Counts()

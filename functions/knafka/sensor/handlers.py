@@ -85,7 +85,7 @@ class Handlers:
         size = len(record.value() or b"")
         place = Place(at, record.partition(), record.offset())
         arrival = Arrival(place, since, record, headers or [], envelope, routes, size)
-        if waits or not all(each.fires for each in routes):
+        if waits or not all(route.fires for route in routes):
             bus.enqueue(arrival)
         else:
             self.route(arrival, batch, None)

@@ -77,10 +77,10 @@ class Processor:
         self._tracing = None if tracer is None else SensorTracing(tracer, sensor)
         self.counts = Counts()
         self._sensor = sensor
-        self._rules: dict[str, Rule] = {each.name: each for each in sensor.rules()}
+        self._rules: dict[str, Rule] = {rule.name: rule for rule in sensor.rules()}
         if (dedupe := sensor.dedupe_millis) is not None:
-            marks = (duplicates.rule_of(each, dedupe) for each in list(self._rules))
-            self._rules.update({each.name: each for each in marks})
+            marks = (duplicates.rule_of(rule, dedupe) for rule in list(self._rules))
+            self._rules.update({mark.name: mark for mark in marks})
         self._state = State(self._rules, sensor.max_held_keys, sensor.max_held_bytes)
         self._refused: Refused = {}
         """What is known to be too large for its topic, and isn't committed yet."""
@@ -176,15 +176,15 @@ class Processor:
         self._moved.clear()
         more = self._log.read(BATCH - 1, GATHERING)
         # What went meanwhile isn't ours, and what also came again is read again.
-        kept = [each for each in first if _partition_of(each) not in self._moved]
+        kept = [record for record in first if _partition_of(record) not in self._moved]
         later = {*self._moved, *map(_partition_of, more)}
-        reached = {each: end for each, end in reached.items() if each not in later}
+        reached = {partition: end for partition, end in reached.items() if partition not in later}
         return [*kept, *more], {**reached, **self._log.reached}
 
     @property
     def partitions(self) -> tuple[int, ...]:
         """Numbers of those that are this process's, of the bus or of the trigger topic."""
-        return tuple(sorted({each.number for each in self._ordering.partitions}))
+        return tuple(sorted({partition.number for partition in self._ordering.partitions}))
 
     @property
     def held_keys(self) -> int:

@@ -53,8 +53,10 @@ class Decision:
 
     @property
     def held(self) -> Held:
-        waiting = (each for round_ in self.rounds for each in round_.events)
-        ignored = (each for each in self.ignored if any(one.covers(each.at) for one in self.rounds))
+        waiting = (event for round_ in self.rounds for event in round_.events)
+        ignored = (
+            event for event in self.ignored if any(one.covers(event.at) for one in self.rounds)
+        )
         return in_time((*waiting, *self.partial, *self.unwanted, *ignored))
 
 
@@ -64,18 +66,18 @@ def decide(condition: Condition, within: int, events: Iterable[HeldEvent]) -> De
     partial: list[HeldEvent] = []
     unwanted: list[HeldEvent] = []
     ignored: dict[str, deque[HeldEvent]] = defaultdict(lambda: deque(maxlen=IGNORED))
-    for event in sorted(events, key=lambda each: _in_order(condition, each)):
+    for event in sorted(events, key=lambda candidate: _in_order(condition, candidate)):
         if event.dependency in condition.unwanted:
-            rounds = [each for each in rounds if not each.covers(event.at)]
+            rounds = [round_ for round_ in rounds if not round_.covers(event.at)]
             _add_unwanted(unwanted, event, within)
         elif event.dependency not in condition.wanted:
             continue
         elif rounds and event.at <= rounds[-1].until:
             ignored[event.dependency].append(event)
         else:
-            partial = [each for each in partial if each.at >= event.at - within]
+            partial = [earlier for earlier in partial if earlier.at >= event.at - within]
             _add_wanted(partial, event, condition)
-            if condition.holds(Counter(each.dependency for each in partial)):
+            if condition.holds(Counter(partial_event.dependency for partial_event in partial)):
                 rounds.append(Round(tuple(partial), event.at + within))
                 partial = []
     return Decision(
@@ -88,11 +90,11 @@ def expire(
 ) -> tuple[Held, tuple[Firing, ...]]:
     """What is held, and what fires, once every event of a time before `until` was read."""
     now = decide(condition, within, held)
-    firings = tuple(Firing(each.events) for each in now.rounds if each.until < until)
+    firings = tuple(Firing(round_.events) for round_ in now.rounds if round_.until < until)
     left = Decision(
-        [each for each in now.rounds if each.until >= until],
-        tuple(each for each in now.partial if each.at + within >= until),
-        tuple(each for each in now.unwanted if each.at >= until),
+        [round_ for round_ in now.rounds if round_.until >= until],
+        tuple(event for event in now.partial if event.at + within >= until),
+        tuple(event for event in now.unwanted if event.at >= until),
         now.ignored,
     )
     return left.held, firings
@@ -101,7 +103,7 @@ def expire(
 def due(condition: Condition, within: int, held: Held) -> int | None:
     """When the first round fires if it isn't answered."""
     return min(
-        (each.until + 1 for each in decide(condition, within, held).rounds),
+        (round_.until + 1 for round_ in decide(condition, within, held).rounds),
         default=None,
     )
 
@@ -109,9 +111,9 @@ def due(condition: Condition, within: int, held: Held) -> int | None:
 def expires(condition: Condition, within: int, held: Held) -> int | None:
     """The first time at which `expire` would change something."""
     now = decide(condition, within, held)
-    times = [each.until for each in now.rounds]
-    times += [each.at + within for each in now.partial]
-    times += [each.at for each in now.unwanted]
+    times = [round_.until for round_ in now.rounds]
+    times += [event.at + within for event in now.partial]
+    times += [event.at for event in now.unwanted]
     return min(times) + 1 if times else None
 
 
@@ -122,7 +124,7 @@ def _in_order(condition: Condition, event: HeldEvent) -> tuple[int, bool, tuple[
 
 def _add_wanted(partial: list[HeldEvent], event: HeldEvent, condition: Condition) -> None:
     """Only the latest of each dependency count (BUS-S3)."""
-    same = [each for each in partial if each.dependency == event.dependency]
+    same = [other for other in partial if other.dependency == event.dependency]
     if len(same) >= condition.wanted[event.dependency]:
         partial.remove(same[0])
     partial.append(event)

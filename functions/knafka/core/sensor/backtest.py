@@ -41,7 +41,7 @@ class Backtest:
 
     def __init__(self, sensor: Conditions, failed: CountError) -> None:
         self._router = Router(sensor, failed)
-        self._rules = {each.name: each for each in sensor.rules()}
+        self._rules = {rule.name: rule for rule in sensor.rules()}
         self._held: dict[str, Held] = {}
         self._seen = Seen(sensor.dedupe_millis)
         self._timers = Timers()
@@ -79,7 +79,7 @@ class Backtest:
             self._keep(key, after.held)
             for firing in after.firings:
                 assert rule.within is not None
-                waited = max(each.at for each in firing.events) + rule.within
+                waited = max(event.at for event in firing.events) + rule.within
                 yield Fired(key, waited, firing)
 
     def _keep(self, key: str, held: Held) -> None:

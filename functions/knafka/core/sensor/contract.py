@@ -102,7 +102,7 @@ class SensorTrigger(Model):
             self.condition(dependencies),
             None if self.within is None else round(self.within * 1000),
             tuple(
-                Reset(each.by_time.cron, each.by_time.timezone) for each in self.conditions_reset
+                Reset(reset.by_time.cron, reset.by_time.timezone) for reset in self.conditions_reset
             ),
         )
 
@@ -114,7 +114,7 @@ class SensorTrigger(Model):
 
 
 def _names_once(named: tuple[Dependency, ...] | tuple[SensorTrigger, ...]) -> None:
-    counts = Counter(each.name for each in named)
+    counts = Counter(item.name for item in named)
     if twice := [name for name, count in counts.items() if count > 1]:
         raise problem(f"{', '.join(sorted(twice))}: there is more than one of that name")
 
@@ -144,7 +144,7 @@ class Conditions(Model):
     @model_validator(mode="after")
     def _conditions_are_valid(self) -> Self:
         _names_once(self.triggers)
-        names = [each.name for each in self.dependencies]
+        names = [dependency.name for dependency in self.dependencies]
         for trigger in self.triggers:
             try:
                 condition = trigger.condition(names)
@@ -164,8 +164,8 @@ class Conditions(Model):
 
     def rules(self) -> tuple[Rule, ...]:
         """One for each trigger, in their order."""
-        names = [each.name for each in self.dependencies]
-        return tuple(each.rule(names) for each in self.triggers)
+        names = [dependency.name for dependency in self.dependencies]
+        return tuple(trigger.rule(names) for trigger in self.triggers)
 
 
 class Sensor(Conditions):
@@ -204,7 +204,7 @@ class Sensor(Conditions):
     @cached_property
     def triggers_in_order(self) -> frozenset[str]:
         """Names of the triggers whose actions go one after another also without a key."""
-        return frozenset(each.name for each in self.triggers if each.order == "key")
+        return frozenset(trigger.name for trigger in self.triggers if trigger.order == "key")
 
     def transactional_id(self, name: str) -> str:
         """Of one process; its consumer has it as its client id, too."""

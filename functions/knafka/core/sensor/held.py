@@ -48,9 +48,9 @@ class Firing(NamedTuple):
     def last(self) -> HeldEvent:
         """The event that made it true, or after which nothing came that would have kept it from
         being so."""
-        return max(self.events, key=lambda each: (each.at, each.origin, each.offset))
+        return max(self.events, key=lambda event: (event.at, event.origin, event.offset))
 
 
 def in_time(events: Iterable[HeldEvent]) -> Held:
     """By time, and by their order on the bus where that is equal."""
-    return tuple(sorted(events, key=lambda each: (each.at, each.origin, each.offset)))
+    return tuple(sorted(events, key=lambda event: (event.at, event.origin, event.offset)))

@@ -85,7 +85,7 @@ def of_events(
     """The dead letter that names what a trigger held, by `records.key_of`, in a partition of the
     trigger topic; there is at least one event. `now`: seconds since the Unix epoch."""
     trigger, correlation = records.trigger_of(key), records.correlation_of(key)
-    last = max(each.offset for each in events)
+    last = max(event.offset for event in events)
     attributes = {
         "specversion": "1.0",
         "id": f"{sensor.namespace}.{sensor.name}.{trigger}.{partition}.{last}",
@@ -100,7 +100,7 @@ def of_events(
     data = json.dumps(
         {
             "count": len(events),
-            "bytes": sum(len(each.document) for each in events),
+            "bytes": sum(len(event.document) for event in events),
             "events": _named(events),
         },
         separators=(",", ":"),
@@ -118,14 +118,14 @@ def cut(letter: Draft) -> Draft:
 
 def _named(events: Sequence[HeldEvent]) -> Sequence[dict[str, Any]]:
     named, room = list[dict[str, Any]](), NAMED_BYTES
-    for each in events:
-        source, _, identity = each.identity.partition(" ")
+    for event in events:
+        source, _, identity = event.identity.partition(" ")
         name = {
-            "dependency": each.dependency,
+            "dependency": event.dependency,
             "source": source[:NAME],
             "id": identity[:NAME],
-            "time": rfc3339(each.at / 1000),
-            "offset": each.offset,
+            "time": rfc3339(event.at / 1000),
+            "offset": event.offset,
         }
         room -= len(json.dumps(name))
         if room < 0:

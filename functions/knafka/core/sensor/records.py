@@ -144,14 +144,14 @@ def action(
         "id": identity,
         "source": source,
         "type": FIRED,
-        "time": rfc3339(max(each.at for each in firing.events) / 1000),
+        "time": rfc3339(max(event.at for event in firing.events) / 1000),
         "datacontenttype": "application/json",
         TRIGGER: trigger_of(key),
-        DEPENDENCIES: ",".join(each.dependency for each in firing.events),
+        DEPENDENCIES: ",".join(event.dependency for event in firing.events),
     }
     if correlation is not None:
         attributes["subject"] = correlation
-    data = b"[" + b",".join(each.document for each in firing.events) + b"]"
+    data = b"[" + b",".join(event.document for event in firing.events) + b"]"
     passed: RecordHeaders = [(_TRACE, trace)] if trace else []
     return to_record(Event(attributes, data), passed).headers, data
 

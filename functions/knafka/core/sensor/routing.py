@@ -64,18 +64,18 @@ class Router:
         for dependency, passes, wants in self._wanted:
             if not wants or not passes(attributes):
                 continue
-            for each in wants:
-                if each.trigger in fired:
+            for want in wants:
+                if want.trigger in fired:
                     continue
                 correlation = None
-                if each.correlate is not None:
-                    correlation = each.correlate(attributes)
+                if want.correlate is not None:
+                    correlation = want.correlate(attributes)
                     if correlation is None:
                         continue
-                if each.is_simple:
-                    fired.add(each.trigger)
-                fires = each.is_simple and not self._dedupes
-                routes.append(Route(dependency, key_of(each.trigger, correlation), fires))
+                if want.is_simple:
+                    fired.add(want.trigger)
+                fires = want.is_simple and not self._dedupes
+                routes.append(Route(dependency, key_of(want.trigger, correlation), fires))
         return routes
 
 

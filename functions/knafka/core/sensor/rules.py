@@ -53,10 +53,10 @@ def step(rule: Rule, held: Held, event: HeldEvent) -> Step:
         assert rule.within is not None
         return Step(absence.decide(rule.condition, rule.within, events).held)
     if rule.within is not None:
-        since = max((each.at for each in events), default=0) - rule.within
-        events = [each for each in events if each.at >= since]
+        since = max((event.at for event in events), default=0) - rule.within
+        events = [event for event in events if event.at >= since]
     events = _latest(rule.condition, events)
-    if rule.condition.holds(Counter(each.dependency for each in events)):
+    if rule.condition.holds(Counter(event.dependency for event in events)):
         return Step((), (Firing(in_time(events)),))
     return Step(tuple(events))
 
@@ -69,14 +69,14 @@ def expire(rule: Rule, held: Held, until: int) -> Step:
     if rule.condition.unwanted:
         assert rule.within is not None
         left, over = absence.expire(rule.condition, rule.within, held, until)
-        return Step(left, tuple(each for each in over if not _was_reset(rule, each.events)))
+        return Step(left, tuple(firing for firing in over if not _was_reset(rule, firing.events)))
     reset = _last_reset(rule, until)
     since = None if rule.within is None else until - rule.within
     return Step(
         tuple(
-            each
-            for each in held
-            if (since is None or each.at >= since) and (reset is None or each.at > reset)
+            event
+            for event in held
+            if (since is None or event.at >= since) and (reset is None or event.at > reset)
         )
     )
 
@@ -96,7 +96,7 @@ def expires(rule: Rule, held: Held) -> int | None:
     if rule.condition.unwanted:
         assert rule.within is not None
         return absence.expires(rule.condition, rule.within, held)
-    oldest = min(each.at for each in held)
+    oldest = min(event.at for event in held)
     over = [] if rule.within is None else [oldest + rule.within + 1]
     resets = (reset.next(oldest) for reset in rule.resets)
     return min((*over, *(at for at in resets if at is not None)), default=None)
@@ -105,13 +105,18 @@ def expires(rule: Rule, held: Held) -> int | None:
 def _others(rule: Rule, held: Held, event: HeldEvent) -> list[HeldEvent]:
     """Without the same event. In a backlog, one whose wait is over hasn't fired yet, and is another
     firing's."""
-    same = [each for each in held if each.is_same_as(event)]
+    same = [other for other in held if other.is_same_as(event)]
     if same and rule.condition.unwanted:
         assert rule.within is not None
         rounds = absence.decide(rule.condition, rule.within, held).rounds
-        over = [each for waited in rounds if waited.until < event.at for each in waited.events]
-        same = [each for each in same if each not in over]
-    return [each for each in held if each not in same]
+        over = [
+            waited_event
+            for waited in rounds
+            if waited.until < event.at
+            for waited_event in waited.events
+        ]
+        same = [other for other in same if other not in over]
+    return [other for other in held if other not in same]
 
 
 def _counting(rule: Rule, events: Sequence[HeldEvent]) -> Sequence[HeldEvent]:
@@ -119,16 +124,16 @@ def _counting(rule: Rule, events: Sequence[HeldEvent]) -> Sequence[HeldEvent]:
     those whose wait was over before it, and which haven't fired yet."""
     if not rule.resets:
         return events
-    since = _last_reset(rule, max(each.at for each in events))
+    since = _last_reset(rule, max(event.at for event in events))
     if since is None:
         return events
-    after = [each for each in events if each.at > since]
+    after = [event for event in events if event.at > since]
     if not rule.condition.unwanted:
         return after
     assert rule.within is not None
-    before = [each for each in events if each.at <= since]
+    before = [event for event in events if event.at <= since]
     rounds = absence.decide(rule.condition, rule.within, before).rounds
-    over = [each for waited in rounds if waited.until < since for each in waited.events]
+    over = [event for waited in rounds if waited.until < since for event in waited.events]
     return [*over, *after]
 
 
@@ -148,8 +153,8 @@ def _latest(condition: Condition, events: Iterable[HeldEvent]) -> Sequence[HeldE
     """As many of each dependency as the condition may want, the latest by time."""
     room = Counter(condition.wanted)
     kept = []
-    for each in reversed(in_time(events)):
-        if room[each.dependency] > 0:
-            room[each.dependency] -= 1
-            kept.append(each)
+    for event in reversed(in_time(events)):
+        if room[event.dependency] > 0:
+            room[event.dependency] -= 1
+            kept.append(event)
     return in_time(kept)
