@@ -104,7 +104,7 @@ class KafkaRanges:
         ]
         resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
         with needing(topic=("AlterConfigs", topic)):
-            await self._calls.single(
+            await self._calls.result(
                 lambda timeout: self._calls.admin.incremental_alter_configs(
                     [resource], request_timeout=timeout
                 )[resource]

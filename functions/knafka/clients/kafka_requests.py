@@ -79,14 +79,14 @@ class AdminCalls:
         self._opened = 1
         """Number of clients opened so far: it tells a request whether its client was replaced."""
 
-    async def single(self, ask: Callable[[float], Future[T]]) -> T:
-        """Send a request with one future and return its result, with `many`'s retries.
+    async def result(self, ask: Callable[[float], Future[T]]) -> T:
+        """Send a request with one future and return its result, with `results_by_key`'s retries.
 
         `ask` gets the seconds that it may take. Raises `LogError`.
         """
-        return (await self.many(lambda timeout: {None: ask(timeout)}))[None]
+        return (await self.results_by_key(lambda timeout: {None: ask(timeout)}))[None]
 
-    async def many(
+    async def results_by_key(
         self,
         ask: Callable[[float], Mapping[K, Future[T]]],
         leaving_out: Collection[int] = (),
@@ -108,7 +108,7 @@ class AdminCalls:
     async def of_coordinator(
         self, ask: Callable[[float], Mapping[K, Future[T]]], leaving_out: Collection[int] = ()
     ) -> dict[K, T]:
-        """As `many`, for requests that go to the coordinator of a group.
+        """As `results_by_key`, for requests that go to the coordinator of a group.
 
         librdkafka (2.16.1) aborts the process if its own timeout for such a request expires and a
         broker comes up afterwards (librdkafka 4605). So its timeout is `NO_TIMEOUT`; if we stop
@@ -160,7 +160,9 @@ class AdminCalls:
         *,
         some: bool = False,
     ) -> dict[K, Any]:
-        """As `many`, but with one future for all results, and a `KafkaError` for each failed key.
+        """Send a request with one future for all results; returns and raises as `results_by_key`.
+
+        A failed key has a `KafkaError` as its result.
 
         A future for each key costs more than the request where there are thousands of keys.
         """
@@ -187,7 +189,7 @@ class AdminCalls:
 
     async def in_thread(self, call: Callable[[float], T]) -> T:
         """Run a blocking call in a thread and return its result; `call` gets the seconds that it
-        may take. Retries and raises as `many`."""
+        may take. Retries and raises as `results_by_key`."""
 
         def answer(timeout: float) -> Awaitable[T]:
             loop = asyncio.get_running_loop()

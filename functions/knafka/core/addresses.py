@@ -33,7 +33,7 @@ METADATA: Final = frozenset(
         ),
     )
 )
-"""Of clouds that don't use 169.254.0.0/16 alone."""
+"""Metadata services of clouds at addresses outside 169.254.0.0/16."""
 _NAMES: Final = re.compile(
     r"(?:.*\.)?(?:localhost|localhost\.localdomain|ip6-localhost|ip6-loopback)"
     r"|metadata\.google\.internal|metadata\.goog|instance-data(?:\..*)?"
@@ -44,8 +44,8 @@ _NUMBER: Final = re.compile(r"0[xX][0-9a-fA-F]*|[0-9]+").fullmatch
 
 
 def refusal(host: str) -> str | None:
-    """Why this host, a name or an address, must not be asked; None: it may, or a name that has
-    still to be resolved."""
+    """Return why this host, a name or an address, must not be connected to; None: it may, or it is
+    a name that must be resolved first."""
     host = host.strip("[]").rstrip(".").lower()
     if _NAMES(host) is not None:
         return f"{host} is a name of the pod or the node itself"
@@ -57,7 +57,8 @@ def refusal(host: str) -> str | None:
 
 
 def refusal_of_url(url: str) -> str | None:
-    """`refusal` of a URL's host; None for one that can't be read, which others refuse."""
+    """Return `refusal` of a URL's host; None also for a URL that can't be parsed, which is refused
+    elsewhere."""
     try:
         return refusal(urlsplit(url).hostname or "")
     except ValueError:
@@ -65,23 +66,24 @@ def refusal_of_url(url: str) -> str | None:
 
 
 def is_address(host: str) -> bool:
-    """Whether nothing is to be resolved."""
+    """Whether a host is an IP address, so that no name has to be resolved."""
     return _parse(host.strip("[]")) is not None
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is this machine's own; a name is none."""
+    """Whether a host is a loopback address; False for names."""
     address = _parse(host)
     return address is not None and _plain(address).is_loopback
 
 
 def _plain(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
-    """The address, or that of IPv4 for which it stands."""
+    """Return the address, or the IPv4 address that it embeds."""
     inner = _inner(address) if isinstance(address, IPv6Address) else None
     return address if inner is None else inner
 
 
 def _is_local(address: IPv4Address | IPv6Address) -> str | None:
+    """Return what kind of local address this is, as a phrase; None: it isn't local."""
     address = _plain(address)
     if address.is_loopback:
         return "a loopback address"
@@ -94,7 +96,7 @@ def _is_local(address: IPv4Address | IPv6Address) -> str | None:
 
 
 def _inner(address: IPv6Address) -> IPv4Address | None:
-    """The IPv4 address that one of IPv6 stands for."""
+    """Return the IPv4 address that is embedded in an IPv6 address; None: none is."""
     if address in _TRANSLATED or (not int(address) >> 32 and int(address) > 1):
         return IPv4Address(int(address) & 0xFFFFFFFF)
     return address.ipv4_mapped or address.sixtofour
@@ -108,8 +110,8 @@ def _parse(host: str) -> IPv4Address | IPv6Address | None:
 
 
 def _as_resolvers_read(host: str) -> IPv4Address | None:
-    """inet_aton's forms: one to four numbers, decimal, octal or hexadecimal, the last of which has
-    all the bytes that are left."""
+    """Parse an address as `inet_aton` does: one to four decimal, octal or hexadecimal numbers, of
+    which the last fills all remaining bytes."""
     parts = host.split(".")
     if len(parts) > 4 or not all(map(_NUMBER, parts)) or any(len(part) > 12 for part in parts):
         return None

@@ -20,11 +20,12 @@ from knafka.core.event import Attributes
 from knafka.core.filters import Predicate, compile_filter
 
 SERVICE_ACCOUNTS: Final = "system:serviceaccount:"
-"""What subjects of Kubernetes begin with: the namespace and the name follow."""
+"""Prefix of a service account's subject in Kubernetes, before namespace and name."""
 
 
 def subject_matches(subject: str, pattern: str) -> bool:
-    """Whether a policy's subject is this one, in any case, or ends with `*` and begins it."""
+    """Whether a policy's subject, or its prefix before a final `*`, matches this subject, ignoring
+    case."""
     if pattern.endswith("*") and subject.startswith(pattern[:-1]):
         return True
     return subject.casefold() == pattern.casefold()
@@ -43,8 +44,8 @@ class Authorization:
         self._namespace = f"{SERVICE_ACCOUNTS}{namespace}:"
 
     def verdict(self, subject: str) -> bool | Predicate:
-        """Whether this sender may send: any event, none, or those for which the predicate is
-        true."""
+        """Return whether this sender may send any event (True), none (False), or those that fulfil
+        a predicate."""
         if not self._policies:
             return self._by_default(subject)
         passing: list[Predicate] = []
@@ -58,6 +59,7 @@ class Authorization:
         return lambda event: any(passes(event) for passes in passing)
 
     def _by_default(self, subject: str) -> bool:
+        """Whether this sender may send where no policy applies."""
         allowing: dict[AuthorizationMode, bool] = {
             "allow-all": True,
             "deny-all": False,
@@ -67,7 +69,8 @@ class Authorization:
 
 
 def _all(predicates: Sequence[Predicate]) -> Predicate | None:
-    """None: every event passes."""
+    """Return the predicate that all these predicates hold; None: there are none, so every event
+    passes."""
     if not predicates:
         return None
 

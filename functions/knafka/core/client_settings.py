@@ -108,7 +108,7 @@ _LIBRDKAFKA: Final[Mapping[str, str]] = {
     "max.partition.fetch.bytes": "fetch.message.max.bytes",
     "compression.type": "compression.codec",
 }
-"""Where its name is another one."""
+"""Settings that librdkafka calls by another name."""
 
 
 def checked(side: str, name: str, value: str, path: str) -> str:
@@ -125,10 +125,8 @@ def checked(side: str, name: str, value: str, path: str) -> str:
 
 
 def given(document: Mapping[str, str], prefix: str, path: str) -> dict[str, dict[str, str]]:
-    """By side, what the keys `prefix`SIDE.NAME of a document set, such as `producer.linger.ms`.
-
-    `path` is that of the document's keys. Raises `InvalidDocument`.
-    """
+    """Return the settings that a document's keys `prefix`SIDE.NAME declare, such as
+    `producer.linger.ms`, by side."""
     found: dict[str, dict[str, str]] = {side: {} for side in SIDES}
     for key in sorted(document):
         side, _, name = key.removeprefix(prefix).partition(".")
@@ -138,5 +136,5 @@ def given(document: Mapping[str, str], prefix: str, path: str) -> dict[str, dict
 
 
 def for_librdkafka(settings: Settings) -> dict[str, str]:
-    """The same in librdkafka's words."""
+    """Return the settings under librdkafka's names."""
     return {_LIBRDKAFKA.get(name, name): value for name, value in settings.items()}

@@ -78,7 +78,7 @@ REPLAY: Final = "knafka-replay"
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Whose event it is and where it lies: the Trigger and the record in the Broker's topic."""
+    """The Trigger of a dead letter, and the place of its record in the Broker's topic."""
 
     namespace: str
     broker: str
@@ -90,7 +90,7 @@ class Origin:
 
 
 class Attempt(NamedTuple):
-    """One attempt at the subscriber that has failed."""
+    """A failed attempt at the subscriber."""
 
     began: float
     """Seconds since the Unix epoch."""
@@ -207,11 +207,7 @@ def origin_of(headers: RecordHeaders) -> tuple[str, int, int] | None:
 
 
 def stub_of(letter: Draft) -> Draft:
-    """What is kept of a dead letter that is too large for its topic: no data, but how it failed.
-
-    Where the attributes are large as well, only those are kept that fit, required ones first. The
-    event may still lie in the Broker's topic, at the place that its attributes tell.
-    """
+    """Return a dead letter without its data, for a topic that refuses it as too large."""
     own = [header for header in letter.headers if header[0] not in FAILURE_HEADERS]
     required = {f"ce_{name}" for name in REQUIRED}
     room, kept = STUB_BYTES, set[str]()
@@ -245,7 +241,7 @@ def restored(headers: Iterable[tuple[str, bytes]], replay: str) -> RecordHeaders
 
 
 def _beginning(body: bytes) -> bytes:
-    """As much as is kept, and no half of a character where it is UTF-8."""
+    """Return the beginning of a body, cut at its limit and not within a UTF-8 character."""
     for end in range(ERROR_DATA_BYTES, ERROR_DATA_BYTES - 4, -1):
         if end >= len(body) or body[end] & 0xC0 != 0x80:
             return body[:end]

@@ -64,7 +64,8 @@ class Model(BaseModel):
 
 
 def problem(message: str, *fields: str) -> PydanticCustomError:
-    """What a validator raises; `fields`, relative to what it validates, are told by full path."""
+    """Return an error for a validator to raise; `fields` are relative to the validated object and
+    reported by their full path."""
     return PydanticCustomError("knafka", "{message}", {"message": message, "fields": fields})
 
 
@@ -97,7 +98,8 @@ def _parse_duration(text: str) -> float:
 
 
 def _format_duration(seconds: float) -> str:
-    """All digits, and no exponent, which ISO-8601 doesn't know: it reads back as the same float."""
+    """Format seconds as an ISO-8601 duration without an exponent, so that it parses to the same
+    float."""
     whole, _, fraction = f"{Decimal(repr(seconds)):f}".partition(".")
     return f"PT{whole}.{fraction}S" if fraction.strip("0") else f"PT{whole}S"
 
@@ -144,7 +146,7 @@ def check_url_text(url: str, *fields: str) -> None:
 
 
 def _in_ascii(host: str) -> str:
-    """What to write in place of a host name that isn't ASCII."""
+    """Return the ASCII form of a host name, for the error message."""
     if host.isascii():
         return ""
     with contextlib.suppress(UnicodeError):
@@ -205,7 +207,7 @@ def dump(model: Model) -> dict[str, Any]:
 
 
 def digest(model: Model) -> str:
-    """What tells one version of a document from another: 16 hexadecimal digits."""
+    """Return 16 hexadecimal digits that identify this version of a document."""
     text = json.dumps(dump(model), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -232,7 +234,7 @@ MAX_PROBLEMS: Final = 20
 
 
 def more_problems(count: int) -> str:
-    """What stands in the place of problems beyond `MAX_PROBLEMS`."""
+    """Return the sentence that stands for problems beyond `MAX_PROBLEMS`."""
     return f"and {count - MAX_PROBLEMS} more"
 
 
@@ -263,7 +265,7 @@ _WANTED: Final = {
     "string_too_short": "a string that is not empty",
     "too_short": "at least one entry",
 }
-"""What pydantic asks for in Python's words, in the words of a YAML file."""
+"""Pydantic's expectations, from Python's words into those of a YAML file."""
 
 
 def told_of(path: str, error: ErrorDetails) -> tuple[str, str]:

@@ -59,11 +59,12 @@ _Keys: TypeAlias = _Key | _OneOf | _EachOf
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """One Trigger's filter, ready for an index."""
+    """The filter of one Trigger, prepared for an index."""
 
     passes: Predicate
     keys: _Keys | None
-    """None: the filter has no key, and is evaluated for each event."""
+    """Attribute values by which the index finds the filter; None: it is evaluated for each
+    event."""
     is_decided_by_key: bool
     """Whether an event with one of its keys matches for certain."""
 

@@ -29,7 +29,8 @@ fit into a container's environment, of which one variable may have 128 KiB."""
 
 
 def beyond_limits(filters: object) -> str | None:
-    """What is too much of a list of declared filters, as a sentence; None: it is within limits."""
+    """Return a sentence that says which limit a list of declared filters exceeds; None: it exceeds
+    none."""
     count = characters = 0
     for depth, part, is_filter in _parts(filters):
         count += is_filter
@@ -86,7 +87,7 @@ def _parts(filters: object) -> Iterator[tuple[int, object, bool]]:
 
 
 def _filters_within(dialect: Dialect, value: object) -> Sequence[object] | None:
-    """What stands there in the place of filters; None: this dialect has none within it."""
+    """Return the filters nested in this one; None: its dialect nests none."""
     match dialect:
         case "all" | "any":
             return _list(value)

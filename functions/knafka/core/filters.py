@@ -49,7 +49,7 @@ def compile_attributes(wanted: AttributesFilter) -> Predicate:
 
 
 def compile_filter(spec: Filter, failed: CountError = _ignore) -> Predicate:
-    """One declared filter as a predicate (KN-TRG-10)."""
+    """Compile one declared filter into a predicate (KN-TRG-10)."""
     match spec:
         case Exact(exact=wanted):
             return _each(wanted, str.__eq__)

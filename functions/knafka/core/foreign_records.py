@@ -35,14 +35,14 @@ from knafka.core.times import rfc3339
 EVENT_TYPE: Final = "dev.knative.kafka.event"
 KEY: Final = "key"
 HEADER: Final = "kafkaheader"
-"""What the names of extensions begin with that are a record's headers."""
+"""Prefix of the extensions that hold a record's headers."""
 
 _OTHER_CHARACTERS = re.compile("[^a-z0-9]")
 _STRUCTURED: Final = b"application/cloudevents"
 
 
 class RecordPosition(NamedTuple):
-    """Where a record lies."""
+    """A record's topic, partition, offset and timestamp."""
 
     topic: str
     partition: int
@@ -76,7 +76,7 @@ def as_event(
 
 
 def _looks_like_an_event(headers: Iterable[tuple[str, bytes | None]]) -> bool:
-    """Whether it is worth being read as one."""
+    """Whether it makes sense to parse the record as an event."""
     return any(
         name.startswith("ce_")
         or (

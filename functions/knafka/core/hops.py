@@ -22,7 +22,7 @@ from knafka.core.kafka_binding import CONTENT_TYPE, Draft, RecordHeaders, read, 
 TTL: Final = "knativebrokerttl"
 """Attribute of a reply: how many replies in a row may still follow, and this one."""
 FIRST_TTL: Final = 255
-"""Of an event that has none; upstream's default."""
+"""Remaining replies of an event without the attribute; upstream's default."""
 DEEP: Final = 10
 """Replies in a row from which on they are told of as a loop."""
 

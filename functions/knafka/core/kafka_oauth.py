@@ -37,7 +37,8 @@ MSK_ROLE: Final = "MSKRoleAccessTokenProvider"
 PROVIDERS: Final = (MSK_ACCESS, MSK_ROLE)
 
 MSK_REGION: Final = "knafka.msk.region"
-"""Not librdkafka's: what `knafka.tokens` takes out of a configuration. Empty: the environment's."""
+"""Setting that `knafka.tokens` removes from a configuration, as librdkafka doesn't know it. Empty:
+the environment's region."""
 MSK_ROLE_ARN: Final = "knafka.msk.role.arn"
 
 JAVA_ONLY: Final = ("sasl.jaas.config", "sasl.login.callback.handler.class")
@@ -48,7 +49,7 @@ _LOGIN_HANDLER: Final = (
     "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler"
 )
 _EXTENSION = re.compile(r"[A-Za-z]+=[\x20-\x7e\t]*").fullmatch
-"""As SASL has it; Java refuses others."""
+"""Syntax of SASL extensions; Java refuses others."""
 _ROLE = re.compile(r"arn:aws[a-z-]*:iam::[0-9]{12}:role/\S+").fullmatch
 _REGION = re.compile(r"[a-z]{2}(?:-[a-z]+)+-[0-9]").fullmatch
 
@@ -75,7 +76,7 @@ def for_librdkafka(secret: Mapping[str, str]) -> dict[str, str]:
 
 
 def for_java(secret: Mapping[str, str]) -> dict[str, str]:
-    """The same for a Java client; AWS's wants its library on the class path."""
+    """Return the settings for a Java client; AWS's needs its library on the class path."""
     if (provider := _provider(secret)) is not None:
         role = _msk(secret).get(MSK_ROLE_ARN)
         options = {} if role is None else {"awsRoleArn": role}
@@ -118,7 +119,7 @@ def check_protocol(secret: Mapping[str, str], protocol: str) -> None:
 
 
 def quoted(text: str) -> str:
-    """As Java's login configuration reads a string."""
+    """Quote a string for Java's login configuration."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'
 
@@ -129,7 +130,7 @@ def _jaas(module: str, options: Mapping[str, str]) -> str:
 
 
 def _provider(secret: Mapping[str, str]) -> str | None:
-    """Who signs tokens; None: they are fetched by OIDC."""
+    """Return the signer of tokens that the Secret names; None: tokens are fetched by OIDC."""
     if not (provider := secret.get(TOKEN_PROVIDER)):
         return None
     if provider not in PROVIDERS:

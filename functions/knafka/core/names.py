@@ -16,37 +16,37 @@ MAX_LENGTH: Final = 249
 """Kafka's limit for a topic name, in characters."""
 
 BROKERS: Final = "knative-broker-"
-"""What the name of every Broker's own topic begins with."""
+"""Prefix of the names of Brokers' own topics."""
 
 TRIGGERS: Final = "knative-trigger-"
-"""What the name of every Trigger's consumer group begins with."""
+"""Prefix of the names of Triggers' consumer groups."""
 
 OURS: Final = "knafka-"
-"""What the names of all other topics that we make begin with."""
+"""Prefix of the names of all other topics that Knafka creates."""
 
 DEAD_LETTERS: Final = f"{OURS}dead-letters-"
-"""What every dead-letter topic's name begins with."""
+"""Prefix of the names of dead-letter topics."""
 
 CHANNELS: Final = "knative-messaging-kafka."
-"""What the name of every KafkaChannel's topic begins with."""
+"""Prefix of the names of KafkaChannels' topics."""
 
 REPLAYS: Final = f"{OURS}replays-"
-"""What every replay topic's name begins with."""
+"""Prefix of the names of replay topics."""
 
 REPORTS: Final = f"{OURS}reports-"
-"""What the name of every topic with reports on dead letters begins with."""
+"""Prefix of the names of topics with reports on dead letters."""
 
 CONTRACTS: Final = f"{OURS}contract-"
-"""What the name of every topic with a contract begins with."""
+"""Prefix of the names of contract topics."""
 
 SENSORS: Final = "Sensor-"
-"""What stands before a Sensor's name where names of dead letters have a Trigger."""
+"""Prefix of a Sensor's name where names of dead letters have a Trigger."""
 
 SHARDS: Final = f"{OURS}shard-"
-"""What the name of every shard's consumer group begins with."""
+"""Prefix of the names of shards' consumer groups."""
 
 SOURCES: Final = "knative-kafka-source-"
-"""What the name of a consumer group begins with that a KafkaSource was given, and didn't name."""
+"""Prefix of the names of consumer groups of KafkaSources that name none."""
 
 LABEL: Final = 63
 """Kubernetes' limit for a name that is part of a host name, in characters."""
@@ -56,7 +56,7 @@ NAME_TEMPLATES: Final = "KNAFKA_NAME_TEMPLATES"
 each."""
 
 PLACEHOLDER: Final = re.compile(r"\{\{\s*\.(Namespace|Name|UID)\s*\}\}")
-"""What stands in a template of names for a part of its object's."""
+"""A placeholder in a template of names."""
 
 _PART = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,28}[a-z0-9])?").fullmatch
 _LEGAL = re.compile(r"[A-Za-z0-9._-]{1,249}").fullmatch
@@ -107,19 +107,20 @@ def channel_topic(namespace: str, channel: str) -> str:
 
 
 def of_channel(channel: str) -> str:
-    """What stands for a KafkaChannel where names of ours have a Broker. Names in Kubernetes have no
-    capitals, so it is no Broker's."""
+    """Return the name that stands for a KafkaChannel where names have a Broker; its capitals make
+    it no Broker's."""
     return f"KafkaChannel-{channel}"
 
 
 def of_source(source: str) -> str:
-    """What stands for a KafkaSource where names of ours have a Broker, as `of_channel`."""
+    """Return the name that stands for a KafkaSource where names have a Broker; its capitals make it
+    no Broker's."""
     return f"KafkaSource-{source}"
 
 
 def of_sensor(sensor: str) -> str:
-    """What stands for a Sensor where names of dead letters have a Trigger. Names in Kubernetes have
-    no capitals, so it is no Trigger's."""
+    """Return the name that stands for a Sensor where names of dead letters have a Trigger; its
+    capitals make it no Trigger's."""
     return f"{SENSORS}{sensor}"
 
 
@@ -152,12 +153,13 @@ def broker_dead_letter_topic(namespace: str, broker: str) -> str:
 
 
 def replay_topic(namespace: str, broker: str, trigger: str) -> str:
-    """Where a Trigger's dead letters are sent again; its consumer group has the same name."""
+    """Return the topic from which a Trigger's dead letters are sent again; its consumer group has
+    the same name."""
     return _distinct(REPLAYS, namespace, broker, trigger)
 
 
 def reports_topic(namespace: str, broker: str) -> str:
-    """Where the last report on a Broker's dead letters is, by `report_key`."""
+    """Return the topic with the last report on a Broker's dead letters, at the key `report_key`."""
     return _distinct(REPORTS, namespace, broker)
 
 
@@ -167,7 +169,7 @@ def report_key(namespace: str, archive: str) -> bytes:
 
 
 def contract_topic(namespace: str, broker: str) -> str:
-    """Where a Broker's shared dispatchers find what they deliver."""
+    """Return the topic with the contract of a Broker's shared dispatchers."""
     return _distinct(CONTRACTS, namespace, broker)
 
 

@@ -43,7 +43,7 @@ _REPLIED: Final = 8
 
 
 class DeliveryStage(IntEnum):
-    """Where an event is to go next; each stage follows when the one before failed for good."""
+    """Where an event is sent next; each stage follows when the one before has failed for good."""
 
     SUBSCRIBER = 0
     SINK = 1
@@ -58,8 +58,8 @@ SUBSCRIBER: Final = DeliveryStage.SUBSCRIBER
 
 @dataclass(frozen=True, slots=True)
 class DeliveryState:
-    """How far the delivery of one unsettled event has come. Times are Unix time in seconds, kept
-    to the millisecond."""
+    """The state of one unsettled event's delivery. Times are Unix time in seconds, kept to the
+    millisecond."""
 
     stage: DeliveryStage
     tries: int
@@ -80,17 +80,17 @@ class DeliveryState:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What is told of one partition above its position."""
+    """What a commit's metadata says about the records above its offset."""
 
     settled: Sequence[OffsetRange] = ()
     deliveries: Mapping[int, DeliveryState] = field(default_factory=dict)
-    """By offset, in order."""
+    """State of begun deliveries by offset, in order."""
     same_policy: bool = True
-    """Whether it was told under the same retry policy and destination."""
+    """Whether it was written under the same retry policy and destinations."""
 
 
 def policy_of(egress: Egress) -> int:
-    """What tells one retry policy and its destinations from another, in 32 bits."""
+    """Return a checksum of the retry policy and its destinations, in 32 bits."""
     parts = [egress.delivery, egress.subscriber, egress.dead_letter_sink]
     if egress.reply is not None:
         parts.append(egress.reply)
@@ -132,7 +132,8 @@ def _as_many_as_fit(parts: Sequence[bytes], room: int) -> Sequence[bytes]:
 
 
 def decode(position: int, metadata: str, policy: int) -> Progress:
-    """What `metadata` tells, committed with `position`; nothing, if it isn't ours or is broken."""
+    """Decode the metadata that was committed with `position`; empty progress if it isn't ours or is
+    broken."""
     try:
         return _decode(position, metadata, policy)
     except (ValueError, IndexError, binascii.Error):

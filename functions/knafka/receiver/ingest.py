@@ -324,8 +324,8 @@ class IngestHandler:
         matches_policy: Predicate | None,
     ) -> None:
         """`receive` for a batch (CE-H11): all of it is checked before any of it is stored, and the
-        answer comes when Kafka has answered for each of its events. `matches_policy`: the predicate that
-        each event must fulfil."""
+        answer comes when Kafka has answered for each of its events. `matches_policy`: what each
+        event must fulfil."""
         try:
             records = records_of_batch(headers, body)
         except InvalidBatch as error:

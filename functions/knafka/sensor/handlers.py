@@ -146,7 +146,7 @@ class Handlers:
         if at != event.at:
             found = found._replace(event=event._replace(at=at))
         collected, place = Collected(record, found, headers, None), Place(at, *event.origin)
-        if ordered.passes(offset, place, found.until):
+        if ordered.take_if_next(offset, place, found.until):
             self.reduce(collected, batch)
             return True
         ordered.add(offset, place, found.until, collected, size)

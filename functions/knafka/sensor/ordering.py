@@ -170,10 +170,10 @@ class Ordering:
                 self._read_to[number] = end
         return count
 
-    def look(self, now: int, due: int | None, since: int) -> None:
-        """Find out up to which time everything was read, if a record waits for that, or `due`: then
-        by a request that was made at `since` or later. Call it only while every routed event is
-        committed."""
+    def refresh(self, now: int, due: int | None, since: int) -> None:
+        """Find out up to which time everything was read, if a record waits for that or a trigger is
+        `due` at a time; then by a request made at `since` or later. Call it only while every routed
+        event is committed."""
         bus, ordered = self._bus, self._ordered
         held_back = [at for order in ordered.values() if (at := order.first) is not None]
         times = [*held_back, bus.waits_for, bus.first_ahead, due]
@@ -184,10 +184,10 @@ class Ordering:
                 break
         bus.forget_ahead()
         if held_back or due is not None:
-            known = self._watermark.look(bus.routed_until, bus.ended_at, self._read_to)
+            known = self._watermark.update(bus.routed_until, bus.ended_at, self._read_to)
             if known is not None:
                 for order in ordered.values():
-                    order.know(known)
+                    order.note_read_until(known)
 
     def route(self, batch: Batch) -> int:
         """Route the events that are next on the bus to the trigger topic; returns how many."""
@@ -218,7 +218,7 @@ class Ordering:
 
     def expired(self, number: int, until: int) -> None:
         """Note that all timeouts before `until` were handled in a trigger topic partition."""
-        self._ordered[number].close(until)
+        self._ordered[number].mark_decided(until)
 
     def set_positions(self, batch: Batch) -> None:
         """Add the offsets and metadata to the batch that have changed since the last commit."""

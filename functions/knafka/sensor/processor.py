@@ -43,7 +43,7 @@ from knafka.sensor.handlers import follow
 from knafka.sensor.ordering import Ordering
 from knafka.sensor.state import State
 from knafka.sensor.tracing import SensorTracing
-from knafka.sensor.watermark import INTERVAL, LATENESS
+from knafka.sensor.watermark import CHECK_INTERVAL, MIN_ABSENCE_DELAY
 from knafka.tracing.spans import Tracer
 
 log = logging.getLogger(__name__)
@@ -135,7 +135,7 @@ class Processor:
         self._make_room(batch)
         ordering = self._ordering
         handled = ordering.take_in(found, reached, batch, self._now, self._first_at)
-        ordering.look(self._now, self._due(now), self._found_at)
+        ordering.refresh(self._now, self._due(now), self._found_at)
         handled += ordering.route(batch) + ordering.reduce(batch)
         if found or handled:
             self._known_until, self._found_at = None, self._now
@@ -146,7 +146,7 @@ class Processor:
         if batch.positions or outputs:
             self._commit(batch, outputs)
             self._now = now + round((time.monotonic() - began) * 1000)
-            ordering.look(self._now, self._due(now), self._found_at)
+            ordering.refresh(self._now, self._due(now), self._found_at)
         ordering.balance()
         handled = max(len(found), handled)
         return handled + (expired if expired == BATCH else 0) + batch.tidied + batch.let_go_keys
@@ -158,9 +158,9 @@ class Processor:
         if next(self._state.stale, None) is not None or self._state.is_full:
             patience = min(patience, GATHERING)
         elif (timer := self._state.first_timer) is not None:
-            patience = min(patience, max(INTERVAL, timer + LATENESS - now) / 1000)
+            patience = min(patience, max(CHECK_INTERVAL, timer + MIN_ABSENCE_DELAY - now) / 1000)
         if first is not None:
-            patience = min(patience, INTERVAL / 1000)
+            patience = min(patience, CHECK_INTERVAL / 1000)
         waits = self._ordering.patience(now)
         return patience if waits is None else min(patience, waits)
 
@@ -253,7 +253,7 @@ class Processor:
 
     @property
     def _lateness(self) -> int:
-        return max(LATENESS, self._ordering.grace)
+        return max(MIN_ABSENCE_DELAY, self._ordering.grace)
 
     def _due(self, now: int) -> int | None:
         """The time (ms) of what is due though nothing has come for it; None: nothing is."""

@@ -45,6 +45,7 @@ def type_of(node: Node) -> type | None:
 
 
 def compile_node(node: Node) -> Evaluate:
+    """Compile a syntax node into a function from attributes to its value."""
     match node:
         case Literal(value):
             return lambda _: value
@@ -65,7 +66,7 @@ def compile_node(node: Node) -> Evaluate:
 
 
 def compile_test(node: Node) -> Test:
-    """As `compile_node`, with the value cast to a Boolean."""
+    """Compile a syntax node as `compile_node` does, with its value cast to a Boolean."""
     evaluate = compile_node(node)
     if type_of(node) is bool:
         return cast(Test, evaluate)

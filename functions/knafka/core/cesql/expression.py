@@ -20,7 +20,8 @@ Attributes: TypeAlias = Mapping[str, Value]
 
 
 class Evaluation(NamedTuple):
-    """What an expression returned; with an error, usually its type's zero value (§3.3)."""
+    """The value that an expression returned; with an error, usually its type's zero value
+    (§3.3)."""
 
     value: Value
     errors: tuple[EvaluationError, ...] = ()
@@ -50,7 +51,7 @@ class Expression:
 
     @property
     def returns(self) -> type[str] | type[int] | type[bool]:
-        """What it returns unless it fails. A bare attribute is text, as all of an event's are."""
+        """The type of the expression's value unless it fails; a bare attribute is a string."""
         return type_of(self._syntax) or str
 
     def predicate(self, failed: Callable[[ErrorKind], None]) -> Callable[[Attributes], bool]:

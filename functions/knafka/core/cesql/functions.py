@@ -42,7 +42,7 @@ class Function:
 
 
 def names() -> Sequence[str]:
-    """Of all functions that there are (§3.4)."""
+    """Return the names of all functions (§3.4)."""
     return sorted(_BUILT_IN)
 
 
@@ -68,7 +68,7 @@ def divide(x: int, y: int) -> int:
 
 
 def remainder(x: int, y: int) -> int:
-    """Has the sign of `x`."""
+    """Return the remainder of a division, with the sign of `x`."""
     if y == 0:
         raise Failed("math", f"remainder of {x} by zero")
     rest = abs(x) % abs(y)

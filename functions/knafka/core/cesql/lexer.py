@@ -41,7 +41,7 @@ class Token(NamedTuple):
 
 
 def tokenize(text: str) -> list[Token]:
-    """All tokens of `text`, the last of kind `end`; raise `InvalidExpression`."""
+    """Return all tokens of `text`, the last one of kind `end`. Raises `InvalidExpression`."""
     if len(text) > MAX_LENGTH:
         raise InvalidExpression(
             f"an expression may have {MAX_LENGTH} characters, this has {len(text)}", MAX_LENGTH

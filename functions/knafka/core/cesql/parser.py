@@ -142,7 +142,7 @@ class _Parser:
         return Call(token.text.upper(), self._expressions())
 
     def _expressions(self) -> tuple[Node, ...]:
-        """One expression or more, up to and including the closing parenthesis."""
+        """Parse one or more expressions up to and including the closing parenthesis."""
         nodes = [self.expression()]
         while self._token.text == ",":
             self._take()

@@ -41,18 +41,19 @@ class Round(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What follows from events, as far as they are known."""
+    """The result of the events known so far for a trigger that waits for absence."""
 
     rounds: Sequence[Round]
     partial: Held
     """Wanted events of a round that isn't complete."""
     unwanted: Held
-    """Those that may answer a round whose events are still to come."""
+    """Events that may answer a round whose own events are still to come."""
     ignored: Held = ()
     """Wanted events that came while a round waited."""
 
     @property
     def held(self) -> Held:
+        """Return the events that must still be held."""
         waiting = (event for round_ in self.rounds for event in round_.events)
         ignored = (
             event for event in self.ignored if any(one.covers(event.at) for one in self.rounds)
@@ -61,7 +62,7 @@ class Decision:
 
 
 def decide(condition: Condition, within: int, events: Iterable[HeldEvent]) -> Decision:
-    """What these events come to, in the order of time, whatever order they came in."""
+    """Decide rounds from these events, in the order of time, whatever order they came in."""
     rounds: list[Round] = []
     partial: list[HeldEvent] = []
     unwanted: list[HeldEvent] = []
@@ -88,7 +89,7 @@ def decide(condition: Condition, within: int, events: Iterable[HeldEvent]) -> De
 def expire(
     condition: Condition, within: int, held: Held, until: int
 ) -> tuple[Held, tuple[Firing, ...]]:
-    """What is held, and what fires, once every event of a time before `until` was read."""
+    """Return the events still held, and the firings, once every event before `until` was read."""
     now = decide(condition, within, held)
     firings = tuple(Firing(round_.events) for round_ in now.rounds if round_.until < until)
     left = Decision(
@@ -101,7 +102,7 @@ def expire(
 
 
 def due(condition: Condition, within: int, held: Held) -> int | None:
-    """When the first round fires if it isn't answered."""
+    """Return when the first round fires unless it is answered."""
     return min(
         (round_.until + 1 for round_ in decide(condition, within, held).rounds),
         default=None,
@@ -131,7 +132,8 @@ def _add_wanted(partial: list[HeldEvent], event: HeldEvent, condition: Condition
 
 
 def _add_unwanted(unwanted: list[HeldEvent], event: HeldEvent, within: int) -> None:
-    """One between two that are as near as the wait is answers nothing that they don't."""
+    """Add an event that answers rounds; one between two others within the wait adds nothing and is
+    dropped."""
     if len(unwanted) >= 2 and event.at - unwanted[-2].at <= within:
         unwanted[-1] = event
     else:

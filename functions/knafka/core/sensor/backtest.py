@@ -32,7 +32,7 @@ class Fired(NamedTuple):
 
     key: str
     at: int
-    """When it was known: the time of its last event, or the end of a wait."""
+    """When the firing was certain: the time of its last event, or the end of a wait."""
     firing: Firing
 
 
@@ -49,11 +49,12 @@ class Backtest:
 
     @property
     def held(self) -> Mapping[str, Held]:
-        """What triggers wait with, by key."""
+        """Return the events that triggers hold, by key."""
         return self._held
 
     def play(self, events: Iterable[PastEvent]) -> Iterator[Fired]:
-        """What they fire. An event that is earlier than one before it is late, as on the bus."""
+        """Apply an event and return the firings. An event earlier than one before it counts as
+        late, as on the bus."""
         for event in events:
             yield from self.until(event.at)
             identity = identity_of(event.attributes)
@@ -72,7 +73,7 @@ class Backtest:
                     yield Fired(route.key, event.at, firing)
 
     def until(self, time: int) -> Iterator[Fired]:
-        """What fires as nothing else has come before this time (ms)."""
+        """Return the firings that follow because nothing else has come before this time (ms)."""
         for key in self._timers.until(time):
             rule = self._rules[trigger_of(key)]
             after = rules.expire(rule, self._held[key], time)

@@ -27,7 +27,7 @@ MAX_COUNT: Final = 1000
 MAX_NAME: Final = 63
 """Characters of a name."""
 NAME: Final = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?"
-"""What a dependency's and a trigger's name look like."""
+"""Syntax of the names of dependencies and triggers."""
 
 _TOKEN = re.compile(rf"\s*(?:({NAME})|(&&|\|\||[()!]))")
 
@@ -62,7 +62,7 @@ Node: TypeAlias = Wanted | Unwanted | AllOf | AnyOf
 
 @dataclass(frozen=True)
 class Condition:
-    """One that was parsed."""
+    """A parsed condition of a trigger."""
 
     tree: Node
     """What is wanted; without what isn't."""
@@ -86,7 +86,8 @@ class Condition:
 
 
 def every(names: Sequence[str]) -> Condition:
-    """All of these dependencies: the condition of a trigger that has none (BUS-S1)."""
+    """Return the condition that all dependencies are met, which a trigger without one has
+    (BUS-S1)."""
     return _condition(_joined(AllOf, [Wanted(name) for name in names]), [])
 
 

@@ -29,9 +29,10 @@ from knafka.core.sensor.resets import Reset
 from knafka.core.sensor.rules import Rule
 
 MAX_HELD_KEYS: Final = 1_000_000
-"""Each costs some 450 bytes of memory beside its events: half a GB."""
+"""Correlation keys that are held at most; each costs some 450 bytes of memory besides its events:
+half a GB."""
 MAX_HELD_BYTES: Final = 512 * 1024 * 1024
-"""Of events as JSON: what a million keys hold with 200 bytes of data each is less."""
+"""Bytes of held events as JSON, at most: more than a million keys with 200 bytes of data each."""
 
 MAX_TRIGGERS = 100
 """Triggers of one Sensor, and dependencies: a commit of 4 KiB says what they still need."""
@@ -58,7 +59,7 @@ class Dependency(Model):
 
 
 class ByTime(Model):
-    """When the events that are held stop counting (BUS-S5)."""
+    """When held events stop counting (BUS-S5)."""
 
     cron: str
     timezone: str = "UTC"
@@ -77,7 +78,7 @@ class ConditionsReset(Model):
 
 
 class SensorTrigger(Model):
-    """What is done when a condition has become true."""
+    """A trigger of a Sensor: its condition, and the action once that is true."""
 
     name: Name
     conditions: str = ""
@@ -107,7 +108,7 @@ class SensorTrigger(Model):
         )
 
     def condition(self, dependencies: Iterable[str]) -> Condition:
-        """Raises `InvalidExpression`."""
+        """Return the parsed condition. Raises `InvalidExpression`."""
         if not self.conditions.strip():
             return conditions.every(list(dependencies))
         return conditions.parse(self.conditions)
@@ -125,7 +126,7 @@ def _dependencies(found: tuple[Dependency, ...]) -> tuple[Dependency, ...]:
 
 
 class Conditions(Model):
-    """What a Sensor decides by."""
+    """The triggers' conditions of a Sensor and their dependencies."""
 
     dependencies: Annotated[
         tuple[Dependency, ...],
@@ -163,13 +164,13 @@ class Conditions(Model):
         return self
 
     def rules(self) -> tuple[Rule, ...]:
-        """One for each trigger, in their order."""
+        """Return one rule for each trigger, in their order."""
         names = [dependency.name for dependency in self.dependencies]
         return tuple(trigger.rule(names) for trigger in self.triggers)
 
 
 class Sensor(Conditions):
-    """One Sensor, as its function sees it."""
+    """The contract of a Sensor's function."""
 
     namespace: str
     name: str
@@ -184,13 +185,14 @@ class Sensor(Conditions):
     trigger_topic: str
     """Events of complex conditions, by trigger (BUS-10, BUS-13)."""
     changelog_topic: str
-    """What triggers hold: compacted, with as many partitions as the trigger topic."""
+    """Compacted topic with the events that triggers hold; it has as many partitions as the trigger
+    topic."""
     action_topic: str
-    """What has fired (BUS-11)."""
+    """Topic of the firings (BUS-11)."""
     bus: str
     """The name of its Broker, or `names.of_channel` of its KafkaChannel, for its dead letters."""
     dead_letter_topic: str
-    """Keeps what it could not handle; it is made with the first of them."""
+    """Topic of the events that could not be handled; created at the first of them."""
     dead_letter_settings: TopicSettings = TopicSettings(config=dict(KEPT_FOR_EVER))
     grace: Grace | None = None
     """Seconds by which the time of an event may be before that of one which was read already; None:
@@ -207,7 +209,7 @@ class Sensor(Conditions):
         return frozenset(trigger.name for trigger in self.triggers if trigger.order == "key")
 
     def transactional_id(self, name: str) -> str:
-        """Of one process; its consumer has it as its client id, too."""
+        """Return the transactional id of one process, which is its consumer's client id too."""
         return f"{self.group}-{name}"
 
     def slot_of(self, client_id: str) -> int | None:

@@ -27,11 +27,11 @@ class HeldEvent(NamedTuple):
 
     @property
     def place(self) -> Place:
-        """Where it stands among all events of the bus."""
+        """The event's place among all events of the bus."""
         return Place(self.at, *self.origin)
 
     def is_same_as(self, other: HeldEvent) -> bool:
-        """Whether it is the same event, for the same dependency."""
+        """Whether this is the same event (source and id), for the same dependency."""
         return self.dependency == other.dependency and self.identity == other.identity
 
 
@@ -52,5 +52,5 @@ class Firing(NamedTuple):
 
 
 def in_time(events: Iterable[HeldEvent]) -> Held:
-    """By time, and by their order on the bus where that is equal."""
+    """Return the events sorted by time, and by their order on the bus within one time."""
     return tuple(sorted(events, key=lambda event: (event.at, event.origin, event.offset)))

@@ -33,7 +33,7 @@ NAME: Final = 256
 
 
 class TooLarge(Exception):
-    """What was to be written is larger than its topic takes."""
+    """Raised when a record to be written is larger than its topic takes."""
 
 
 def failure_of(error: Exception) -> tuple[Reason, str]:
@@ -111,7 +111,7 @@ def of_events(
 
 
 def cut(letter: Draft) -> Draft:
-    """What is kept of a dead letter that is too large for its topic."""
+    """Return a dead letter without its data, for a topic that refuses it as too large."""
     # A foreign record's headers may have no values.
     return stub_of(letter._replace(headers=[(name, raw or b"") for name, raw in letter.headers]))
 

@@ -57,8 +57,8 @@ class Router:
             self._wanted.append((dependency.name, passes, wants))
 
     def route(self, attributes: Attributes) -> list[Route]:
-        """Each trigger at most once for each of its dependencies; one with a simple condition at
-        most once."""
+        """Return the routes of an event: each trigger at most once per dependency; one with a
+        simple condition at most once."""
         routes: list[Route] = []
         fired: set[str] = set()
         for dependency, passes, wants in self._wanted:

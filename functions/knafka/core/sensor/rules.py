@@ -24,7 +24,7 @@ from knafka.core.sensor.resets import Reset
 
 @dataclass(frozen=True)
 class Rule:
-    """One trigger, ready to be asked."""
+    """One trigger's condition with its timing and resets."""
 
     name: str
     condition: Condition
@@ -39,7 +39,7 @@ class Rule:
 
 
 class Step(NamedTuple):
-    """What is held now, and what has fired, in the order of time."""
+    """The events that are held now, and the firings in the order of time."""
 
     held: Held
     firings: tuple[Firing, ...] = ()
@@ -82,7 +82,7 @@ def expire(rule: Rule, held: Held, until: int) -> Step:
 
 
 def due(rule: Rule, held: Held) -> int | None:
-    """When the next firing is due that waits for no event, in ms; None: there is none."""
+    """Return when the next firing is due that waits for no event, in ms; None: there is none."""
     if not rule.condition.unwanted or not held:
         return None
     assert rule.within is not None
@@ -120,8 +120,8 @@ def _others(rule: Rule, held: Held, event: HeldEvent) -> list[HeldEvent]:
 
 
 def _counting(rule: Rule, events: Sequence[HeldEvent]) -> Sequence[HeldEvent]:
-    """Those that came after the last reset before the newest of them (BUS-S5); in a backlog, also
-    those whose wait was over before it, and which haven't fired yet."""
+    """Return the events after the last reset before the newest of them (BUS-S5); in a backlog, also
+    those whose wait ended before that reset without having fired."""
     if not rule.resets:
         return events
     since = _last_reset(rule, max(event.at for event in events))
@@ -150,7 +150,7 @@ def _was_reset(rule: Rule, waited: Held) -> bool:
 
 
 def _latest(condition: Condition, events: Iterable[HeldEvent]) -> Sequence[HeldEvent]:
-    """As many of each dependency as the condition may want, the latest by time."""
+    """Return the latest events, of each dependency as many as the condition may need."""
     room = Counter(condition.wanted)
     kept = []
     for event in reversed(in_time(events)):
