@@ -54,7 +54,7 @@ class Entries(Protocol[E_co]):
 
 @dataclass(frozen=True, slots=True)
 class Contract(Generic[E]):
-    """What the topic declares, by key, as of a position in it."""
+    """The entries of a contract topic by key, as of a position in it."""
 
     position: int = 0
     """The offset of the first record that is not taken into account yet."""

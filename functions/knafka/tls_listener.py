@@ -31,7 +31,7 @@ _State: TypeAlias = tuple[tuple[int, int, int], ...]
 
 
 class ServerCertificate:
-    """What a function shows of itself; `look` now and then."""
+    """The certificate of a function, read again from its files by `look`."""
 
     def __init__(self, folder: Path) -> None:
         self.context = _context()
@@ -70,6 +70,7 @@ class ServerCertificate:
         self._newest = context
 
     def _hand_on(self, handshake: ssl.SSLObject, _name: str | None, _of: ssl.SSLContext) -> None:
+        """Use the newest certificate for this handshake."""
         assert self._newest is not None, "nobody listens without a certificate"
         handshake.context = self._newest
 
@@ -107,6 +108,7 @@ class TlsListener:
 
 
 def _context() -> ssl.SSLContext:
+    """Return the TLS context of a server."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
@@ -114,5 +116,6 @@ def _context() -> ssl.SSLContext:
 
 
 def _state(path: Path) -> tuple[int, int, int]:
+    """Return what identifies a file's version."""
     found = path.stat()
     return found.st_ino, found.st_mtime_ns, found.st_size

@@ -79,6 +79,7 @@ class Pool:
             raise
 
     def give_slot(self) -> None:
+        """Let the next waiting exchange begin."""
         while self._waiters:
             waiter = self._waiters.popleft()
             if not waiter.done():
@@ -87,6 +88,7 @@ class Pool:
         self.free += 1
 
     async def connect(self, deadline: float) -> Connection:
+        """Open a connection by `deadline`. Raises `DeliveryError`."""
         if self.closed:
             raise client_closed()
         now = self.loop.time()
@@ -106,7 +108,8 @@ class Pool:
         return connection
 
     async def _connect(self, expires_at: float) -> Connection:
-        """Raises `OSError`, and `DeliveryError` where no address of the host may be asked."""
+        """Open a connection. Raises `OSError`, and `DeliveryError` if no address of the host may be
+        connected to."""
         host, port = self.origin.host, self.origin.port
         context = None if self._tls is None else self._trusted(self._tls)
         # What was judged is what is connected to: the name is resolved once.
@@ -128,6 +131,7 @@ class Pool:
         raise AssertionError("a host has an address")
 
     def _trusted(self, tls: TlsContext) -> ssl.SSLContext:
+        """Return the TLS context with the trusted certificates. Raises `DeliveryError`."""
         try:
             return tls.current()
         except (ValueError, OSError) as error:

@@ -113,6 +113,8 @@ class KafkaAdmin:
     async def ensure_topic(
         self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
     ) -> bool:
+        """Create the topic unless it exists, and wait until Kafka knows it; returns whether it was
+        created."""
         new_topic = NewTopic(topic, partitions, replication, config=dict(config))
         with needing(topic=("Create", topic), cluster="Create"):
             was_created = await self._did_unless(
@@ -130,6 +132,7 @@ class KafkaAdmin:
         return was_created
 
     async def describe_topic(self, topic: str) -> TopicDescription | None:
+        """Return a topic's description; None: it doesn't exist."""
         description = (await self._describe([topic])).get(topic)
         if description is None:
             return None
@@ -170,6 +173,7 @@ class KafkaAdmin:
         return await self._list_offsets((await self._describe_existing(topic)).partitions, LATEST)
 
     async def end_offsets_of_all(self, topics: Collection[str]) -> Mapping[str, Positions]:
+        """Return the end offsets of many topics with one request."""
         now = time.monotonic()
         self._cached_partitions = {
             topic: seen
@@ -218,6 +222,7 @@ class KafkaAdmin:
         await self._topic_ranges.set_config(topic, config)
 
     async def ensure_committed(self, group: str, topic: str, start: Start = "latest") -> None:
+        """Commit the offsets at which a new group starts."""
         partitions = (await self._describe_existing(topic)).partitions
         if await self._groups.committed(group, partitions):
             return
@@ -236,6 +241,7 @@ class KafkaAdmin:
         return ends if start == "latest" else ends | await self._list_offsets(partitions, start)
 
     async def lags(self, groups: Sequence[str], topic: str) -> Mapping[str, Lag]:
+        """Return the lag of each group on one topic."""
         committed: Mapping[str, Commits] = {}
         if (read := self._recent_ends(topic)) is not None:
             ends = read.by_partition
@@ -323,10 +329,12 @@ class KafkaAdmin:
     def note_committed(
         self, groups: Collection[str], topic: str, positions: Positions, since: float
     ) -> None:
+        """Note what a dispatcher reports as committed, so that `lags` need not ask."""
         if (seen := self._cached_partitions.get(topic)) is not None:
             self._groups.note(groups, seen.id, positions, since)
 
     async def read_all(self, topic: str, limit: int) -> Sequence[Record]:
+        """Return the last `limit` records of a topic, oldest first."""
         await self._describe_existing(topic)  # which says, better than a consumer, what is wrong
         read = partial(read_whole, self._connection, topic, limit, max_bytes=self._max_read_bytes)
         with needing(topic=("Read", topic), group=("Read", UNUSED_GROUP)):

@@ -66,15 +66,16 @@ T = TypeVar("T")
 
 
 class _Partitions(NamedTuple):
-    """Of a topic."""
+    """The partitions of a topic."""
 
     known: list[TopicPartition]
     led: list[TopicPartition]
-    """Those that have a leader."""
+    """Partitions that have a leader."""
 
 
 class BoundedReader:
-    """One consumer and one admin client, opened when they are needed and kept."""
+    """Reads topics and offsets up to a point, with one consumer and one admin client that are
+    opened when needed and kept."""
 
     def __init__(self, connection: Connection, group: str) -> None:
         self._connection = connection
@@ -84,10 +85,11 @@ class BoundedReader:
         self._kept_admin: AdminClient | None = None
         self._kept_passing: Consumer | None = None
         self._known_partitions: dict[str, tuple[_Partitions, float]] = {}
-        """Of topics, and when they were asked for."""
+        """Partitions of topics, and when they were asked for."""
 
     @property
     def _consumer(self) -> Consumer:
+        """Return the consumer, opened at its first use."""
         if self._kept_consumer is None:
             self._kept_consumer = open_client(
                 Consumer,
@@ -97,12 +99,13 @@ class BoundedReader:
 
     @property
     def _admin(self) -> AdminClient:
+        """Return the admin client, opened at its first use."""
         if self._kept_admin is None:
             self._kept_admin = open_admin(self._connection, self._errors.record)
         return self._kept_admin
 
     def read_all(self, topic: str, partition: int) -> Iterator[Sequence[Record]]:
-        """As `TransactionalLog.read_all`; one at a time."""
+        """Yield all records of a partition, as `TransactionalLog.read_all`; one call at a time."""
         place = TopicPartition(topic, partition)
         try:
             end = self._ends([place])[partition]
@@ -112,6 +115,7 @@ class BoundedReader:
         return self._read_to(end, place) if end else iter(())
 
     def _read_to(self, end: int, place: TopicPartition) -> Iterator[Sequence[Record]]:
+        """Yield the records of a partition in batches, up to the offset `end`."""
         # librdkafka waits for half a second with a question of its own for the beginning, and asks
         # it at once where there is no such offset any more.
         self._consumer.assign([TopicPartition(place.topic, place.partition, 0)])
@@ -150,14 +154,15 @@ class BoundedReader:
         return records, max(reached, records[-1].offset() + 1) if records else reached
 
     def ends(self, topic: str) -> Positions:
-        """As `TransactionalLog.ends`."""
+        """Return the end offsets of a topic, as `TransactionalLog.ends`."""
         return self._ends(self.partitions(topic))
 
     def partitions(self, topic: str) -> list[TopicPartition]:
-        """All of a topic's. Raises `LogError`."""
+        """Return all partitions of a topic. Raises `LogError`."""
         return self._described(topic).known
 
     def _described(self, topic: str) -> _Partitions:
+        """Return a topic's partitions. Raises `LogError`."""
         found = self._asked(lambda timeout: self._admin.list_topics(topic, timeout=timeout))
         described = found.topics[topic]
         if described.error is not None:
@@ -173,8 +178,8 @@ class BoundedReader:
     def ensure_topic(
         self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
     ) -> None:
-        """As `TransactionalLog.ensure_topic`. One that is there already wants no right to make
-        it."""
+        """Create a topic unless it exists, as `TransactionalLog.ensure_topic`; an existing one
+        needs no right to create it."""
         try:
             self.partitions(topic)
         except LogError as error:
@@ -200,6 +205,7 @@ class BoundedReader:
                 ) from error
 
     def _exists(self, topic: str) -> bool:
+        """Whether a topic exists."""
         try:
             self.partitions(topic)
         except LogError:
@@ -207,7 +213,8 @@ class BoundedReader:
         return True
 
     def committed(self, topic: str, timeout: float) -> Positions:
-        """As `TransactionalLog.committed`. Raises `LogError` after `timeout` seconds."""
+        """Return the group's committed offsets, as `TransactionalLog.committed`. Raises `LogError`
+        after `timeout` seconds."""
         # librdkafka's admin client may crash the process over this question (`kafka_groups`).
         found = committed_of(self._consumer, self.partitions(topic), timeout)
         return {
@@ -215,7 +222,7 @@ class BoundedReader:
         }
 
     def reachable_ends(self, topic: str) -> Mapping[int, int | None]:
-        """As `TransactionalLog.reachable_ends`."""
+        """Return the end offsets that can be read now, as `TransactionalLog.reachable_ends`."""
         from confluent_kafka.admin._listoffsets import OffsetSpec
 
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
@@ -237,6 +244,7 @@ class BoundedReader:
         return ends
 
     def _kept_partitions(self, topic: str) -> _Partitions:
+        """Return a topic's partitions, asking Kafka only now and then."""
         found, asked_at = self._known_partitions.get(topic, (None, 0.0))
         if found is None or time.monotonic() - asked_at > PARTITIONS_KEPT:
             found = self._described(topic)
@@ -244,7 +252,7 @@ class BoundedReader:
         return found
 
     def committed_now(self, topic: str) -> Mapping[int, OffsetAndMetadata]:
-        """As `TransactionalLog.committed_now`."""
+        """Return the group's commits as they are now, as `TransactionalLog.committed_now`."""
         if self._kept_passing is None:
             # One that reads only what is committed waits for transactions under way.
             passing = {"isolation.level": "read_uncommitted", "group.id": self._group}
@@ -278,7 +286,7 @@ class BoundedReader:
         return self._asked(ask) if wanted else {}
 
     def _asked(self, ask: Callable[[float], T]) -> T:
-        """What Kafka answers, asked again while a leader moves. Raises `LogError`."""
+        """Ask Kafka, again while a leader moves, and return its answer. Raises `LogError`."""
         deadline = time.monotonic() + REQUEST_TIMEOUT
         while True:
             try:

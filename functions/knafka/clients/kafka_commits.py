@@ -42,7 +42,7 @@ MOVING: Final = frozenset(
 """Why a commit fails that succeeds a moment later."""
 
 Epochs = Mapping[int, int]
-"""By partition that may be committed, the leader epoch of what was committed of it last."""
+"""Leader epoch of the last commit, by partition that may be committed."""
 
 
 class OffsetCommits:
@@ -51,9 +51,9 @@ class OffsetCommits:
     def __init__(self, numbering: Numbering) -> None:
         self._numbering = numbering
         self._last: dict[int, OffsetAndMetadata] = {}
-        """What was committed last of each partition."""
+        """The last commit of each partition."""
         self._again: dict[int, OffsetAndMetadata] = {}
-        """What couldn't be committed while the group moved."""
+        """Commits that failed in a rebalance, and are repeated."""
         self._again_at = 0.0
 
     def commit(self, consumer: Consumer, commits: Commits, owned: Epochs) -> None:
@@ -75,7 +75,8 @@ class OffsetCommits:
     def reported(
         self, error: KafkaError | None, partitions: list[TopicPartition], owned: Epochs
     ) -> None:
-        """What a commit without waiting came to."""
+        """Note the result of a commit that nobody waits for: what failed in a rebalance is
+        repeated."""
         for entry in partitions:
             why = entry.error or error
             number = self._numbering.number(entry.topic, entry.partition)
@@ -99,7 +100,7 @@ class OffsetCommits:
         self.commit_and_wait(consumer, commits, owned)
 
     def commit_and_wait(self, consumer: Consumer, commits: Commits, epochs: Epochs) -> None:
-        """Raises `KafkaException` if they can't be committed."""
+        """Commit and wait for Kafka. Raises `KafkaException` if it fails."""
         offsets = self._offsets(consumer, commits, epochs)
         for entry in consumer.commit(offsets=offsets, asynchronous=False) or ():
             if entry.error is not None:

@@ -57,11 +57,13 @@ _NONE: Final = frozenset({KafkaError.GROUP_ID_NOT_FOUND})
 
 @dataclass(frozen=True, slots=True)
 class _Known:
+    """What is known of a group's positions on a topic."""
+
     committed: Commits
     positions: Positions
     """The committed offset of every partition, 0 where there is none."""
     until: float
-    """When Kafka must be asked again, by `time.monotonic`."""
+    """When Kafka must be asked again (`time.monotonic`)."""
 
     def is_at(self, ends: Positions, now: float) -> bool:
         """Whether the group is known, without asking Kafka, to have committed these ends."""
@@ -81,6 +83,7 @@ def needs_detaching(group: ConsumerGroupDescription) -> bool:
 
 
 def _had_classic_members(group: ConsumerGroupDescription) -> bool:
+    """Whether a group has members of the classic protocol."""
     return group.type is ConsumerGroupType.CLASSIC and not (
         group.is_simple_consumer_group or _is_gone(group)
     )
@@ -102,9 +105,9 @@ class KafkaGroups:
         self._connection = connection
         self._calls = calls
         self._known: dict[str, dict[str, _Known]] = {}
-        """By group and topic id; the group of a Sensor reads two topics."""
+        """Known positions by group and topic id; the group of a Sensor reads two topics."""
         self._forgotten: dict[str, float] = {}
-        """When `forget` was last called, by group and `time.monotonic`."""
+        """When `forget` was last called for a group (`time.monotonic`)."""
         self._forget_old = 0.0
         """`time.monotonic` of the next clean-up of both; only it removes groups that are gone."""
 
@@ -258,7 +261,7 @@ class KafkaGroups:
         return [] if found is None else [member.client_id for member in found.members]
 
     async def _describe(self, group: str, *more: str) -> dict[str, ConsumerGroupDescription]:
-        """What Kafka says of these groups, by name; those that it doesn't know may be missing."""
+        """Return Kafka's descriptions of these groups by name; unknown groups may be missing."""
         with needing(group=("Describe", group)):
             return await self._calls.of_coordinator(
                 lambda timeout: self._calls.admin.describe_consumer_groups(

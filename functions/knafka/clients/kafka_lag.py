@@ -22,8 +22,8 @@ def beyond(commits: Commits, ranges: Mapping[int, tuple[int, int]]) -> frozenset
 def at_most(
     commits: Commits, ranges: Mapping[int, tuple[int, int]], fresh: Collection[int]
 ) -> Commits:
-    """The same, at the end where it is only an old one that they are behind: without a leader a
-    partition's end can't be known."""
+    """Return the commits with an offset beyond an outdated end set to that end: without a leader
+    the real end can't be known."""
     old = beyond(commits, ranges) - set(fresh)
     return {
         number: commit._replace(offset=ranges[number][1]) if number in old else commit

@@ -30,7 +30,7 @@ ASK_INTERVAL: Final = 5.0
 
 
 class Liveness:
-    """Of one consumer; its thread calls `check` after each read."""
+    """Checks that one consumer still hears from Kafka; its thread calls `check` after each read."""
 
     def __init__(self, connection: Connection, topic: str) -> None:
         self._connection = connection
@@ -38,8 +38,8 @@ class Liveness:
         self._ask_at = time.monotonic() + SILENCE
 
     def check(self, client: Consumer | AdminClient, *, heard: bool) -> None:
-        """Raises `LogError` where Kafka answers others and not `client`; blocks for up to three
-        times `ASK_TIMEOUT` while it doesn't."""
+        """Raise `LogError` if Kafka answers other clients and not this one. Blocks for up to three
+        times `ASK_TIMEOUT` while Kafka doesn't answer."""
         now = time.monotonic()
         if heard:
             self._ask_at = now + SILENCE
@@ -55,6 +55,7 @@ class Liveness:
         return self._answers(open_admin(self._connection, lambda error: None))
 
     def _answers(self, client: Consumer | AdminClient) -> bool:
+        """Whether Kafka answers this client."""
         try:
             client.list_topics(self._topic, timeout=ASK_TIMEOUT)
         except KafkaException:

@@ -32,7 +32,7 @@ _TAKEN: Final = frozenset(
         KafkaError.REBALANCE_IN_PROGRESS,
     }
 )
-"""What Kafka answers to a commit as nobody's if the group has members."""
+"""Kafka's errors for a commit without membership in a group that has members."""
 
 
 class KafkaOffsets:
@@ -53,6 +53,7 @@ class KafkaOffsets:
     async def committed(
         self, group: str, topic: str, partitions: Collection[int]
     ) -> Mapping[int, Commit]:
+        """Return the group's commits. Raises `GroupHasMembers` and `LogError`."""
         calls = self._calls
         answers = await calls.of_coordinator(
             lambda timeout: calls.admin.describe_consumer_groups([group], request_timeout=timeout)
@@ -76,6 +77,7 @@ class KafkaOffsets:
         }
 
     async def _partitions(self, topic: str) -> list[TopicPartition]:
+        """Return all partitions of a topic."""
         calls = self._calls
         metadata = await calls.in_thread(
             lambda timeout: calls.admin.list_topics(topic, timeout=timeout)
@@ -83,6 +85,7 @@ class KafkaOffsets:
         return [TopicPartition(topic, number) for number in metadata.topics[topic].partitions]
 
     async def commit(self, group: str, topic: str, commits: Mapping[int, Commit]) -> None:
+        """Commit all of these, and wait for Kafka. Raises `GroupHasMembers` and `LogError`."""
         deadline = time.monotonic() + TIMEOUT
         offsets = [
             TopicPartition(topic, number, commit.offset, commit.metadata, commit.epoch)

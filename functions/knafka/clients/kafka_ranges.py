@@ -69,7 +69,7 @@ class KafkaRanges:
 
     async def ranges(self, topics: Collection[str]) -> Mapping[str, Range]:
         """`LogAdmin.ranges_of_all`."""
-        partitions = await self._found(topics)
+        partitions = await self._existing_partitions(topics)
         # The starts come first: what is deleted or written meanwhile makes no range negative.
         starts, ends = [
             await listed(self._calls, asking(partitions, which), some=True)
@@ -88,7 +88,7 @@ class KafkaRanges:
 
     async def first_timestamps(self, topics: Collection[str]) -> Mapping[str, float]:
         """`LogAdmin.first_timestamps`."""
-        wanted = asking(await self._found(topics), SINCE_EVER)
+        wanted = asking(await self._existing_partitions(topics), SINCE_EVER)
         found: dict[str, float] = {}
         for place, first in (await listed(self._calls, wanted, some=True)).items():
             if first.offset >= 0 and first.timestamp >= 0:
@@ -110,7 +110,8 @@ class KafkaRanges:
                 )[resource]
             )
 
-    async def _found(self, topics: Collection[str]) -> list[TopicPartition]:
+    async def _existing_partitions(self, topics: Collection[str]) -> list[TopicPartition]:
+        """Return the partitions of the topics that exist, asking Kafka only now and then."""
         now = time.monotonic()
         self._known = {
             topic: entry for topic, entry in self._known.items() if now - entry[0] < REMEMBERED

@@ -76,11 +76,13 @@ class KafkaReader:
     # Reading
 
     async def read(self, limit: int, timeout: float) -> Sequence[Record]:
+        """Return up to `limit` records. Raises `LogError`."""
         records: list[Record]
         records, self.ends = await self._thread.call(partial(self._read, limit, timeout))
         return records
 
     def _read(self, limit: int, timeout: float) -> tuple[list[Record], Positions]:
+        """Read on the consumer's thread; returns records and ends."""
         membership = self._membership
         membership.beat()
         membership.repeat_commit()
@@ -90,7 +92,7 @@ class KafkaReader:
             if error is None:
                 records.append(cast(Record, message))
             elif error.code() in RESET:
-                number = self._start_anew(message)
+                number = self._restart_partition(message)
                 # What came before it in this batch is of a log that is gone.
                 records = [record for record in records if self.number_of(record) != number]
             elif not self._note_end(message):
@@ -128,7 +130,8 @@ class KafkaReader:
             topic, group = ("Read", self._topic), ("Read", self._group)
             self._failure = named(log_error_of(error), topic=topic, group=group)
 
-    def _start_anew(self, message: Message) -> int:
+    def _restart_partition(self, message: Message) -> int:
+        """Read a partition from its start, as its log has no such offset; returns its number."""
         number = self.number_of(cast(Record, message))
         log.warning(
             "partition %d of %s has no offset %s any more and is read from its start: %s",
@@ -138,6 +141,7 @@ class KafkaReader:
         return number
 
     def _batch(self, limit: int, timeout: float) -> list[Message]:
+        """Poll up to `limit` messages, noting ends."""
         # consume() alone would wait for the whole batch; the first record alone is worth a return.
         # An end alone isn't: each partition has one after each record that comes alone.
         consumer = self._membership.consumer
@@ -167,6 +171,7 @@ class KafkaReader:
     def _switch(
         self, how: Callable[[Consumer, list[TopicPartition]], None], partitions: Sequence[int]
     ) -> None:
+        """Pause or resume partitions, on the consumer's thread."""
         membership = self._membership
         owned = membership.owned.keys() & set(partitions)
         try:
@@ -183,6 +188,7 @@ class KafkaReader:
     # Closing
 
     async def close(self, timeout: float) -> None:
+        """Make the last commits and leave the group, within `timeout` seconds."""
         leaving = asyncio.create_task(self._leave(timeout))
         try:
             await asyncio.wait({leaving}, timeout=timeout)

@@ -108,7 +108,7 @@ class AdminCalls:
     async def of_coordinator(
         self, ask: Callable[[float], Mapping[K, Future[T]]], leaving_out: Collection[int] = ()
     ) -> dict[K, T]:
-        """As `results_by_key`, for requests that go to the coordinator of a group.
+        """Send a request to the coordinator of a group; returns and raises as `results_by_key`.
 
         librdkafka (2.16.1) aborts the process if its own timeout for such a request expires and a
         broker comes up afterwards (librdkafka 4605). So its timeout is `NO_TIMEOUT`; if we stop
@@ -135,6 +135,7 @@ class AdminCalls:
         *,
         some: bool = False,
     ) -> dict[K, T]:
+        """Wait for the futures and return their results by key."""
         found = {}
         first: KafkaException | None = None
         for key, future in asked.items():
@@ -232,6 +233,8 @@ class AdminCalls:
                 self._refreshing = self._threads.submit(ask)
 
     async def _patiently(self, ask: Callable[[float], Awaitable[T]]) -> T:
+        """Repeat a request while a coordinator or leader moves, at most `timeout` seconds. Raises
+        `LogError`."""
         self.admin.poll(0)
         self._errors.forget()
         deadline = time.monotonic() + self.timeout
@@ -272,6 +275,8 @@ class AdminCalls:
             self._threads.submit(former.poll, 0)
 
     def _no_answer(self) -> LogError:
+        """Return the error of a request without an answer, with what librdkafka knows of the
+        reason."""
         self.admin.poll(0)
         why = f": {self._errors}" if str(self._errors) else ""
         return LogError(f"Kafka did not answer within {self.timeout:g} s{why}")

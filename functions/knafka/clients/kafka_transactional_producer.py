@@ -72,6 +72,7 @@ class TransactionalProducer:
         self._producer = self._open()
 
     def _open(self) -> Producer:
+        """Open the producer."""
         batching = {} if self._is_batching else {"batch.size": 1}
         return open_client(
             Producer,
@@ -99,10 +100,12 @@ class TransactionalProducer:
         )
 
     def _on_error(self, error: KafkaError) -> None:
+        """Log and remember an error of librdkafka."""
         log_error(error)
         self._errors.record(error)
 
     def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
+        """Note a record that was not stored."""
         if error is not None and error.code() not in _PURGED:
             self._failed.append(
                 _Failed(error, message.topic() or "", message.partition(), message.key())
@@ -167,6 +170,7 @@ class TransactionalProducer:
             ) from error
 
     def _produce(self, output: Output, deadline: float) -> None:
+        """Queue a record, waiting for room until `deadline`."""
         while True:
             try:
                 self._producer.produce(
@@ -188,6 +192,7 @@ class TransactionalProducer:
                 return
 
     def _flush(self, deadline: float) -> None:
+        """Wait until all records are stored, at most until `deadline`."""
         while self._producer.flush(max(0.0, min(1.0, deadline - time.monotonic()))):
             if self._failed or time.monotonic() > deadline:
                 break
@@ -199,6 +204,7 @@ class TransactionalProducer:
         raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"Kafka: {self.trouble}"))
 
     def _retried(self, request: Callable[[float], object], deadline: float) -> None:
+        """Repeat a request until it succeeds, at most until `deadline`."""
         while True:
             try:
                 request(max(0.1, deadline - time.monotonic()))
@@ -227,6 +233,7 @@ class TransactionalProducer:
         return aborted
 
     def _aborted(self, reason: KafkaError) -> TransactionAborted:
+        """Return the error of an aborted transaction; `RecordTooLarge` if a record was."""
         failed = self._failed
         too_large = [
             report for report in failed if report.error.code() == KafkaError.MSG_SIZE_TOO_LARGE

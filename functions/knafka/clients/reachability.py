@@ -111,6 +111,7 @@ class Reachability:
                 return
 
     def _give_up(self, error: LogError) -> None:
+        """Note that Kafka is away, and why."""
         if self.away is None:
             log.warning("Kafka is away: %s", error)
             self._on_away()

@@ -90,6 +90,7 @@ class TlsContext:
 
 
 def _state(path: Path) -> tuple[int, int, int]:
+    """Return what identifies a file's version."""
     found = path.stat()
     return found.st_ino, found.st_mtime_ns, found.st_size
 

@@ -103,6 +103,7 @@ def _inner(address: IPv6Address) -> IPv4Address | None:
 
 
 def _parse(host: str) -> IPv4Address | IPv6Address | None:
+    """Parse an IP address in any form that resolvers take; None: it is a name."""
     try:
         return ip_address(host)
     except ValueError:

@@ -59,6 +59,8 @@ class VerifiedToken(NamedTuple):
 
 
 class _Head(msgspec.Struct):
+    """The header of a JWT."""
+
     alg: str
     kid: str
     crit: Any = None
@@ -75,6 +77,8 @@ class _Head(msgspec.Struct):
 
 
 class _Claims(msgspec.Struct):
+    """The claims of a JWT."""
+
     iss: str
     sub: str
     aud: str | list[str]

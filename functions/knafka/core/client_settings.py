@@ -25,6 +25,8 @@ _RACK = re.compile(r"[A-Za-z0-9._/:-]{1,255}", re.ASCII).fullmatch
 
 
 def _number(minimum: int, maximum: int) -> _Check:
+    """Return the check of a whole number in this range."""
+
     def check(text: str) -> str:
         if _DIGITS(text) and minimum <= int(text) <= maximum:
             return str(int(text))
@@ -34,6 +36,8 @@ def _number(minimum: int, maximum: int) -> _Check:
 
 
 def _one_of(*values: str) -> _Check:
+    """Return the check of one of these values."""
+
     def check(text: str) -> str:
         if text in values:
             return text
@@ -43,6 +47,7 @@ def _one_of(*values: str) -> _Check:
 
 
 def _rack(text: str) -> str:
+    """Check the name of a rack."""
     if _RACK(text):
         return text
     raise ValueError("the name of a rack or zone, as the brokers' broker.rack has it")

@@ -40,6 +40,7 @@ _ATTRIBUTE_NAME = re.compile(r"[a-z][a-z0-9]*").fullmatch
 
 
 def _attribute_name(name: str) -> str:
+    """Check a CloudEvents attribute's name."""
     if _ATTRIBUTE_NAME(name) is None:
         raise problem(
             f"invalid attribute name: {name!r}: want a-z, then a-z or 0-9 (^[a-z][a-z0-9]*$)"
@@ -55,6 +56,7 @@ Wanted: TypeAlias = Annotated[
 
 
 def _cesql(text: str) -> str:
+    """Check a CESQL expression."""
     if (wrong := _wrong_with(text)) is not None:
         raise problem(f"invalid CESQL expression: {wrong}")
     return text
@@ -63,6 +65,7 @@ def _cesql(text: str) -> str:
 # The operator reads the same objects again at each reconciliation.
 @lru_cache(maxsize=512)
 def _wrong_with(expression: str) -> str | None:
+    """Return what is wrong with a CESQL expression; None: it is valid."""
     try:
         cesql.compile_expression(expression)
     except InvalidExpression as error:
@@ -450,6 +453,7 @@ class Shard(Model):
 
 
 def _not_at_most_once(egress: Egress) -> Egress:
+    """Refuse at-most-once delivery in a shared dispatcher."""
     if egress.at_most_once:
         raise problem("a shared dispatcher delivers at least once: want no atMostOnce")
     return egress

@@ -109,6 +109,7 @@ def is_delivered(status: int) -> bool:
 
 
 def _is_retriable(outcome: Outcome) -> bool:
+    """Whether another attempt may succeed after this outcome."""
     if outcome.permanent or outcome.failure is Reason.MALFORMED_REPLY:
         return False
     status = outcome.status

@@ -86,6 +86,7 @@ def _seconds(value: object) -> float:
 
 
 def _parse_duration(text: str) -> float:
+    """Parse an ISO-8601 duration into seconds."""
     if (match := _DURATION(text)) is None:
         raise problem(
             f"invalid value: {text:.80}: want an ISO-8601 duration, such as PT0.2S or PT5M"
@@ -155,6 +156,7 @@ def _in_ascii(host: str) -> str:
 
 
 def _absolute_url(url: str) -> str:
+    """Check that a URL is absolute."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -239,6 +241,7 @@ def more_problems(count: int) -> str:
 
 
 def _invalid(error: ValidationError, root: str) -> InvalidDocument:
+    """Turn pydantic's errors into one `InvalidDocument` that names all fields."""
     missing: list[str] = []
     problems: list[tuple[str, str]] = []
     for problem in error.errors(include_url=False)[:MAX_PROBLEMS]:

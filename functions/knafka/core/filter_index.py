@@ -108,6 +108,7 @@ def _keys_of(spec: Filter) -> tuple[_Keys | None, bool]:
 
 
 def _all(parts: Sequence[Filter]) -> tuple[_Keys | None, bool]:
+    """Return the keys by which a conjunction can be found, and whether they decide it."""
     keys: list[_Keys] = []
     decides = False
     for part in parts:
@@ -136,6 +137,8 @@ def _evaluates(spec: Filter) -> bool:
 
 @dataclass(slots=True, eq=False)
 class _Entry(Generic[T]):
+    """A filter in the index, with its owner."""
+
     owner: T
     selection: Selection
     keys: tuple[_Key, ...] = ()
@@ -154,6 +157,7 @@ class _Bucket(Generic[T]):
         return len(self.decided) + len(self.tried) + len(self.once)
 
     def of(self, entry: _Entry[T]) -> dict[_Entry[T], None]:
+        """Return the part of the bucket that an entry belongs to."""
         if len(entry.keys) > 1:
             return self.once
         return self.tried
@@ -237,6 +241,7 @@ class FilterIndex(Generic[T]):
         return self._prefix if key.is_prefix else self._exact
 
     def _note_lengths(self, key: _Key) -> None:
+        """Note which lengths the prefixes of an attribute have."""
         if key.is_prefix:
             self._lengths[key.name] = sorted(
                 {len(prefix) for prefix in self._prefix.get(key.name, ())}
@@ -263,6 +268,7 @@ def _match(
     matching: list[T],
     once: dict[_Entry[T], None],
 ) -> None:
+    """Add to `matching` the owners in a bucket whose filters match."""
     matching += bucket.decided.values()
     for entry in bucket.tried:
         if entry.selection.passes(attributes):

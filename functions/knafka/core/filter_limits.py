@@ -104,12 +104,14 @@ def _list(value: object) -> Sequence[object]:
 
 
 def _within_limits(filters: object) -> object:
+    """Refuse filters beyond the limits."""
     if (too_much := beyond_limits(filters)) is not None:
         raise problem(too_much)
     return filters
 
 
 def _attributes_within_limits(declared: object) -> object:
+    """Refuse attributes of a filter that are too long together."""
     if characters_of(declared, MAX_FILTER_CHARACTERS + 1) > MAX_FILTER_CHARACTERS:
         raise problem(too_long("the attributes"))
     return declared

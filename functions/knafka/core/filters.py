@@ -45,18 +45,20 @@ def compile_attributes(wanted: AttributesFilter) -> Predicate:
     """Every named attribute present, and equal unless the wanted value is empty (KN-TRG-08)."""
     if not wanted.attributes:
         return lambda event: True
-    return _each(wanted.attributes, lambda value, want: bool(value) and want in ("", value))
+    return _attribute_predicate(
+        wanted.attributes, lambda value, want: bool(value) and want in ("", value)
+    )
 
 
 def compile_filter(spec: Filter, failed: CountError = _ignore) -> Predicate:
     """Compile one declared filter into a predicate (KN-TRG-10)."""
     match spec:
         case Exact(exact=wanted):
-            return _each(wanted, str.__eq__)
+            return _attribute_predicate(wanted, str.__eq__)
         case Prefix(prefix=wanted):
-            return _each(wanted, str.startswith)
+            return _attribute_predicate(wanted, str.startswith)
         case Suffix(suffix=wanted):
-            return _each(wanted, str.endswith)
+            return _attribute_predicate(wanted, str.endswith)
         case All(all=inner):
             return _all(tuple(compile_filter(spec, failed) for spec in inner))
         case Any_(any=inner):
@@ -86,6 +88,7 @@ def expressions(filters: Sequence[Filter], path: str) -> Iterator[tuple[str, str
 
 
 def _expressions(spec: Filter, path: str) -> Iterator[tuple[str, str]]:
+    """Yield path and text of the CESQL expressions within a filter."""
     match spec:
         case All(all=inner):
             yield from expressions(inner, f"{path}.all")
@@ -119,15 +122,16 @@ def why_not(
 
 
 def _refusals(spec: Filter, event: Attributes) -> Iterator[str]:
+    """Yield the reasons why a filter doesn't match an event; none if it does."""
     if compile_filter(spec)(event):
         return
     match spec:
         case Exact(exact=wanted):
-            yield from _refused("exact", wanted, str.__eq__, event)
+            yield from _attribute_refusals("exact", wanted, str.__eq__, event)
         case Prefix(prefix=wanted):
-            yield from _refused("prefix", wanted, str.startswith, event)
+            yield from _attribute_refusals("prefix", wanted, str.startswith, event)
         case Suffix(suffix=wanted):
-            yield from _refused("suffix", wanted, str.endswith, event)
+            yield from _attribute_refusals("suffix", wanted, str.endswith, event)
         case All(all=inner):
             for index, spec in enumerate(inner):
                 yield from (f".all[{index}]{clause}" for clause in _refusals(spec, event))
@@ -143,9 +147,10 @@ def _refusals(spec: Filter, event: Attributes) -> Iterator[str]:
             assert_never(spec)
 
 
-def _refused(
+def _attribute_refusals(
     dialect: str, wanted: Mapping[str, str], test: Callable[[str, str], bool], event: Attributes
 ) -> Iterator[str]:
+    """Yield the reasons why attributes of an event don't pass this dialect's test."""
     for name, want in wanted.items():
         if name not in event or not test(event[name], want):
             yield f".{dialect}.{name}: {_found(name, event)}, want {want!r}"
@@ -155,7 +160,8 @@ def _found(name: str, event: Attributes) -> str:
     return f"the event has {event[name]!r}" if name in event else "the event has no such attribute"
 
 
-def _each(wanted: Mapping[str, str], test: Callable[[str, str], bool]) -> Predicate:
+def _attribute_predicate(wanted: Mapping[str, str], test: Callable[[str, str], bool]) -> Predicate:
+    """Compile the test of several attributes, each against its value."""
     pairs = tuple(wanted.items())
     if len(pairs) == 1:
         ((name, want),) = pairs
@@ -172,12 +178,14 @@ def _each(wanted: Mapping[str, str], test: Callable[[str, str], bool]) -> Predic
 
 
 def _all(predicates: tuple[Predicate, ...]) -> Predicate:
+    """Compile the conjunction of predicates."""
     if len(predicates) == 1:
         return predicates[0]
     return lambda event: all(passes(event) for passes in predicates)
 
 
 def _any(predicates: tuple[Predicate, ...]) -> Predicate:
+    """Compile the disjunction of predicates."""
     if len(predicates) == 1:
         return predicates[0]
     return lambda event: any(passes(event) for passes in predicates)

@@ -76,12 +76,14 @@ def with_attributes(draft: Draft, attributes: dict[str, str]) -> Draft:
 
 
 def _number(headers: RecordHeaders | None, value: bytes | None, name: str, default: int) -> int:
+    """Return a counter attribute of the event; `default` if it is missing or no number."""
     text = _attribute(headers or [], value, name)
     # Not what Python takes for a number: signs, spaces, other scripts' digits.
     return int(text[:9]) if text and text.isascii() and text.isdigit() else default
 
 
 def _attribute(headers: RecordHeaders, value: bytes | None, name: str) -> str | None:
+    """Return an attribute of the event in a record, in either content mode; None: it has none."""
     if _is_structured(headers):
         try:
             return read(headers, value).attributes.get(name)
@@ -92,6 +94,7 @@ def _attribute(headers: RecordHeaders, value: bytes | None, name: str) -> str | 
 
 
 def _is_structured(headers: Iterable[tuple[str, bytes]]) -> bool:
+    """Whether the record's content mode is structured."""
     return any(
         name == CONTENT_TYPE and raw[:23].lower() == b"application/cloudevents"
         for name, raw in headers

@@ -125,6 +125,7 @@ def quoted(text: str) -> str:
 
 
 def _jaas(module: str, options: Mapping[str, str]) -> str:
+    """Return a line of Java's login configuration."""
     words = [module, "required", *(f"{name}={quoted(value)}" for name, value in options.items())]
     return " ".join(words) + ";"
 
@@ -143,6 +144,7 @@ def _provider(secret: Mapping[str, str]) -> str | None:
 
 
 def _msk(secret: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings of AWS's tokens. Raises `InvalidDocument`."""
     region = secret.get(REGION, "")
     if region and not _REGION(region):
         raise InvalidDocument(
@@ -160,6 +162,7 @@ def _msk(secret: Mapping[str, str]) -> dict[str, str]:
 
 
 def _endpoint(secret: Mapping[str, str]) -> str:
+    """Return the token endpoint in the Secret. Raises `InvalidDocument`."""
     if not (endpoint := secret.get(TOKEN_ENDPOINT)):
         java = next((key for key in JAVA_ONLY if secret.get(key)), None)
         why = f"; {java} is for a Java client, which Knafka's functions aren't" if java else ""
@@ -181,6 +184,7 @@ def _endpoint(secret: Mapping[str, str]) -> str:
 
 
 def _extensions(secret: Mapping[str, str]) -> dict[str, str]:
+    """Return the SASL extensions in the Secret. Raises `InvalidDocument`."""
     found: dict[str, str] = {}
     for extension in filter(None, map(str.strip, secret.get(EXTENSIONS, "").split(","))):
         name, _, value = extension.partition("=")
@@ -195,6 +199,7 @@ def _extensions(secret: Mapping[str, str]) -> dict[str, str]:
 
 
 def _present(secret: Mapping[str, str], key: str) -> str:
+    """Return this key's value in the Secret. Raises `InvalidDocument` if it is missing."""
     if not (value := secret.get(key)):
         raise InvalidDocument(key, "missing in the Secret for Kafka")
     return value

@@ -105,6 +105,7 @@ def _explicit(secret: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _flag(secret: Mapping[str, str], key: str) -> bool:
+    """Return this key's Boolean in the Secret; False if it is missing. Raises `InvalidDocument`."""
     value = secret.get(key) or "false"
     if value.lower() not in ("true", "false"):
         raise InvalidDocument(key, f"invalid value: {value:.20}: want true or false")
@@ -120,6 +121,7 @@ def _mechanism(secret: Mapping[str, str]) -> str:
 
 
 def _one_of(allowed: Collection[str], key: str, value: str) -> str:
+    """Return the value if it is allowed. Raises `InvalidDocument`."""
     if value not in allowed:
         raise InvalidDocument(key, f"invalid value: {value!r}: want one of {', '.join(allowed)}")
     return value
@@ -142,6 +144,7 @@ def _key(secret: Mapping[str, str]) -> str:
 
 
 def _present(secret: Mapping[str, str], key: str) -> str:
+    """Return this key's value in the Secret. Raises `InvalidDocument` if it is missing."""
     if not (value := secret.get(key)):
         raise InvalidDocument(key, "missing in the Secret for Kafka")
     return value

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from knafka.clients.http_pool import Refusal
 from knafka.clients.http_subscriber import HttpSubscriber
 from knafka.clients.kafka_client import Connection
-from knafka.clients.kafka_connection import connection, reading, settings, writing
+from knafka.clients.kafka_connection import (
+    connection_configuration,
+    consumer_configuration,
+    producer_configuration,
+    side_settings,
+)
 from knafka.clients.kafka_member import KafkaMember
 from knafka.clients.kafka_offsets import KafkaOffsets
 from knafka.clients.kafka_positioned import KafkaPositionedReader
@@ -95,9 +100,12 @@ def connect(
     trusted certificates. Raises `InvalidDocument` for a Secret that can't work.
     """
     kafka = egress.kafka
-    configuration, writer = connection(kafka), KafkaWriter({**writing(kafka), **reporting})
+    configuration, writer = (
+        connection_configuration(kafka),
+        KafkaWriter({**producer_configuration(kafka), **reporting}),
+    )
     topics = KafkaTopics(configuration)
-    source = {**reading(kafka), **reporting}, egress.group, egress.topics
+    source = {**consumer_configuration(kafka), **reporting}, egress.group, egress.topics
     open_reader: OpenReader = partial(KafkaReader, *source)
     if egress.conversion is not None:
         open_reader = partial(ConvertingReader, egress.conversion, *source)
@@ -173,13 +181,13 @@ class KafkaShard:
         tokens: SinkTokens | None = None,
         bundles: TrustBundles | None = None,
     ) -> None:
-        writing = {**kafka, **settings(shard.kafka, "producer"), **reporting}
+        writing = {**kafka, **side_settings(shard.kafka, "producer"), **reporting}
         self.writer: LogWriter = KafkaWriter(writing)
         self.subscriber: Subscriber = HttpSubscriber(limit=1, refusal=refusal)
         self._refusal, self._tokens, self._bundles = refusal, tokens, bundles
         self._shard = shard
         self._kafka = kafka
-        self._reading = {**kafka, **settings(shard.kafka, "consumer")}
+        self._reading = {**kafka, **side_settings(shard.kafka, "consumer")}
         self._reporting = reporting
         self._topic_maker = KafkaTopics(kafka)
         self._offsets = KafkaOffsets(kafka)
@@ -252,7 +260,9 @@ def connect_shard(
     bundles: TrustBundles | None = None,
 ) -> ShardClients:
     """Open the Kafka and HTTP clients of a shard; parameters and errors as in `connect`."""
-    return KafkaShard(shard, connection(shard.kafka), reporting, refusal, tokens, bundles)
+    return KafkaShard(
+        shard, connection_configuration(shard.kafka), reporting, refusal, tokens, bundles
+    )
 
 
 def raise_open_file_limit() -> int:

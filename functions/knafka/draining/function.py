@@ -34,7 +34,7 @@ READY_PATIENCE: Final = 5.0
 
 
 class Side(Protocol):
-    """What a process drains: one Egress, a shard of them, or a Sensor's part."""
+    """The part of a draining function that drains: an Egress, a shard, or a Sensor."""
 
     @property
     def failure(self) -> LogError | None:
@@ -197,6 +197,7 @@ class DrainingFunction:
             await answer(send, 404, b"want POST /drain\n")
 
     async def _handle_drain(self, bearer: str, receive: Receive, send: Send) -> None:
+        """Answer a request for a drain: refuse it with a reason, or drain while it lasts."""
         try:
             asked = await _request(receive)
         except InvalidDocument as error:

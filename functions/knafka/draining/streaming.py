@@ -62,6 +62,7 @@ async def stream(
 async def _wait(
     waiting: set[asyncio.Task[Any]], news: asyncio.Event | None, timeout: float
 ) -> None:
+    """Wait until one of the tasks is done, there are news, or the timeout is over."""
     hearing = None if news is None else asyncio.create_task(news.wait())
     if hearing is not None:
         waiting = {*waiting, hearing}
@@ -73,6 +74,7 @@ async def _wait(
 
 
 async def _end_of(running: asyncio.Task[P], drain: Leased[P]) -> P:
+    """Return the drain's last progress; a failed one if it has raised."""
     try:
         return running.result()
     except Exception as error:
@@ -89,6 +91,7 @@ async def refuse_caller(send: Send, why: str = REFUSED) -> None:
 async def start(
     send: Send, status: int, content_type: bytes, *headers: tuple[bytes, bytes]
 ) -> None:
+    """Send the head of a streamed response."""
     headers = ((b"content-type", content_type), *headers)
     await send({"type": "http.response.start", "status": status, "headers": headers})
 
@@ -102,5 +105,6 @@ async def answer(
 
 
 async def _line(send: Send, progress: DrainProgress | ShardProgress) -> None:
+    """Send one line of progress as JSON."""
     line = progress.model_dump_json(by_alias=True, exclude_none=True).encode() + b"\n"
     await send({"type": "http.response.body", "body": line, "more_body": True})

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 VARINT: Final = 0
 BYTES: Final = 2
-"""Two of protobuf's wire types; profiles need no others."""
+"""Protobuf's wire type of bytes; with that of numbers, the only two that profiles use."""
 
 
 class Frame(NamedTuple):
@@ -26,7 +26,7 @@ class Frame(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ValueType:
-    """What the values of samples count, and in which unit: ("cpu", "nanoseconds")."""
+    """Kind and unit of a sample's value, such as ("cpu", "nanoseconds")."""
 
     type: str
     unit: str
@@ -38,7 +38,7 @@ class Profile:
 
     types: Sequence[ValueType]
     samples: Mapping[tuple[Frame, ...], Sequence[int]]
-    """As many values for each stack as there are types."""
+    """One value per type, by stack."""
     period_type: ValueType
     period: int
     default: str
@@ -63,6 +63,7 @@ class _Encoder:
         self._locations: dict[Frame, int] = {}
 
     def profile(self, profile: Profile) -> bytes:
+        """Encode a whole profile."""
         parts = [_message(1, self._value_type(value_type)) for value_type in profile.types]
         parts += [
             _message(2, self._sample(stack, values)) for stack, values in profile.samples.items()
@@ -87,15 +88,18 @@ class _Encoder:
         return _number(1, self._string(of.type)) + _number(2, self._string(of.unit))
 
     def _sample(self, stack: Iterable[Frame], values: Iterable[int]) -> bytes:
+        """Encode the values of one stack."""
         locations = [self._locations.setdefault(frame, len(self._locations) + 1) for frame in stack]
         return _packed(1, locations) + _packed(2, values)
 
     def _location(self, number: int, frame: Frame) -> bytes:
+        """Encode a line of a function."""
         named = frame.function, frame.file
         function = self._functions.setdefault(named, len(self._functions) + 1)
         return _number(1, number) + _message(4, _number(1, function) + _number(2, frame.line))
 
     def _function(self, number: int, name: str, file: str) -> bytes:
+        """Encode a function."""
         named, where = self._string(name), self._string(file)
         return _number(1, number) + _number(2, named) + _number(3, named) + _number(4, where)
 
@@ -104,6 +108,7 @@ class _Encoder:
 
 
 def _varint(value: int) -> bytes:
+    """Encode a number as a protobuf varint."""
     parts = bytearray()
     while value > 0x7F:
         parts.append(value & 0x7F | 0x80)
@@ -113,10 +118,12 @@ def _varint(value: int) -> bytes:
 
 
 def _number(field: int, value: int) -> bytes:
+    """Encode a field with a number."""
     return _varint(field << 3 | VARINT) + _varint(max(0, value))
 
 
 def _message(field: int, content: bytes) -> bytes:
+    """Encode a field with bytes or an embedded message."""
     return _varint(field << 3 | BYTES) + _varint(len(content)) + content
 
 

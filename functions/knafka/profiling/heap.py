@@ -24,8 +24,8 @@ _one_at_a_time = threading.Lock()
 
 
 def profile(seconds: float, sleep: Callable[[float], None] = time.sleep) -> Profile:
-    """What is held of what was allocated in so many seconds from now, or ever where that is
-    traced. Blocks the thread that calls."""
+    """Return a profile of the memory still held of what is allocated in the next seconds, or ever
+    if that is traced already. Blocks the calling thread."""
     began = time.time()
     with _one_at_a_time:
         traced = tracemalloc.is_tracing()
@@ -78,7 +78,8 @@ def _functions(files: Collection[str]) -> dict[tuple[str, int], str]:
 
 
 def _lines(code: CodeType) -> Iterator[tuple[tuple[str, int], str]]:
-    """What stands within another comes after it."""
+    """Yield file and line with the name of their function, nested functions after the enclosing
+    one."""
     for *_, line in code.co_lines():
         if line is not None:
             yield (code.co_filename, line), code.co_qualname

@@ -32,7 +32,7 @@ def profile() -> Profile:
 
 
 def text(loop: asyncio.AbstractEventLoop | None) -> str:
-    """The same to be read, and where each task of the loop waits."""
+    """Return the stacks of all threads as text, and where each task of the event loop waits."""
     names = {thread.ident: thread for thread in threading.enumerate()}
     parts = []
     for ident, frame in sys._current_frames().items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from knafka.clients.kafka_connection import settings
+from knafka.clients.kafka_connection import side_settings
 from knafka.core.contract import Ingress
 from knafka.core.documents import parse_json
 from knafka.core.errors import InvalidDocument
@@ -23,7 +23,7 @@ class IngressEntries:
         ingress = parse_json(Ingress, value.decode())
         if ingress.path != key:
             raise InvalidDocument("broker", f"its path is {ingress.path}: want that of its key")
-        settings(ingress.kafka, "producer")
+        side_settings(ingress.kafka, "producer")
         return ingress
 
     def concerns(self, value: bytes) -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from knafka import settings
-from knafka.clients.kafka_connection import connection, writing
+from knafka.clients.kafka_connection import connection_configuration, producer_configuration
 from knafka.clients.kafka_positioned import KafkaPositionedReader
 from knafka.clients.kafka_statistics import ClientStatistics
 from knafka.clients.kafka_writer import KafkaWriter
@@ -139,7 +139,10 @@ class Receiver:
         """Serve the Ingresses that the environment declares."""
         for ingress in ingresses:
             if ingress.kafka not in self._writers:
-                configuration = {**writing(ingress.kafka), **_batch_size(ingress.kafka, ingresses)}
+                configuration = {
+                    **producer_configuration(ingress.kafka),
+                    **_batch_size(ingress.kafka, ingresses),
+                }
                 configuration |= self._statistics.connection
                 self._writers[ingress.kafka] = KafkaWriter(configuration)
         writers = [self._writers[ingress.kafka] for ingress in ingresses]
@@ -153,7 +156,7 @@ class Receiver:
         """Serve the Ingresses in a topic, following its changes. Batches have no limit here, as any
         topic may come: the writer sends a record again alone if its batch was too large."""
         open_reader = partial(
-            KafkaPositionedReader, connection(declared.kafka), declared.contract_topic
+            KafkaPositionedReader, connection_configuration(declared.kafka), declared.contract_topic
         )
         entries = IngressEntries(declared.path)
         follower = self._follower = ContractFollower(entries, open_reader)
@@ -191,7 +194,9 @@ class Receiver:
     def _writer(self, kafka: Kafka) -> LogWriter:
         """Return the writer with these settings, opened at its first use."""
         if kafka not in self._writers:
-            self._writers[kafka] = KafkaWriter({**writing(kafka), **self._statistics.connection})
+            self._writers[kafka] = KafkaWriter(
+                {**producer_configuration(kafka), **self._statistics.connection}
+            )
             self.ingest.writers.append(self._writers[kafka])
         return self._writers[kafka]
 

@@ -40,13 +40,13 @@ class Collected(NamedTuple):
 
     record: Record
     found: TriggerRecord | None
-    """None: it can't be read."""
+    """The trigger's record; None: it can't be read."""
     headers: RecordHeaders | None
     error: Exception | None
 
 
 class Handlers:
-    """Of one process."""
+    """Handles the events of one process: routes them to triggers, and applies them."""
 
     def __init__(
         self,
@@ -194,7 +194,7 @@ class Handlers:
 
 
 def follow(number: int, key: str, after: Step, batch: Batch) -> None:
-    """What is held of a key of a partition now, and what has fired."""
+    """Return what a key of a partition holds now, and what has fired."""
     batch.keep(number, key, after.held)
     for firing in after.firings:
         fire_or_name(number, key, firing, batch)

@@ -80,6 +80,7 @@ class Ordering:
             self._ordered[number] = InOrder(self._taken[number])
 
     def revoked(self, partition: Partition) -> None:
+        """Forget a partition."""
         self._positions.pop(partition, None)
         if partition.topic == self._sensor.topic:
             self._bus.revoked(partition.number)
@@ -131,7 +132,7 @@ class Ordering:
 
     @property
     def asked_at(self) -> int:
-        """When `known` was asked for, by our clock."""
+        """When `known` was asked for, on our clock."""
         return self._watermark.asked_at
 
     @property

@@ -65,8 +65,8 @@ class MissingTopics(LogError):
 
 
 class Processor:
-    """One process's part of a Sensor: `step` is called again and again, by one thread. It is the
-    `Claims` of its own log."""
+    """One process's part of a Sensor, and the `Claims` of its log. One thread calls `step` again
+    and again."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Processor:
             self._rules.update({mark.name: mark for mark in marks})
         self._state = State(self._rules, sensor.max_held_keys, sensor.max_held_bytes)
         self._refused: Refused = {}
-        """What is known to be too large for its topic, and isn't committed yet."""
+        """Causes that are known to be too large for a topic, until they are committed."""
         self._is_compressed = sensor.kafka.producer.get("compression.type", "none") != "none"
         """Whether a record that is larger than another may be smaller in its topic."""
         self._has_letters = False
@@ -104,8 +104,8 @@ class Processor:
         is to be asked for."""
 
     def check_topics(self) -> None:
-        """Raises `MissingTopics`, which names all of them, and `LogError`: of a topic that isn't
-        there a member of a group hears nothing."""
+        """Raise `MissingTopics`, which names all missing topics, as a group's member isn't told of
+        them; or `LogError`."""
         sensor, missing = self._sensor, list[str]()
         for topic in (
             sensor.topic,
@@ -165,8 +165,8 @@ class Processor:
         return patience if waits is None else min(patience, waits)
 
     def _read(self, patience: float) -> tuple[Sequence[Record], Mapping[Partition, int]]:
-        """What has come, and what was read to its end with it: the first record, and those that
-        follow it within `GATHERING`."""
+        """Return new records and ends: the first record, and those that follow within
+        `GATHERING`."""
         began = time.monotonic()
         first = self._log.read(1, patience)
         reached = dict(self._log.reached)
@@ -217,11 +217,11 @@ class Processor:
         return self._ordering.stalled
 
     def holding(self) -> Holding:
-        """What each trigger holds here; costs a look at everything."""
+        """Return what each trigger holds here; looks at all held events."""
         return self._state.holding()
 
     def held(self) -> Mapping[str, Held]:
-        """What is held in this process, by key."""
+        """Return the events held in this process, by key."""
         return self._state.all()
 
     def close(self, timeout: float) -> None:
@@ -231,6 +231,7 @@ class Processor:
     # Partitions
 
     def assigned(self, partitions: Mapping[Partition, OffsetAndMetadata | None]) -> None:
+        """Take over partitions: restore what the trigger topic's hold, from the changelog."""
         self._known_until = None
         self._moved.update(partitions)
         changelog = self._sensor.changelog_topic
@@ -243,6 +244,7 @@ class Processor:
                 self._state.restore(number, self._log.read_all(changelog, number), self._now)
 
     def revoked(self, partitions: Collection[Partition]) -> None:
+        """Forget partitions that belong to another process."""
         self._moved.update(partitions)
         for partition in partitions:
             self._ordering.revoked(partition)
@@ -265,8 +267,8 @@ class Processor:
         return time is not None and self._known_until is not None and time <= self._known_until
 
     def _expire(self, now: int, batch: Batch) -> int:
-        """What is due though nothing has come for it, of `BATCH` keys; gives of how many. Only
-        while there is nothing else to do: what decides it has been read then."""
+        """Fire what is due because nothing else has come, for at most `BATCH` keys; returns for how
+        many. Call it only when idle, as what decides it has been read then."""
         if (first := self._due(now)) is None:
             return 0
         topic = self._sensor.trigger_topic
@@ -329,6 +331,7 @@ class Processor:
     # Transactions
 
     def _commit(self, batch: Batch, outputs: Sequence[Output]) -> None:
+        """Commit the batch in one transaction."""
         offsets = {
             partition: OffsetAndMetadata(offset, batch.metadata(partition))
             for partition, offset in batch.positions.items()
@@ -360,6 +363,7 @@ class Processor:
         self.counts.add(batch.counts)
 
     def _ensure_letters(self) -> None:
+        """Create the dead-letter topic unless it exists."""
         sensor, settings = self._sensor, self._sensor.dead_letter_settings
         self._log.ensure_topic(
             sensor.dead_letter_topic, settings.partitions, settings.replication, settings.config

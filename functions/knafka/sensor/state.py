@@ -27,24 +27,26 @@ SHOWN: Final = 100
 
 @dataclass(slots=True)
 class _Partition:
+    """What one partition of the trigger topic holds."""
+
     held: dict[str, Held] = field(default_factory=dict)
-    """By key (`records.key_of`)."""
+    """Held events by key (`records.key_of`)."""
     stale: list[bytes] = field(default_factory=list)
     """Keys in the changelog of what isn't held any more, as the Sensor was changed."""
     timers: Timers = field(default_factory=Timers)
-    """When what is held changes by itself."""
+    """When the held events of a key change by themselves."""
     due: Timers = field(default_factory=Timers)
-    """When something fires for which nothing else is to come."""
+    """When a key fires because nothing else has come."""
     since: Timers | None = None
-    """Of when the oldest event is that is held; None: it was never asked for."""
+    """Time of the oldest held event; None: it was never asked for."""
     marks: OrderedDict[str, Held] = field(default_factory=OrderedDict)
     """See `core.sensor.duplicates`; by key, the oldest first."""
     bytes: int = 0
-    """Of all events that are held, as JSON."""
+    """Bytes of all held events as JSON."""
 
 
 class State:
-    """By partition of the trigger topic; what isn't committed yet is in no State."""
+    """Held events by partition of the trigger topic, without what isn't committed yet."""
 
     def __init__(self, rules: Mapping[str, Rule], max_keys: int, max_bytes: int) -> None:
         """`max_keys`, `max_bytes`: what it may hold at most, see `excess`."""
@@ -75,7 +77,7 @@ class State:
             self.set_timers(number, key)
 
     def forget(self, number: int) -> None:
-        """It is another process's (BUS-S10)."""
+        """Forget a partition, which belongs to another process (BUS-S10)."""
         self._partitions.pop(number, None)
 
     @property
@@ -83,11 +85,12 @@ class State:
         return list(self._partitions)
 
     def held(self, number: int, key: str) -> Held:
+        """Return what a key holds."""
         partition = self._partitions[number]
         return (partition.marks if duplicates.is_mark(key) else partition.held).get(key, ())
 
     def all(self) -> Mapping[str, Held]:
-        """All that is held, by key."""
+        """Return all held events, by key."""
         return {
             key: held
             for partition in self._partitions.values()
@@ -101,12 +104,12 @@ class State:
 
     @property
     def held_bytes(self) -> int:
-        """Of all events that are held, as JSON."""
+        """Bytes of all held events as JSON."""
         return sum(partition.bytes for partition in list(self._partitions.values()))
 
     @property
     def is_full(self) -> bool:
-        """Whether it holds more than it may."""
+        """Whether more events are held than allowed."""
         return self.keys > self._max_keys or self.held_bytes > self._max_bytes
 
     def excess(self, limit: int) -> Iterator[tuple[int, str]]:
@@ -135,7 +138,7 @@ class State:
             yield number, key
 
     def holding(self) -> Holding:
-        """What there is of each trigger; costs a look at everything."""
+        """Return what each trigger holds; looks at all held events."""
         found: list[Waiting] = []
         for number, partition in self._partitions.items():
             keys: Counter[str] = Counter()
@@ -204,7 +207,8 @@ class State:
     # Time
 
     def set_timers(self, number: int, key: str) -> None:
-        """By what is held of this key, which `changed_until` or `excess` may have given."""
+        """Set the timers of a key from its held events, which `changed_until` or `excess` may have
+        returned."""
         if duplicates.is_mark(key):
             return
         partition, rule = self._partitions[number], self._rules[records.trigger_of(key)]
@@ -221,7 +225,7 @@ class State:
 
     @property
     def first_timer(self) -> int | None:
-        """When (ms) something changes by itself."""
+        """Return when (ms) held events change by themselves next; None: never."""
         times = (partition.timers.first for partition in self._partitions.values())
         return min((at for at in times if at is not None), default=None)
 
@@ -234,12 +238,12 @@ class State:
 
     @property
     def due(self) -> int | None:
-        """When (ms) the next firing is due that waits for no event; None: there is none."""
+        """Return when (ms) the next firing is due that waits for no event; None: there is none."""
         times = (partition.due.first for partition in list(self._partitions.values()))
         return min((at for at in times if at is not None), default=None)
 
     def due_with(self, number: int, changed: Mapping[str, Held]) -> int | None:
-        """The same of one partition, if this were held of some of its keys."""
+        """Return as `due` for one partition, if some of its keys held this."""
         due = self._partitions[number].due
         before = {key: due.of(key) for key in changed}
         for key, held in changed.items():
@@ -252,6 +256,7 @@ class State:
 
 
 def _bytes_of(held: Iterable[HeldEvent]) -> int:
+    """Return the bytes of events as JSON."""
     size = 0
     for event in held:  # a sum of a generator costs twice as much, and it is asked for each event
         size += len(event.document)
@@ -259,6 +264,7 @@ def _bytes_of(held: Iterable[HeldEvent]) -> int:
 
 
 def _read(changelog: Iterable[Sequence[Record]], now: int) -> Mapping[str, Sequence[HeldEvent]]:
+    """Read the held events from a partition's changelog."""
     found: dict[str, dict[int, HeldEvent]] = {}
     for batch in changelog:
         for record in batch:

@@ -64,6 +64,7 @@ class OpenTelemetryExporter:
 
 
 def _exporter(name: settings.Exporter) -> SpanExporter:
+    """Return the exporter of this name."""
     if name == "zipkin":
         from opentelemetry.exporter.zipkin.json import ZipkinExporter
 

@@ -93,6 +93,8 @@ class Expression:
         return tuple(objections)
 
     def _clauses(self) -> list[tuple[str, Evaluate]]:
+        """Return text and evaluation of each operand of a top-level AND; of the whole expression
+        otherwise."""
         match self._syntax:
             case Chain(first, steps, start, end) as chain if chain.joined_by("AND"):
                 rest = ((self.text[step.start : step.end], step.operands[0]) for step in steps)
@@ -102,6 +104,8 @@ class Expression:
                 return [(self.text.strip(), self._evaluate)]
 
     def _value_after(self, failure: Failed) -> Value:
+        """Return the value of an expression that failed: what the operation defines, else its
+        type's zero value."""
         if failure.value is not None and failure.origin is self._syntax:
             return failure.value
         return ZERO[type_of(self._syntax) or bool]

@@ -56,7 +56,7 @@ def resolve(name: str, arity: int) -> Function | None:
 
 
 def negate(x: int) -> int:
-    return _within(-x)
+    return _in_range(-x)
 
 
 def divide(x: int, y: int) -> int:
@@ -64,7 +64,7 @@ def divide(x: int, y: int) -> int:
     if y == 0:
         raise Failed("math", f"division of {x} by zero")
     quotient = abs(x) // abs(y)
-    return _within(quotient if (x < 0) == (y < 0) else -quotient)
+    return _in_range(quotient if (x < 0) == (y < 0) else -quotient)
 
 
 def remainder(x: int, y: int) -> int:
@@ -76,9 +76,9 @@ def remainder(x: int, y: int) -> int:
 
 
 ARITHMETIC: Final[dict[str, Callable[[int, int], int]]] = {
-    "+": lambda x, y: _within(x + y),
-    "-": lambda x, y: _within(x - y),
-    "*": lambda x, y: _within(x * y),
+    "+": lambda x, y: _in_range(x + y),
+    "-": lambda x, y: _in_range(x - y),
+    "*": lambda x, y: _in_range(x * y),
     "/": divide,
     "%": remainder,
 }
@@ -91,25 +91,29 @@ COMPARISONS: Final[dict[str, Callable[[int, int], bool]]] = {
 }
 
 
-def _within(number: int) -> int:
+def _in_range(number: int) -> int:
+    """Return the number, or raise `Failed` (math) if it doesn't fit into 32 bits."""
     if not INTEGER_MIN <= number <= INTEGER_MAX:
         raise Failed("math", f"{number} does not fit into 32 bits")
     return number
 
 
 def _absolute(x: int) -> int:
+    """ABS (§3.4): return the absolute value."""
     if x == INTEGER_MIN:
         raise Failed("math", f"ABS of {x} does not fit into 32 bits", INTEGER_MAX)
     return abs(x)
 
 
 def _read(text: str) -> str:
+    """Return the text after counting its length as effort."""
     if len(text) > FREE_LENGTH:
         spend(len(text))
     return text
 
 
 def _join(glue: str, texts: Sequence[str]) -> str:
+    """Join texts after counting the result's length as effort."""
     length = sum(map(len, texts)) + len(glue) * len(texts)
     if length > FREE_LENGTH:
         spend(length)
@@ -117,12 +121,14 @@ def _join(glue: str, texts: Sequence[str]) -> str:
 
 
 def _left(text: str, length: int) -> str:
+    """LEFT (§3.4): return the first `length` characters."""
     if length < 0:
         raise Failed("functionEvaluation", f"LEFT takes no negative length: {length}", text)
     return _read(text)[:length]
 
 
 def _right(text: str, length: int) -> str:
+    """RIGHT (§3.4): return the last `length` characters."""
     if length < 0:
         raise Failed("functionEvaluation", f"RIGHT takes no negative length: {length}", text)
     return _read(text)[max(len(text) - length, 0) :]
@@ -141,6 +147,8 @@ def _substring(text: str, position: int, length: int = INTEGER_MAX) -> str:
 
 
 def _casts(cast: Cast) -> Callable[[Value], bool]:
+    """Return the function that says whether a value can be cast."""
+
     def check(value: Value) -> bool:
         try:
             cast(value)

@@ -57,6 +57,7 @@ def tokenize(text: str) -> list[Token]:
 
 
 def _classify(match: re.Match[str]) -> Token:
+    """Return the token of a match."""
     name = match.lastgroup
     assert name is not None, "every alternative is named"
     text, (start, end) = match[name], match.span(name)

@@ -70,6 +70,7 @@ class _Parser:
         return node
 
     def expect_end(self) -> None:
+        """Raise `InvalidExpression` unless all tokens were parsed."""
         if self._token.kind != "end":
             self._reject("expected an operator or the end")
 
@@ -81,6 +82,7 @@ class _Parser:
         return _PRECEDENCE.get(operator, -1)
 
     def _step(self, level: int) -> Step:
+        """Parse one operator of this level and its right operands."""
         operator = self._take().text
         if operator == "NOT":
             operator = f"NOT {self._take().text}"
@@ -99,6 +101,7 @@ class _Parser:
         return Step(operator, operands, start, self._previous.end)
 
     def _operand(self) -> Node:
+        """Parse a literal, an attribute, a call, or an expression in parentheses."""
         token = self._take()
         match token.kind, token.text:
             case "string", _:
@@ -133,6 +136,7 @@ class _Parser:
         return self._token.start == sign.end and _digits(self._token.text) is not None
 
     def _call(self, token: Token) -> Call:
+        """Parse the arguments of a function call."""
         if not _function_name(token.text):
             raise InvalidExpression(f"{token.text!r} cannot name a function", token.start)
         self._expect("(")
@@ -159,32 +163,38 @@ class _Parser:
         return self._tokens[self._at - 1]
 
     def _take(self) -> Token:
+        """Return the current token and move to the next one."""
         token = self._token
         self._at += 1
         return token
 
     def _expect(self, symbol: str) -> None:
+        """Move past this symbol, or raise `InvalidExpression`."""
         if self._token.text != symbol:
             self._reject(f"expected {symbol!r}")
         self._take()
 
     def _reject(self, expectation: str) -> NoReturn:
+        """Raise `InvalidExpression` that says what was expected and what was found."""
         found = "the end" if self._token.kind == "end" else self._token.text[:40]
         raise InvalidExpression(f"{expectation}, found {found}", self._token.start)
 
     def _descend(self) -> None:
+        """Count one more level of nesting, up to `MAX_DEPTH`."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise InvalidExpression(f"nested deeper than {MAX_DEPTH}", self._token.start)
 
 
 def _name(token: Token) -> str:
+    """Return the token as an attribute's name in lower case. Raises `InvalidExpression`."""
     if not _attribute_name(token.text):
         raise InvalidExpression(f"{token.text!r} cannot name an attribute", token.start)
     return token.text.lower()
 
 
 def _integer(text: str, position: int) -> Literal:
+    """Return the literal of an integer. Raises `InvalidExpression` beyond 32 bits."""
     try:
         return Literal(as_integer(text))
     except Failed:

@@ -45,6 +45,7 @@ def compile_pattern(pattern: str) -> tuple[Callable[[str], bool], int]:
 
 
 def _test(expression: str) -> Callable[[str], bool]:
+    """Return the test whether a whole text matches this regular expression."""
     fullmatch = re.compile(expression, re.DOTALL).fullmatch
     return lambda text: fullmatch(text) is not None
 

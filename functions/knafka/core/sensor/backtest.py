@@ -53,8 +53,8 @@ class Backtest:
         return self._held
 
     def play(self, events: Iterable[PastEvent]) -> Iterator[Fired]:
-        """Apply an event and return the firings. An event earlier than one before it counts as
-        late, as on the bus."""
+        """Apply the events in order and yield the firings. An event earlier than one before it
+        counts as late, as on the bus."""
         for event in events:
             yield from self.until(event.at)
             identity = identity_of(event.attributes)

@@ -4,8 +4,8 @@
     partition 1         b@12 b@31              whichever partition was read first
 
 Events are ordered by time, and events of the same time by their partition and offset on the bus. A
-record that was read waits until no earlier event can still be read (`InOrder.note_read_until`). Pure.
-Not here: how that is found out (`knafka.sensor.bus`, `knafka.sensor.watermark`).
+record that was read waits until no earlier event can still be read (`InOrder.note_read_until`).
+Pure. Not here: how that is found out (`knafka.sensor.bus`, `knafka.sensor.watermark`).
 """
 
 from __future__ import annotations
