@@ -343,7 +343,7 @@ async def test_it_reads_no_further_than_to_the_letter_and_then_on_from_there() -
 
 async def test_what_it_remembers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a letter that is forgotten a second one is written: at least once."""
-    monkeypatch.setattr(broker_letters, "REMEMBERED", 10)
+    monkeypatch.setattr(broker_letters, "MAX_REMEMBERED_LETTERS", 10)
     alone = Alone()
     records = [alone.record() for _ in range(20)]
     for record in records:

@@ -139,7 +139,7 @@ async def test_slow_requests_make_way_for_others_the_slowest_first(
         for connection in server.shared.open:
             assert isinstance(connection, ReceiverProtocol)
             connection._progressed_at -= 2 * SLOW_REQUEST_SECONDS
-        monkeypatch.setattr(connections, "LOOK_INTERVAL", 0)
+        monkeypatch.setattr(connections, "SLOW_CHECK_INTERVAL", 0)
         good.send(large[:-1])
         response = await first.response()
         assert (response.status, response.headers[b"retry-after"]) == (503, b"1")
