@@ -260,6 +260,8 @@ def is_topic(name: str) -> bool:
 
 
 def _distinct(prefix: str, *parts: str) -> str:
+    """Return a name from these parts, shortened if necessary and made distinct by a digest of
+    them."""
     digest = hashlib.sha256("/".join(parts).encode()).hexdigest()[:10]
     readable = "-".join(parts)[: MAX_LENGTH - len(prefix) - len(digest) - 1]
     return f"{prefix}{readable}-{digest}"

@@ -124,6 +124,7 @@ def encode(position: int, progress: Progress, policy: int) -> tuple[str, bool]:
 
 
 def _as_many_as_fit(parts: Sequence[bytes], room: int) -> Sequence[bytes]:
+    """Return the first parts that fit into so many bytes."""
     for number, part in enumerate(parts):
         room -= len(part)
         if room < 0:
@@ -146,6 +147,7 @@ def settled_ahead(position: int, metadata: str) -> int:
 
 
 def _decode(position: int, metadata: str, policy: int) -> Progress:
+    """Decode metadata; raises an error if it is broken."""
     if not metadata.startswith(_VERSION):
         return Progress()
     body = base64.b64decode(metadata[len(_VERSION) :], validate=True)
@@ -167,6 +169,7 @@ def _decode(position: int, metadata: str, policy: int) -> Progress:
 
 
 def _state_numbers(state: DeliveryState, base: int) -> Sequence[int]:
+    """Return the numbers that encode a delivery's state; times are milliseconds after `base`."""
     first, last = _milliseconds(state.first_attempt), _milliseconds(state.last_attempt)
     times = (first - base, max(0, last - first), max(0, _milliseconds(state.due) - last))
     stage, told = int(state.stage), list[int]()
@@ -180,6 +183,7 @@ def _state_numbers(state: DeliveryState, base: int) -> Sequence[int]:
 
 
 def _take_state(numbers: _Numbers, base: int) -> DeliveryState:
+    """Decode a delivery's state."""
     stage = numbers.take()
     tries, attempts = numbers.take(), numbers.take()
     first = base + numbers.take()
@@ -228,6 +232,7 @@ class _Numbers:
         return self._at < len(self._body)
 
     def take(self) -> int:
+        """Return the next number (a varint)."""
         number = shift = 0
         while (byte := self._body[self._at]) & 0x80:
             number |= (byte & 0x7F) << shift

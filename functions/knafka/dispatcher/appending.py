@@ -75,6 +75,7 @@ class DeadLetterTopic:
         return await asyncio.shield(self._creating)
 
     async def _create(self) -> LogError | None:
+        """Create the topic; returns why that failed, or None."""
         settings = self._settings
         try:
             await self._topics.ensure_topic(

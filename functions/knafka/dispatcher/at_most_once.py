@@ -164,6 +164,7 @@ class ConfirmedReader:
     # Assignment
 
     def assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None:
+        """Note the commits of newly assigned partitions."""
         for number, committed in partitions.items():
             offset, metadata = committed or OffsetAndMetadata(0)
             self._next_offsets[number] = self._committed[number] = offset
@@ -171,11 +172,13 @@ class ConfirmedReader:
         self._assignment.assigned(partitions)
 
     async def revoked(self, partitions: Sequence[int]) -> Commits:
+        """Forget partitions; returns no commits, as everything returned is committed."""
         self._drop(partitions)
         await self._assignment.revoked(partitions)
         return {}
 
     def lost(self, partitions: Sequence[int]) -> None:
+        """Forget partitions that belong to another dispatcher."""
         self._drop(partitions)
         self._assignment.lost(partitions)
 
@@ -221,15 +224,19 @@ class AtMostOnceDrain(Drain):
         self._stopping = True
 
     def progress(self, ended: Ended | None = None, error: str | None = None) -> DrainProgress:
+        """Return the progress, after counting lost events."""
         self._count_lost()
         return super().progress(ended, error)
 
     def seconds_until_idle(self, idle: float) -> float:
+        """Return as `Drain.seconds_until_idle`; uncommitted records count as work."""
         if self._confirmed is not None and self._confirmed.uncommitted:
             self._active_at = self._loop.time()
         return super().seconds_until_idle(idle)
 
     def _full_partitions(self) -> list[Partition]:
+        """Return the partitions that must be paused; all of them while events wait for the rate
+        limit."""
         if self._waits_for_rate():
             return [partition for partition in self._partitions.values() if not partition.paused]
         return super()._full_partitions()
@@ -248,6 +255,7 @@ class AtMostOnceDrain(Drain):
         return max(1, self._egress.max_in_flight // max(1, len(self._partitions)))
 
     async def _finish_attempts(self, reader: LogReader) -> None:
+        """Finish the events that are held, until `_stop_at`: nobody reads them again."""
         if self._stop_at == math.inf:
             self._stop_at = self._loop.time() + REVOKE_TIMEOUT
         while self._count_unsettled() and (left := self._stop_at - self._loop.time()) > 0:
@@ -268,6 +276,7 @@ class AtMostOnceDrain(Drain):
                 self._workers.release(partition)
 
     async def revoked(self, partitions: Sequence[int]) -> Commits:
+        """Finish the events of these partitions, within `REVOKE_TIMEOUT`; returns no commits."""
         revoked_partitions = [
             self._partitions[number] for number in partitions if number in self._partitions
         ]
@@ -281,6 +290,7 @@ class AtMostOnceDrain(Drain):
         return {}
 
     def lost(self, partitions: Sequence[int]) -> None:
+        """Forget partitions, but count their unfinished events as lost later."""
         self._revoked_partitions += [
             self._partitions[number] for number in partitions if number in self._partitions
         ]

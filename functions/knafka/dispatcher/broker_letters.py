@@ -182,6 +182,7 @@ class BrokerDeadLetters:
                 self._remember(_identity_of(*origin, letter.value()), is_ours=False)
 
     def _remember(self, place: _RecordIdentity, *, is_ours: bool) -> None:
+        """Remember that the record has a dead letter, and forget the oldest beyond the limit."""
         self._known.setdefault(place, is_ours)
         while len(self._known) > MAX_REMEMBERED_LETTERS:
             del self._known[next(iter(self._known))]

@@ -197,6 +197,7 @@ class KafkaShard:
         self._files = raise_open_file_limit() - OTHER_FILES
 
     def clients_for(self, egress: Egress, egress_count: Callable[[], int]) -> Clients:
+        """Return the clients of one drain, which share memory and connections with all others."""
         return Clients(
             self._shared_reader(egress),
             self.writer,
@@ -226,6 +227,8 @@ class KafkaShard:
         return KafkaPositionedReader(self._kafka, self._shard.contract_topic)
 
     def _shared_reader(self, egress: Egress) -> OpenReader:
+        """Return the function that opens the Egress's reader in its shared topic."""
+
         def open_reader(assignment: Assignment) -> LogReader:
             return self._topic(egress.topic).open_reader(egress.group, assignment)
 
@@ -244,6 +247,7 @@ class KafkaShard:
         return self._topics[name]
 
     async def close(self) -> None:
+        """Leave the groups and close all clients."""
         for topic in self._topics.values():
             await topic.close()
         for letters in self._dead_letters.values():

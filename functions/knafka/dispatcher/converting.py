@@ -74,6 +74,7 @@ class ConvertingReader(KafkaReader):
         self._conversion = conversion
 
     async def read(self, limit: int, timeout: float) -> Sequence[Record]:
+        """Return up to `limit` records, each to be converted when its headers are read."""
         number_of, conversion = self.number_of, self._conversion
         records = await super().read(limit, timeout)
         return [ConvertedRecord(record, number_of(record), conversion) for record in records]

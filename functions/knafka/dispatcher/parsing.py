@@ -13,8 +13,8 @@ from knafka.core.numbering import partition_of
 from knafka.ports.log import Record
 
 Format: TypeAlias = Literal["json", "binary", "batch"] | None
-"""Content mode of the request: structured JSON, binary, a JSON batch of one event; None: as
-stored."""
+"""How the request holds the event: in structured or binary mode, or its data as a JSON batch; None:
+in the mode of its record."""
 
 
 class Parser(Protocol):

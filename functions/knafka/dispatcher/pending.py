@@ -63,7 +63,7 @@ class Partition:
         """State of deliveries that an earlier owner began, by offset, until their records are
         read."""
         self.same_policy = progress.same_policy
-        """Whether the earlier owner had the same delivery policy and filters."""
+        """Whether the earlier owner had the same retry policy and destinations."""
         self.committed: OffsetAndMetadata | None = None
         """The last commit of this drain; None: it has made none."""
         self.lanes: Lanes[PendingEvent] = Lanes()

@@ -179,6 +179,8 @@ class SentReplies(_RetriedReplies):
         return await trace.send(self._target, self._send, reply.draft)
 
     async def _send(self, reply: Draft) -> tuple[Outcome, bytes] | None:
+        """Send a reply once; returns None if it was delivered, else the outcome and body of
+        `handle`."""
         envelope = read(reply.headers, reply.value)
         head, body = request_of(envelope, self._delivery.format)
         try:

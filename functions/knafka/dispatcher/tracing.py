@@ -90,6 +90,7 @@ class DeliveryTrace:
         """The span of the last attempt at the subscriber."""
 
     def _attributes(self) -> Attributes:
+        """Return the attributes of all spans of the event."""
         return {
             "messaging.system": KNATIVE,
             "messaging.destination": self._egress.destination,

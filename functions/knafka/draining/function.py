@@ -71,9 +71,9 @@ class Side(Protocol):
         """Note that a request for another process has come."""
         ...
 
-    async def stream(
-        self, request: DrainRequest, caller: asyncio.Task[bool], send: Send
-    ) -> None: ...
+    async def stream(self, request: DrainRequest, caller: asyncio.Task[bool], send: Send) -> None:
+        """Answer a request for a drain with lines of progress, while it drains."""
+        ...
 
     def detach(self) -> None:
         """Note that the request under way has ended."""

@@ -88,5 +88,6 @@ class HeldRequests:
             self._answer(answer)
 
     def _answer(self, answer: Callable[[], None]) -> None:
+        """Answer a held request."""
         self._waiting.pop(answer).cancel()
         answer()

@@ -39,6 +39,7 @@ class EncryptedOnly:
         self._next_check = next_check
 
     def admit(self, headers: HttpHeaders) -> Answer | Predicate | None:
+        """Return 403 for an unencrypted request, else the result of the next check."""
         schemes = [
             value.strip().lower()
             for name, value in headers

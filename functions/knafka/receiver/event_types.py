@@ -40,6 +40,8 @@ MAX_PER_PATH: Final = 10
 
 @dataclass(slots=True)
 class _NewType:
+    """A type with its source and schema, and since when it has been listed."""
+
     type: str
     source: str
     schema: str | None

@@ -141,6 +141,7 @@ class ReceiverProtocol(asyncio.Protocol):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Start a connection, or refuse it if there are too many."""
         self._transport = cast(asyncio.Transport, transport)
         self._responses = ResponseQueue(self._transport, self._shared.loop)
         self._slots = self._responses.slots
@@ -171,6 +172,7 @@ class ReceiverProtocol(asyncio.Protocol):
         return True
 
     def data_received(self, data: bytes) -> None:
+        """Parse received bytes; a request that isn't whole is counted."""
         if self._closing:
             return
         self._heard_at = self._time()
@@ -357,6 +359,7 @@ class ReceiverProtocol(asyncio.Protocol):
             self._count_header(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep a header, and check those that must be checked before the request is whole."""
         if self._checks_headers:
             self._count_header(len(name) + len(value) + 4)
             if len(self._headers) >= self._max_headers and not self._closing:
@@ -386,6 +389,7 @@ class ReceiverProtocol(asyncio.Protocol):
             self._refuse(answers.HEADERS_TOO_LARGE)
 
     def on_headers_complete(self) -> None:
+        """Find the route, and refuse requests whose head is wrong."""
         if self._closing or self._parser.should_upgrade():
             return
         self._in_body = self._checks_headers = True
@@ -412,6 +416,7 @@ class ReceiverProtocol(asyncio.Protocol):
         self._routed_url = b""
 
     def on_body(self, body: bytes) -> None:
+        """Keep a part of the body, up to the route's limit."""
         if self._closing:
             return
         self._body.append(body)
@@ -420,6 +425,7 @@ class ReceiverProtocol(asyncio.Protocol):
             self._refuse(self._too_large)
 
     def on_message_complete(self) -> None:
+        """Hand the whole request to `ingest`."""
         if self._closing or self._parser.should_upgrade():
             return
         parts = self._body

@@ -84,6 +84,7 @@ class Backtest:
                 yield Fired(key, waited, firing)
 
     def _keep(self, key: str, held: Held) -> None:
+        """Hold these events at a key, and set its timers."""
         self._timers.set(key, rules.expires(self._rules[trigger_of(key)], held))
         if held:
             self._held[key] = held

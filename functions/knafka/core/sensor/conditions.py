@@ -49,11 +49,15 @@ class Unwanted:
 
 @dataclass(frozen=True, slots=True)
 class AllOf:
+    """A condition that all of its parts must fulfil."""
+
     parts: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AnyOf:
+    """A condition that one of its parts must fulfil."""
+
     parts: tuple[Node, ...]
 
 
@@ -112,6 +116,7 @@ def parse(text: str) -> Condition:
 
 
 def _condition(tree: Node, unwanted: Sequence[str]) -> Condition:
+    """Return the condition with the counts of its dependencies."""
     wanted: dict[str, int] = {}
     for node in _nodes(tree):
         if isinstance(node, Wanted):
@@ -124,6 +129,7 @@ def _joined(kind: type[AllOf | AnyOf], parts: Sequence[Node]) -> Node:
 
 
 def _nodes(node: Node) -> Iterator[Node]:
+    """Yield a node and all nodes within it."""
     yield node
     if isinstance(node, AllOf | AnyOf):
         for part in node.parts:
@@ -131,6 +137,7 @@ def _nodes(node: Node) -> Iterator[Node]:
 
 
 def _is_simple(node: Node) -> bool:
+    """Whether single events fulfil the node."""
     match node:
         case Wanted(count=count):
             return count == 1
@@ -141,6 +148,7 @@ def _is_simple(node: Node) -> bool:
 
 
 def _holds(node: Node, counts: Mapping[str, int]) -> bool:
+    """Whether so many events of each dependency fulfil the node."""
     match node:
         case Wanted(name, count):
             return counts.get(name, 0) >= count
@@ -153,6 +161,8 @@ def _holds(node: Node, counts: Mapping[str, int]) -> bool:
 
 
 class _Token(NamedTuple):
+    """A token of a condition, and where it begins."""
+
     text: str
     position: int
     is_name: bool
@@ -162,6 +172,7 @@ _END: Final = ""
 
 
 def _tokens(text: str) -> Iterator[_Token]:
+    """Yield the tokens of a condition. Raises `InvalidExpression`."""
     at = 0
     while text[at:].strip():
         match = _TOKEN.match(text, at)
@@ -184,24 +195,28 @@ class _Parser:
         self._depth = 0
 
     def condition(self) -> Node:
+        """Parse a whole condition. Raises `InvalidExpression`."""
         tree = self._any()
         if self._token.text != _END:
             raise self._unexpected("&& or ||")
         return tree
 
     def _any(self) -> Node:
+        """Parse terms joined by `||`."""
         parts = [self._all()]
         while self._takes("||"):
             parts.append(self._all())
         return _joined(AnyOf, _flat(AnyOf, parts))
 
     def _all(self) -> Node:
+        """Parse terms joined by `&&`."""
         parts = [self._term()]
         while self._takes("&&"):
             parts.append(self._term())
         return _joined(AllOf, _flat(AllOf, parts))
 
     def _term(self) -> Node:
+        """Parse a dependency, a count of one, or a condition in parentheses."""
         if self._takes("("):
             self._depth += 1
             if self._depth > MAX_DEPTH:
@@ -227,6 +242,7 @@ class _Parser:
         return first.text.isdecimal() and second.text == "of" and third.is_name
 
     def _counted(self) -> Node:
+        """Parse a count and its dependency."""
         token = self._token
         count = int(token.text)
         if not 1 <= count <= MAX_COUNT:
@@ -235,6 +251,7 @@ class _Parser:
         return Wanted(self._name(), count)
 
     def _name(self) -> str:
+        """Parse the name of a dependency."""
         token = self._token
         if not token.is_name:
             raise self._unexpected("the name of a dependency")
@@ -242,6 +259,7 @@ class _Parser:
         return token.text
 
     def _takes(self, text: str) -> bool:
+        """Move past this token if it is the next one; returns whether it was."""
         found = self._token.text == text
         self._next += found
         return found
@@ -251,6 +269,7 @@ class _Parser:
         return self._tokens[self._next]
 
     def _unexpected(self, wanted: str) -> InvalidExpression:
+        """Return the error that says what was expected and what was found."""
         token = self._token
         found = repr(token.text) if token.text else "the end"
         return InvalidExpression(f"want {wanted}, not {found}", token.position)

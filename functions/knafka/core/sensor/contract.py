@@ -66,6 +66,7 @@ class ByTime(Model):
 
     @model_validator(mode="after")
     def _is_valid(self) -> Self:
+        """Check the cron expression and its time zone."""
         try:
             Reset(self.cron, self.timezone)
         except InvalidDocument as error:
@@ -74,6 +75,8 @@ class ByTime(Model):
 
 
 class ConditionsReset(Model):
+    """One reset of a trigger's conditions."""
+
     by_time: ByTime
 
 
@@ -115,12 +118,14 @@ class SensorTrigger(Model):
 
 
 def _names_once(named: tuple[Dependency, ...] | tuple[SensorTrigger, ...]) -> None:
+    """Refuse names that stand more than once."""
     counts = Counter(item.name for item in named)
     if twice := [name for name, count in counts.items() if count > 1]:
         raise problem(f"{', '.join(sorted(twice))}: there is more than one of that name")
 
 
 def _dependencies(found: tuple[Dependency, ...]) -> tuple[Dependency, ...]:
+    """Check the names of dependencies."""
     _names_once(found)
     return found
 
@@ -144,6 +149,7 @@ class Conditions(Model):
 
     @model_validator(mode="after")
     def _conditions_are_valid(self) -> Self:
+        """Check the triggers' names and conditions."""
         _names_once(self.triggers)
         names = [dependency.name for dependency in self.dependencies]
         for trigger in self.triggers:

@@ -117,6 +117,7 @@ def cut(letter: Draft) -> Draft:
 
 
 def _named(events: Sequence[HeldEvent]) -> Sequence[dict[str, Any]]:
+    """Return source and id of events, as many as there is room for."""
     named, room = list[dict[str, Any]](), NAMED_BYTES
     for event in events:
         source, _, identity = event.identity.partition(" ")
@@ -141,6 +142,7 @@ def _failure(
     now: float,
     extensions: Sequence[tuple[str, str]] = (),
 ) -> Failure:
+    """Return the failure of a Sensor's dead letter."""
     return Failure(
         destination=f"sensor:{sensor.name}.{sensor.namespace}",
         reason=reason,

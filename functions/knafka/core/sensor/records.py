@@ -61,6 +61,7 @@ def trigger_of(key: str) -> str:
 
 
 def correlation_of(key: str) -> str | None:
+    """Return the correlation in a record's key; None: the trigger has none."""
     _, slash, correlation = key.partition("/")
     return correlation if slash else None
 

@@ -57,15 +57,18 @@ class Reset:
         return at if self.last(at) == at else self._next
 
     def _before(self, at: int) -> int | None:
+        """Return the last reset at or before this time (ms); None: there is none."""
         # What is looked for is strictly before the second that it is asked of.
         found = self._first(_whole_second(at) + _SECOND, reverse=True)
         return None if found is None or found > at else found
 
     def _after(self, at: int) -> int | None:
+        """Return the first reset at or after this time (ms); None: there is none."""
         found = self._first(_whole_second(at), reverse=False)
         return None if found is None or found < at else found
 
     def _first(self, of: datetime, *, reverse: bool) -> int | None:
+        """Return the first reset from this moment on, or backwards; None: there is none."""
         moments = CronSim(self._cron, of.astimezone(self._zone), reverse=reverse)
         try:
             found = next(moments, None)

@@ -30,6 +30,8 @@ class Route(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Wants:
+    """What a trigger wants of a dependency."""
+
     trigger: str
     correlate: Correlate | None
     is_simple: bool
@@ -80,6 +82,7 @@ class Router:
 
 
 def _correlate(trigger: SensorTrigger, failed: CountError) -> Correlate | None:
+    """Compile the correlation of a trigger; None: it has none."""
     if trigger.correlation is None:
         return None
     expression = cesql.compile_expression(trigger.correlation)

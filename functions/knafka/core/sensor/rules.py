@@ -138,6 +138,7 @@ def _counting(rule: Rule, events: Sequence[HeldEvent]) -> Sequence[HeldEvent]:
 
 
 def _last_reset(rule: Rule, until: int) -> int | None:
+    """Return the last reset at or before this time (ms); None: there is none."""
     resets = [last for reset in rule.resets if (last := reset.last(until)) is not None]
     return max(resets, default=None)
 

@@ -48,6 +48,7 @@ class SharedRecord:
         return self._value
 
     def headers(self) -> RecordHeaders | None:
+        """Return the headers, or raise what reading them has raised."""
         if self._problem is not None:
             raise self._problem.with_traceback(None)
         return self._headers
