@@ -119,14 +119,16 @@ class ContractFollower(Generic[E]):
             if PARTITION in reader.restarted:
                 log.warning("the contract's topic begins anew")
                 found, began, at_end = Contract(), loop.time(), False
-            found = self._with(found, records, reader.ends.get(PARTITION, 0))
+            found = self._apply_records(found, records, reader.ends.get(PARTITION, 0))
             at_end = at_end or PARTITION in reader.ends
             if at_end:
                 self._publish(found)
             elif loop.time() - began > TOO_LONG:
                 raise LogError(f"no end of its topic within {TOO_LONG:.0f} s")
 
-    def _with(self, contract: Contract[E], records: Sequence[Record], end: int) -> Contract[E]:
+    def _apply_records(
+        self, contract: Contract[E], records: Sequence[Record], end: int
+    ) -> Contract[E]:
         """Return the contract after these records."""
         position = max(contract.position, end)
         if not records:

@@ -69,9 +69,9 @@ class Hosted:
         connections and for nothing that `stop` begins, so it is told once drains have ended."""
         if self._ending is None:
             self._function.interrupt()
-            self._ending = asyncio.create_task(self._end())
+            self._ending = asyncio.create_task(self._end_server())
 
-    async def _end(self) -> None:
+    async def _end_server(self) -> None:
         """Wait for the function's interruption, then end the server."""
         try:
             await self._function.interrupted()

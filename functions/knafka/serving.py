@@ -216,9 +216,9 @@ class _TlsServer(_Server):
         self._problem = ""
         """Why the port can't be had."""
         self._protocol = protocol
-        self._listener = TlsListener(tls.folder, config.host, tls.port, self._make)
+        self._listener = TlsListener(tls.folder, config.host, tls.port, self._create_protocol)
 
-    def _make(self) -> asyncio.Protocol:
+    def _create_protocol(self) -> asyncio.Protocol:
         """Create the protocol of one connection."""
         of_uvicorn: Any = self._protocol
         made: asyncio.Protocol = of_uvicorn(
@@ -230,14 +230,14 @@ class _TlsServer(_Server):
         """Open both ports."""
         await super().startup(sockets)
         if self.started:
-            await self._look()
+            await self._refresh_certificate()
 
     async def on_tick(self, counter: int) -> bool:
         """Check the certificate at each tick."""
-        await self._look()
+        await self._refresh_certificate()
         return await super().on_tick(counter)
 
-    async def _look(self) -> None:
+    async def _refresh_certificate(self) -> None:
         """Read the certificate again if it has changed; log problems once."""
         try:
             server = await self._listener.look()

@@ -36,7 +36,7 @@ class ServerCertificate:
     def __init__(self, folder: Path) -> None:
         self.context = _context()
         """For the listener: it hands each handshake on to the certificate of now."""
-        self.context.sni_callback = self._hand_on
+        self.context.sni_callback = self._use_newest_certificate
         self._folder = folder
         self._seen: _State | str | None = None
         """The files, or why they can't be found, as they were tried last."""
@@ -52,7 +52,7 @@ class ServerCertificate:
         certificate, key = (self._folder / name for name in (CERTIFICATE, KEY))
         seen: _State | str
         try:
-            seen = tuple(_state(path) for path in (certificate, key))
+            seen = tuple(_file_version(path) for path in (certificate, key))
         except OSError as error:
             seen = str(error)
         if seen == self._seen:
@@ -69,7 +69,9 @@ class ServerCertificate:
             log.info("the certificate in %s has changed", self._folder)
         self._newest = context
 
-    def _hand_on(self, handshake: ssl.SSLObject, _name: str | None, _of: ssl.SSLContext) -> None:
+    def _use_newest_certificate(
+        self, handshake: ssl.SSLObject, _name: str | None, _of: ssl.SSLContext
+    ) -> None:
         """Use the newest certificate for this handshake."""
         assert self._newest is not None, "nobody listens without a certificate"
         handshake.context = self._newest
@@ -115,7 +117,7 @@ def _context() -> ssl.SSLContext:
     return context
 
 
-def _state(path: Path) -> tuple[int, int, int]:
+def _file_version(path: Path) -> tuple[int, int, int]:
     """Return what identifies a file's version."""
     found = path.stat()
     return found.st_ino, found.st_mtime_ns, found.st_size

@@ -45,11 +45,11 @@ def with_tokens(configuration: Mapping[str, Any]) -> dict[str, Any]:
     found = dict(configuration)
     region, role = found.pop(MSK_REGION, None), found.pop(MSK_ROLE_ARN, None)
     if region is not None:
-        found["oauth_cb"] = _msk(region or _region(), role)
+        found["oauth_cb"] = _msk_token_callback(region or _aws_region(), role)
     return found
 
 
-def _region() -> str:
+def _aws_region() -> str:
     """Return the AWS region of the environment. Raises `InvalidDocument`."""
     for name in REGIONS:
         if region := os.environ.get(name):
@@ -59,7 +59,7 @@ def _region() -> str:
     )
 
 
-def _msk(region: str, role: str | None) -> Callable[[str], Token]:
+def _msk_token_callback(region: str, role: str | None) -> Callable[[str], Token]:
     """Return the function with which librdkafka requests tokens, in a thread of its own."""
     sign = _signer(region, role)
     now = time.time()

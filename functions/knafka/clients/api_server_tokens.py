@@ -84,7 +84,7 @@ class ApiServerTokens:
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
             # Without its cause, whose text may have a part of a token.
             raise TokenUnavailable("the API server answered with no token") from None
-        token = IssuedToken(answer.status.token.encode(), _life(answer))
+        token = IssuedToken(answer.status.token.encode(), _lifetime(answer))
         if not token.is_usable:
             raise TokenUnavailable("the API server answered with what can't be sent as a token")
         return token
@@ -98,7 +98,7 @@ def _failure_text(error: OSError) -> str:
     return said
 
 
-def _life(answer: _Answer) -> float:
+def _lifetime(answer: _Answer) -> float:
     """Seconds: it may be another one than was asked for."""
     created, expires = answer.metadata.creation_timestamp, answer.status.expiration_timestamp
     if created is not None and expires is not None:

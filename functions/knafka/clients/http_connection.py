@@ -187,22 +187,24 @@ class Connection(asyncio.Protocol):
             # Bytes after a complete response spoil the connection, not the response.
             self._keep_alive = False
             if self._response is None:
-                self.fail(self._unusable(error))
+                self.fail(self._invalid_response_error(error))
                 return
         if self._response is not None:
             self._finish(self._response)
         elif self._received > MAX_HEAD_BYTES and not self._status:
-            self.fail(self._broken(f"sent a response head longer than {MAX_HEAD_BYTES} bytes"))
+            self.fail(
+                self._connection_error(f"sent a response head longer than {MAX_HEAD_BYTES} bytes")
+            )
         elif self._body_bytes > READ_ON * self._pool.max_response_bytes:
             self._keep_alive = False
             self._finish(self._complete())
         elif self._received > MAX_HEAD_BYTES + 16 * max(self._body_bytes, MAX_HEAD_BYTES):
             # Chunk framing and trailers, with room for chunks of a byte each.
-            self.fail(self._broken("wrapped its response in too many bytes"))
+            self.fail(self._connection_error("wrapped its response in too many bytes"))
 
     def on_message_begin(self) -> None:
         if self._response is not None:
-            raise self._broken("sent more than its response")
+            raise self._connection_error("sent more than its response")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         # Trailers are not headers (RFC 9110, 6.5.1).
@@ -291,11 +293,11 @@ class Connection(asyncio.Protocol):
         """Whether the response says where it ends; otherwise it ends with the connection."""
         return any(name in (b"content-length", b"transfer-encoding") for name, _ in self._headers)
 
-    def _unusable(self, error: Exception) -> DeliveryError:
+    def _invalid_response_error(self, error: Exception) -> DeliveryError:
         """Return the error of a response that is no valid HTTP."""
         if isinstance(error.__context__, DeliveryError):
             return error.__context__
-        return self._broken(f"sent no valid HTTP response: {error}")
+        return self._connection_error(f"sent no valid HTTP response: {error}")
 
-    def _broken(self, problem: str) -> DeliveryError:
+    def _connection_error(self, problem: str) -> DeliveryError:
         return DeliveryError("broken", f"{self._pool.origin} {problem}")

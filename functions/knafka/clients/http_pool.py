@@ -111,9 +111,11 @@ class Pool:
         """Open a connection. Raises `OSError`, and `DeliveryError` if no address of the host may be
         connected to."""
         host, port = self.origin.host, self.origin.port
-        context = None if self._tls is None else self._trusted(self._tls)
+        context = None if self._tls is None else self._tls_context(self._tls)
         # What was judged is what is connected to: the name is resolved once.
-        candidates = [host] if self._refusal is None else await self._allowed(self._refusal)
+        candidates = (
+            [host] if self._refusal is None else await self._allowed_addresses(self._refusal)
+        )
         server = host if context is not None else None
         for number, address in enumerate(candidates, 1):
             try:
@@ -130,7 +132,7 @@ class Pool:
                     raise
         raise AssertionError("a host has an address")
 
-    def _trusted(self, tls: TlsContext) -> ssl.SSLContext:
+    def _tls_context(self, tls: TlsContext) -> ssl.SSLContext:
         """Return the TLS context with the trusted certificates. Raises `DeliveryError`."""
         try:
             return tls.current()
@@ -138,7 +140,7 @@ class Pool:
             problem = f"the CA certificates for {self.origin} can't be read: {error}"
             raise DeliveryError("refused", problem) from error
 
-    async def _allowed(self, refusal: Refusal) -> list[str]:
+    async def _allowed_addresses(self, refusal: Refusal) -> list[str]:
         """The addresses of the origin's host that may be asked, in the resolver's order."""
         host, port = self.origin.host, self.origin.port
         if addresses.is_address(host):

@@ -22,8 +22,8 @@ from confluent_kafka.cimpl import NewTopic
 from knafka.clients.kafka_acls import needing
 from knafka.clients.kafka_client import Connection
 from knafka.clients.kafka_groups import KafkaGroups
-from knafka.clients.kafka_lag import at_most, beyond
-from knafka.clients.kafka_ranges import EARLIEST, GONE, LATEST, KafkaRanges, asking, listed
+from knafka.clients.kafka_lag import beyond_end, limited_to_ends
+from knafka.clients.kafka_ranges import EARLIEST, GONE, LATEST, KafkaRanges, at_offset, listed
 from knafka.clients.kafka_requests import ASK_AGAIN, AdminCalls
 from knafka.clients.kafka_whole_topic import UNUSED_GROUP, read_whole
 from knafka.core.errors import LogError
@@ -188,7 +188,7 @@ class KafkaAdmin:
             described = {}  # of the others the ends can still be had
         for topic, description in described.items():
             self._cached_partitions[topic] = _CachedPartitions(
-                now, description.id, asking(description.partitions, LATEST)
+                now, description.id, at_offset(description.partitions, LATEST)
             )
         wanted = [
             partition
@@ -267,12 +267,13 @@ class KafkaAdmin:
                     number: lag_of(commits.get(number), start, end)
                     for number, (start, end) in ranges.items()
                 },
-                beyond(commits, ranges),
+                beyond_end(commits, ranges),
                 {number: end for number, (_, end) in ranges.items()},
                 _metadata_of(commits),
             )
             for group, commits in (
-                (group, at_most(commits, ranges, fresh)) for group, commits in committed.items()
+                (group, limited_to_ends(commits, ranges, fresh))
+                for group, commits in committed.items()
             )
         }
 
@@ -294,7 +295,7 @@ class KafkaAdmin:
             {
                 partition.partition: offset
                 for partition, offset in (
-                    await self._offsets_of_partitions(asking(found.partitions, which), some=True)
+                    await self._offsets_of_partitions(at_offset(found.partitions, which), some=True)
                 ).items()
             }
             for which in (EARLIEST, LATEST)
@@ -385,7 +386,7 @@ class KafkaAdmin:
         time, only of partitions with a later record. Raises `LogError` for a partition without a
         leader."""
         listed = await self._offsets_of_partitions(
-            asking(partitions, which), least=-1 if which >= 0 else 0
+            at_offset(partitions, which), least=-1 if which >= 0 else 0
         )
         for partition in partitions:
             if partition not in listed:

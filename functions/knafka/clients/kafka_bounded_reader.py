@@ -159,11 +159,13 @@ class BoundedReader:
 
     def partitions(self, topic: str) -> list[TopicPartition]:
         """Return all partitions of a topic. Raises `LogError`."""
-        return self._described(topic).known
+        return self._describe_topic(topic).known
 
-    def _described(self, topic: str) -> _Partitions:
+    def _describe_topic(self, topic: str) -> _Partitions:
         """Return a topic's partitions. Raises `LogError`."""
-        found = self._asked(lambda timeout: self._admin.list_topics(topic, timeout=timeout))
+        found = self._ask_until_answered(
+            lambda timeout: self._admin.list_topics(topic, timeout=timeout)
+        )
         described = found.topics[topic]
         if described.error is not None:
             raise log_error_of(described.error)
@@ -191,20 +193,20 @@ class BoundedReader:
 
         new = NewTopic(topic, partitions, replication, config=dict(config))
         try:
-            self._asked(
+            self._ask_until_answered(
                 lambda timeout: self._admin.create_topics([new], request_timeout=timeout)[
                     topic
                 ].result()
             )
         except LogError as error:
             # Another process may have made it meanwhile.
-            if not self._exists(topic):
+            if not self._topic_exists(topic):
                 raise LogError(
                     f"topic {topic} could not be made ({error}): make it, or allow the Kafka user "
                     "of this Sensor to create topics whose names begin with knafka-"
                 ) from error
 
-    def _exists(self, topic: str) -> bool:
+    def _topic_exists(self, topic: str) -> bool:
         """Whether a topic exists."""
         try:
             self.partitions(topic)
@@ -247,7 +249,7 @@ class BoundedReader:
         """Return a topic's partitions, asking Kafka only now and then."""
         found, asked_at = self._known_partitions.get(topic, (None, 0.0))
         if found is None or time.monotonic() - asked_at > PARTITIONS_KEPT:
-            found = self._described(topic)
+            found = self._describe_topic(topic)
             self._known_partitions[topic] = found, time.monotonic()
         return found
 
@@ -283,9 +285,9 @@ class BoundedReader:
                 partition.partition: answer.result().offset for partition, answer in asked.items()
             }
 
-        return self._asked(ask) if wanted else {}
+        return self._ask_until_answered(ask) if wanted else {}
 
-    def _asked(self, ask: Callable[[float], T]) -> T:
+    def _ask_until_answered(self, ask: Callable[[float], T]) -> T:
         """Ask Kafka, again while a leader moves, and return its answer. Raises `LogError`."""
         deadline = time.monotonic() + REQUEST_TIMEOUT
         while True:

@@ -126,14 +126,18 @@ class KafkaGroups:
         """The group's committed offsets as Kafka returns them, with leader epochs."""
         wanted = list(partitions)
         with needing(group=("Describe", group), topic=("Describe", _topic_of(wanted))):
-            found = await self._as(group, lambda it, timeout: it.committed(wanted, timeout=timeout))
+            found = await self._call_as_group(
+                group, lambda it, timeout: it.committed(wanted, timeout=timeout)
+            )
         return [partition for partition in found if partition.offset >= 0]
 
     async def commit(self, group: str, offsets: Sequence[TopicPartition]) -> None:
         """Commit all of these offsets or none: one request, which Kafka writes as one batch."""
         wanted = list(offsets)
         with needing(group=("Read", group), topic=("Read", _topic_of(wanted))):
-            await self._as(group, lambda it, _: it.commit(offsets=wanted, asynchronous=False))
+            await self._call_as_group(
+                group, lambda it, _: it.commit(offsets=wanted, asynchronous=False)
+            )
         self.forget(group)
 
     async def delete(self, group: str) -> None:
@@ -275,7 +279,7 @@ class KafkaGroups:
         self._known.pop(group, None)
         self._forgotten[group] = time.monotonic()
 
-    async def _as(
+    async def _call_as_group(
         self, group: str, call: Callable[[Consumer, float], list[TopicPartition] | None]
     ) -> list[TopicPartition]:
         def asked(timeout: float) -> list[TopicPartition]:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from knafka.ports.log import Commits
 
 
-def beyond(commits: Commits, ranges: Mapping[int, tuple[int, int]]) -> frozenset[int]:
+def beyond_end(commits: Commits, ranges: Mapping[int, tuple[int, int]]) -> frozenset[int]:
     """Partitions that were committed behind their end."""
     return frozenset(
         number
@@ -19,12 +19,12 @@ def beyond(commits: Commits, ranges: Mapping[int, tuple[int, int]]) -> frozenset
     )
 
 
-def at_most(
+def limited_to_ends(
     commits: Commits, ranges: Mapping[int, tuple[int, int]], fresh: Collection[int]
 ) -> Commits:
     """Return the commits with an offset beyond an outdated end set to that end: without a leader
     the real end can't be known."""
-    old = beyond(commits, ranges) - set(fresh)
+    old = beyond_end(commits, ranges) - set(fresh)
     return {
         number: commit._replace(offset=ranges[number][1]) if number in old else commit
         for number, commit in commits.items()

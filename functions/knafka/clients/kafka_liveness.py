@@ -44,17 +44,17 @@ class Liveness:
         if heard:
             self._ask_at = now + SILENCE
         elif now >= self._ask_at:
-            if self._answers(client):
+            if self._is_answered(client):
                 self._ask_at = now + SILENCE
             elif not self._answers_others():
                 self._ask_at = now + ASK_INTERVAL
-            elif not self._answers(client):  # Kafka may have come back between the first two
+            elif not self._is_answered(client):  # Kafka may have come back between the first two
                 raise LogError("the Kafka client has lost its brokers: it is opened anew")
 
     def _answers_others(self) -> bool:
-        return self._answers(open_admin(self._connection, lambda error: None))
+        return self._is_answered(open_admin(self._connection, lambda error: None))
 
-    def _answers(self, client: Consumer | AdminClient) -> bool:
+    def _is_answered(self, client: Consumer | AdminClient) -> bool:
         """Whether Kafka answers this client."""
         try:
             client.list_topics(self._topic, timeout=ASK_TIMEOUT)

@@ -72,10 +72,10 @@ class KafkaPositionedReader:
         self._thread.call(partial(self._drop, set(partitions)))
 
     def pause(self, partitions: Collection[int]) -> None:
-        self._thread.call(partial(self._switch, Consumer.pause, set(partitions)))
+        self._thread.call(partial(self._pause_or_resume, Consumer.pause, set(partitions)))
 
     def resume(self, partitions: Collection[int]) -> None:
-        self._thread.call(partial(self._switch, Consumer.resume, set(partitions)))
+        self._thread.call(partial(self._pause_or_resume, Consumer.resume, set(partitions)))
 
     async def read(self, limit: int, timeout: float) -> Sequence[Record]:
         """Return up to `limit` records. Raises `LogError`."""
@@ -119,7 +119,7 @@ class KafkaPositionedReader:
         if known:
             self._consumer.incremental_unassign(self._partitions(known))
 
-    def _switch(
+    def _pause_or_resume(
         self, how: Callable[[Consumer, list[TopicPartition]], None], numbers: set[int]
     ) -> None:
         """Pause or resume partitions, on the consumer's thread."""
@@ -142,7 +142,7 @@ class KafkaPositionedReader:
         last: dict[int, Message] = {}
         ends: dict[int, int] = {}
         restarted: set[int] = set()
-        for message in self._batch(limit, timeout, ends):
+        for message in self._poll_messages(limit, timeout, ends):
             error, number = message.error(), cast(int, message.partition())
             if number not in self._begun:
                 continue
@@ -167,7 +167,7 @@ class KafkaPositionedReader:
             self._epochs[number] = NO_EPOCH if epoch is None else epoch
         return records, ends, restarted, dict(self._epochs)
 
-    def _batch(self, limit: int, timeout: float, ends: dict[int, int]) -> list[Message]:
+    def _poll_messages(self, limit: int, timeout: float, ends: dict[int, int]) -> list[Message]:
         """Poll up to `limit` messages, noting ends in `ends`."""
         # As in `kafka_reader`: consume() alone would wait for the whole batch, and an end alone
         # isn't worth a return.

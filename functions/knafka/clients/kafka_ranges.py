@@ -32,7 +32,7 @@ REMEMBERED: Final = 300.0
 """Seconds for which a topic's number of partitions counts."""
 
 
-def asking(partitions: Sequence[TopicPartition], which: int) -> list[TopicPartition]:
+def at_offset(partitions: Sequence[TopicPartition], which: int) -> list[TopicPartition]:
     return [TopicPartition(partition.topic, partition.partition, which) for partition in partitions]
 
 
@@ -72,7 +72,7 @@ class KafkaRanges:
         partitions = await self._existing_partitions(topics)
         # The starts come first: what is deleted or written meanwhile makes no range negative.
         starts, ends = [
-            await listed(self._calls, asking(partitions, which), some=True)
+            await listed(self._calls, at_offset(partitions, which), some=True)
             for which in (EARLIEST, LATEST)
         ]
         found: dict[str, tuple[dict[int, int], dict[int, int]]] = {}
@@ -88,7 +88,7 @@ class KafkaRanges:
 
     async def first_timestamps(self, topics: Collection[str]) -> Mapping[str, float]:
         """`LogAdmin.first_timestamps`."""
-        wanted = asking(await self._existing_partitions(topics), SINCE_EVER)
+        wanted = at_offset(await self._existing_partitions(topics), SINCE_EVER)
         found: dict[str, float] = {}
         for place, first in (await listed(self._calls, wanted, some=True)).items():
             if first.offset >= 0 and first.timestamp >= 0:

@@ -87,7 +87,7 @@ class KafkaReader:
         membership.beat()
         membership.repeat_commit()
         records: list[Record] = []
-        for message in self._batch(limit, timeout) if self._failed is None else ():
+        for message in self._poll_messages(limit, timeout) if self._raise_failure is None else ():
             error = message.error()
             if error is None:
                 records.append(cast(Record, message))
@@ -99,7 +99,7 @@ class KafkaReader:
                 self._judge(error)
         # Without this check a refused consumer would look like one that has nothing to read.
         membership.check(heard=bool(records or membership.reached))
-        failed = self._failed
+        failed = self._raise_failure
         if failed is not None and not records:
             self._failure = None
             raise failed
@@ -116,7 +116,7 @@ class KafkaReader:
         return self._numbering.number(record.topic(), record.partition())
 
     @property
-    def _failed(self) -> LogError | None:
+    def _raise_failure(self) -> LogError | None:
         return self._failure or self._broken or self._membership.refusal
 
     def _judge(self, error: KafkaError) -> None:
@@ -140,7 +140,7 @@ class KafkaReader:
         self._membership.start_anew(number)
         return number
 
-    def _batch(self, limit: int, timeout: float) -> list[Message]:
+    def _poll_messages(self, limit: int, timeout: float) -> list[Message]:
         """Poll up to `limit` messages, noting ends."""
         # consume() alone would wait for the whole batch; the first record alone is worth a return.
         # An end alone isn't: each partition has one after each record that comes alone.
@@ -163,12 +163,12 @@ class KafkaReader:
         return True
 
     def pause(self, partitions: Sequence[int]) -> None:
-        self._thread.call(partial(self._switch, Consumer.pause, partitions))
+        self._thread.call(partial(self._pause_or_resume, Consumer.pause, partitions))
 
     def resume(self, partitions: Sequence[int]) -> None:
-        self._thread.call(partial(self._switch, Consumer.resume, partitions))
+        self._thread.call(partial(self._pause_or_resume, Consumer.resume, partitions))
 
-    def _switch(
+    def _pause_or_resume(
         self, how: Callable[[Consumer, list[TopicPartition]], None], partitions: Sequence[int]
     ) -> None:
         """Pause or resume partitions, on the consumer's thread."""

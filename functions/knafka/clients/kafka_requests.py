@@ -103,7 +103,7 @@ class AdminCalls:
         async def answers(timeout: float) -> dict[K, T]:
             return await self._results(ask(timeout), timeout, leaving_out, some=some)
 
-        return await self._patiently(answers)
+        return await self._repeat_until_answered(answers)
 
     async def of_coordinator(
         self, ask: Callable[[float], Mapping[K, Future[T]]], leaving_out: Collection[int] = ()
@@ -125,7 +125,7 @@ class AdminCalls:
                     with suppress(LogError):
                         self._end(self._replace())
 
-        return await self._patiently(answers)
+        return await self._repeat_until_answered(answers)
 
     async def _results(
         self,
@@ -186,7 +186,7 @@ class AdminCalls:
                 raise KafkaException(raised[0])
             return found
 
-        return await self._patiently(answers)
+        return await self._repeat_until_answered(answers)
 
     async def in_thread(self, call: Callable[[float], T]) -> T:
         """Run a blocking call in a thread and return its result; `call` gets the seconds that it
@@ -196,7 +196,7 @@ class AdminCalls:
             loop = asyncio.get_running_loop()
             return loop.run_in_executor(self._threads, call, timeout)
 
-        return await self._patiently(answer)
+        return await self._repeat_until_answered(answer)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -232,7 +232,7 @@ class AdminCalls:
             with suppress(RuntimeError):  # it is being closed
                 self._refreshing = self._threads.submit(ask)
 
-    async def _patiently(self, ask: Callable[[float], Awaitable[T]]) -> T:
+    async def _repeat_until_answered(self, ask: Callable[[float], Awaitable[T]]) -> T:
         """Repeat a request while a coordinator or leader moves, at most `timeout` seconds. Raises
         `LogError`."""
         self.admin.poll(0)

@@ -148,7 +148,7 @@ class TransactionalProducer:
             self._producer.begin_transaction()
             for output in outputs:
                 self._produce(output, deadline)
-            self._retried(
+            self._retry_until(
                 lambda timeout: self._producer.send_offsets_to_transaction(
                     offsets, member, timeout
                 ),
@@ -158,7 +158,7 @@ class TransactionalProducer:
         except KafkaException as error:
             raise self._abort(error.args[0]) from error
         try:
-            self._retried(self._producer.commit_transaction, time.monotonic() + END_TIMEOUT)
+            self._retry_until(self._producer.commit_transaction, time.monotonic() + END_TIMEOUT)
         except KafkaException as error:
             reason = error.args[0]
             if reason.txn_requires_abort():
@@ -203,7 +203,7 @@ class TransactionalProducer:
             raise KafkaException(self._failed[0].error)
         raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"Kafka: {self.trouble}"))
 
-    def _retried(self, request: Callable[[float], object], deadline: float) -> None:
+    def _retry_until(self, request: Callable[[float], object], deadline: float) -> None:
         """Repeat a request until it succeeds, at most until `deadline`."""
         while True:
             try:
@@ -220,19 +220,19 @@ class TransactionalProducer:
         if reason.fatal():
             return log_error_of(reason)
         try:
-            self._retried(self._producer.abort_transaction, time.monotonic() + END_TIMEOUT)
+            self._retry_until(self._producer.abort_transaction, time.monotonic() + END_TIMEOUT)
         except KafkaException as error:
             return LogError(
                 f"a transaction could not be aborted: {error.args[0].str()}"
                 f"; it was to be because of {reason.str()}"
             )
-        aborted = self._aborted(reason)
+        aborted = self._aborted_error(reason)
         # After a refused record, and sometimes after an unsent one (librdkafka 2.16.0), the next
         # records of this producer would be out of sequence.
         self._producer, self._fenced = self._open(), False
         return aborted
 
-    def _aborted(self, reason: KafkaError) -> TransactionAborted:
+    def _aborted_error(self, reason: KafkaError) -> TransactionAborted:
         """Return the error of an aborted transaction; `RecordTooLarge` if a record was."""
         failed = self._failed
         too_large = [

@@ -92,7 +92,7 @@ class KafkaTransactions:
     def read(self, limit: int, timeout: float) -> Sequence[Record]:
         """Return up to `limit` records; none while an earlier transaction isn't fenced off yet.
         Raises `LogError`."""
-        self._check()
+        self._check_usable()
         if not self._producer.fence(timeout):
             return []
         records = self._member.read(limit, timeout)
@@ -123,11 +123,11 @@ class KafkaTransactions:
 
     def _ready(self) -> None:
         """Wait until earlier transactions of this id are fenced off."""
-        self._check()
+        self._check_usable()
         while not self._producer.fence(FENCE_TIMEOUT):
             pass
 
-    def _check(self) -> None:
+    def _check_usable(self) -> None:
         """Raise `LogError` if this member can't go on."""
         if self._broken is not None:
             raise LogError(str(self._broken))
@@ -139,7 +139,7 @@ class KafkaTransactions:
     def ensure_topic(
         self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
     ) -> None:
-        self._check()
+        self._check_usable()
         self._bounded.ensure_topic(topic, partitions, replication, config)
 
     def ends(self, topic: str) -> Positions:
@@ -245,9 +245,9 @@ class _Member(GroupConsumer):
         for message in self.consumer.consume(limit, timeout):
             error = message.error()
             if error is None:
-                self._take(message)
+                self._keep_record(message)
             elif error.code() == KafkaError._PARTITION_EOF:
-                self._reach(message)
+                self._note_end(message)
             elif error.code() in RESET:
                 self._start_anew(message)
             elif error.code() == KafkaError._FATAL:
@@ -257,14 +257,14 @@ class _Member(GroupConsumer):
         # Which records are of before the revoke, and which of after it, isn't known.
         self._going_back |= self._revoked & self.owned.keys()
 
-    def _take(self, message: Message) -> None:
+    def _keep_record(self, message: Message) -> None:
         """Keep a record that was read, if its partition is still owned."""
         place = _place_of(message)
         if self._is_read(place):
             self._gathered.append(cast(Record, message))
             self.reached.pop(place, None)
 
-    def _reach(self, message: Message) -> None:
+    def _note_end(self, message: Message) -> None:
         """Note the end of a partition."""
         place = _place_of(message)
         if self._is_read(place):

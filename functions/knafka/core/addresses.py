@@ -50,7 +50,7 @@ def refusal(host: str) -> str | None:
     if _NAMES(host) is not None:
         return f"{host} is a name of the pod or the node itself"
     address = _parse(host)
-    if address is None or (what := _is_local(address)) is None:
+    if address is None or (what := _local_kind(address)) is None:
         return None
     shown = str(address) if str(address) == host else f"{host} ({address})"
     return f"{shown} is {what}"
@@ -73,18 +73,18 @@ def is_address(host: str) -> bool:
 def is_loopback(host: str) -> bool:
     """Whether a host is a loopback address; False for names."""
     address = _parse(host)
-    return address is not None and _plain(address).is_loopback
+    return address is not None and _without_embedding(address).is_loopback
 
 
-def _plain(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
+def _without_embedding(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
     """Return the address, or the IPv4 address that it embeds."""
-    inner = _inner(address) if isinstance(address, IPv6Address) else None
+    inner = _embedded_ipv4(address) if isinstance(address, IPv6Address) else None
     return address if inner is None else inner
 
 
-def _is_local(address: IPv4Address | IPv6Address) -> str | None:
+def _local_kind(address: IPv4Address | IPv6Address) -> str | None:
     """Return what kind of local address this is, as a phrase; None: it isn't local."""
-    address = _plain(address)
+    address = _without_embedding(address)
     if address.is_loopback:
         return "a loopback address"
     # All of 0.0.0.0/8 is "this host" (RFC 1122).
@@ -95,7 +95,7 @@ def _is_local(address: IPv4Address | IPv6Address) -> str | None:
     return "an address of a cloud's metadata" if address in METADATA else None
 
 
-def _inner(address: IPv6Address) -> IPv4Address | None:
+def _embedded_ipv4(address: IPv6Address) -> IPv4Address | None:
     """Return the IPv4 address that is embedded in an IPv6 address; None: none is."""
     if address in _TRANSLATED or (not int(address) >> 32 and int(address) > 1):
         return IPv4Address(int(address) & 0xFFFFFFFF)
@@ -107,10 +107,10 @@ def _parse(host: str) -> IPv4Address | IPv6Address | None:
     try:
         return ip_address(host)
     except ValueError:
-        return _as_resolvers_read(host)
+        return _parse_as_resolvers(host)
 
 
-def _as_resolvers_read(host: str) -> IPv4Address | None:
+def _parse_as_resolvers(host: str) -> IPv4Address | None:
     """Parse an address as `inet_aton` does: one to four decimal, octal or hexadecimal numbers, of
     which the last fills all remaining bytes."""
     parts = host.split(".")

@@ -97,7 +97,7 @@ def split(token: bytes) -> SplitToken:
     parts = token.split(b".")
     if len(parts) != 3:
         raise InvalidToken("it is no signed JWT")
-    head, claims, signature = map(_decoded, parts)
+    head, claims, signature = map(_decode_base64url, parts)
     try:
         read = _HEAD.decode(head)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
@@ -131,7 +131,7 @@ def check_claims(claims: bytes, issuer: str, audience: str, now: float) -> Verif
     return VerifiedToken(read.sub, read.exp + LEEWAY, read.iat)
 
 
-def _decoded(part: bytes) -> bytes:
+def _decode_base64url(part: bytes) -> bytes:
     """Decode base64url without padding (RFC 7515, 2). Raises `InvalidToken`."""
     if not part or b"+" in part or b"/" in part or b"=" in part:
         raise InvalidToken("it is not base64url")

@@ -37,7 +37,7 @@ class Authorization:
     def __init__(self, policies: Sequence[Policy], mode: AuthorizationMode, namespace: str) -> None:
         """`mode` holds where there are no policies; `namespace` is the Broker's."""
         self._policies = [
-            (policy.subjects, _all([compile_filter(filter_) for filter_ in policy.filters]))
+            (policy.subjects, _all_of([compile_filter(filter_) for filter_ in policy.filters]))
             for policy in policies
         ]
         self._mode = mode
@@ -68,7 +68,7 @@ class Authorization:
         return allowing[self._mode]
 
 
-def _all(predicates: Sequence[Predicate]) -> Predicate | None:
+def _all_of(predicates: Sequence[Predicate]) -> Predicate | None:
     """Return the predicate that all these predicates hold; None: there are none, so every event
     passes."""
     if not predicates:

@@ -165,7 +165,7 @@ def dead_letter_of(
     told = {
         "knativeerrordest": failure.destination,
         "knativeerrorcode": "" if failure.status is None else str(failure.status),
-        "knativeerrordata": base64.b64encode(_beginning(failure.body)).decode(),
+        "knativeerrordata": base64.b64encode(_truncated_body(failure.body)).decode(),
         f"{ATTRIBUTE_PREFIX}reason": failure.reason.value,
         f"{ATTRIBUTE_PREFIX}attempts": str(failure.attempts),
         f"{ATTRIBUTE_PREFIX}firsttime": timestamp(failure.first_attempt),
@@ -240,7 +240,7 @@ def restored(headers: Iterable[tuple[str, bytes]], replay: str) -> RecordHeaders
     return [(name, raw) for name, raw in found if name not in added] + [(REPLAY, replay.encode())]
 
 
-def _beginning(body: bytes) -> bytes:
+def _truncated_body(body: bytes) -> bytes:
     """Return the beginning of a body, cut at its limit and not within a UTF-8 character."""
     for end in range(ERROR_DATA_BYTES, ERROR_DATA_BYTES - 4, -1):
         if end >= len(body) or body[end] & 0xC0 != 0x80:

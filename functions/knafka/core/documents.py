@@ -183,7 +183,7 @@ def parse(model: type[M], document: object, path: str = "") -> M:
     try:
         return model.model_validate(document, by_alias=True, by_name=False)
     except ValidationError as error:
-        raise _invalid(error, path) from None
+        raise _invalid_document(error, path) from None
 
 
 def parse_json(model: type[M], text: str) -> M:
@@ -191,7 +191,7 @@ def parse_json(model: type[M], text: str) -> M:
     try:
         return model.model_validate_json(text, by_alias=True, by_name=False)
     except ValidationError as error:
-        raise _invalid(error, "") from None
+        raise _invalid_document(error, "") from None
 
 
 def parse_json_array(model: type[M], text: str) -> Sequence[M]:
@@ -200,7 +200,7 @@ def parse_json_array(model: type[M], text: str) -> Sequence[M]:
     try:
         return documents.validate_json(text, by_alias=True, by_name=False)
     except ValidationError as error:
-        raise _invalid(error, "") from None
+        raise _invalid_document(error, "") from None
 
 
 def dump(model: Model) -> dict[str, Any]:
@@ -223,7 +223,7 @@ def explained_faults() -> Iterator[None]:
     try:
         yield
     except ValidationError as error:
-        found = _invalid(error, error.title)
+        found = _invalid_document(error, error.title)
         problem = f"{found.problem}; this is a fault of Knafka: please report it with this line"
         raise InvalidDocument(found.path, problem) from error
 
@@ -240,7 +240,7 @@ def more_problems(count: int) -> str:
     return f"and {count - MAX_PROBLEMS} more"
 
 
-def _invalid(error: ValidationError, root: str) -> InvalidDocument:
+def _invalid_document(error: ValidationError, root: str) -> InvalidDocument:
     """Turn pydantic's errors into one `InvalidDocument` that names all fields."""
     missing: list[str] = []
     problems: list[tuple[str, str]] = []

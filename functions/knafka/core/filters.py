@@ -37,7 +37,7 @@ def compile_trigger(
 ) -> Predicate:
     """The whole filter of a Trigger: `filters` if there are any, else `filter` (KN-TRG-10)."""
     if filters:
-        return _all(tuple(compile_filter(spec, failed) for spec in filters))
+        return _all_of(tuple(compile_filter(spec, failed) for spec in filters))
     return compile_attributes(attributes)
 
 
@@ -60,9 +60,9 @@ def compile_filter(spec: Filter, failed: CountError = _ignore) -> Predicate:
         case Suffix(suffix=wanted):
             return _attribute_predicate(wanted, str.endswith)
         case All(all=inner):
-            return _all(tuple(compile_filter(spec, failed) for spec in inner))
+            return _all_of(tuple(compile_filter(spec, failed) for spec in inner))
         case Any_(any=inner):
-            return _any(tuple(compile_filter(spec, failed) for spec in inner))
+            return _any_of(tuple(compile_filter(spec, failed) for spec in inner))
         case Not(not_=inner_filter):
             passes = compile_filter(inner_filter, failed)
             return lambda event: not passes(event)
@@ -115,7 +115,7 @@ def why_not(
             for clause in _refusals(spec, event)
         )
     return tuple(
-        f"filter.attributes.{name}: {_found(name, event)}, want {want or 'any value'!r}"
+        f"filter.attributes.{name}: {_described_value(name, event)}, want {want or 'any value'!r}"
         for name, want in attributes_filter.attributes.items()
         if not compile_attributes(AttributesFilter(attributes={name: want}))(event)
     )
@@ -153,10 +153,10 @@ def _attribute_refusals(
     """Yield the reasons why attributes of an event don't pass this dialect's test."""
     for name, want in wanted.items():
         if name not in event or not test(event[name], want):
-            yield f".{dialect}.{name}: {_found(name, event)}, want {want!r}"
+            yield f".{dialect}.{name}: {_described_value(name, event)}, want {want!r}"
 
 
-def _found(name: str, event: Attributes) -> str:
+def _described_value(name: str, event: Attributes) -> str:
     return f"the event has {event[name]!r}" if name in event else "the event has no such attribute"
 
 
@@ -177,14 +177,14 @@ def _attribute_predicate(wanted: Mapping[str, str], test: Callable[[str, str], b
     return passes
 
 
-def _all(predicates: tuple[Predicate, ...]) -> Predicate:
+def _all_of(predicates: tuple[Predicate, ...]) -> Predicate:
     """Compile the conjunction of predicates."""
     if len(predicates) == 1:
         return predicates[0]
     return lambda event: all(passes(event) for passes in predicates)
 
 
-def _any(predicates: tuple[Predicate, ...]) -> Predicate:
+def _any_of(predicates: tuple[Predicate, ...]) -> Predicate:
     """Compile the disjunction of predicates."""
     if len(predicates) == 1:
         return predicates[0]

@@ -56,18 +56,18 @@ _REGION = re.compile(r"[a-z]{2}(?:-[a-z]+)+-[0-9]").fullmatch
 
 def for_librdkafka(secret: Mapping[str, str]) -> dict[str, str]:
     """Beside the protocol and TLS; raises `InvalidDocument`."""
-    if _provider(secret) is not None:
-        return _msk(secret)
+    if _token_signer(secret) is not None:
+        return _msk_settings(secret)
     configuration = {
         "sasl.mechanism": OAUTHBEARER,
         "sasl.oauthbearer.method": "oidc",
-        TOKEN_ENDPOINT: _endpoint(secret),
-        CLIENT_ID: _present(secret, CLIENT_ID),
-        CLIENT_SECRET: _present(secret, CLIENT_SECRET),
+        TOKEN_ENDPOINT: _token_endpoint(secret),
+        CLIENT_ID: _required_value(secret, CLIENT_ID),
+        CLIENT_SECRET: _required_value(secret, CLIENT_SECRET),
     }
     if scope := secret.get(SCOPE):
         configuration[SCOPE] = scope
-    if extensions := _extensions(secret):
+    if extensions := _sasl_extensions(secret):
         pairs = (f"{name}={value}" for name, value in extensions.items())
         configuration[EXTENSIONS] = ",".join(pairs)
     if authority := secret.get(ENDPOINT_AUTHORITY):
@@ -77,33 +77,33 @@ def for_librdkafka(secret: Mapping[str, str]) -> dict[str, str]:
 
 def for_java(secret: Mapping[str, str]) -> dict[str, str]:
     """Return the settings for a Java client; AWS's needs its library on the class path."""
-    if (provider := _provider(secret)) is not None:
-        role = _msk(secret).get(MSK_ROLE_ARN)
+    if (provider := _token_signer(secret)) is not None:
+        role = _msk_settings(secret).get(MSK_ROLE_ARN)
         options = {} if role is None else {"awsRoleArn": role}
         if provider == MSK_ROLE and (region := secret.get(REGION)):
             options["awsStsRegion"] = region
         return {
             "sasl.mechanism": "AWS_MSK_IAM",
-            "sasl.jaas.config": _jaas("software.amazon.msk.auth.iam.IAMLoginModule", options),
+            "sasl.jaas.config": _jaas_line("software.amazon.msk.auth.iam.IAMLoginModule", options),
             "sasl.client.callback.handler.class": (
                 "software.amazon.msk.auth.iam.IAMClientCallbackHandler"
             ),
         }
     options = {
-        "clientId": _present(secret, CLIENT_ID),
-        "clientSecret": _present(secret, CLIENT_SECRET),
+        "clientId": _required_value(secret, CLIENT_ID),
+        "clientSecret": _required_value(secret, CLIENT_SECRET),
     }
     if scope := secret.get(SCOPE):
         options["scope"] = scope
-    for name, value in _extensions(secret).items():
+    for name, value in _sasl_extensions(secret).items():
         options[f"extension_{name}"] = value
     if authority := secret.get(ENDPOINT_AUTHORITY):
         options |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": authority}
     return {
         "sasl.mechanism": OAUTHBEARER,
-        TOKEN_ENDPOINT: _endpoint(secret),
+        TOKEN_ENDPOINT: _token_endpoint(secret),
         "sasl.login.callback.handler.class": _LOGIN_HANDLER,
-        "sasl.jaas.config": _jaas(_LOGIN_MODULE, options),
+        "sasl.jaas.config": _jaas_line(_LOGIN_MODULE, options),
     }
 
 
@@ -112,7 +112,7 @@ def check_protocol(secret: Mapping[str, str], protocol: str) -> None:
 
     It is no password of the server's: it stands for an identity that has other rights, too.
     """
-    if _provider(secret) is not None and protocol != "SASL_SSL":
+    if _token_signer(secret) is not None and protocol != "SASL_SSL":
         raise InvalidDocument(
             "protocol", f"invalid value: {protocol}: with {TOKEN_PROVIDER} want SASL_SSL"
         )
@@ -124,13 +124,13 @@ def quoted(text: str) -> str:
     return f'"{escaped}"'
 
 
-def _jaas(module: str, options: Mapping[str, str]) -> str:
+def _jaas_line(module: str, options: Mapping[str, str]) -> str:
     """Return a line of Java's login configuration."""
     words = [module, "required", *(f"{name}={quoted(value)}" for name, value in options.items())]
     return " ".join(words) + ";"
 
 
-def _provider(secret: Mapping[str, str]) -> str | None:
+def _token_signer(secret: Mapping[str, str]) -> str | None:
     """Return the signer of tokens that the Secret names; None: tokens are fetched by OIDC."""
     if not (provider := secret.get(TOKEN_PROVIDER)):
         return None
@@ -143,7 +143,7 @@ def _provider(secret: Mapping[str, str]) -> str | None:
     return provider
 
 
-def _msk(secret: Mapping[str, str]) -> dict[str, str]:
+def _msk_settings(secret: Mapping[str, str]) -> dict[str, str]:
     """Return the settings of AWS's tokens. Raises `InvalidDocument`."""
     region = secret.get(REGION, "")
     if region and not _REGION(region):
@@ -151,8 +151,8 @@ def _msk(secret: Mapping[str, str]) -> dict[str, str]:
             REGION, f"invalid value: {region!r:.80}: want an AWS region, such as eu-west-1"
         )
     configuration = {"sasl.mechanism": OAUTHBEARER, MSK_REGION: region}
-    if _provider(secret) == MSK_ROLE:
-        role = _present(secret, ROLE)
+    if _token_signer(secret) == MSK_ROLE:
+        role = _required_value(secret, ROLE)
         if not _ROLE(role):
             raise InvalidDocument(
                 ROLE, f"invalid value: {role!r:.200}: want one as arn:aws:iam::ACCOUNT:role/NAME"
@@ -161,7 +161,7 @@ def _msk(secret: Mapping[str, str]) -> dict[str, str]:
     return configuration
 
 
-def _endpoint(secret: Mapping[str, str]) -> str:
+def _token_endpoint(secret: Mapping[str, str]) -> str:
     """Return the token endpoint in the Secret. Raises `InvalidDocument`."""
     if not (endpoint := secret.get(TOKEN_ENDPOINT)):
         java = next((key for key in JAVA_ONLY if secret.get(key)), None)
@@ -183,7 +183,7 @@ def _endpoint(secret: Mapping[str, str]) -> str:
     return endpoint
 
 
-def _extensions(secret: Mapping[str, str]) -> dict[str, str]:
+def _sasl_extensions(secret: Mapping[str, str]) -> dict[str, str]:
     """Return the SASL extensions in the Secret. Raises `InvalidDocument`."""
     found: dict[str, str] = {}
     for extension in filter(None, map(str.strip, secret.get(EXTENSIONS, "").split(","))):
@@ -198,7 +198,7 @@ def _extensions(secret: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def _present(secret: Mapping[str, str], key: str) -> str:
+def _required_value(secret: Mapping[str, str], key: str) -> str:
     """Return this key's value in the Secret. Raises `InvalidDocument` if it is missing."""
     if not (value := secret.get(key)):
         raise InvalidDocument(key, "missing in the Secret for Kafka")

@@ -81,7 +81,7 @@ def trigger_group(namespace: str, trigger: str) -> str:
 
 def distinct_broker_topic(namespace: str, broker: str) -> str:
     """The topic of a Broker whose usual one is another's already."""
-    return _distinct(BROKERS, namespace, broker)
+    return _distinct_name(BROKERS, namespace, broker)
 
 
 def is_broker_topic(topic: str | None, namespace: str, broker: str) -> bool:
@@ -91,7 +91,7 @@ def is_broker_topic(topic: str | None, namespace: str, broker: str) -> bool:
 
 def distinct_trigger_group(namespace: str, trigger: str) -> str:
     """The consumer group of a Trigger whose usual one is another's already."""
-    return _distinct(TRIGGERS, namespace, trigger)
+    return _distinct_name(TRIGGERS, namespace, trigger)
 
 
 def is_trigger_group(group: str | None, namespace: str, trigger: str) -> bool:
@@ -103,7 +103,7 @@ def channel_topic(namespace: str, channel: str) -> str:
     """The topic of a KafkaChannel: upstream's default template. Namespaces have no dots, so two
     channels never share one."""
     name = f"{CHANNELS}{namespace}.{channel}"
-    return name if len(name) <= MAX_LENGTH else _distinct(CHANNELS, namespace, channel)
+    return name if len(name) <= MAX_LENGTH else _distinct_name(CHANNELS, namespace, channel)
 
 
 def of_channel(channel: str) -> str:
@@ -144,7 +144,7 @@ def child(parent: str, suffix: str) -> str:
 
 def dead_letter_topic(namespace: str, broker: str, trigger: str) -> str:
     """The durable dead-letter topic of a Trigger; different parts never give the same name."""
-    return _distinct(DEAD_LETTERS, namespace, broker, trigger)
+    return _distinct_name(DEAD_LETTERS, namespace, broker, trigger)
 
 
 def broker_dead_letter_topic(namespace: str, broker: str) -> str:
@@ -155,12 +155,12 @@ def broker_dead_letter_topic(namespace: str, broker: str) -> str:
 def replay_topic(namespace: str, broker: str, trigger: str) -> str:
     """Return the topic from which a Trigger's dead letters are sent again; its consumer group has
     the same name."""
-    return _distinct(REPLAYS, namespace, broker, trigger)
+    return _distinct_name(REPLAYS, namespace, broker, trigger)
 
 
 def reports_topic(namespace: str, broker: str) -> str:
     """Return the topic with the last report on a Broker's dead letters, at the key `report_key`."""
-    return _distinct(REPORTS, namespace, broker)
+    return _distinct_name(REPORTS, namespace, broker)
 
 
 def report_key(namespace: str, archive: str) -> bytes:
@@ -170,12 +170,12 @@ def report_key(namespace: str, archive: str) -> bytes:
 
 def contract_topic(namespace: str, broker: str) -> str:
     """Return the topic with the contract of a Broker's shared dispatchers."""
-    return _distinct(CONTRACTS, namespace, broker)
+    return _distinct_name(CONTRACTS, namespace, broker)
 
 
 def shard_group(namespace: str, broker: str, number: int) -> str:
     """The name of one of a Broker's shards, and of the consumer group of its pods."""
-    return _distinct(SHARDS, namespace, broker, str(number))
+    return _distinct_name(SHARDS, namespace, broker, str(number))
 
 
 def shard_members(shard: str, topic: str) -> str:
@@ -187,12 +187,12 @@ def shard_members(shard: str, topic: str) -> str:
 def sensor_topic(namespace: str, bus: str, sensor: str, what: str) -> str:
     """A topic of one Sensor (BUS-10, BUS-11): `what` is trigger, action or changelog."""
     name = f"{namespace}-{bus}-{sensor}-{what}"
-    return name if len(name) <= MAX_LENGTH else _distinct(OURS, namespace, bus, sensor, what)
+    return name if len(name) <= MAX_LENGTH else _distinct_name(OURS, namespace, bus, sensor, what)
 
 
 def distinct_sensor_topic(namespace: str, bus: str, sensor: str, what: str) -> str:
     """A topic of one Sensor whose usual one is another's already."""
-    return _distinct(OURS, namespace, bus, sensor, what)
+    return _distinct_name(OURS, namespace, bus, sensor, what)
 
 
 def is_sensor_topic(topic: str | None, namespace: str, bus: str, sensor: str, what: str) -> bool:
@@ -208,7 +208,7 @@ def sensor_group(namespace: str, sensor: str) -> str:
 
 def distinct_sensor_group(namespace: str, sensor: str) -> str:
     """The consumer group of a Sensor whose usual one is another's already."""
-    return _distinct(OURS, namespace, sensor, "sensor")
+    return _distinct_name(OURS, namespace, sensor, "sensor")
 
 
 def is_sensor_group(group: str | None, namespace: str, sensor: str) -> bool:
@@ -238,7 +238,7 @@ def is_dead_letter_topic(topic: str, namespace: str, broker: str) -> bool:
 def archive_group(namespace: str, archive: str, *of: str) -> str:
     """The consumer group whose offsets say what a DeadLetterArchive has in its tables: `of` makes
     it another one's where the tables are others."""
-    return _distinct(f"{OURS}archive-", namespace, archive, *of)
+    return _distinct_name(f"{OURS}archive-", namespace, archive, *of)
 
 
 def archive_lease(namespace: str, root: str) -> str:
@@ -259,7 +259,7 @@ def is_topic(name: str) -> bool:
     return _LEGAL(name) is not None and name not in (".", "..")
 
 
-def _distinct(prefix: str, *parts: str) -> str:
+def _distinct_name(prefix: str, *parts: str) -> str:
     """Return a name from these parts, shortened if necessary and made distinct by a digest of
     them."""
     digest = hashlib.sha256("/".join(parts).encode()).hexdigest()[:10]

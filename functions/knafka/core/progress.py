@@ -115,15 +115,15 @@ def encode(position: int, progress: Progress, policy: int) -> tuple[str, bool]:
         previous = behind
     head = policy.to_bytes(4, "big") + _leb128(base)
     # One byte, and a second from 128 on, for their number.
-    kept = _as_many_as_fit(deliveries, _ROOM - len(head) - 2)
+    kept = _parts_within(deliveries, _ROOM - len(head) - 2)
     body = head + _leb128(len(kept)) + b"".join(kept)
-    kept_ranges = _as_many_as_fit(ranges, _ROOM - len(body))
+    kept_ranges = _parts_within(ranges, _ROOM - len(body))
     complete = len(kept) == len(deliveries) and len(kept_ranges) == len(ranges)
     text = _VERSION + base64.b64encode(body + b"".join(kept_ranges)).decode()
     return text, complete
 
 
-def _as_many_as_fit(parts: Sequence[bytes], room: int) -> Sequence[bytes]:
+def _parts_within(parts: Sequence[bytes], room: int) -> Sequence[bytes]:
     """Return the first parts that fit into so many bytes."""
     for number, part in enumerate(parts):
         room -= len(part)

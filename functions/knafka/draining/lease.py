@@ -111,7 +111,7 @@ class Lease(Generic[P]):
     def drain_from_start(self) -> None:
         """Drain for as long as the process lives, without being asked."""
         self._at_start = True
-        self._begin()
+        self._begin_drain()
 
     async def attach(self, request: DrainRequest) -> tuple[Leased[P], asyncio.Task[P]]:
         """A request begins: have the drain begin, or go on; gives it and its end."""
@@ -123,7 +123,7 @@ class Lease(Generic[P]):
         if self._drain is not None and self._drain.is_stopping and self._running is not None:
             await asyncio.wait({self._running})
         if self._running is None:
-            self._begin()
+            self._begin_drain()
         assert self._drain is not None
         assert self._running is not None
         if not self._at_start:
@@ -150,14 +150,14 @@ class Lease(Generic[P]):
         if self._running is not None:
             await asyncio.wait({self._running})
 
-    def _begin(self) -> None:
+    def _begin_drain(self) -> None:
         """Start a drain."""
         drain = self._drain = self._new_drain()
         drain.idle = None if self._at_start else self._request.idle
         self._running = asyncio.create_task(drain.run())
-        self._running.add_done_callback(self._ended)
+        self._running.add_done_callback(self._drain_ended)
 
-    def _ended(self, running: asyncio.Task[P]) -> None:
+    def _drain_ended(self, running: asyncio.Task[P]) -> None:
         """Note that the drain has ended, and plan the next one after a failure."""
         self._drain = self._running = None
         self._cancel_timer()
@@ -194,7 +194,7 @@ class Lease(Generic[P]):
         """Start a drain, unless one is running."""
         self._timer = None
         if self._running is None and not self._ending:
-            self._begin()
+            self._begin_drain()
             self._wait_for_renewal()
 
     # Renewal

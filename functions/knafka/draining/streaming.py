@@ -39,7 +39,7 @@ async def stream(
     while not running.done() and (left := over_at - loop.time()) > 0:
         if news is not None:
             news.clear()
-        await _line(send, line_of(drain.progress()))
+        await _send_line(send, line_of(drain.progress()))
         waiting: set[asyncio.Task[Any]] = {running} if caller.done() else {running, caller}
         await _wait(waiting, news, min(left, contract.PROGRESS_INTERVAL))
         if caller.cancelled():
@@ -55,7 +55,7 @@ async def stream(
             over_at = math.inf
     over = running.done()
     last = await _end_of(running, drain) if over else drain.progress(Ended.BUDGET, error)
-    await _line(send, line_of(last))
+    await _send_line(send, line_of(last))
     await send({"type": "http.response.body", "body": b""})
 
 
@@ -104,7 +104,7 @@ async def answer(
     await send({"type": "http.response.body", "body": body})
 
 
-async def _line(send: Send, progress: DrainProgress | ShardProgress) -> None:
+async def _send_line(send: Send, progress: DrainProgress | ShardProgress) -> None:
     """Send one line of progress as JSON."""
     line = progress.model_dump_json(by_alias=True, exclude_none=True).encode() + b"\n"
     await send({"type": "http.response.body", "body": line, "more_body": True})

@@ -103,16 +103,22 @@ class _Handler(BaseHTTPRequestHandler):
             case "":
                 return plain, INDEX.encode()
             case "profile":
-                return _file(self._alone(lambda time: cpu.profile(time, self.server.loop), asked))
+                return _file(
+                    self._profile_exclusively(
+                        lambda time: cpu.profile(time, self.server.loop), asked
+                    )
+                )
             case "heap":
-                return _file(self._alone(heap.profile, asked))
+                return _file(self._profile_exclusively(heap.profile, asked))
             case "threads" if asked.get("debug", "0") != "0":
                 return plain, threads.text(self.server.loop).encode("utf-8", "replace")
             case "threads":
                 return _file(threads.profile())
         raise _Refused(HTTPStatus.NOT_FOUND, f"want one of these. {INDEX}")
 
-    def _alone(self, profile: Callable[[float], Profile], asked: dict[str, str]) -> Profile:
+    def _profile_exclusively(
+        self, profile: Callable[[float], Profile], asked: dict[str, str]
+    ) -> Profile:
         """Run one profile at a time: they would measure each other, and each costs."""
         seconds = _seconds(asked)
         if not self.server.profiling.acquire(blocking=False):

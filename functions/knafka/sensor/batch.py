@@ -110,7 +110,7 @@ class Batch:
             if name in self._added:
                 yield self._added[name], self._units[number]
 
-    def _check(self, output: Output) -> None:
+    def _check_size(self, output: Output) -> None:
         """Raise `TooLarge` for a record that is larger than its topic takes."""
         limits = self._refused.get(_place_of(self._units[-1])) if self._units else None
         if limits is None:
@@ -123,7 +123,7 @@ class Batch:
     def _append(self, output: Output) -> None:
         """Add an output. Raises `TooLarge`."""
         if self._refused:
-            self._check(output)
+            self._check_size(output)
         self._outputs.append(output)
 
     def dead_letter(self, letter: Draft, reason: Reason) -> None:
@@ -193,7 +193,7 @@ class Batch:
         if self._refused:
             for event in after:
                 if event.offset not in known:
-                    self._check(self._held_record(number, key, event))
+                    self._check_size(self._held_record(number, key, event))
         self._changed.setdefault(number, {})[key] = after
         for event in before:
             if event.offset not in kept:

@@ -120,13 +120,13 @@ class SensorDrain:
                     self.shrunk_at = self._loop.time()
                 had = has
                 if time.monotonic() >= self._report_at:
-                    self._report(processor)
+                    self._update_holding(processor)
             return Ended.STOPPED
         finally:
-            self._report(processor)  # before what it has is forgotten
+            self._update_holding(processor)  # before what it has is forgotten
             processor.close(CLOSE_TIMEOUT)
 
-    def _report(self, processor: Processor) -> None:
+    def _update_holding(self, processor: Processor) -> None:
         """Compute what is held, for the next lines."""
         began = time.monotonic()
         self._holding = processor.holding()

@@ -93,7 +93,7 @@ class Processor:
         self._moved: set[Partition] = set()
         """Partitions that came or went since the last look."""
         self._log = open_log(self)
-        router = Router(sensor, self._failed)
+        router = Router(sensor, self._handle_failure)
         self._ordering = Ordering(sensor, self._rules, router, self._log, self._tracing)
         self._first_at = 0
         """The time (ms) at which the first record of the last read was there."""
@@ -139,7 +139,7 @@ class Processor:
         handled += ordering.route(batch) + ordering.reduce(batch)
         if found or handled:
             self._known_until, self._found_at = None, self._now
-        expired = 0 if found or handled else self._expire(now, batch)
+        expired = 0 if found or handled else self._fire_expired(now, batch)
         self._drop_marks(batch)
         ordering.set_positions(batch)
         outputs = batch.outputs
@@ -266,7 +266,7 @@ class Processor:
         """Whether every event before this time was read, for certain."""
         return time is not None and self._known_until is not None and time <= self._known_until
 
-    def _expire(self, now: int, batch: Batch) -> int:
+    def _fire_expired(self, now: int, batch: Batch) -> int:
         """Fire what is due because nothing else has come, for at most `BATCH` keys; returns for how
         many. Call it only when idle, as what decides it has been read then."""
         if (first := self._due(now)) is None:
@@ -325,7 +325,7 @@ class Processor:
             batch.keep(number, key, ())
             batch.positions.setdefault(partition, self._ordering.position(partition))
 
-    def _failed(self, kind: ErrorKind) -> None:
+    def _handle_failure(self, kind: ErrorKind) -> None:
         self.counts.errors[kind] += 1
 
     # Transactions

@@ -89,7 +89,7 @@ def _call(call: Call) -> Evaluate:
     """Compile a function call."""
     function = resolve(call.name, len(call.arguments))
     if function is None:
-        return _missing(f"no function {call.name} takes {len(call.arguments)} arguments")
+        return _missing_function(f"no function {call.name} takes {len(call.arguments)} arguments")
     body = function.body
     rest = [function.rest or as_string] * (len(call.arguments) - len(function.parameters))
     arguments = [
@@ -108,7 +108,7 @@ def _call(call: Call) -> Evaluate:
     return evaluate
 
 
-def _missing(problem: str) -> Evaluate:
+def _missing_function(problem: str) -> Evaluate:
     """Compile the failure of a call of an unknown function."""
 
     def evaluate(attributes: Attributes) -> Value:

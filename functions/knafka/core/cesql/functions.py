@@ -105,7 +105,7 @@ def _absolute(x: int) -> int:
     return abs(x)
 
 
-def _read(text: str) -> str:
+def _read_text(text: str) -> str:
     """Return the text after counting its length as effort."""
     if len(text) > FREE_LENGTH:
         spend(len(text))
@@ -124,14 +124,14 @@ def _left(text: str, length: int) -> str:
     """LEFT (§3.4): return the first `length` characters."""
     if length < 0:
         raise Failed("functionEvaluation", f"LEFT takes no negative length: {length}", text)
-    return _read(text)[:length]
+    return _read_text(text)[:length]
 
 
 def _right(text: str, length: int) -> str:
     """RIGHT (§3.4): return the last `length` characters."""
     if length < 0:
         raise Failed("functionEvaluation", f"RIGHT takes no negative length: {length}", text)
-    return _read(text)[max(len(text) - length, 0) :]
+    return _read_text(text)[max(len(text) - length, 0) :]
 
 
 def _substring(text: str, position: int, length: int = INTEGER_MAX) -> str:
@@ -143,10 +143,10 @@ def _substring(text: str, position: int, length: int = INTEGER_MAX) -> str:
     if position == 0:
         return ""
     start = position - 1 if position > 0 else len(text) + position
-    return _read(text)[start : start + length]
+    return _read_text(text)[start : start + length]
 
 
-def _casts(cast: Cast) -> Callable[[Value], bool]:
+def _is_castable(cast: Cast) -> Callable[[Value], bool]:
     """Return the function that says whether a value can be cast."""
 
     def check(value: Value) -> bool:
@@ -171,9 +171,9 @@ _BUILT_IN: Final[dict[str, tuple[Function, ...]]] = {
     "CONCAT_WS": (
         Function(lambda glue, *texts: _join(glue, texts), (as_string,), str, rest=as_string),
     ),
-    "LOWER": (Function(lambda text: _read(text).lower(), (as_string,), str),),
-    "UPPER": (Function(lambda text: _read(text).upper(), (as_string,), str),),
-    "TRIM": (Function(lambda text: _read(text).strip(_WHITESPACE), (as_string,), str),),
+    "LOWER": (Function(lambda text: _read_text(text).lower(), (as_string,), str),),
+    "UPPER": (Function(lambda text: _read_text(text).upper(), (as_string,), str),),
+    "TRIM": (Function(lambda text: _read_text(text).strip(_WHITESPACE), (as_string,), str),),
     "LEFT": (Function(_left, (as_string, as_integer), str),),
     "RIGHT": (Function(_right, (as_string, as_integer), str),),
     "SUBSTRING": (
@@ -184,6 +184,6 @@ _BUILT_IN: Final[dict[str, tuple[Function, ...]]] = {
     "INT": (Function(_same, (as_integer,), int),),
     "BOOL": (Function(_same, (as_boolean,), bool),),
     "STRING": (Function(_same, (as_string,), str),),
-    "IS_INT": (Function(_casts(as_integer), (_same,), bool),),
-    "IS_BOOL": (Function(_casts(as_boolean), (_same,), bool),),
+    "IS_INT": (Function(_is_castable(as_integer), (_same,), bool),),
+    "IS_BOOL": (Function(_is_castable(as_boolean), (_same,), bool),),
 }

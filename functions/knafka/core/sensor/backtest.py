@@ -68,7 +68,7 @@ class Backtest:
                     continue
                 rule = self._rules[trigger_of(route.key)]
                 after = rules.step(rule, self._held.get(route.key, ()), held)
-                self._keep(route.key, after.held)
+                self._hold(route.key, after.held)
                 for firing in after.firings:
                     yield Fired(route.key, event.at, firing)
 
@@ -77,13 +77,13 @@ class Backtest:
         for key in self._timers.until(time):
             rule = self._rules[trigger_of(key)]
             after = rules.expire(rule, self._held[key], time)
-            self._keep(key, after.held)
+            self._hold(key, after.held)
             for firing in after.firings:
                 assert rule.within is not None
                 waited = max(event.at for event in firing.events) + rule.within
                 yield Fired(key, waited, firing)
 
-    def _keep(self, key: str, held: Held) -> None:
+    def _hold(self, key: str, held: Held) -> None:
         """Hold these events at a key, and set its timers."""
         self._timers.set(key, rules.expires(self._rules[trigger_of(key)], held))
         if held:

@@ -89,7 +89,7 @@ class Condition:
         return _holds(self.tree, counts)
 
 
-def every(names: Sequence[str]) -> Condition:
+def all_of(names: Sequence[str]) -> Condition:
     """Return the condition that all dependencies are met, which a trigger without one has
     (BUS-S1)."""
     return _condition(_joined(AllOf, [Wanted(name) for name in names]), [])
@@ -204,31 +204,31 @@ class _Parser:
     def _any(self) -> Node:
         """Parse terms joined by `||`."""
         parts = [self._all()]
-        while self._takes("||"):
+        while self._skip_if("||"):
             parts.append(self._all())
         return _joined(AnyOf, _flat(AnyOf, parts))
 
     def _all(self) -> Node:
         """Parse terms joined by `&&`."""
         parts = [self._term()]
-        while self._takes("&&"):
+        while self._skip_if("&&"):
             parts.append(self._term())
         return _joined(AllOf, _flat(AllOf, parts))
 
     def _term(self) -> Node:
         """Parse a dependency, a count of one, or a condition in parentheses."""
-        if self._takes("("):
+        if self._skip_if("("):
             self._depth += 1
             if self._depth > MAX_DEPTH:
                 raise InvalidExpression(
                     f"at most {MAX_DEPTH} parentheses within each other", self._token.position
                 )
             tree = self._any()
-            if not self._takes(")"):
+            if not self._skip_if(")"):
                 raise self._unexpected(")")
             self._depth -= 1
             return tree
-        if self._takes("!"):
+        if self._skip_if("!"):
             return Unwanted(self._name())
         if self._is_count():
             return self._counted()
@@ -258,7 +258,7 @@ class _Parser:
         self._next += 1
         return token.text
 
-    def _takes(self, text: str) -> bool:
+    def _skip_if(self, text: str) -> bool:
         """Move past this token if it is the next one; returns whether it was."""
         found = self._token.text == text
         self._next += found

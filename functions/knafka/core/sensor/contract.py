@@ -113,7 +113,7 @@ class SensorTrigger(Model):
     def condition(self, dependencies: Iterable[str]) -> Condition:
         """Return the parsed condition. Raises `InvalidExpression`."""
         if not self.conditions.strip():
-            return conditions.every(list(dependencies))
+            return conditions.all_of(list(dependencies))
         return conditions.parse(self.conditions)
 
 

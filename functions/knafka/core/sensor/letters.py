@@ -101,7 +101,7 @@ def of_events(
         {
             "count": len(events),
             "bytes": sum(len(event.document) for event in events),
-            "events": _named(events),
+            "events": _named_events(events),
         },
         separators=(",", ":"),
     )
@@ -116,7 +116,7 @@ def cut(letter: Draft) -> Draft:
     return stub_of(letter._replace(headers=[(name, raw or b"") for name, raw in letter.headers]))
 
 
-def _named(events: Sequence[HeldEvent]) -> Sequence[dict[str, Any]]:
+def _named_events(events: Sequence[HeldEvent]) -> Sequence[dict[str, Any]]:
     """Return source and id of events, as many as there is room for."""
     named, room = list[dict[str, Any]](), NAMED_BYTES
     for event in events:

@@ -48,14 +48,14 @@ class Step(NamedTuple):
 def step(rule: Rule, held: Held, event: HeldEvent) -> Step:
     """An event has come: the latest ones of each dependency count, by their time (BUS-S3); what
     fires is held no more (BUS-S4). One that came before, by its source and id, is replaced."""
-    events = _counting(rule, [*_others(rule, held, event), event])
+    events = _counting_events(rule, [*_without_same(rule, held, event), event])
     if rule.condition.unwanted:
         assert rule.within is not None
         return Step(absence.decide(rule.condition, rule.within, events).held)
     if rule.within is not None:
         since = max((event.at for event in events), default=0) - rule.within
         events = [event for event in events if event.at >= since]
-    events = _latest(rule.condition, events)
+    events = _latest_needed(rule.condition, events)
     if rule.condition.holds(Counter(event.dependency for event in events)):
         return Step((), (Firing(in_time(events)),))
     return Step(tuple(events))
@@ -102,7 +102,7 @@ def expires(rule: Rule, held: Held) -> int | None:
     return min((*over, *(at for at in resets if at is not None)), default=None)
 
 
-def _others(rule: Rule, held: Held, event: HeldEvent) -> list[HeldEvent]:
+def _without_same(rule: Rule, held: Held, event: HeldEvent) -> list[HeldEvent]:
     """Without the same event. In a backlog, one whose wait is over hasn't fired yet, and is another
     firing's."""
     same = [other for other in held if other.is_same_as(event)]
@@ -119,7 +119,7 @@ def _others(rule: Rule, held: Held, event: HeldEvent) -> list[HeldEvent]:
     return [other for other in held if other not in same]
 
 
-def _counting(rule: Rule, events: Sequence[HeldEvent]) -> Sequence[HeldEvent]:
+def _counting_events(rule: Rule, events: Sequence[HeldEvent]) -> Sequence[HeldEvent]:
     """Return the events after the last reset before the newest of them (BUS-S5); in a backlog, also
     those whose wait ended before that reset without having fired."""
     if not rule.resets:
@@ -150,7 +150,7 @@ def _was_reset(rule: Rule, waited: Held) -> bool:
     return last is not None and last >= waited[-1].at
 
 
-def _latest(condition: Condition, events: Iterable[HeldEvent]) -> Sequence[HeldEvent]:
+def _latest_needed(condition: Condition, events: Iterable[HeldEvent]) -> Sequence[HeldEvent]:
     """Return the latest events, of each dependency as many as the condition may need."""
     room = Counter(condition.wanted)
     kept = []
