@@ -39,15 +39,15 @@ def profile(seconds: float, sleep: Callable[[float], None] = time.sleep) -> Prof
             if not traced:
                 tracemalloc.stop()
     stacks = snapshot.statistics("traceback")
-    functions = _functions({at.filename for traced in stacks for at in traced.traceback})
+    functions = _functions({at.filename for statistic in stacks for at in statistic.traceback})
     samples: dict[tuple[Frame, ...], tuple[int, int]] = {}
-    for traced in stacks:
+    for statistic in stacks:
         stack = tuple(
             Frame(functions.get((at.filename, at.lineno), at.filename), at.filename, at.lineno)
-            for at in reversed(traced.traceback)
+            for at in reversed(statistic.traceback)
         )
         count, size = samples.get(stack, (0, 0))
-        samples[stack] = count + traced.count, size + traced.size
+        samples[stack] = count + statistic.count, size + statistic.size
     return Profile(
         types=[ValueType("inuse_objects", "count"), ValueType("inuse_space", "bytes")],
         samples=samples,
