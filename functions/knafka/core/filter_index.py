@@ -181,7 +181,7 @@ class FilterIndex(Generic[T]):
         return len(self._entries)
 
     def add(self, owner: T, selection: Selection) -> None:
-        """Add an owner that isn't in the index yet."""
+        """Add a new owner with its filter, under the keys that fewest entries have already."""
         entry = self._entries[owner] = _Entry(owner, selection)
         if selection.keys is None:
             self._others[entry] = None

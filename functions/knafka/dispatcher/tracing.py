@@ -34,7 +34,7 @@ class AttemptedEvent(Protocol):
 
     @property
     def tries(self) -> int:
-        """Attempts that were made before this one."""
+        """Failed attempts before this one, in its stage."""
         ...
 
 

@@ -116,8 +116,8 @@ class DrainingFunction:
         """Statistics of its Kafka clients; set by `start`."""
 
     async def start(self, environment: Mapping[str, str]) -> None:
-        """Get ready to drain, or begin; raises `InvalidDocument` for settings that can't be
-        used."""
+        """Read the settings and open what is drained; drains at once if they say so. Raises
+        `InvalidDocument` for settings that can't be used."""
         drains = settings.drains(environment)
         self._stop_timeout = drains.stop_timeout
         self._callers = settings.callers(environment)
@@ -197,7 +197,8 @@ class DrainingFunction:
             await answer(send, 404, b"want POST /drain\n")
 
     async def _handle_drain(self, bearer: str, receive: Receive, send: Send) -> None:
-        """Answer a request for a drain: refuse it with a reason, or drain while it lasts."""
+        """Answer a request for a drain: drain while it lasts, or refuse it with a status and a
+        reason."""
         try:
             asked = await _request(receive)
         except InvalidDocument as error:

@@ -77,7 +77,7 @@ class Leased(Protocol[P_co]):
         ...
 
     def stop(self, timeout: float = STOP_TIMEOUT) -> None:
-        """End: attempts under way get `timeout` seconds."""
+        """End the drain; attempts under way get `timeout` seconds."""
         ...
 
     def progress(self, ended: Ended | None = None, error: str | None = None) -> P_co:

@@ -47,7 +47,8 @@ class Counts:
         )
 
     def add(self, other: Counts) -> None:
-        """Add other counts in place, as other threads read them meanwhile."""
+        """Add the counts of `other` to these in place, as other threads hold a reference to
+        these."""
         total = self + other
         for counter in fields(self):
             setattr(self, counter.name, getattr(total, counter.name))
