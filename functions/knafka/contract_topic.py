@@ -54,7 +54,7 @@ class Entries(Protocol[E_co]):
 
 @dataclass(frozen=True, slots=True)
 class Contract(Generic[E]):
-    """What the topic declares, by key, as of a position in it."""
+    """The entries of a contract topic by key, as of a position in it."""
 
     position: int = 0
     """The offset of the first record that is not taken into account yet."""
@@ -85,6 +85,8 @@ class ContractFollower(Generic[E]):
         await self._ready.wait()
 
     async def follow(self) -> None:
+        """Read the topic and its changes until cancelled; after an error it is read from its
+        beginning."""
         while True:
             try:
                 await self._read_from_beginning()
@@ -98,6 +100,7 @@ class ContractFollower(Generic[E]):
             self._failures += 1
 
     async def _read_from_beginning(self) -> None:
+        """Read the topic from its beginning, and follow it. Raises `LogError`."""
         reader = self._open_reader()
         try:
             reader.begin({PARTITION: Position(BEGINNING)})
@@ -107,6 +110,7 @@ class ContractFollower(Generic[E]):
                 await reader.close(CLOSE_TIMEOUT)
 
     async def _follow(self, reader: PositionedReader) -> None:
+        """Apply records as they come. Raises `LogError`."""
         loop = asyncio.get_running_loop()
         found: Contract[E] = Contract()
         began, at_end = loop.time(), False
@@ -115,14 +119,17 @@ class ContractFollower(Generic[E]):
             if PARTITION in reader.restarted:
                 log.warning("the contract's topic begins anew")
                 found, began, at_end = Contract(), loop.time(), False
-            found = self._with(found, records, reader.ends.get(PARTITION, 0))
+            found = self._apply_records(found, records, reader.ends.get(PARTITION, 0))
             at_end = at_end or PARTITION in reader.ends
             if at_end:
                 self._publish(found)
             elif loop.time() - began > TOO_LONG:
                 raise LogError(f"no end of its topic within {TOO_LONG:.0f} s")
 
-    def _with(self, contract: Contract[E], records: Sequence[Record], end: int) -> Contract[E]:
+    def _apply_records(
+        self, contract: Contract[E], records: Sequence[Record], end: int
+    ) -> Contract[E]:
+        """Return the contract after these records."""
         position = max(contract.position, end)
         if not records:
             return replace(contract, position=position)
@@ -146,6 +153,7 @@ class ContractFollower(Generic[E]):
         return Contract(max(position, records[-1].offset() + 1), entries, refused)
 
     def _publish(self, found: Contract[E]) -> None:
+        """Replace the contract, and call the listeners if it has changed."""
         self._failures, self.problem = 0, ""
         if self.is_ready and found == self.contract:
             return

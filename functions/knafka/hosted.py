@@ -40,6 +40,7 @@ class Hosted:
         self._listen_for_the_end()
 
     async def _start(self, environment: Mapping[str, str]) -> None:
+        """Start the function."""
         try:
             start_profiling(environment)
             await self._function.start(environment)
@@ -49,6 +50,7 @@ class Hosted:
             raise
 
     def _listen_for_the_end(self) -> None:
+        """Let SIGTERM end the function before the server."""
         loop = asyncio.get_running_loop()
         if loop.remove_signal_handler(signal.SIGTERM):
             loop.add_signal_handler(signal.SIGTERM, self._end_before_the_server)
@@ -67,9 +69,10 @@ class Hosted:
         connections and for nothing that `stop` begins, so it is told once drains have ended."""
         if self._ending is None:
             self._function.interrupt()
-            self._ending = asyncio.create_task(self._end())
+            self._ending = asyncio.create_task(self._end_server())
 
-    async def _end(self) -> None:
+    async def _end_server(self) -> None:
+        """Wait for the function's interruption, then end the server."""
         try:
             await self._function.interrupted()
         finally:
@@ -87,6 +90,7 @@ class Hosted:
         return self._function.alive()
 
     def ready(self) -> tuple[bool, str]:
+        """Return whether the function has started, else the reason."""
         if self._starting is None or not self._starting.done():
             return False, "starting"
         if error := self._starting.exception():
@@ -94,6 +98,7 @@ class Hosted:
         return self._function.ready()
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, after starting the function if necessary."""
         if self._starting is None:
             self.start(os.environ)
             assert self._starting is not None

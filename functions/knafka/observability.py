@@ -29,7 +29,7 @@ PRODUCED_HELP: Final = "Produced Message Count"
 """Names that came with eventing-kafka's KafkaChannel; theirs, so gauges (DSP-16, DSP-22)."""
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-"""Of `prometheus_text`."""
+"""Content type of `prometheus_text`."""
 
 BUCKETS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0, 600.0)
 """Upper bounds of histograms, in seconds: from a cold start to what waited for a subscriber."""
@@ -47,20 +47,23 @@ class Histogram:
 
     def __init__(self) -> None:
         self.counts = [0] * (len(BUCKETS) + 1)
-        """Of each bound those above the one before, up to it; the last is above all bounds."""
+        """Observations by bucket: above the previous bound and up to this one; the last bucket has
+        no bound."""
         self.sum = 0.0
         self._last = 0
-        """Where the last one is counted: most follow one like them, and need no search."""
+        """Bucket of the last observation: most observations fall into the same one."""
         self._above = self._upto = 0.0
-        """Its bounds."""
+        """Bounds of that bucket."""
 
     def observe(self, seconds: float) -> None:
+        """Count an observation in seconds."""
         if not self._above < seconds <= self._upto:
             self._search(seconds)
         self.counts[self._last] += 1
         self.sum += seconds
 
     def _search(self, seconds: float) -> None:
+        """Find the bucket of an observation, for it and the following ones."""
         last = self._last = bisect_left(BUCKETS, seconds)
         self._above = BUCKETS[last - 1] if last else -math.inf
         self._upto = BUCKETS[last] if last < len(BUCKETS) else math.inf
@@ -155,16 +158,18 @@ def prometheus_text(metrics: Iterable[Metric]) -> bytes:
 
     class Families(Collector):
         def collect(self) -> Iterator[Family]:
-            for each in metrics:
+            for metric in metrics:
                 # It names a counter's family without the suffix of its samples.
-                name = each.name.removesuffix("_total") if each.kind == "counter" else each.name
-                family = Family(name, each.help, each.kind)
-                for labels, value in each.samples:
+                name = (
+                    metric.name.removesuffix("_total") if metric.kind == "counter" else metric.name
+                )
+                family = Family(name, metric.help, metric.kind)
+                for labels, value in metric.samples:
                     if isinstance(value, Histogram):
                         for suffix, more, count in value.samples():
-                            family.add_sample(each.name + suffix, {**labels, **more}, count)
+                            family.add_sample(metric.name + suffix, {**labels, **more}, count)
                     else:
-                        family.add_sample(each.name, dict(labels), value)
+                        family.add_sample(metric.name, dict(labels), value)
                 yield family
 
     return generate_latest(Families())
@@ -184,6 +189,7 @@ class RateLimitedFilter(logging.Filter):
         self._said: dict[tuple[int, str], float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record is logged: once per `REPEAT_INTERVAL` for each wording."""
         said = str(record.msg) if self._by_wording else _NUMBERS.sub("", record.getMessage())
         kind = record.levelno, said
         if record.created - self._said.get(kind, 0.0) < REPEAT_INTERVAL:
@@ -195,9 +201,11 @@ class RateLimitedFilter(logging.Filter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line; a record about an event has `trace_id` and `span_id` in `extra`."""
+    """Formats log records as one JSON object per line; about an event, `extra` has `trace_id` and
+    `span_id`."""
 
     def format(self, record: logging.LogRecord) -> str:
+        """Return the record as one line of JSON."""
         moment = datetime.fromtimestamp(record.created, UTC)
         line = {
             "time": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
@@ -214,7 +222,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def log_to_stderr(level: str, form: Literal["json", "text"] = "text") -> None:
-    """One line per log record, on stderr, for the whole process."""
+    """Log one line per record to stderr, for the whole process."""
     handler = logging.StreamHandler(sys.stderr)
     if form == "json":
         handler.setFormatter(JsonFormatter())

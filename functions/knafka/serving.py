@@ -40,7 +40,7 @@ GC_THRESHOLD: Final = 20_000
 
 LIVENESS: Final = frozenset({"/health/liveness", "/healthz"})
 READINESS: Final = frozenset({"/health/readiness", "/readyz"})
-"""Where a platform asks: func's paths, and upstream's (FN-4, KN-DP-13)."""
+"""Paths of the readiness probe: func's, and upstream's (FN-4, KN-DP-13)."""
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -72,7 +72,7 @@ class Function(Protocol):
         ...
 
     def state(self) -> Mapping[str, Any]:
-        """What the connections of a started function share (ASGI's lifespan state)."""
+        """Return what the connections of a started function share (ASGI's lifespan state)."""
         ...
 
 
@@ -95,6 +95,7 @@ async def _lifespan(
     receive: Receive,
     send: Send,
 ) -> None:
+    """Start and stop the function as ASGI's lifespan protocol says."""
     await receive()
     try:
         start_profiling(environment)
@@ -181,22 +182,25 @@ class _Server(uvicorn.Server):
         self._told = asyncio.Event()
 
     async def main_loop(self) -> None:
+        """Serve until told to end."""
         while not await self.on_tick(0):
             with suppress(TimeoutError):
                 async with asyncio.timeout(TICK):
                     await self._told.wait()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """End the server at a signal, after interrupting the function."""
         super().handle_exit(sig, frame)
         asyncio.get_running_loop().call_soon_threadsafe(self._end)
 
     def _end(self) -> None:
+        """Interrupt the function and wake the main loop."""
         self._function.interrupt()
         self._told.set()
 
 
 class _TlsServer(_Server):
-    """The same with a second port, where the function ends TLS itself."""
+    """A `_Server` with a second port, at which the function ends TLS itself."""
 
     def __init__(
         self,
@@ -212,9 +216,10 @@ class _TlsServer(_Server):
         self._problem = ""
         """Why the port can't be had."""
         self._protocol = protocol
-        self._listener = TlsListener(tls.folder, config.host, tls.port, self._make)
+        self._listener = TlsListener(tls.folder, config.host, tls.port, self._create_protocol)
 
-    def _make(self) -> asyncio.Protocol:
+    def _create_protocol(self) -> asyncio.Protocol:
+        """Create the protocol of one connection."""
         of_uvicorn: Any = self._protocol
         made: asyncio.Protocol = of_uvicorn(
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
@@ -222,15 +227,18 @@ class _TlsServer(_Server):
         return made
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Open both ports."""
         await super().startup(sockets)
         if self.started:
-            await self._look()
+            await self._refresh_certificate()
 
     async def on_tick(self, counter: int) -> bool:
-        await self._look()
+        """Check the certificate at each tick."""
+        await self._refresh_certificate()
         return await super().on_tick(counter)
 
-    async def _look(self) -> None:
+    async def _refresh_certificate(self) -> None:
+        """Read the certificate again if it has changed; log problems once."""
         try:
             server = await self._listener.look()
         except OSError as error:

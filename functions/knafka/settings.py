@@ -64,7 +64,7 @@ TLS: Final = "KNAFKA_TLS"
 TLS_PORT: Final = "KNAFKA_TLS_PORT"
 TRUST_BUNDLES: Final = "KNAFKA_TRUST_BUNDLES"
 API_FOLDER: Final = "/var/run/secrets/knafka/api"
-"""Where a function that verifies tokens, or asks for some, has its own and the API server's CA."""
+"""Folder with the function's own token and the API server's CA."""
 
 LEAVING: Final = 7.0
 """Seconds of the grace period for what follows the attempts: the last commits, dead letters and
@@ -78,14 +78,14 @@ Environment = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """Where a function listens."""
+    """Host and port at which a function listens."""
 
     host: str = "0.0.0.0"
     port: int = 8080
 
 
 def listen(environment: Environment) -> Listen:
-    """Raises `InvalidDocument` if PORT is no port."""
+    """Return where the function listens. Raises `InvalidDocument` if PORT is no port."""
     port = environment.get("PORT", "8080")
     if not port.isdecimal() or len(port) > 5 or int(port) > 65_535:
         raise InvalidDocument("PORT", f"invalid value: {port:.80}: want a port number")
@@ -94,7 +94,7 @@ def listen(environment: Environment) -> Listen:
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """Where a function ends TLS itself."""
+    """Port and certificate of a function that ends TLS itself."""
 
     folder: Path
     """With `tls.crt` and `tls.key`, which may be changed while it runs."""
@@ -102,7 +102,8 @@ class Tls:
 
 
 def tls(environment: Environment) -> Tls | None:
-    """None: it serves plain HTTP only. Raises `InvalidDocument` if KNAFKA_TLS_PORT is no port."""
+    """Return the TLS settings; None: the function serves plain HTTP only. Raises `InvalidDocument`
+    if KNAFKA_TLS_PORT is no port."""
     port = environment.get(TLS_PORT, "8443")
     if not port.isdecimal() or len(port) > 5 or not 0 < int(port) <= 65_535:
         raise InvalidDocument(TLS_PORT, f"invalid value: {port:.80}: want a port number")
@@ -111,6 +112,7 @@ def tls(environment: Environment) -> Tls | None:
 
 
 def log_level(environment: Environment) -> str:
+    """Return the level of the log. Raises `InvalidDocument`."""
     level = environment.get(LOG_LEVEL, "warning").lower()
     if level not in ("debug", "info", "warning", "error"):
         raise InvalidDocument(
@@ -120,6 +122,7 @@ def log_level(environment: Environment) -> str:
 
 
 def log_format(environment: Environment) -> Literal["json", "text"]:
+    """Return the format of the log. Raises `InvalidDocument`."""
     wanted = environment.get(LOG_FORMAT, "text").strip().lower()
     if wanted == "json":
         return "json"
@@ -146,12 +149,12 @@ def local_addresses(environment: Environment) -> bool:
 
 
 def callers(environment: Environment) -> Callers:
-    """Whom `/drain` and `/contract` answer. Raises `InvalidDocument`."""
+    """Return the callers that `/drain` and `/contract` answer. Raises `InvalidDocument`."""
     return Callers.parse(environment.get(CALLERS, ""))
 
 
 def scrapers(environment: Environment) -> Callers:
-    """Whom `/metrics` answers. Raises `InvalidDocument`."""
+    """Return the callers that `/metrics` answers. Raises `InvalidDocument`."""
     return Callers.parse(environment.get(SCRAPERS, ""), SCRAPERS)
 
 
@@ -161,7 +164,7 @@ def oidc_url(environment: Environment) -> str | None:
 
 
 def oidc_folder(environment: Environment) -> Path:
-    """Where this function's own token is, and the CA of the server at `oidc_url`."""
+    """Return the folder with this function's own token and the CA of the server at `oidc_url`."""
     return Path(environment.get(OIDC_FOLDER) or API_FOLDER)
 
 
@@ -191,20 +194,22 @@ def event_types(environment: Environment) -> bool:
 
 
 def ingresses(environment: Environment) -> Sequence[Ingress]:
-    """Raises `InvalidDocument` that names the variable and the broken field."""
+    """Return the Ingresses that the environment declares. Raises `InvalidDocument` that names the
+    variable and the broken field."""
     text = _required(environment, INGRESSES)
     try:
         found = parse_ingresses(text)
     except InvalidDocument as error:
         raise InvalidDocument(INGRESSES, str(error)) from error
-    for path, times in Counter(each.path for each in found).items():
+    for path, times in Counter(ingress.path for ingress in found).items():
         if times > 1:
             raise InvalidDocument(INGRESSES, f"{times} Brokers have the path {path}: want one")
     return found
 
 
 def receiver(environment: Environment) -> Receiver | None:
-    """None: the receiver's Ingresses are `ingresses`. Raises as `ingresses`."""
+    """Return the contract of a receiver that reads its Ingresses from a topic; None: they are
+    `ingresses`. Raises as `ingresses`."""
     if not (text := environment.get(RECEIVER)):
         return None
     if environment.get(INGRESSES):
@@ -216,7 +221,8 @@ def receiver(environment: Environment) -> Receiver | None:
 
 
 def egress(environment: Environment) -> Egress:
-    """Raises `InvalidDocument` that names the variable and the broken field."""
+    """Return the Egress of a dispatcher. Raises `InvalidDocument` that names the variable and the
+    broken field."""
     text = _required(environment, EGRESS)
     try:
         return parse_json(Egress, text)
@@ -225,7 +231,7 @@ def egress(environment: Environment) -> Egress:
 
 
 def shard(environment: Environment) -> Shard | None:
-    """None: the dispatcher has one Egress. Raises as `egress`."""
+    """Return the shard of a dispatcher; None: it has one Egress. Raises as `egress`."""
     if not (text := environment.get(SHARD)):
         return None
     try:
@@ -235,7 +241,7 @@ def shard(environment: Environment) -> Shard | None:
 
 
 def sensor(environment: Environment) -> Sensor:
-    """Raises as `egress`."""
+    """Return the contract of a Sensor's function. Raises as `egress`."""
     # Here, as it brings time zones, which no other function needs.
     from knafka.core.sensor.contract import Sensor
 
@@ -251,7 +257,7 @@ class Drains:
     """How a dispatcher comes to drain, and stops."""
 
     service_url: str | None = None
-    """Its own Service; None: nobody scales it."""
+    """URL of the function's own Service; None: nobody scales it."""
     at_start: bool = False
     """Whether it drains without being asked."""
     stop_timeout: float = 3.0
@@ -264,7 +270,7 @@ def service_url(environment: Environment) -> str | None:
 
 
 def drains(environment: Environment) -> Drains:
-    """Raises `InvalidDocument` that names the variable."""
+    """Return how the function drains. Raises `InvalidDocument` that names the variable."""
     at_start = environment.get(DRAIN_AT_START, "false").strip().lower()
     if at_start not in ("true", "false"):
         raise InvalidDocument(DRAIN_AT_START, f"invalid value: {at_start:.80}: want true or false")
@@ -276,6 +282,7 @@ def drains(environment: Environment) -> Drains:
 
 
 def _required(environment: Environment, name: str) -> str:
+    """Return this variable. Raises `InvalidDocument` if it isn't set."""
     if not (text := environment.get(name)):
         raise InvalidDocument(name, "is not set: the operator writes a function's contract there")
     return text

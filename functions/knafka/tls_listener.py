@@ -31,12 +31,12 @@ _State: TypeAlias = tuple[tuple[int, int, int], ...]
 
 
 class ServerCertificate:
-    """What a function shows of itself; `look` now and then."""
+    """The certificate of a function, read again from its files by `look`."""
 
     def __init__(self, folder: Path) -> None:
         self.context = _context()
         """For the listener: it hands each handshake on to the certificate of now."""
-        self.context.sni_callback = self._hand_on
+        self.context.sni_callback = self._use_newest_certificate
         self._folder = folder
         self._seen: _State | str | None = None
         """The files, or why they can't be found, as they were tried last."""
@@ -52,7 +52,7 @@ class ServerCertificate:
         certificate, key = (self._folder / name for name in (CERTIFICATE, KEY))
         seen: _State | str
         try:
-            seen = tuple(_state(each) for each in (certificate, key))
+            seen = tuple(_file_version(path) for path in (certificate, key))
         except OSError as error:
             seen = str(error)
         if seen == self._seen:
@@ -69,7 +69,10 @@ class ServerCertificate:
             log.info("the certificate in %s has changed", self._folder)
         self._newest = context
 
-    def _hand_on(self, handshake: ssl.SSLObject, _name: str | None, _of: ssl.SSLContext) -> None:
+    def _use_newest_certificate(
+        self, handshake: ssl.SSLObject, _name: str | None, _of: ssl.SSLContext
+    ) -> None:
+        """Use the newest certificate for this handshake."""
         assert self._newest is not None, "nobody listens without a certificate"
         handshake.context = self._newest
 
@@ -107,12 +110,14 @@ class TlsListener:
 
 
 def _context() -> ssl.SSLContext:
+    """Return the TLS context of a server."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
     return context
 
 
-def _state(path: Path) -> tuple[int, int, int]:
+def _file_version(path: Path) -> tuple[int, int, int]:
+    """Return what identifies a file's version."""
     found = path.stat()
     return found.st_ino, found.st_mtime_ns, found.st_size

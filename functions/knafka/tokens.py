@@ -21,7 +21,8 @@ log = logging.getLogger(__name__)
 
 SIGNER: Final = "aws-msk-iam-sasl-signer-python"
 REGIONS: Final = ("AWS_REGION", "AWS_DEFAULT_REGION")
-"""Where AWS's own tools look; EKS sets the first for a service account with a role."""
+"""Environment variables in which AWS's tools look for the region; EKS sets the first for a service
+account with a role."""
 SESSION: Final = "knafka"
 """The name under which a role is taken on, as AWS's audit log shows it."""
 SHARED_FOR: Final = 60.0
@@ -32,7 +33,7 @@ Token: TypeAlias = tuple[str, float]
 """And when it expires: seconds since the Unix epoch."""
 
 _shared: dict[tuple[str, str | None], tuple[float, Token]] = {}
-"""By region and role: when the last one was signed, in seconds since the Unix epoch, and it."""
+"""The last signed token and the time of its signature (Unix epoch), by region and role."""
 
 
 def with_tokens(configuration: Mapping[str, Any]) -> dict[str, Any]:
@@ -44,11 +45,12 @@ def with_tokens(configuration: Mapping[str, Any]) -> dict[str, Any]:
     found = dict(configuration)
     region, role = found.pop(MSK_REGION, None), found.pop(MSK_ROLE_ARN, None)
     if region is not None:
-        found["oauth_cb"] = _msk(region or _region(), role)
+        found["oauth_cb"] = _msk_token_callback(region or _aws_region(), role)
     return found
 
 
-def _region() -> str:
+def _aws_region() -> str:
+    """Return the AWS region of the environment. Raises `InvalidDocument`."""
     for name in REGIONS:
         if region := os.environ.get(name):
             return region
@@ -57,8 +59,8 @@ def _region() -> str:
     )
 
 
-def _msk(region: str, role: str | None) -> Callable[[str], Token]:
-    """What librdkafka calls, in a thread of its own."""
+def _msk_token_callback(region: str, role: str | None) -> Callable[[str], Token]:
+    """Return the function with which librdkafka requests tokens, in a thread of its own."""
     sign = _signer(region, role)
     now = time.time()
     signed_at, first = _shared.get((region, role), (now, None))
@@ -80,7 +82,7 @@ def _msk(region: str, role: str | None) -> Callable[[str], Token]:
 
 
 def _signer(region: str, role: str | None) -> Callable[[], Token]:
-    """Raises `InvalidDocument`; what it returns raises `LogError`."""
+    """Return the signer of tokens, which raises `LogError`. Raises `InvalidDocument`."""
     try:
         from aws_msk_iam_sasl_signer import MSKAuthTokenProvider as Signer
     except ImportError as error:

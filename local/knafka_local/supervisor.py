@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from knafka.clients.kafka_admin import KafkaAdmin
-from knafka.clients.kafka_connection import connection
+from knafka.clients.kafka_connection import connection_configuration
 from knafka.core.contract import Kafka
 from knafka.core.errors import KnafkaError, LogError
 from knafka_client.declared.manifests import DeclaredObjects, Manifests
@@ -202,7 +202,7 @@ class Supervisor:
 
     async def _names(self) -> KeptNames:
         """The names that are kept for this Kafka cluster. Raises `NoKafka` and `BadData`."""
-        admin = KafkaAdmin(connection(self._kafka))
+        admin = KafkaAdmin(connection_configuration(self._kafka))
         try:
             return KeptNames(self._installation.names, await admin.cluster_id())
         except LogError as error:

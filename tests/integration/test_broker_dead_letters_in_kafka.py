@@ -16,8 +16,8 @@ from knafka.core import names
 from knafka.core.contract import Egress
 from knafka.core.dead_letter import origin_of
 from knafka.core.drain import DrainProgress
-from knafka.dispatcher.connecting import CLOSE_TIMEOUT, connect
-from knafka.dispatcher.served import Served
+from knafka.dispatcher.connecting import TAIL_CLOSE_TIMEOUT, connect
+from knafka.dispatcher.served import ServedEgress
 
 
 @pytest.fixture
@@ -37,13 +37,13 @@ async def drained(egress: Egress, turn: float) -> DrainProgress:
     clients = connect(egress, {}, None)
     assert clients.broker_dead_letters is not None
     clients.broker_dead_letters._draw = lambda: turn
-    drain = Served(egress).new_drain(egress, clients)
+    drain = ServedEgress(egress).new_drain(egress, clients)
     drain.idle = 1.0
     try:
         async with asyncio.timeout(60):
             return await drain.run()
     finally:
-        await clients.broker_dead_letters.close(CLOSE_TIMEOUT)
+        await clients.broker_dead_letters.close(TAIL_CLOSE_TIMEOUT)
         await clients.subscriber.close()
         await clients.writer.close(1.0)
 

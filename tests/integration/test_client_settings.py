@@ -9,7 +9,7 @@ import pytest
 from support.kafka import Kafka, MakeTopic
 from support.logs import SOON, Owner
 
-from knafka.clients.kafka_connection import reading, writing
+from knafka.clients.kafka_connection import consumer_configuration, producer_configuration
 from knafka.clients.kafka_reader import KafkaReader
 from knafka.clients.kafka_writer import KafkaWriter
 from knafka.core import contract
@@ -48,8 +48,8 @@ async def test_events_pass_with_every_setting(
             **CONNECTIONS,
         },
     )
-    writer = KafkaWriter(writing(kafka_of_contract))
-    reader = KafkaReader(reading(kafka_of_contract), name, name, Owner())
+    writer = KafkaWriter(producer_configuration(kafka_of_contract))
+    reader = KafkaReader(consumer_configuration(kafka_of_contract), name, name, Owner())
     failures: list[LogError | None] = []
     sent = [b"%d" % number * 100 for number in range(COUNT)]
     for value in sent:

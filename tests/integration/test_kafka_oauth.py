@@ -23,7 +23,7 @@ from support.logs import SOON, Owner
 from support.token_issuer import AUDIENCE, TokenIssuer
 
 from knafka.clients.kafka_admin import KafkaAdmin
-from knafka.clients.kafka_connection import connection
+from knafka.clients.kafka_connection import connection_configuration
 from knafka.clients.kafka_reader import KafkaReader
 from knafka.clients.kafka_writer import KafkaWriter
 from knafka.core.contract import Kafka
@@ -136,7 +136,9 @@ async def test_events_pass_for_longer_than_a_token_is_good_for(
     secrets = {"oidc": world.issuer.secret, "msk-iam": MSK}
     kafkas = [world.mounted(tmp_path / kind, secret) for kind, secret in secrets.items()]
     plain = {"security.protocol": "sasl_plaintext"}  # as the tests' Kafka listens
-    await asyncio.gather(*(pass_events(world, {**connection(kafka), **plain}) for kafka in kafkas))
+    await asyncio.gather(
+        *(pass_events(world, {**connection_configuration(kafka), **plain}) for kafka in kafkas)
+    )
 
 
 async def pass_events(world: World, kafka: Mapping[str, Any]) -> None:

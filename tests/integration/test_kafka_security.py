@@ -26,7 +26,7 @@ from support.waiting import until
 from support.wire import connected
 
 from knafka.clients.kafka_admin import KafkaAdmin
-from knafka.clients.kafka_connection import connection
+from knafka.clients.kafka_connection import connection_configuration
 from knafka.clients.kafka_writer import KafkaWriter
 from knafka.core.contract import Egress, Ingress, Kafka, Sink
 from knafka.core.drain import Ended
@@ -70,7 +70,7 @@ async def test_an_event_passes_through_every_kind_of_security(
 ) -> None:
     kafka = secured.mounted(kind, tmp_path / "secret")
     topic = f"events-{uuid.uuid4().hex}"
-    admin = KafkaAdmin(connection(kafka))
+    admin = KafkaAdmin(connection_configuration(kafka))
     assert await admin.cluster_id() == secured.server.cluster_id
     assert await admin.ensure_topic(topic, 2, 1, {"retention.ms": "3600000"})
     description = await admin.describe_topic(topic)
@@ -146,7 +146,7 @@ async def test_who_is_refused_is_told_why_within_a_bound(
 ) -> None:
     kind, changed, why = REFUSALS[case]
     kafka = secured.mounted(kind, tmp_path / "secret", **changed)
-    admin = KafkaAdmin(connection(kafka), request_timeout=TIMEOUT)
+    admin = KafkaAdmin(connection_configuration(kafka), request_timeout=TIMEOUT)
     started = time.monotonic()
     with pytest.raises(LogError) as refused:
         await admin.cluster_id()
@@ -200,7 +200,7 @@ async def test_a_broken_certificate_is_told_before_anything_is_asked(
 ) -> None:
     kafka = secured.mounted("SSL", tmp_path / "secret", **changed)
     with pytest.raises(LogError, match=why.replace("?", r"\?")):
-        KafkaAdmin(connection(kafka))
+        KafkaAdmin(connection_configuration(kafka))
 
 
 async def test_a_writer_that_may_not_write_says_so_and_writes_once_it_may(
@@ -211,7 +211,7 @@ async def test_a_writer_that_may_not_write_says_so_and_writes_once_it_may(
     admin = KafkaAdmin({"bootstrap.servers": secured.bootstrap("PLAINTEXT")})
     await admin.ensure_topic(topic, 1, 1, {})
     refused = secured.mounted("PLAIN", tmp_path / "secret", user=secure_kafka.NOBODY)
-    writer = KafkaWriter(connection(refused))
+    writer = KafkaWriter(connection_configuration(refused))
 
     async def append() -> LogError | None:
         reported: asyncio.Future[LogError | None] = asyncio.Future()
@@ -257,7 +257,7 @@ async def test_who_is_refused_is_told_the_acl_that_is_missing(
     await owner.ensure_topic(topic, 1, 1, {})
     await owner.ensure_committed(topic, topic)
     refused = secured.mounted("PLAIN", tmp_path / "secret", user=secure_kafka.NOBODY)
-    admin = KafkaAdmin(connection(refused))
+    admin = KafkaAdmin(connection_configuration(refused))
     with pytest.raises(LogError, match=f"`--operation {acl.format(topic)}`"):
         await ask(admin, topic)
     await admin.close()

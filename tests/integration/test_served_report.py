@@ -13,7 +13,7 @@ from support.kafka import Kafka
 from support.letters import DeadLetters
 from support.reports import sample_groups, sample_report
 
-from knafka.clients.kafka_connection import connection
+from knafka.clients.kafka_connection import connection_configuration
 from knafka.core import contract, names
 from knafka_console.model.source import ArchiveName
 from knafka_console.sources.reports import ReportTopics
@@ -45,7 +45,7 @@ def test_each_run_of_an_archive_serves_its_report_with_those_before_it(
     ]  # fmt: skip
     monkeypatch.setattr(announce, "ANNOUNCE_ATTEMPTS", 1)
     given = pod._parser().parse_args(words)
-    reached = connection(contract.Kafka(bootstrap_servers=kafka.bootstrap_servers))
+    reached = connection_configuration(contract.Kafka(bootstrap_servers=kafka.bootstrap_servers))
     kept, made = ArchiveName(dead.namespace, "kept"), list[Report]()
     dead.add("mail", 1)
     dead.flush()
@@ -71,7 +71,7 @@ async def test_a_console_reads_the_last_report_whatever_its_size(
     about = {"namespace": namespace, "broker": "main"}
     small = sample_report(*sample_groups(2)).model_copy(update=about)
     large = sample_report(*sample_groups(3000)).model_copy(update=about)
-    reached = connection(contract.Kafka(bootstrap_servers=kafka.bootstrap_servers))
+    reached = connection_configuration(contract.Kafka(bootstrap_servers=kafka.bootstrap_servers))
     kept, other = ArchiveName(namespace, "kept"), ArchiveName(namespace, "other")
     topics = ReportTopics()
     assert await topics.last(reached, "main", kept) is None, "there is no topic yet"

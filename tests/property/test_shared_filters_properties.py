@@ -22,7 +22,7 @@ from knafka.core.documents import Model, parse
 from knafka.core.drain import Ended
 from knafka.core.filters import compile_trigger
 from knafka.dispatcher.connecting import Clients
-from knafka.dispatcher.shared.fetcher import Limits
+from knafka.dispatcher.shared.fetcher import FetchLimits
 from knafka.ports.subscriber import Response
 
 
@@ -64,13 +64,13 @@ class Declared(Model):
 class SmallShard(Shard):
     """Whose buffers are full after some records, so that slow Triggers leave them and come back."""
 
-    def requeue_after(self) -> None:
-        super().requeue_after()
-        limits = Limits(ahead=10, records=30, size=1_000_000, spare=10)
+    def start_again(self) -> None:
+        super().start_again()
+        limits = FetchLimits(ahead=10, records=30, size=1_000_000, spare=10)
         self.shared = shared_memory(self.world.log, self.name, TOPIC, limits)
 
-    def of(self, egress: Egress, among: Callable[[], int]) -> Clients:
-        return replace(super().of(egress, among), attempts_a_turn=8)
+    def clients_for(self, egress: Egress, among: Callable[[], int]) -> Clients:
+        return replace(super().clients_for(egress, among), attempts_per_turn=8)
 
 
 async def _slow(request: Request) -> Response:
@@ -115,7 +115,7 @@ async def _run(declared: list[list[Any]], steps: list[tuple[str, str, int]], slo
         else:
             await end()
             await shard.dispatcher.stop()
-            shard.requeue_after()
+            shard.start_again()
             shard.writer = MemoryWriter(shard.world.log)
             await shard.begin()
             exchange = shard.drain(idle=IDLE)

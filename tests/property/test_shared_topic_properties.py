@@ -14,12 +14,12 @@ from support.examples import examples
 from support.logs import shared_memory
 from support.memory.log import MemoryLog
 
-from knafka.dispatcher.shared.fetcher import Limits
+from knafka.dispatcher.shared.fetcher import FetchLimits
 from knafka.dispatcher.shared.topic import SharedTopic
 from knafka.ports.log import Commits, LogReader, OffsetAndMetadata
 
 TOPIC = "events"
-SMALL = Limits(ahead=5, records=20, size=1_000_000, spare=4)
+SMALL = FetchLimits(ahead=5, records=20, size=1_000_000, spare=4)
 """So that buffers are full and groups leave them within a few records."""
 SCHEDULES = st.lists(
     st.one_of(
@@ -59,7 +59,7 @@ class Group:
     def begin(self, shared: SharedTopic) -> None:
         self.owned.clear()
         self.paused.clear()
-        self.reader = shared.reader(self.name, self)
+        self.open_reader = shared.open_reader(self.name, self)
 
     async def read(self, limit: int, timeout: float) -> int:
         records = await self.reader.read(limit, timeout)

@@ -129,12 +129,12 @@ class MemoryShard:
         self._topics: dict[str, SharedTopic] = {}
         self._dead_letters: dict[str | None, BrokerDeadLetters | None] = {}
 
-    def of(self, egress: Egress, among: Callable[[], int]) -> Clients:
+    def clients_for(self, egress: Egress, among: Callable[[], int]) -> Clients:
         def open_reader(assignment: Assignment) -> LogReader:
             if egress.topic not in self._topics:
                 group = f"{self._shard.group}.{egress.topic}"
                 self._topics[egress.topic] = shared_memory(self._log, group, egress.topic)
-            return self._topics[egress.topic].reader(egress.group, assignment)
+            return self._topics[egress.topic].open_reader(egress.group, assignment)
 
         topics = MemoryAdmin(self._log)
         name = egress.broker_dead_letter_topic

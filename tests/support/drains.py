@@ -20,8 +20,8 @@ from knafka.core.event import Event
 from knafka.core.kafka_binding import Envelope, RecordHeaders, read, to_record
 from knafka.dispatcher.at_most_once import AtMostOnceDrain
 from knafka.dispatcher.drain import Drain, OpenReader
-from knafka.dispatcher.pace import Pace
 from knafka.dispatcher.tracing import EgressTracing
+from knafka.dispatcher.turn_limit import TurnLimit
 from knafka.ports.log import TopicMaker
 from knafka.ports.subscriber import Response, Target
 from knafka.tracing.spans import Tracer
@@ -233,7 +233,7 @@ class World:
         self.open_reader = lambda assignment: Mortal(self.log, GROUP, TOPIC, assignment)
 
     def drain(
-        self, subscriber: ScriptedSubscriber | None = None, *, pace: Pace | None = None
+        self, subscriber: ScriptedSubscriber | None = None, *, pace: TurnLimit | None = None
     ) -> Drain:
         """A drain that has not begun, with this world's subscriber or one of its own; with a `pace`
         as one that has neighbours."""

@@ -29,7 +29,7 @@ from knafka.clients.kafka_reader import KafkaReader
 from knafka.clients.kafka_writer import KafkaWriter
 from knafka.core.errors import LogError
 from knafka.core.kafka_binding import RecordHeaders
-from knafka.dispatcher.shared.fetcher import Limits
+from knafka.dispatcher.shared.fetcher import FetchLimits
 from knafka.dispatcher.shared.topic import SharedTopic
 from knafka.ports.log import (
     Assignment,
@@ -205,7 +205,7 @@ async def log(request: pytest.FixtureRequest) -> AsyncIterator[Log]:
 
         def of_shared_memory(group: str, topic: str, owner: Assignment) -> LogReader:
             shared.append(shared_memory(memory, f"shard-{group}", topic))
-            return shared[-1].reader(group, owner)
+            return shared[-1].open_reader(group, owner)
 
         open_reader = of_shared_memory
         if request.param == "memory":
@@ -228,7 +228,7 @@ async def log(request: pytest.FixtureRequest) -> AsyncIterator[Log]:
             if not offsets:
                 offsets.append(KafkaOffsets(connection))
             shared.append(shared_kafka(connection, f"shard-{group}", topic, offsets[0]))
-            return shared[-1].reader(group, owner)
+            return shared[-1].open_reader(group, owner)
 
         open_reader = of_shared_kafka
         if request.param != "kafka-shared":
@@ -251,7 +251,7 @@ async def log(request: pytest.FixtureRequest) -> AsyncIterator[Log]:
 
 
 def shared_memory(
-    memory: MemoryLog, shard: str, topic: str, limits: Limits | None = None
+    memory: MemoryLog, shard: str, topic: str, limits: FetchLimits | None = None
 ) -> SharedTopic:
     """A process of its own, as far as its groups know."""
     return SharedTopic(
@@ -268,7 +268,7 @@ def shared_kafka(
     shard: str,
     topic: str,
     offsets: KafkaOffsets,
-    limits: Limits | None = None,
+    limits: FetchLimits | None = None,
 ) -> SharedTopic:
     return SharedTopic(
         topic,

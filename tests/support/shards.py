@@ -59,9 +59,9 @@ class Shard:
         self.egresses: list[Egress] = []
         self.subscribers: list[ScriptedSubscriber] = []
         self.among: list[Callable[[], int]] = []
-        self.requeue_after()
+        self.start_again()
 
-    def requeue_after(self) -> None:
+    def start_again(self) -> None:
         """Another process, which isn't started."""
         self.broker_dead_letters: BrokerDeadLetters | None = None
         self.shared = shared_memory(self.world.log, self.name, TOPIC)
@@ -69,7 +69,7 @@ class Shard:
 
     def join_after(self, seconds: float) -> None:
         """Another process, which waits so long for its partitions, as Kafka has it wait."""
-        self.requeue_after()
+        self.start_again()
         log = self.world.log
         self.shared = SharedTopic(
             TOPIC,
@@ -85,7 +85,7 @@ class Shard:
         self.subscribers.append(ScriptedSubscriber(answer))
         return self.egresses[-1]
 
-    def of(self, egress: Egress, among: Callable[[], int]) -> Clients:
+    def clients_for(self, egress: Egress, among: Callable[[], int]) -> Clients:
         groups = [each.group for each in self.egresses]
         subscriber = self.subscribers[groups.index(egress.group)]
         self.among.append(among)
@@ -105,7 +105,7 @@ class Shard:
 
     def _opener(self, egress: Egress) -> Any:
         def open_reader(assignment: Assignment) -> LogReader:
-            return self.shared.reader(egress.group, assignment)
+            return self.shared.open_reader(egress.group, assignment)
 
         return open_reader
 

@@ -14,7 +14,7 @@ from knafka.core.contract import Egress, Kafka, Sink
 from knafka.core.errors import DeliveryError
 from knafka.core.sink_tokens import EXPIRATION, Account
 from knafka.dispatcher import authorizing
-from knafka.dispatcher.authorizing import AuthorizedSubscriber, SinkTokens, authorized
+from knafka.dispatcher.authorizing import AuthorizedSubscriber, SinkTokens, authorize
 from knafka.ports.subscriber import Response, Target
 
 pytestmark = pytest.mark.looptime
@@ -256,7 +256,7 @@ async def test_without_an_account_or_anybody_to_ask_nothing_is_sent(has_issuer: 
     """A shared dispatcher of before has no way to the API server yet."""
     inner = ScriptedSubscriber(at_first())
     tokens = SinkTokens(MemoryTokens(MAIL)) if has_issuer else None
-    posts = authorized(egress(None if has_issuer else "mail"), inner, tokens)
+    posts = authorize(egress(None if has_issuer else "mail"), inner, tokens)
     with pytest.raises(DeliveryError) as raised:
         await posts.post(TARGET, HEAD, b"", 5)
     assert raised.value.reason == "no-token"
@@ -267,6 +267,6 @@ async def test_without_an_account_or_anybody_to_ask_nothing_is_sent(has_issuer: 
 async def test_what_posts_for_an_egress_shows_tokens_of_its_account() -> None:
     """The tokens of a process that has just begun: there are none so far."""
     inner = ScriptedSubscriber(at_first())
-    posts = authorized(egress("mail"), inner, SinkTokens(MemoryTokens(MAIL)))
+    posts = authorize(egress("mail"), inner, SinkTokens(MemoryTokens(MAIL)))
     assert (await posts.post(TARGET, HEAD, b"", 5)).status == 200
     assert inner.posts[0].request.header(b"authorization") == b"Bearer shop.mail.orders.1"

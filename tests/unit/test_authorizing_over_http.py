@@ -56,8 +56,8 @@ def egress(audience: str | None) -> Egress:
 
 
 async def test_requests_are_as_cheap_as_ever_where_nobody_wants_a_token() -> None:
-    assert isinstance(connecting.subscriber(egress(None), None, None), HttpSubscriber)
-    assert isinstance(connecting.subscriber(egress("dead"), None, None), AuthorizedSubscriber)
+    assert isinstance(connecting.open_subscriber(egress(None), None, None), HttpSubscriber)
+    assert isinstance(connecting.open_subscriber(egress("dead"), None, None), AuthorizedSubscriber)
 
 
 @pytest.mark.slow

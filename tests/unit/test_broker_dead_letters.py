@@ -31,7 +31,7 @@ from knafka.core.errors import LogError
 from knafka.core.kafka_binding import Draft
 from knafka.dispatcher import broker_letters
 from knafka.dispatcher.appending import DeadLetterTopic, append
-from knafka.dispatcher.broker_letters import AFTER_OTHERS, TURN, BrokerDeadLetters
+from knafka.dispatcher.broker_letters import DELAY_AFTER_OTHERS, TURN_WINDOW, BrokerDeadLetters
 from knafka.dispatcher.drain import Drain
 from knafka.ports.log import Record
 
@@ -158,9 +158,9 @@ async def test_nothing_waits_behind_a_record_that_holds_no_event(order: Order) -
     one.world.log.store(TOPIC, b"k", b"data", NO_EVENT)
     one.world.send("1", "k")
     running = one.begin(idle=FAR)
-    await asyncio.sleep(TURN / 2)
+    await asyncio.sleep(TURN_WINDOW / 2)
     assert (one.subscriber.ids, one.committed) == (["1"], 0)
-    await asyncio.sleep(TURN)
+    await asyncio.sleep(TURN_WINDOW)
     assert one.committed == 2
     one.drain.stop()
     await running
@@ -186,7 +186,11 @@ async def test_one_that_has_written_waits_no_more_and_others_let_it_go_first() -
     log.store(TOPIC, b"k", b"data", NO_EVENT)
     began = asyncio.get_running_loop().time()
     await until(lambda: second.drain.counts.events.dead_lettered == 1)
-    assert AFTER_OTHERS < asyncio.get_running_loop().time() - began < AFTER_OTHERS + TURN
+    assert (
+        DELAY_AFTER_OTHERS
+        < asyncio.get_running_loop().time() - began
+        < DELAY_AFTER_OTHERS + TURN_WINDOW
+    )
     second.drain.stop()
     await running[1]
     assert len(first.world.records_of(BROKER_DEAD)) == 1002
@@ -296,7 +300,7 @@ class Alone:
             assert await append(self.writer, BROKER_DEAD, draft) is None
             return Done()
 
-        return await self.letters.keep(record, write)
+        return await self.letters.write_once(record, write)
 
     @property
     def stored(self) -> int:
@@ -332,14 +336,14 @@ async def test_it_reads_no_further_than_to_the_letter_and_then_on_from_there() -
     for record in records:
         store_letter(alone.log, record.offset())
     assert await alone.keep(records[0]) is None
-    assert len(alone.tail.read) == broker_letters.READ_LIMIT
+    assert len(alone.tail.read) == broker_letters.LETTERS_PER_READ
     assert await alone.keep(records[-1]) is None
     assert len(alone.tail.read) == 1500
 
 
 async def test_what_it_remembers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a letter that is forgotten a second one is written: at least once."""
-    monkeypatch.setattr(broker_letters, "REMEMBERED", 10)
+    monkeypatch.setattr(broker_letters, "MAX_REMEMBERED_LETTERS", 10)
     alone = Alone()
     records = [alone.record() for _ in range(20)]
     for record in records:

@@ -38,11 +38,8 @@ STILL_SEVERAL: Final = {
     "Subscriber": 2,
     "TriggerRecord": 2,
     "TrustBundles": 2,
-    "_Kept": 2,
     "_Parser": 2,
-    "_Place": 2,
     "_Refused": 2,
-    "_Seen": 2,
     "_Server": 2,
 }
 

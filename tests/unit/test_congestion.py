@@ -201,9 +201,9 @@ def test_it_opens_after_failures_in_a_row_of_several_events() -> None:
     control = CongestionControl(100)
     for number in range(FAILURES_TO_OPEN):
         assert not control.is_open
-        control.failed(REFUSED, number % EVENTS_TO_OPEN, 0.0)
+        control.record_failure(REFUSED, number % EVENTS_TO_OPEN, 0.0)
     assert control.is_open
-    control.answered()
+    control.record_answer()
     assert not control.is_open
     assert control.limit == PROBES
 
@@ -211,8 +211,8 @@ def test_it_opens_after_failures_in_a_row_of_several_events() -> None:
 def test_a_success_between_failures_keeps_it_closed() -> None:
     control = CongestionControl(100)
     for number in range(100):
-        control.failed(REFUSED, number, 0.0)
-        control.answered()
+        control.record_failure(REFUSED, number, 0.0)
+        control.record_answer()
     assert control.limit == 100
     assert control.is_calm
 
@@ -220,9 +220,9 @@ def test_a_success_between_failures_keeps_it_closed() -> None:
 def test_after_it_has_closed_the_limit_grows_to_all() -> None:
     control = CongestionControl(64)
     for number in range(FAILURES_TO_OPEN):
-        control.failed(REFUSED, number, 0.0)
+        control.record_failure(REFUSED, number, 0.0)
     for _ in range(2000):
-        control.answered()
+        control.record_answer()
     assert control.limit == 64
     assert control.is_calm
     assert control.describe() == ""

@@ -102,7 +102,7 @@ async def test_an_event_that_a_bug_breaks_is_dead_lettered_and_the_others_go_on(
         breaks(monkeypatch, sender, "request_of")
     running = world.drain()
     if step == "filter":
-        running._passes = lambda event: event["id"] != BAD or bool(1 / 0)
+        running._matches_filter = lambda event: event["id"] != BAD or bool(1 / 0)
     progress = await world.begin(running)
     assert (progress.delivered, progress.dead_lettered) == (3, 1)
     assert running.counts.failures == {"internal-error": 1}

@@ -26,7 +26,7 @@ from knafka.core.drain import Ended
 from knafka.dispatcher import drain as drains
 from knafka.dispatcher import workers
 from knafka.dispatcher.drain import REVOKE_TIMEOUT
-from knafka.dispatcher.pace import Pace
+from knafka.dispatcher.turn_limit import TurnLimit
 from knafka.ports.log import Record
 from knafka.ports.subscriber import Response
 
@@ -244,7 +244,7 @@ async def test_a_drain_with_neighbours_holds_less_of_a_partition_in_its_order(
     for number in range(200):
         world.send(str(number))
     world.reads_with(ByTens)
-    drain = world.drain(pace=Pace(8) if neighbours else None)
+    drain = world.drain(pace=TurnLimit(8) if neighbours else None)
     running = world.begin(drain)
     await asyncio.sleep(30)
     assert drain.progress().unsettled == held
@@ -266,7 +266,7 @@ async def test_a_slow_partition_holds_up_no_other_where_a_pause_is_free() -> Non
     for number in range(2000):
         world.store_at(1, f"fast-{number}", "fast")
     world.reads_with(FreePauses)
-    drain = world.drain(pace=Pace(8))
+    drain = world.drain(pace=TurnLimit(8))
     running = world.begin(drain)
     await until(lambda: world.subscriber.answered[-1:] == ["fast-1999"])
     assert asyncio.get_running_loop().time() < 2.0
@@ -286,7 +286,7 @@ async def test_a_full_partition_goes_on_as_soon_as_it_has_room_where_a_pause_is_
     for number in range(2000):
         world.store_at(0, str(number))
     world.reads_with(FreePauses)
-    running = world.begin(world.drain(pace=Pace(8)))
+    running = world.begin(world.drain(pace=TurnLimit(8)))
     await until(lambda: len(world.subscriber.answered) == 2000)
     assert asyncio.get_running_loop().time() < 2000 * 0.001 + 0.3
     await running

@@ -28,8 +28,8 @@ from support.senders import (
 )
 
 from knafka.receiver.authentication import (
-    MAX_FAILURES_OF_ONE,
-    MAX_STRANGERS_FAILURES,
+    MAX_SENDER_FAILURES_PER_SECOND,
+    MAX_UNKNOWN_FAILURES_PER_SECOND,
     TokenVerifier,
 )
 
@@ -126,7 +126,7 @@ async def test_a_flood_of_ten_thousand_tokens_holds_no_memory_and_delays_no_good
     assert stored == 1 + accepted, "nothing of the others is stored"
     assert statuses.total() == FLOOD
     assert set(statuses) == {401, 503}
-    looked_at = MAX_STRANGERS_FAILURES + MAX_FAILURES_OF_ONE
+    looked_at = MAX_UNKNOWN_FAILURES_PER_SECOND + MAX_SENDER_FAILURES_PER_SECOND
     assert guarded.keys.verified == 1 + looked_at, "in one second, the verifier's"
     assert len(guarded.verifier) == 1
     assert used < BLOCKS, "beside what is stored in Kafka"

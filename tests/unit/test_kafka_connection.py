@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from knafka.clients.kafka_connection import connection, reading, writing
+from knafka.clients.kafka_connection import (
+    connection_configuration,
+    consumer_configuration,
+    producer_configuration,
+)
 from knafka.core.contract import Kafka
 from knafka.core.errors import InvalidDocument
 
@@ -31,19 +35,21 @@ def mounted(folder: Path, secret: Mapping[str, str | bytes]) -> Kafka:
 
 
 def test_without_a_secret_it_is_plaintext() -> None:
-    assert connection(Kafka(bootstrap_servers="k:9092")) == {"bootstrap.servers": "k:9092"}
+    assert connection_configuration(Kafka(bootstrap_servers="k:9092")) == {
+        "bootstrap.servers": "k:9092"
+    }
 
 
 @pytest.mark.parametrize("servers", [" a:1 , b:2", "a:1,b:2,", ",a:1,,b:2"])
 def test_the_servers_are_trimmed(servers: str) -> None:
-    found = connection(Kafka(bootstrap_servers=servers))["bootstrap.servers"]
+    found = connection_configuration(Kafka(bootstrap_servers=servers))["bootstrap.servers"]
     assert found == "a:1,b:2"
 
 
 @pytest.mark.parametrize("servers", [" ", ",", " , "])
 def test_no_servers_are_refused(servers: str) -> None:
     with pytest.raises(InvalidDocument, match="bootstrapServers"):
-        connection(Kafka(bootstrap_servers=servers))
+        connection_configuration(Kafka(bootstrap_servers=servers))
 
 
 @pytest.mark.parametrize(
@@ -87,14 +93,14 @@ def test_no_servers_are_refused(servers: str) -> None:
 def test_a_secret_becomes_librdkafkas_configuration(
     tmp_path: Path, secret: dict[str, str], configuration: dict[str, str]
 ) -> None:
-    found = connection(mounted(tmp_path, secret))
+    found = connection_configuration(mounted(tmp_path, secret))
     assert found == {"bootstrap.servers": "k:9092", **configuration}
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
 def test_every_mechanism_of_upstream_but_oauth_is_known(tmp_path: Path, mechanism: str) -> None:
     secret = {"protocol": "SASL_PLAINTEXT", "sasl.mechanism": mechanism, **SASL}
-    assert connection(mounted(tmp_path, secret))["sasl.mechanism"] == mechanism
+    assert connection_configuration(mounted(tmp_path, secret))["sasl.mechanism"] == mechanism
 
 
 @pytest.mark.parametrize(
@@ -114,32 +120,32 @@ def test_a_secret_that_can_not_work_is_told_by_its_key(
     tmp_path: Path, secret: dict[str, str], told: str
 ) -> None:
     with pytest.raises(InvalidDocument) as raised:
-        connection(mounted(tmp_path, secret))
+        connection_configuration(mounted(tmp_path, secret))
     assert told in str(raised.value)
 
 
 def test_no_value_of_a_secret_is_told(tmp_path: Path) -> None:
     secret = {"protocol": "SASL_SSL", "sasl.mechanism": "x", "user": "u", "password": "hidden"}
     with pytest.raises(InvalidDocument) as raised:
-        connection(mounted(tmp_path, secret))
+        connection_configuration(mounted(tmp_path, secret))
     assert "hidden" not in str(raised.value)
 
 
 def test_line_ends_around_a_value_are_not_part_of_it(tmp_path: Path) -> None:
     """`echo password | base64` is how many Secrets come to be."""
     secret = {"protocol": "SASL_PLAINTEXT\n", "user": "u\n", "password": "p\r\n"}
-    assert connection(mounted(tmp_path, secret))["sasl.password"] == "p"
+    assert connection_configuration(mounted(tmp_path, secret))["sasl.password"] == "p"
 
 
 def test_keystores_in_the_same_secret_do_no_harm(tmp_path: Path) -> None:
     secret: dict[str, str | bytes] = {"protocol": "PLAINTEXT", "user.p12": b"\x30\x82\xff\xfe\x00"}
-    assert connection(mounted(tmp_path, secret))["security.protocol"] == "plaintext"
+    assert connection_configuration(mounted(tmp_path, secret))["security.protocol"] == "plaintext"
 
 
 def test_a_secret_that_is_not_mounted_is_told(tmp_path: Path) -> None:
     missing = Kafka(bootstrap_servers="k:9092", secret_path=str(tmp_path / "nowhere"))
     with pytest.raises(InvalidDocument, match="secretPath: the Secret can't be read"):
-        connection(missing)
+        connection_configuration(missing)
 
 
 SET = Kafka(
@@ -152,15 +158,15 @@ SET = Kafka(
 @pytest.mark.conformance("BUS-34")
 def test_what_is_set_reaches_the_clients_of_its_side_only() -> None:
     plain = {"bootstrap.servers": "k:9092"}
-    assert connection(SET) == plain, "what an admin client gets"
-    assert reading(SET) == {**plain, "client.rack": "a", "fetch.wait.max.ms": "100"}
-    assert writing(SET) == {**plain, "compression.codec": "lz4"}
+    assert connection_configuration(SET) == plain, "what an admin client gets"
+    assert consumer_configuration(SET) == {**plain, "client.rack": "a", "fetch.wait.max.ms": "100"}
+    assert producer_configuration(SET) == {**plain, "compression.codec": "lz4"}
 
 
 def test_a_contract_that_sets_what_nobody_may_is_refused() -> None:
     broken = SET.model_copy(update={"producer": {"acks": "0"}})
     with pytest.raises(InvalidDocument, match=r"producer\.acks: can't be set"):
-        writing(broken)
+        producer_configuration(broken)
 
 
 @pytest.mark.parametrize(
@@ -184,9 +190,12 @@ def test_a_source_declares_how_it_connects_and_its_secrets_need_not(
     tmp_path: Path, protocol: str, secret: Mapping[str, str], configuration: Mapping[str, str]
 ) -> None:
     kafka = mounted(tmp_path, secret).model_copy(update={"protocol": protocol})
-    assert connection(kafka) == {"bootstrap.servers": "k:9092", **configuration}
+    assert connection_configuration(kafka) == {"bootstrap.servers": "k:9092", **configuration}
 
 
 def test_a_source_may_encrypt_without_any_secret() -> None:
     kafka = Kafka(bootstrap_servers="k:9092", protocol="SSL")
-    assert connection(kafka) == {"bootstrap.servers": "k:9092", "security.protocol": "ssl"}
+    assert connection_configuration(kafka) == {
+        "bootstrap.servers": "k:9092",
+        "security.protocol": "ssl",
+    }

@@ -11,7 +11,7 @@ from support.lookups import only_look_ups
 from support.replacing import replace_in
 
 from knafka.clients import kafka_groups
-from knafka.clients.kafka_admin import ENDS_REMEMBERED, KafkaAdmin, _Ends, _Found
+from knafka.clients.kafka_admin import ENDS_REMEMBERED, KafkaAdmin, _CachedEnds, _DescribedTopic
 from knafka.clients.kafka_groups import MAX_REMEMBERED, KafkaGroups, remembered
 from knafka.clients.kafka_requests import AdminCalls
 from knafka.core.errors import LogError
@@ -148,10 +148,10 @@ async def test_lags_are_told_without_a_question_where_nothing_has_come_since_the
         asked.append(topic)
         raise LogError("asked")
 
-    monkeypatch.setattr(admin, "_existing", existing)
+    monkeypatch.setattr(admin, "_describe_existing", existing)
 
     async def is_asked(ends: Positions, topic_id: str = "id", ago: float = 0.0) -> bool:
-        admin._ends = {"topic": _Ends(time.monotonic() - ago, topic_id, ends)}
+        admin._cached_ends = {"topic": _CachedEnds(time.monotonic() - ago, topic_id, ends)}
         before = len(groups.asked)
         try:
             lags = await admin.lags(GROUPS, "topic")
@@ -180,20 +180,20 @@ async def test_ends_are_remembered_of_topics_that_another_look_leaves_out(
     partitions = {name: [TopicPartition(name, 0), TopicPartition(name, 1)] for name in ("a", "b")}
     unread: set[TopicPartition] = set()
 
-    async def described(topics: Collection[str], *, some: bool) -> dict[str, _Found]:
-        return {each: _Found(each, partitions[each], 1) for each in topics}
+    async def described(topics: Collection[str], *, some: bool) -> dict[str, _DescribedTopic]:
+        return {each: _DescribedTopic(each, partitions[each], 1) for each in topics}
 
     async def listed(wanted: list[TopicPartition], *, some: bool) -> dict[TopicPartition, int]:
         return {each: 7 for each in wanted if each not in unread}
 
     monkeypatch.setattr(admin, "_describe", described)
-    monkeypatch.setattr(admin, "_list", listed)
+    monkeypatch.setattr(admin, "_offsets_of_partitions", listed)
     await admin.end_offsets_of_all({"a", "b"})
     await admin.end_offsets_of_all({"b"})
-    assert admin._ends.keys() == {"a", "b"}
+    assert admin._cached_ends.keys() == {"a", "b"}
     unread.add(partitions["b"][1])
     assert await admin.end_offsets_of_all({"b"}) == {"b": {0: 7}}
-    assert admin._ends.keys() == {"a"}
+    assert admin._cached_ends.keys() == {"a"}
     await admin.close()
 
 

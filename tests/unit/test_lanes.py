@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from knafka.core.contract import Order
-from knafka.dispatcher.lanes import Lanes, lane_of
+from knafka.dispatcher.lanes import Lanes, lane_function
 
 
 def test_the_first_event_of_a_lane_may_go_at_once() -> None:
@@ -72,6 +72,6 @@ def test_releasing_a_lane_in_which_nothing_goes_is_a_bug_that_shows() -> None:
 def test_the_order_decides_who_waits_for_whom(
     order: Order, key: bytes | None, other: bytes | None, shared: bool
 ) -> None:
-    lanes, lane = Lanes[str](), lane_of(order)
+    lanes, lane = Lanes[str](), lane_function(order)
     assert lanes.admit(lane(key), "first")
     assert lanes.admit(lane(other), "second") is not shared

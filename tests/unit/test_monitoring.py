@@ -15,7 +15,7 @@ from support.requests import ingress
 from support.scaling import egress
 
 from knafka.clients.kafka_statistics import ClientStatistics
-from knafka.dispatcher.served import Served, metrics_of
+from knafka.dispatcher.served import ServedEgress, egress_metrics
 from knafka.observability import Metric
 from knafka.receiver.ingest import IngestHandler
 from knafka_operator.decide import services
@@ -45,7 +45,7 @@ async def exposed() -> set[str]:
         await world.reconcile_channel("shop", "orders")
         return {
             *series(ingest.metrics()),
-            *series(metrics_of([Served(egress())], 0.0)),
+            *series(egress_metrics([ServedEgress(egress())], 0.0)),
             *series(ClientStatistics(15).metrics()),
             *series(operators.operator_metrics(world.operator)),
             operators._leader_metric(True).name,

@@ -57,7 +57,7 @@ def test_a_limit_holds_by_timers_of_whole_milliseconds(limit: int) -> None:
     late = Random(limit)
     now = 100.0
     while now < 103:
-        while rate.wait(now) == 0:
+        while rate.refresh(now) == 0:
             rate.begin(now)
             begun.append(now)
         now += late.choice([0.001, 0.001, 0.002])

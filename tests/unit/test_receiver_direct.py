@@ -11,7 +11,13 @@ from support.receiving import Server
 from support.waiting import until
 
 from knafka.receiver import protocol
-from knafka.receiver.direct import EVENTS_PER_HOLD, HOLD_TIME, MAX_HOLDS, DirectLoad, HeldRequests
+from knafka.receiver.direct import (
+    EVENTS_PER_HOLD,
+    HOLD_SECONDS,
+    MAX_HOLDS,
+    DirectLoad,
+    HeldRequests,
+)
 
 LOAD = b"POST /load HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"
 
@@ -31,7 +37,7 @@ class Sender:
     async def hold(self) -> None:
         self.held += 1
         try:
-            await asyncio.sleep(HOLD_TIME)
+            await asyncio.sleep(HOLD_SECONDS)
         finally:
             self.held -= 1
 
@@ -97,7 +103,7 @@ async def test_events_of_this_machine_are_not_direct(server: Server) -> None:
 async def test_events_from_elsewhere_are(
     server: Server, monkeypatch: pytest.MonkeyPatch, host: str
 ) -> None:
-    monkeypatch.setattr(protocol, "_peer", lambda transport: host)
+    monkeypatch.setattr(protocol, "_peer_address", lambda transport: host)
     async with server.connect() as wire:
         wire.send(EVENT + EVENT)
         assert await wire.statuses(2) == [202, 202]
@@ -108,7 +114,7 @@ async def test_at_the_end_a_direct_senders_next_event_is_still_taken(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its connection stays open for a while: the event may be on its way."""
-    monkeypatch.setattr(protocol, "_peer", lambda transport: "10.0.0.7")
+    monkeypatch.setattr(protocol, "_peer_address", lambda transport: "10.0.0.7")
     async with server.connect() as busy, server.connect() as idle:
         busy.send(EVENT)
         idle.send(EVENT)

@@ -85,10 +85,10 @@ async def test_a_request_that_drips_has_a_deadline_however_often_something_comes
             wire.send(b"x")
             await until(lambda: server.body_bytes == count)  # noqa: B023  # at once
         # The last byte came just now, and the last but many a little ago.
-        server.one._heard = server.one._marked_at = began + REQUEST_DEADLINE - 1
+        server.one._heard_at = server.one._progressed_at = began + REQUEST_DEADLINE - 1
         server.one.expire(began + REQUEST_DEADLINE - 1)
         assert server.refused == {}
-        server.one._heard = server.one._marked_at = began + REQUEST_DEADLINE + 1
+        server.one._heard_at = server.one._progressed_at = began + REQUEST_DEADLINE + 1
         server.one.expire(began + REQUEST_DEADLINE + 1)
         assert await wire.statuses(1) == [408]
         assert await wire.closed() == b""

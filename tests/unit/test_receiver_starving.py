@@ -11,7 +11,7 @@ from support.receiving import Server
 from support.waiting import until
 
 from knafka.receiver import connections
-from knafka.receiver.connections import SLOW_AFTER
+from knafka.receiver.connections import SLOW_REQUEST_SECONDS
 from knafka.receiver.ingest import HEADER_OVERHEAD, Limits, leaves_room
 from knafka.receiver.protocol import PROGRESS_BYTES, REQUEST_TIMEOUT, ReceiverProtocol
 
@@ -113,10 +113,10 @@ async def test_a_request_that_drips_is_408_after_a_while(server: Server, start: 
         held = connection._received_bytes
         wire.send(b"x" * PROGRESS_BYTES)
         await until(lambda: connection._received_bytes >= held + PROGRESS_BYTES)
-        connection._heard = now + REQUEST_TIMEOUT - 1
+        connection._heard_at = now + REQUEST_TIMEOUT - 1
         connection.expire(now + REQUEST_TIMEOUT - 1)
         assert server.refused == {}
-        connection._heard = now + REQUEST_TIMEOUT + 5  # a byte came just now
+        connection._heard_at = now + REQUEST_TIMEOUT + 5  # a byte came just now
         connection.expire(now + REQUEST_TIMEOUT + 5)
         assert await wire.statuses(1) == [408]
 
@@ -138,8 +138,8 @@ async def test_slow_requests_make_way_for_others_the_slowest_first(
             await until(lambda: server.shared.receiving_bytes > number * 200_000)  # noqa: B023
         for connection in server.shared.open:
             assert isinstance(connection, ReceiverProtocol)
-            connection._marked_at -= 2 * SLOW_AFTER
-        monkeypatch.setattr(connections, "LOOK_INTERVAL", 0)
+            connection._progressed_at -= 2 * SLOW_REQUEST_SECONDS
+        monkeypatch.setattr(connections, "SLOW_CHECK_INTERVAL", 0)
         good.send(large[:-1])
         response = await first.response()
         assert (response.status, response.headers[b"retry-after"]) == (503, b"1")

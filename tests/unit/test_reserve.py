@@ -10,7 +10,7 @@ import pytest
 from support.drains import Request, World, id_of, key_of, response, until
 
 from knafka.core.contract import Order
-from knafka.dispatcher.reserve import LOOK_INTERVAL, MEMORY, Reserve
+from knafka.dispatcher.reserve import CHECK_INTERVAL, MEMORY_SECONDS, Reserve
 from knafka.observability import Histogram
 from knafka.ports.subscriber import Response
 
@@ -29,11 +29,11 @@ def took(**counts: int) -> Histogram:
 
 def test_while_places_are_free_or_held_by_quick_attempts_nothing_waits() -> None:
     reserve = Reserve(took(quick=1000))
-    assert reserve.pause([100.0] * 79, 100, 101.0) == 0.0
-    assert reserve.is_free(0.0, 101.0 + LOOK_INTERVAL / 2)
-    assert not reserve.is_free(0.0, 101.0 + 2 * LOOK_INTERVAL)
-    assert reserve.pause([100.99] * 99, 100, 101.0) == 0.0
-    assert reserve.is_free(100.99, 101.0)
+    assert reserve.delay_before_attempt([100.0] * 79, 100, 101.0) == 0.0
+    assert reserve.may_begin_unchecked(0.0, 101.0 + CHECK_INTERVAL / 2)
+    assert not reserve.may_begin_unchecked(0.0, 101.0 + 2 * CHECK_INTERVAL)
+    assert reserve.delay_before_attempt([100.99] * 99, 100, 101.0) == 0.0
+    assert reserve.may_begin_unchecked(100.99, 101.0)
 
 
 def test_the_last_places_are_spent_slower_the_fewer_they_are_and_the_longer_it_takes() -> None:
@@ -43,7 +43,7 @@ def test_the_last_places_are_spent_slower_the_fewer_they_are_and_the_longer_it_t
         count = 0
         for tick in range(1000):
             now = 100.0 + tick / 1000
-            while reserve.pause([100.0 - age] * held, 100, now) == 0.0:
+            while reserve.delay_before_attempt([100.0 - age] * held, 100, now) == 0.0:
                 count += 1
         return count
 
@@ -54,7 +54,7 @@ def test_where_all_are_slow_or_places_are_few_nothing_is_reserved() -> None:
     for histogram, places in ((took(slow=100), 100), (took(), 100), (took(quick=1000), 9)):
         reserve = Reserve(histogram)
         for _ in range(10):
-            assert reserve.pause([0.0] * (places - 1), places, 60.0) == 0.0
+            assert reserve.delay_before_attempt([0.0] * (places - 1), places, 60.0) == 0.0
 
 
 def test_what_is_usual_is_forgotten() -> None:
@@ -62,11 +62,11 @@ def test_what_is_usual_is_forgotten() -> None:
     reserve = Reserve(histogram)
     now = 1000.0
     for _ in range(4):
-        now += MEMORY + 1
-        reserve.pause([now - 5] * 90, 100, now)
+        now += MEMORY_SECONDS + 1
+        reserve.delay_before_attempt([now - 5] * 90, 100, now)
         for _ in range(100):
             histogram.observe(SLOW)
-    assert [reserve.pause([now - 5] * 90, 100, now) for _ in range(3)] == [0.0] * 3
+    assert [reserve.delay_before_attempt([now - 5] * 90, 100, now) for _ in range(3)] == [0.0] * 3
 
 
 @pytest.mark.slow

@@ -13,7 +13,13 @@ from knafka.core.caller_tokens import CALLERS, Callers, verifiers_of
 from knafka.core.errors import LogError
 from knafka.receiver import event_types
 from knafka.receiver.answers import Answer
-from knafka.receiver.event_types import MAX_EACH, MAX_KNOWN, MAX_NEW, TOLD_FOR, SeenTypes
+from knafka.receiver.event_types import (
+    ANSWERED_FOR,
+    MAX_KNOWN_TYPES,
+    MAX_NEW_TYPES,
+    MAX_PER_PATH,
+    SeenTypes,
+)
 from knafka.receiver.ingest import IngestHandler
 from knafka.settings import EVENT_TYPES
 
@@ -48,7 +54,7 @@ class World:
 
 
 def note(types: SeenTypes, type_: str, source: str = "/s", path: str = "/ns/broker") -> None:
-    types.note(path, [("ce_type", type_.encode()), ("ce_source", source.encode())])
+    types.note_event(path, [("ce_type", type_.encode()), ("ce_source", source.encode())])
 
 
 def told(types: SeenTypes) -> list[dict[str, str]]:
@@ -104,9 +110,9 @@ def test_what_was_asked_for_is_told_for_a_while_and_never_again() -> None:
     note(types, "t")
     now[0] = 1000.0
     assert told(types) == [ONE], "however late it is asked for"
-    now[0] += TOLD_FOR / 2
+    now[0] += ANSWERED_FOR / 2
     assert told(types) == [ONE], "an answer may be lost"
-    now[0] += TOLD_FOR / 2
+    now[0] += ANSWERED_FOR / 2
     assert told(types) == []
     note(types, "t")
     assert told(types) == []
@@ -115,33 +121,33 @@ def test_what_was_asked_for_is_told_for_a_while_and_never_again() -> None:
 def test_as_many_are_kept_as_are_asked_for_and_the_rest_come_again() -> None:
     now = [1.0]
     types = SeenTypes(lambda: now[0])
-    for number in range(2 * MAX_NEW):
+    for number in range(2 * MAX_NEW_TYPES):
         note(types, f"t{number}")
-    asked = [each["type"] for _ in range(MAX_NEW // MAX_EACH) for each in told(types)]
-    assert asked == [f"t{number}" for number in range(MAX_NEW)]
-    now[0] += TOLD_FOR
-    note(types, f"t{MAX_NEW}")
-    assert [each["type"] for each in told(types)] == [f"t{MAX_NEW}"]
+    asked = [each["type"] for _ in range(MAX_NEW_TYPES // MAX_PER_PATH) for each in told(types)]
+    assert asked == [f"t{number}" for number in range(MAX_NEW_TYPES)]
+    now[0] += ANSWERED_FOR
+    note(types, f"t{MAX_NEW_TYPES}")
+    assert [each["type"] for each in told(types)] == [f"t{MAX_NEW_TYPES}"]
 
 
 def test_no_sender_has_a_receiver_remember_more_than_so_many_types() -> None:
     now = [1.0]
     types = SeenTypes(lambda: now[0])
     count = 0
-    for number in range(2 * MAX_KNOWN):
+    for number in range(2 * MAX_KNOWN_TYPES):
         note(types, f"t{number}")
         count += len(told(types))
-        now[0] += TOLD_FOR
-    assert count == MAX_KNOWN
+        now[0] += ANSWERED_FOR
+    assert count == MAX_KNOWN_TYPES
 
 
 def test_large_texts_are_never_told() -> None:
     types = SeenTypes()
-    note(types, "t" * event_types.MAX_BYTES)
-    types.note("/ns/broker", [("content-type", b"application/cloudevents+json")])
+    note(types, "t" * event_types.MAX_TYPE_BYTES)
+    types.note_event("/ns/broker", [("content-type", b"application/cloudevents+json")])
     assert told(types) == []
     note(types, "t")
-    types.note(
+    types.note_event(
         "/ns/broker",
         [("ce_type", b"u"), ("ce_source", b"/s"), ("ce_dataschema", b"s" * 1000)],
     )
@@ -163,7 +169,7 @@ def test_whoever_sends_many_types_keeps_nobody_elses_from_being_told() -> None:
 def test_an_answer_has_a_bound() -> None:
     types = SeenTypes()
     for path in range(300):
-        for number in range(MAX_NEW):
+        for number in range(MAX_NEW_TYPES):
             note(types, f"{number}" + "x" * 400, path=f"/ns/{path}")
     assert len(types.document()) < 80_000
 
@@ -171,7 +177,7 @@ def test_an_answer_has_a_bound() -> None:
 def test_another_broker_at_a_path_begins_anew() -> None:
     types = SeenTypes()
     note(types, "t")
-    types.keep(["/ns/other"])
+    types.keep_paths(["/ns/other"])
     note(types, "t")
     assert told(types) == [ONE]
 

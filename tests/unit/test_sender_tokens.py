@@ -45,11 +45,11 @@ from knafka.core.contract import Exact, Ingress, Policy
 from knafka.receiver import answers
 from knafka.receiver.answers import Answer
 from knafka.receiver.authentication import (
-    MAX_FAILURES,
-    MAX_FAILURES_OF_ONE,
+    MAX_FAILURES_PER_SECOND,
+    MAX_SENDER_FAILURES_PER_SECOND,
     MAX_SENDERS,
-    MAX_STRANGERS_FAILURES,
     MAX_TOKENS,
+    MAX_UNKNOWN_FAILURES_PER_SECOND,
     SenderCheck,
     TokenVerifier,
     Undecided,
@@ -317,7 +317,7 @@ async def test_ten_thousand_hostile_tokens_a_second_hold_no_memory_and_up_nobody
     tracemalloc.stop()
     assert used < 1_000_000
     assert set(statuses) == {401, 503}
-    looked_at = MAX_STRANGERS_FAILURES + MAX_FAILURES_OF_ONE
+    looked_at = MAX_UNKNOWN_FAILURES_PER_SECOND + MAX_SENDER_FAILURES_PER_SECOND
     assert world.keys.verified == 1 + looked_at, "none of the rest is looked at"
     assert len(world.verifier) == 1
     assert world.send(bearer(good)) == 202
@@ -337,9 +337,9 @@ async def test_a_known_sender_with_a_new_token_is_held_up_by_nobody_elses_invent
     other = "system:serviceaccount:ns:other"
     for subject in (SENDER, other):
         assert world.send(bearer(token(sub=subject))) == 202
-    for number in range(MAX_STRANGERS_FAILURES):
+    for number in range(MAX_UNKNOWN_FAILURES_PER_SECOND):
         assert world.send(bearer(forged(f"stranger-{number}"))) == 401
-    for _ in range(MAX_FAILURES_OF_ONE):
+    for _ in range(MAX_SENDER_FAILURES_PER_SECOND):
         assert world.send(bearer(forged(other))) == 401
     assert world.send(bearer(forged("stranger"))) == 503
     assert world.send(bearer(token(sub="somebody:new"))) == 503
@@ -354,9 +354,9 @@ async def test_all_that_is_looked_at_in_a_second_is_bounded_whoevers_names_are_k
         assert world.send(bearer(token(EC_KEY, EC_KEY_ID, sub=name))) == 202
     for name in names:
         given = forged(name)
-        for _ in range(MAX_FAILURES_OF_ONE):
+        for _ in range(MAX_SENDER_FAILURES_PER_SECOND):
             world.send(bearer(given))
-    assert world.keys.verified == len(names) + MAX_FAILURES
+    assert world.keys.verified == len(names) + MAX_FAILURES_PER_SECOND
 
 
 async def test_good_tokens_are_kept_up_to_a_bound() -> None:

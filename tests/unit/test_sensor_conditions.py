@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from knafka.core.errors import InvalidExpression
-from knafka.core.sensor.conditions import Condition, every, parse
+from knafka.core.sensor.conditions import Condition, all_of, parse
 
 
 def holds(condition: Condition, *names: str) -> bool:
@@ -44,8 +44,8 @@ def test_a_condition_is_a_boolean_expression_of_dependencies(
 @pytest.mark.conformance("BUS-S1")
 def test_a_trigger_without_a_condition_wants_every_dependency() -> None:
     """BUS-S1: missing means all of them joined by &&."""
-    assert every(["a", "b", "c"]) == parse("a && b && c")
-    assert every(["a"]) == parse("a")
+    assert all_of(["a", "b", "c"]) == parse("a && b && c")
+    assert all_of(["a"]) == parse("a")
 
 
 @pytest.mark.conformance("BUS-2", "BUS-S2")

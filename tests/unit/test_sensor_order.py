@@ -117,7 +117,7 @@ def test_what_was_taken_behind_the_offset_is_taken_once() -> None:
     first: InOrder[str] = InOrder()
     for offset, (at, name) in enumerate([(30, "late"), (10, "a"), (40, "c"), (20, "b")]):
         first.add(offset, Place(at, 0, offset), NEVER, name)
-    first.know(25)
+    first.note_read_until(25)
     assert [name for name, _ in first.take(10)] == ["a", "b"]
     assert (first.position(4), first.taken(4)) == (0, Taken(4, Place(20, 0, 3)))
     again: InOrder[str] = InOrder(first.taken(4))
@@ -126,7 +126,7 @@ def test_what_was_taken_behind_the_offset_is_taken_once() -> None:
     ):
         again.add(offset, Place(at, 0, offset), NEVER, name)
     assert list(again.take(10)) == [("new", 5)], "it is behind what was read, so it is late"
-    again.know(100)
+    again.note_read_until(100)
     assert [name for name, _ in again.take(10)] == ["late", "c"]
     assert again.taken(5) is None
 

@@ -26,7 +26,7 @@ from knafka.core.contract import Egress
 from knafka.core.documents import dump
 from knafka.core.drain import Ended, ShardProgress
 from knafka.core.errors import LogError
-from knafka.dispatcher.connecting import LEAST_BYTES, SHARD_BYTES
+from knafka.dispatcher.connecting import MIN_EGRESS_BYTES, SHARD_BYTES
 from knafka.draining.lease import RENEWAL_PATIENCE
 from knafka.ports.log import Assignment, LogReader, OffsetAndMetadata
 from knafka.ports.subscriber import Response
@@ -232,7 +232,7 @@ class Broken(Shard):
         def open_reader(assignment: Assignment) -> LogReader:
             if egress.group == "group-1":
                 raise LogError("Broker: Group authorization failed")
-            return self.shared.reader(egress.group, assignment)
+            return self.shared.open_reader(egress.group, assignment)
 
         return open_reader
 
@@ -279,7 +279,7 @@ async def test_another_process_reads_the_same_contract(shard: Asked) -> None:
     await shard.up()
     shard.contract.remove(shard.egresses[1])
     await shard.dispatcher.stop()
-    shard.requeue_after()
+    shard.start_again()
     await shard.begin()
     await shard.ask_for_drain()
     shard.world.send("1")
@@ -337,7 +337,7 @@ async def test_shares_follow_the_number_of_egresses(shard: Asked) -> None:
     assert among() == 10
     await shard.told(shard.contract.remove(*shard.egresses[1:]))
     assert among() == 1
-    assert SHARD_BYTES > LEAST_BYTES
+    assert SHARD_BYTES > MIN_EGRESS_BYTES
 
 
 async def test_connections_are_closed_with_the_drain_that_used_them(shard: Asked) -> None:

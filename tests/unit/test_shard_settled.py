@@ -148,7 +148,7 @@ async def test_a_partition_of_another_process_is_not_told_of(three: Three) -> No
     exchange = three.drain(idle="PT5S")
     await until(lambda: three.committed(0) == 1)
     other = shared_memory(three.world.log, three.name, TOPIC)
-    reader = other.reader("group-elsewhere", Nobody())
+    reader = other.open_reader("group-elsewhere", Nobody())
     await exchange.task
     found = lines_of(exchange)[-1].settled
     assert found is not None

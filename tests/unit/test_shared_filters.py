@@ -12,8 +12,8 @@ from support.shards import Shard
 
 from knafka.core.contract import Exact
 from knafka.dispatcher.selecting import Selective
-from knafka.dispatcher.shared.buffer import GIVEN_TOGETHER, PartitionBuffer
-from knafka.dispatcher.shared.reader import QUIET_COMMITS, GroupReader
+from knafka.dispatcher.shared.buffer import RECORDS_PER_TURN, PartitionBuffer
+from knafka.dispatcher.shared.reader import MAX_QUIET_COMMITS_PER_SECOND, GroupReader
 from knafka.dispatcher.shared.record import SharedRecord
 from knafka.ports.log import Record
 
@@ -97,7 +97,7 @@ async def test_what_is_read_at_once_for_many_is_not_given_to_all_in_one_turn(
     for number in range(20 * TRIGGERS):
         shard.world.send(str(number), type=f"t{number % TRIGGERS}")
     await until(lambda: all(len(each.answered) == 20 for each in shard.subscribers))
-    assert max(together) == GIVEN_TOGETHER
+    assert max(together) == RECORDS_PER_TURN
 
 
 async def test_a_stop_does_not_wait_for_a_read(shard: Shard) -> None:
@@ -115,7 +115,7 @@ async def test_of_many_those_without_events_commit_less_often(
     await drain(shard)
     readers = {each.group: each for each in shard.shared._readers}
     monkeypatch.setattr(
-        "knafka.dispatcher.shared.reader.QUIET_COMMITS", TRIGGERS / 10
+        "knafka.dispatcher.shared.reader.MAX_QUIET_COMMITS_PER_SECOND", TRIGGERS / 10
     )  # as where 2,000 share: every ten seconds
     assert readers["group-0"].commit_interval == 10
     await asyncio.sleep(11)
@@ -124,4 +124,4 @@ async def test_of_many_those_without_events_commit_less_often(
     await until(lambda: shard.committed(5) == 3, within=2.5)
     assert shard.committed(6) == 1
     await until(lambda: shard.committed(6) == 3, within=11)
-    assert QUIET_COMMITS == 200
+    assert MAX_QUIET_COMMITS_PER_SECOND == 200

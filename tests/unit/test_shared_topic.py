@@ -15,16 +15,20 @@ from support.memory.log import MemoryLog, MemoryReader
 from support.memory.shared import MemoryMember, MemoryOffsets
 
 from knafka.core.errors import LogError
-from knafka.dispatcher.shared.fetcher import Limits
+from knafka.dispatcher.shared.fetcher import FetchLimits
 from knafka.dispatcher.shared.reader import GroupReader
-from knafka.dispatcher.shared.topic import COMMITS_TOGETHER, CONFIRMED_FOR, SERVE
+from knafka.dispatcher.shared.topic import (
+    COMMIT_ROUND_SECONDS,
+    CONCURRENT_COMMITS,
+    CONFIRMATION_VALID_SECONDS,
+)
 from knafka.ports.log import OffsetAndMetadata, Positions, Record
 from knafka.ports.shared_log import Commit, GroupHasMembers
 
 pytestmark = pytest.mark.looptime
 
 TOPIC = "events"
-LIMITS = Limits(ahead=100, records=500, spare=50)
+LIMITS = FetchLimits(ahead=100, records=500, spare=50)
 
 
 class World:
@@ -51,7 +55,7 @@ class World:
         self.memory.create(TOPIC)
 
     def reader(self, group: str, owner: Owner | None = None) -> GroupReader:
-        self.readers.append(self.shared.reader(group, owner or Owner()))
+        self.readers.append(self.shared.open_reader(group, owner or Owner()))
         return self.readers[-1]
 
     async def close(self) -> None:
@@ -104,7 +108,9 @@ async def test_a_group_that_takes_nothing_keeps_nobody_from_reading(world: World
     # One wait for the slow group, when the buffer was full for the first time.
     assert loop.time() - began < 3 * LIMITS.patience
     held = [
-        each.behind - each.first for at in world.shared.fetchers for each in at.buffers.values()
+        each.end_index - each.first_index
+        for at in world.shared.fetchers
+        for each in at.buffers.values()
     ]
     assert max(held) <= LIMITS.records + LIMITS.ahead + 500, "memory is bounded"
     assert offsets(await read(stuck, 5000)) == list(range(5000))
@@ -251,8 +257,8 @@ async def test_commits_of_many_groups_are_spread_over_the_time_of_a_round(
         reader.commit({0: OffsetAndMetadata(1)})
     await until(lambda: all(world.committed(each.group) == 1 for each in readers))
     assert begun.total() == 50
-    assert max(begun.values()) == COMMITS_TOGETHER
-    assert max(begun) - min(begun) <= SERVE
+    assert max(begun.values()) == CONCURRENT_COMMITS
+    assert max(begun) - min(begun) <= COMMIT_ROUND_SECONDS
 
 
 async def test_a_commit_waits_for_no_more_than_a_tenth_of_a_second(world: World) -> None:
@@ -277,7 +283,7 @@ async def test_a_round_ends_with_the_time_for_which_its_confirmation_counts(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def serve(self: MemoryMember, timeout: float) -> None:
-        await asyncio.sleep(CONFIRMED_FOR)
+        await asyncio.sleep(CONFIRMATION_VALID_SECONDS)
 
     asked: list[Positions] = []
 
@@ -286,7 +292,7 @@ async def test_a_round_ends_with_the_time_for_which_its_confirmation_counts(
         return True
 
     world.append(1)
-    readers = [world.reader(f"group-{number}") for number in range(COMMITS_TOGETHER + 1)]
+    readers = [world.reader(f"group-{number}") for number in range(CONCURRENT_COMMITS + 1)]
     for reader in readers:
         await read(reader, 1)
     monkeypatch.setattr(MemoryMember, "serve", serve)
@@ -329,7 +335,7 @@ async def test_a_commit_for_a_deleted_topic_does_not_go_to_the_new_one(
     world.append(3)
     assert offsets(await read(reader, 3)) == [0, 1, 2]
     known = True
-    await asyncio.sleep(10 * SERVE)
+    await asyncio.sleep(10 * COMMIT_ROUND_SECONDS)
     assert world.committed("group") is None
     reader.commit({0: OffsetAndMetadata(3)})
     await until(lambda: reader.committed == {0: 3})
@@ -360,7 +366,7 @@ async def test_a_commit_that_fails_while_its_topic_is_made_anew_is_not_made_agai
     assert offsets(await read(reader, 3)) == [0, 1, 2]
     monkeypatch.setattr(MemoryOffsets, "commit", commit)
     answered.set()
-    await asyncio.sleep(10 * SERVE)
+    await asyncio.sleep(10 * COMMIT_ROUND_SECONDS)
     assert world.committed("group") is None
     assert reader.committed == {}
 

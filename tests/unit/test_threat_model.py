@@ -102,7 +102,7 @@ def may_send(*policies: dict[str, Any]) -> bool | Any:
     )
     asked = Authentication(True, "allow-all", known.of("shop"))
     applied = tuple(each.policy for each in asked.applied_policies_of(resource))
-    return Authorization(applied, asked.mode, "shop").of(SENDER)
+    return Authorization(applied, asked.mode, "shop").verdict(SENDER)
 
 
 def policy(namespace: str = "shop", **more: Any) -> dict[str, Any]:

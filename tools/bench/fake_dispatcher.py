@@ -13,7 +13,7 @@ from typing import Final
 
 from aiohttp import web
 
-from knafka.clients.kafka_connection import connection
+from knafka.clients.kafka_connection import connection_configuration
 from knafka.core import drain
 from knafka.core.contract import Kafka
 from knafka.core.drain import DrainProgress, DrainRequest, Ended, Settled, ShardProgress
@@ -49,7 +49,7 @@ class Settling:
         self, kafka: Kafka, topic: str, shards: Mapping[str, Sequence[str]], hold: float
     ) -> None:
         self.hold = hold
-        self._kafka = {**connection(kafka)}
+        self._kafka = {**connection_configuration(kafka)}
         self._topic = topic
         self._shards = shards
 

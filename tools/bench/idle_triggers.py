@@ -37,7 +37,7 @@ from typing import Any, Final, cast
 from confluent_kafka import Producer
 
 from knafka.clients.kafka_admin import KafkaAdmin
-from knafka.clients.kafka_connection import connection
+from knafka.clients.kafka_connection import connection_configuration
 from knafka.clients.kafka_groups import KafkaGroups, remembered
 from knafka.clients.kafka_writer import KafkaWriter
 from knafka.core import names
@@ -234,7 +234,7 @@ class Load:
         topic = names.broker_topic(NAMESPACE, "b0")
         count = min(SAMPLE, self._options.per_broker, self._options.triggers)
         groups = [names.trigger_group(NAMESPACE, f"t{number}") for number in range(count)]
-        admin = KafkaAdmin(connection(self._kafka))
+        admin = KafkaAdmin(connection_configuration(self._kafka))
         await admin.lags([], topic)
         began, cpu = time.monotonic(), time.process_time()
         await admin.lags(groups, topic)
@@ -280,7 +280,7 @@ class Load:
         """Another operator with an event for every Trigger waiting, until all are reconciled and
         each has been asked to drain."""
         brokers = -(-self._options.triggers // self._options.per_broker)
-        producer = Producer({**connection(self._kafka)})
+        producer = Producer({**connection_configuration(self._kafka)})
         async with fake_dispatcher() as (url, asked):
             await self.close()
             for number in range(brokers):
@@ -317,7 +317,7 @@ class Load:
                 group = names.trigger_group(*identity.split("/"))
                 shards.setdefault(str(status.shard), []).append(group)
         settling = Settling(self._kafka, topic, shards, self._options.hold)
-        producer = Producer({**connection(self._kafka)})
+        producer = Producer({**connection_configuration(self._kafka)})
         asks = _counted(KafkaGroups, "committed")
         ways, groups_asked, costs, lasted = [], [], [], []
         async with fake_dispatcher(settling) as (url, asked):

@@ -27,7 +27,11 @@ from bench.world import HERE, World
 from knafka.clients.api_server_keys import JwkKey
 from knafka.core.contract import Ingress, Kafka
 from knafka.ports.signing_keys import SigningKey
-from knafka.receiver.authentication import MAX_FAILURES_OF_ONE, SenderCheck, TokenVerifier
+from knafka.receiver.authentication import (
+    MAX_SENDER_FAILURES_PER_SECOND,
+    SenderCheck,
+    TokenVerifier,
+)
 
 SEEN: Final = "a token seen before"
 NEW_RS256: Final = "a new token, RS256"
@@ -39,7 +43,7 @@ OFF: Final = "an event where nobody is asked"
 PAIRS: Final = 30
 LOOP: Final = 1000
 """Requests whose headers are made before the clock starts."""
-BAD_TOKENS: Final = MAX_FAILURES_OF_ONE
+BAD_TOKENS: Final = MAX_SENDER_FAILURES_PER_SECOND
 """As many of one sender as are looked at in a second."""
 
 Headers = tuple[tuple[bytes, bytes], ...]

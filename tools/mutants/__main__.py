@@ -46,7 +46,7 @@ SLOWER: Final = 3.0
 """How many times as long as usual they and pytest's start may take: the machine may be busy."""
 SPARK_START: Final = 60.0
 """Seconds that a Spark session takes to start, at most."""
-SMALLEST: Final = "tests/unit/test_pace.py"
+SMALLEST: Final = "tests/unit/test_turn_limit.py"
 """A file with few tests, to see how long pytest takes to start."""
 SLOWEST_START: Final = 120.0
 

@@ -25,7 +25,8 @@ CA: Final = "ca.crt"
 TIMEOUT: Final = 5.0
 MAX_BYTES: Final = 256 * 1024
 ACCEPT: Final = "application/json, application/jwk-set+json"
-"""Its keys are of the second type only: who doesn't take that is answered 406."""
+"""`Accept` header of a request; the keys come in the second type only, and a client that doesn't
+accept it gets 406."""
 
 Ask: TypeAlias = Callable[[str, "bytes | None"], bytes]
 """The body of the answer at a path, to GET, or to POST of JSON; blocks. Raises `OSError`."""
@@ -63,8 +64,8 @@ def ask_with_credentials(url: str, folder: Path) -> Ask:
 
 
 def own_audiences(folder: Path) -> Set[str]:
-    """Those of the pod's own token, which are the API server's. Raises `OSError` where the token
-    doesn't say."""
+    """Return the audiences of this pod's own token, which are the API server's. Raises `OSError` if
+    the token names none."""
     try:
         claims = (folder / TOKEN).read_text().strip().split(".")[1]
         audiences = json.loads(base64.urlsafe_b64decode(claims + "=="))["aud"]
@@ -82,7 +83,7 @@ def shown(error: Exception) -> str:
 
 
 class _NoRedirection(urllib.request.HTTPRedirectHandler):
-    """Whoever is redirected to would get this pod's token."""
+    """Refuses redirections, as the server redirected to would get this pod's token."""
 
     def redirect_request(self, *args: Any, **options: Any) -> None:
         return None

@@ -53,10 +53,14 @@ class KeysUnreadable(KnafkaError):
 
 
 class _Discovery(msgspec.Struct):
+    """The OpenID discovery document."""
+
     issuer: str
 
 
 class _Jwks(msgspec.Struct):
+    """A JWK set."""
+
     keys: list[dict[str, Any]]
 
 
@@ -68,6 +72,7 @@ class JwkKey:
         self.algorithms: Set[str] = frozenset({key.algorithm_name})
 
     def verify(self, algorithm: str, signed: bytes, signature: bytes) -> bool:
+        """Whether `signature` is this key's signature of `signed`; False for a malformed one."""
         try:
             return bool(self._key.Algorithm.verify(signed, self._key.key, signature))
         except Exception:  # whatever a signature may have it meet, it isn't this key's
@@ -75,7 +80,7 @@ class JwkKey:
 
 
 def parse_keys(document: bytes) -> Mapping[str, SigningKey]:
-    """By id, those that can be used; raises `KeysUnreadable`."""
+    """Return the usable keys of a JWK set by id. Raises `KeysUnreadable`."""
     try:
         listed = msgspec.json.decode(document, type=_Jwks).keys
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
@@ -118,7 +123,7 @@ class ApiServerKeys:
         self._wall_clock = wall_clock
         self._read_at: float | None = None
         self._newest = 0.0
-        """Of when a token must be for its key to be newer than those that were read."""
+        """Time of issue after which a token's key may be newer than those that were read."""
         self._wanted = asyncio.Event()
         self.tried = asyncio.Event()
         """Set once the API server was asked, whatever came of it."""
@@ -127,6 +132,8 @@ class ApiServerKeys:
         return self._keys.get(key_id)
 
     def read_again(self, issued: float) -> bool:
+        """Read the keys again as a token that was `issued` then names an unknown one; returns False
+        if they were read since."""
         if self._read_at is not None and self._clock() - self._read_at < PAUSE:
             return issued > self._newest  # and is shown again once they may be read
         self._wanted.set()
@@ -152,6 +159,7 @@ class ApiServerKeys:
                 await asyncio.sleep(AGAIN)
 
     async def _read(self) -> None:
+        """Read the issuer and its keys from the API server."""
         began = self._wall_clock()
         discovery = await asyncio.to_thread(self._fetch, DISCOVERY)
         described = await asyncio.to_thread(self._fetch, JWKS)
@@ -169,6 +177,7 @@ class ApiServerKeys:
 
 
 def fetch_with_credentials(url: str, folder: Path) -> Fetch:
-    """As `api_server.ask_with_credentials`."""
+    """Return the function that fetches keys, with parameters and errors as in
+    `api_server.ask_with_credentials`."""
     ask = ask_with_credentials(url, folder)
     return lambda path: ask(path, None)

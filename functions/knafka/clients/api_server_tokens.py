@@ -62,6 +62,8 @@ class ApiServerTokens:
         self._own_audiences = own_audiences
 
     async def issue(self, account: Account, audience: str) -> IssuedToken:
+        """Request a token of `account` for `audience` from the API server. Raises
+        `TokenUnavailable`."""
         if _NAMESPACE(account.namespace) is None or _NAME(account.name) is None:
             # It becomes part of a path.
             raise TokenUnavailable("its name is no service account's")
@@ -76,26 +78,27 @@ class ApiServerTokens:
                 raise TokenUnavailable("that is the API server's own audience, and no other's")
             body = await asyncio.to_thread(self._ask, path, msgspec.json.encode(request))
         except OSError as error:
-            raise TokenUnavailable(f"the API server: {_why(error)}") from None
+            raise TokenUnavailable(f"the API server: {_failure_text(error)}") from None
         try:
             answer = msgspec.json.decode(body, type=_Answer)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
             # Without its cause, whose text may have a part of a token.
             raise TokenUnavailable("the API server answered with no token") from None
-        token = IssuedToken(answer.status.token.encode(), _life(answer))
+        token = IssuedToken(answer.status.token.encode(), _lifetime(answer))
         if not token.is_usable:
             raise TokenUnavailable("the API server answered with what can't be sent as a token")
         return token
 
 
-def _why(error: OSError) -> str:
+def _failure_text(error: OSError) -> str:
+    """Return why the API server issued no token, with a hint where its status has a known cause."""
     said = shown(error)
     if isinstance(error, urllib.error.HTTPError) and error.code in _MEANT:
         return f"{said}: {_MEANT[error.code]}"
     return said
 
 
-def _life(answer: _Answer) -> float:
+def _lifetime(answer: _Answer) -> float:
     """Seconds: it may be another one than was asked for."""
     created, expires = answer.metadata.creation_timestamp, answer.status.expiration_timestamp
     if created is not None and expires is not None:

@@ -14,8 +14,8 @@ from typing import Any
 
 
 class CallThread:
-    """One thread that makes calls in order. It is a daemon: librdkafka's close can hang for as long
-    as Kafka is frozen, and must not keep the process."""
+    """A daemon thread that makes blocking calls in order: librdkafka's close can hang while Kafka
+    is frozen, and must not keep the process alive."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, name: str) -> None:
         self._loop = loop
@@ -52,5 +52,6 @@ class CallThread:
         self._calls.put(None)
 
     def _run(self) -> None:
+        """Make the calls in order until told to end."""
         while (call := self._calls.get()) is not None:
             call()

@@ -54,7 +54,7 @@ _OPTIONS: Final = tuple(
 
 
 class Owner(Protocol):
-    """What a connection asks of its pool."""
+    """The pool of a connection, as the connection knows it."""
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop: ...
@@ -74,14 +74,8 @@ class Unanswered(DeliveryError):
 
 
 class Connection(asyncio.Protocol):
-    """One connection; `_waiter` is the exchange that owns it, None while it is idle or dropped.
-
-    One timer serves every deadline: it is only set anew for an earlier one, and asks when it
-    fires whether the deadline has moved on since. So most requests touch no timer.
-
-    After `expires_at` it takes no other request: a Service without a proxy chooses a pod for each
-    connection, so that a pod that is added gets nothing from those that live on.
-    """
+    """One HTTP/1.1 connection; `_waiter` is the exchange that owns it, None while it is idle or
+    dropped."""
 
     __slots__ = (
         "_body",
@@ -156,6 +150,7 @@ class Connection(asyncio.Protocol):
             waiter.set_exception(error)
 
     def _expire_at(self, deadline: float) -> None:
+        """Set the deadline of the exchange, moving the timer only if it is too late."""
         self._deadline = deadline
         if deadline < self._wakes_at:
             if self._timer is not None:
@@ -164,6 +159,7 @@ class Connection(asyncio.Protocol):
             self._timer = self._pool.loop.call_at(deadline, self._wake)
 
     def _wake(self) -> None:
+        """End the exchange if its deadline is over."""
         self._timer, self._wakes_at = None, math.inf
         if self._pool.loop.time() + _CLOCK_STEP < self._deadline:
             self._expire_at(self._deadline)
@@ -191,22 +187,24 @@ class Connection(asyncio.Protocol):
             # Bytes after a complete response spoil the connection, not the response.
             self._keep_alive = False
             if self._response is None:
-                self.fail(self._unusable(error))
+                self.fail(self._invalid_response_error(error))
                 return
         if self._response is not None:
             self._finish(self._response)
         elif self._received > MAX_HEAD_BYTES and not self._status:
-            self.fail(self._broken(f"sent a response head longer than {MAX_HEAD_BYTES} bytes"))
+            self.fail(
+                self._connection_error(f"sent a response head longer than {MAX_HEAD_BYTES} bytes")
+            )
         elif self._body_bytes > READ_ON * self._pool.max_response_bytes:
             self._keep_alive = False
             self._finish(self._complete())
         elif self._received > MAX_HEAD_BYTES + 16 * max(self._body_bytes, MAX_HEAD_BYTES):
             # Chunk framing and trailers, with room for chunks of a byte each.
-            self.fail(self._broken("wrapped its response in too many bytes"))
+            self.fail(self._connection_error("wrapped its response in too many bytes"))
 
     def on_message_begin(self) -> None:
         if self._response is not None:
-            raise self._broken("sent more than its response")
+            raise self._connection_error("sent more than its response")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         # Trailers are not headers (RFC 9110, 6.5.1).
@@ -244,10 +242,12 @@ class Connection(asyncio.Protocol):
         self._response = self._complete()
 
     def _complete(self) -> Response:
+        """Return the response that has arrived."""
         body = bytes(self._body)
         return Response(self._status, self._headers, body, self._body_bytes > len(body))
 
     def _finish(self, response: Response) -> None:
+        """Hand the response to the exchange, and keep or drop the connection."""
         waiter, self._waiter = self._waiter, None
         now = self._pool.loop.time()
         if (
@@ -278,6 +278,7 @@ class Connection(asyncio.Protocol):
         self.lost.set_result(None)
 
     def _end(self, error: Exception | None) -> None:
+        """End the exchange as the connection has ended."""
         if self._waiter is None:
             self._pool.forget(self)
         elif error is None and self._status and not self._is_framed():
@@ -292,10 +293,11 @@ class Connection(asyncio.Protocol):
         """Whether the response says where it ends; otherwise it ends with the connection."""
         return any(name in (b"content-length", b"transfer-encoding") for name, _ in self._headers)
 
-    def _unusable(self, error: Exception) -> DeliveryError:
+    def _invalid_response_error(self, error: Exception) -> DeliveryError:
+        """Return the error of a response that is no valid HTTP."""
         if isinstance(error.__context__, DeliveryError):
             return error.__context__
-        return self._broken(f"sent no valid HTTP response: {error}")
+        return self._connection_error(f"sent no valid HTTP response: {error}")
 
-    def _broken(self, problem: str) -> DeliveryError:
+    def _connection_error(self, problem: str) -> DeliveryError:
         return DeliveryError("broken", f"{self._pool.origin} {problem}")

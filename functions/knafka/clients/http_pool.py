@@ -79,6 +79,7 @@ class Pool:
             raise
 
     def give_slot(self) -> None:
+        """Let the next waiting exchange begin."""
         while self._waiters:
             waiter = self._waiters.popleft()
             if not waiter.done():
@@ -87,6 +88,7 @@ class Pool:
         self.free += 1
 
     async def connect(self, deadline: float) -> Connection:
+        """Open a connection by `deadline`. Raises `DeliveryError`."""
         if self.closed:
             raise client_closed()
         now = self.loop.time()
@@ -106,11 +108,14 @@ class Pool:
         return connection
 
     async def _connect(self, expires_at: float) -> Connection:
-        """Raises `OSError`, and `DeliveryError` where no address of the host may be asked."""
+        """Open a connection. Raises `OSError`, and `DeliveryError` if no address of the host may be
+        connected to."""
         host, port = self.origin.host, self.origin.port
-        context = None if self._tls is None else self._trusted(self._tls)
+        context = None if self._tls is None else self._tls_context(self._tls)
         # What was judged is what is connected to: the name is resolved once.
-        candidates = [host] if self._refusal is None else await self._allowed(self._refusal)
+        candidates = (
+            [host] if self._refusal is None else await self._allowed_addresses(self._refusal)
+        )
         server = host if context is not None else None
         for number, address in enumerate(candidates, 1):
             try:
@@ -127,22 +132,23 @@ class Pool:
                     raise
         raise AssertionError("a host has an address")
 
-    def _trusted(self, tls: TlsContext) -> ssl.SSLContext:
+    def _tls_context(self, tls: TlsContext) -> ssl.SSLContext:
+        """Return the TLS context with the trusted certificates. Raises `DeliveryError`."""
         try:
             return tls.current()
         except (ValueError, OSError) as error:
             problem = f"the CA certificates for {self.origin} can't be read: {error}"
             raise DeliveryError("refused", problem) from error
 
-    async def _allowed(self, refusal: Refusal) -> list[str]:
+    async def _allowed_addresses(self, refusal: Refusal) -> list[str]:
         """The addresses of the origin's host that may be asked, in the resolver's order."""
         host, port = self.origin.host, self.origin.port
         if addresses.is_address(host):
             found = [host]
         else:
             resolved = await self.loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            found = list(dict.fromkeys(str(each[4][0]) for each in resolved))
-        allowed = [each for each in found if refusal(each) is None]
+            found = list(dict.fromkeys(str(info[4][0]) for info in resolved))
+        allowed = [address for address in found if refusal(address) is None]
         if not allowed:
             why = "; ".join(filter(None, map(refusal, found)))
             problem = f"no connection to {self.origin}: {why}, which is not allowed here"

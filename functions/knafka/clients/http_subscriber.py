@@ -68,6 +68,7 @@ class HttpSubscriber:
         self._closed = False
 
     async def post(self, target: Target, head: bytes, body: bytes, timeout: float) -> Response:
+        """Make one attempt and return the whole response. Raises `DeliveryError`."""
         if target.problem:
             raise DeliveryError("refused", target.problem)
         pool = self._pools.get(target.origin) or self._open(target.origin)
@@ -104,6 +105,7 @@ class HttpSubscriber:
             pool.give_slot()
 
     def _open(self, origin: Origin) -> Pool:
+        """Open the pool of an origin."""
         if self._closed:
             raise client_closed()
         pool = Pool(
@@ -121,7 +123,8 @@ class HttpSubscriber:
         return TlsContext(self._tls, origin.ca_certs, self._bundles) if origin.tls else None
 
     async def close(self) -> None:
+        """Close all connections."""
         self._closed = True
-        lost = [each for pool in self._pools.values() for each in pool.close()]
+        lost = [connection for pool in self._pools.values() for connection in pool.close()]
         if lost:
             await asyncio.wait(lost)

@@ -33,7 +33,8 @@ def needing(
     transaction: Need | None = None,
     cluster: str = "",
 ) -> Iterator[None]:
-    """Have a refusal in here name what it needed; `cluster` is an operation on the cluster."""
+    """Context in which a refusal by Kafka names the rights that it needed; `cluster` is an
+    operation on the cluster."""
     try:
         yield
     except LogError as error:

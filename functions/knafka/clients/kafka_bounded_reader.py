@@ -66,15 +66,16 @@ T = TypeVar("T")
 
 
 class _Partitions(NamedTuple):
-    """Of a topic."""
+    """The partitions of a topic."""
 
     known: list[TopicPartition]
     led: list[TopicPartition]
-    """Those that have a leader."""
+    """Partitions that have a leader."""
 
 
 class BoundedReader:
-    """One consumer and one admin client, opened when they are needed and kept."""
+    """Reads topics and offsets up to a point, with one consumer and one admin client that are
+    opened when needed and kept."""
 
     def __init__(self, connection: Connection, group: str) -> None:
         self._connection = connection
@@ -84,10 +85,11 @@ class BoundedReader:
         self._kept_admin: AdminClient | None = None
         self._kept_passing: Consumer | None = None
         self._known_partitions: dict[str, tuple[_Partitions, float]] = {}
-        """Of topics, and when they were asked for."""
+        """Partitions of topics, and when they were asked for."""
 
     @property
     def _consumer(self) -> Consumer:
+        """Return the consumer, opened at its first use."""
         if self._kept_consumer is None:
             self._kept_consumer = open_client(
                 Consumer,
@@ -97,12 +99,13 @@ class BoundedReader:
 
     @property
     def _admin(self) -> AdminClient:
+        """Return the admin client, opened at its first use."""
         if self._kept_admin is None:
             self._kept_admin = open_admin(self._connection, self._errors.record)
         return self._kept_admin
 
     def read_all(self, topic: str, partition: int) -> Iterator[Sequence[Record]]:
-        """As `TransactionalLog.read_all`; one at a time."""
+        """Yield all records of a partition, as `TransactionalLog.read_all`; one call at a time."""
         place = TopicPartition(topic, partition)
         try:
             end = self._ends([place])[partition]
@@ -112,6 +115,7 @@ class BoundedReader:
         return self._read_to(end, place) if end else iter(())
 
     def _read_to(self, end: int, place: TopicPartition) -> Iterator[Sequence[Record]]:
+        """Yield the records of a partition in batches, up to the offset `end`."""
         # librdkafka waits for half a second with a question of its own for the beginning, and asks
         # it at once where there is no such offset any more.
         self._consumer.assign([TopicPartition(place.topic, place.partition, 0)])
@@ -150,27 +154,34 @@ class BoundedReader:
         return records, max(reached, records[-1].offset() + 1) if records else reached
 
     def ends(self, topic: str) -> Positions:
-        """As `TransactionalLog.ends`."""
+        """Return the end offsets of a topic, as `TransactionalLog.ends`."""
         return self._ends(self.partitions(topic))
 
     def partitions(self, topic: str) -> list[TopicPartition]:
-        """All of a topic's. Raises `LogError`."""
-        return self._described(topic).known
+        """Return all partitions of a topic. Raises `LogError`."""
+        return self._describe_topic(topic).known
 
-    def _described(self, topic: str) -> _Partitions:
-        found = self._asked(lambda timeout: self._admin.list_topics(topic, timeout=timeout))
+    def _describe_topic(self, topic: str) -> _Partitions:
+        """Return a topic's partitions. Raises `LogError`."""
+        found = self._ask_until_answered(
+            lambda timeout: self._admin.list_topics(topic, timeout=timeout)
+        )
         described = found.topics[topic]
         if described.error is not None:
             raise log_error_of(described.error)
         known = [TopicPartition(topic, number) for number in sorted(described.partitions)]
-        led = [each for each in known if described.partitions[each.partition].leader >= 0]
+        led = [
+            partition
+            for partition in known
+            if described.partitions[partition.partition].leader >= 0
+        ]
         return _Partitions(known, led)
 
     def ensure_topic(
         self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
     ) -> None:
-        """As `TransactionalLog.ensure_topic`. One that is there already wants no right to make
-        it."""
+        """Create a topic unless it exists, as `TransactionalLog.ensure_topic`; an existing one
+        needs no right to create it."""
         try:
             self.partitions(topic)
         except LogError as error:
@@ -182,20 +193,21 @@ class BoundedReader:
 
         new = NewTopic(topic, partitions, replication, config=dict(config))
         try:
-            self._asked(
+            self._ask_until_answered(
                 lambda timeout: self._admin.create_topics([new], request_timeout=timeout)[
                     topic
                 ].result()
             )
         except LogError as error:
             # Another process may have made it meanwhile.
-            if not self._exists(topic):
+            if not self._topic_exists(topic):
                 raise LogError(
                     f"topic {topic} could not be made ({error}): make it, or allow the Kafka user "
                     "of this Sensor to create topics whose names begin with knafka-"
                 ) from error
 
-    def _exists(self, topic: str) -> bool:
+    def _topic_exists(self, topic: str) -> bool:
+        """Whether a topic exists."""
         try:
             self.partitions(topic)
         except LogError:
@@ -203,19 +215,22 @@ class BoundedReader:
         return True
 
     def committed(self, topic: str, timeout: float) -> Positions:
-        """As `TransactionalLog.committed`. Raises `LogError` after `timeout` seconds."""
+        """Return the group's committed offsets, as `TransactionalLog.committed`. Raises `LogError`
+        after `timeout` seconds."""
         # librdkafka's admin client may crash the process over this question (`kafka_groups`).
         found = committed_of(self._consumer, self.partitions(topic), timeout)
-        return {each.partition: each.offset for each in found if each.offset >= 0}
+        return {
+            partition.partition: partition.offset for partition in found if partition.offset >= 0
+        }
 
     def reachable_ends(self, topic: str) -> Mapping[int, int | None]:
-        """As `TransactionalLog.reachable_ends`."""
+        """Return the end offsets that can be read now, as `TransactionalLog.reachable_ends`."""
         from confluent_kafka.admin._listoffsets import OffsetSpec
 
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
         known, led = self._kept_partitions(topic)
         # One without a leader would keep all others waiting.
-        ends: dict[int, int | None] = dict.fromkeys(each.partition for each in known)
+        ends: dict[int, int | None] = dict.fromkeys(partition.partition for partition in known)
         if not led:
             return ends
         asked = self._admin.list_offsets(
@@ -223,22 +238,23 @@ class BoundedReader:
             isolation_level=IsolationLevel.READ_UNCOMMITTED,
             request_timeout=AT_ONCE,
         )
-        for each, answer in asked.items():
+        for partition, answer in asked.items():
             try:
-                ends[each.partition] = answer.result().offset
+                ends[partition.partition] = answer.result().offset
             except KafkaException:
                 self._known_partitions.pop(topic, None)  # its leader may have gone
         return ends
 
     def _kept_partitions(self, topic: str) -> _Partitions:
+        """Return a topic's partitions, asking Kafka only now and then."""
         found, asked_at = self._known_partitions.get(topic, (None, 0.0))
         if found is None or time.monotonic() - asked_at > PARTITIONS_KEPT:
-            found = self._described(topic)
+            found = self._describe_topic(topic)
             self._known_partitions[topic] = found, time.monotonic()
         return found
 
     def committed_now(self, topic: str) -> Mapping[int, OffsetAndMetadata]:
-        """As `TransactionalLog.committed_now`."""
+        """Return the group's commits as they are now, as `TransactionalLog.committed_now`."""
         if self._kept_passing is None:
             # One that reads only what is committed waits for transactions under way.
             passing = {"isolation.level": "read_uncommitted", "group.id": self._group}
@@ -247,9 +263,9 @@ class BoundedReader:
         asked = list(self._kept_partitions(topic).known)
         found = committed_of(self._kept_passing, asked, REQUEST_TIMEOUT)
         return {
-            each.partition: OffsetAndMetadata(each.offset, each.metadata or "")
-            for each in found
-            if each.offset >= 0
+            partition.partition: OffsetAndMetadata(partition.offset, partition.metadata or "")
+            for partition in found
+            if partition.offset >= 0
         }
 
     def _ends(self, partitions: Sequence[TopicPartition]) -> Positions:
@@ -265,12 +281,14 @@ class BoundedReader:
                 isolation_level=IsolationLevel.READ_UNCOMMITTED,
                 request_timeout=timeout,
             )
-            return {each.partition: answer.result().offset for each, answer in asked.items()}
+            return {
+                partition.partition: answer.result().offset for partition, answer in asked.items()
+            }
 
-        return self._asked(ask) if wanted else {}
+        return self._ask_until_answered(ask) if wanted else {}
 
-    def _asked(self, ask: Callable[[float], T]) -> T:
-        """What Kafka answers, asked again while a leader moves. Raises `LogError`."""
+    def _ask_until_answered(self, ask: Callable[[float], T]) -> T:
+        """Ask Kafka, again while a leader moves, and return its answer. Raises `LogError`."""
         deadline = time.monotonic() + REQUEST_TIMEOUT
         while True:
             try:
@@ -291,6 +309,6 @@ class BoundedReader:
 
     def close(self) -> None:
         """May take as long as Kafka is frozen."""
-        for each in (self._kept_consumer, self._kept_passing):
-            if each is not None:
-                each.close()
+        for consumer in (self._kept_consumer, self._kept_passing):
+            if consumer is not None:
+                consumer.close()

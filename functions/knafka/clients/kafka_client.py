@@ -53,8 +53,8 @@ READING: Final[Mapping[str, Any]] = {
 """How every consumer of ours reads, unless it is set."""
 
 ASKING: Final[Mapping[str, Any]] = {"fetch.max.bytes": 8 * 1024 * 1024}
-"""Of consumers that ask instead of reading on: an answer fits into what may be received, which
-librdkafka demands where that is set."""
+"""Configuration of consumers that answer single questions: small fetches, within librdkafka's limit
+of what may be received."""
 
 C = TypeVar("C", Producer, Consumer)
 
@@ -108,7 +108,7 @@ UNKNOWN_TOPIC: Final = frozenset(
 REFUSED_FOR_GOOD: Final = frozenset(
     {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_RECORD, KafkaError.POLICY_VIOLATION}
 )
-"""What Kafka says of a record, or of a request, that it will never take."""
+"""Kafka's errors for a record or a request that it will never take."""
 
 
 DENIED: Final[Mapping[int, str]] = {
@@ -121,6 +121,7 @@ DENIED: Final[Mapping[int, str]] = {
 
 
 def log_error_of(error: KafkaError) -> LogError:
+    """Return the `LogError` that stands for an error of confluent-kafka."""
     code = error.code()
     return LogError(
         shown_text(error.str()),
@@ -133,6 +134,6 @@ def log_error_of(error: KafkaError) -> LogError:
 
 
 def log_error(error: KafkaError) -> None:
-    """What a client does with what it is told, unless it knows better."""
+    """Log an error of librdkafka: the error callback of clients without one of their own."""
     level = logging.INFO if error.code() in PASSING else logging.WARNING
     log.log(level, "Kafka: %s", shown_text(error.str()))

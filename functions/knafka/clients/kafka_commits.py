@@ -42,7 +42,7 @@ MOVING: Final = frozenset(
 """Why a commit fails that succeeds a moment later."""
 
 Epochs = Mapping[int, int]
-"""By partition that may be committed, the leader epoch of what was committed of it last."""
+"""Leader epoch of the last commit, by partition that may be committed."""
 
 
 class OffsetCommits:
@@ -51,16 +51,16 @@ class OffsetCommits:
     def __init__(self, numbering: Numbering) -> None:
         self._numbering = numbering
         self._last: dict[int, OffsetAndMetadata] = {}
-        """What was committed last of each partition."""
+        """The last commit of each partition."""
         self._again: dict[int, OffsetAndMetadata] = {}
-        """What couldn't be committed while the group moved."""
+        """Commits that failed in a rebalance, and are repeated."""
         self._again_at = 0.0
 
     def commit(self, consumer: Consumer, commits: Commits, owned: Epochs) -> None:
         """Commit what is owned still, without waiting."""
-        mine = {number: each for number, each in commits.items() if number in owned}
+        mine = {number: commit for number, commit in commits.items() if number in owned}
         self._again = {
-            number: each for number, each in self._again.items() if number not in commits
+            number: unchanged for number, unchanged in self._again.items() if number not in commits
         }
         if mine:
             self._last.update(mine)
@@ -75,17 +75,18 @@ class OffsetCommits:
     def reported(
         self, error: KafkaError | None, partitions: list[TopicPartition], owned: Epochs
     ) -> None:
-        """What a commit without waiting came to."""
-        for each in partitions:
-            why = each.error or error
-            number = self._numbering.number(each.topic, each.partition)
+        """Note the result of a commit that nobody waits for: what failed in a rebalance is
+        repeated."""
+        for entry in partitions:
+            why = entry.error or error
+            number = self._numbering.number(entry.topic, entry.partition)
             last = self._last.get(number)
             if (
                 why is not None
                 and why.code() in MOVING
                 and number in owned
                 and last is not None
-                and last.offset == each.offset
+                and last.offset == entry.offset
             ):
                 self._again[number] = last
                 self._again_at = time.monotonic() + AGAIN
@@ -93,17 +94,17 @@ class OffsetCommits:
     def commit_now(self, consumer: Consumer, commits: Commits, owned: Epochs) -> None:
         """`commit_and_wait`, of partitions that are kept: no earlier commit is repeated."""
         self._again = {
-            number: each for number, each in self._again.items() if number not in commits
+            number: unchanged for number, unchanged in self._again.items() if number not in commits
         }
         self._last.update(commits)
         self.commit_and_wait(consumer, commits, owned)
 
     def commit_and_wait(self, consumer: Consumer, commits: Commits, epochs: Epochs) -> None:
-        """Raises `KafkaException` if they can't be committed."""
+        """Commit and wait for Kafka. Raises `KafkaException` if it fails."""
         offsets = self._offsets(consumer, commits, epochs)
-        for each in consumer.commit(offsets=offsets, asynchronous=False) or ():
-            if each.error is not None:
-                raise KafkaException(each.error)
+        for entry in consumer.commit(offsets=offsets, asynchronous=False) or ():
+            if entry.error is not None:
+                raise KafkaException(entry.error)
 
     def commit_revoked(self, consumer: Consumer, commits: Commits, epochs: Epochs) -> None:
         """`commit_and_wait`, repeated for `COMMIT_TIMEOUT` while the group moves."""
@@ -130,18 +131,18 @@ class OffsetCommits:
         notices that the log has lost it. It may be a later one than the record's at that offset:
         too low a one would be taken for a loss."""
         epochs, numbering = dict(epochs), self._numbering
-        for each in consumer.position([partition(numbering, number) for number in commits]):
-            if (epoch := epoch_of(each)) != NO_EPOCH:
-                epochs[numbering.number(each.topic, each.partition)] = epoch
+        for entry in consumer.position([partition(numbering, number) for number in commits]):
+            if (epoch := epoch_of(entry)) != NO_EPOCH:
+                epochs[numbering.number(entry.topic, entry.partition)] = epoch
         return [
             TopicPartition(
                 numbering.topic(number),
                 partition_of(number),
-                each.offset,
-                each.metadata,
+                entry.offset,
+                entry.metadata,
                 epochs.get(number, NO_EPOCH),
             )
-            for number, each in commits.items()
+            for number, entry in commits.items()
         ]
 
 

@@ -16,9 +16,11 @@ from knafka.core.errors import InvalidDocument
 from knafka.core.kafka_secret import for_librdkafka, with_protocol
 
 
-def connection(kafka: Kafka) -> dict[str, Any]:
-    """librdkafka's configuration; raises `InvalidDocument` for a Secret that can't work."""
-    servers = ",".join(each.strip() for each in kafka.bootstrap_servers.split(",") if each.strip())
+def connection_configuration(kafka: Kafka) -> dict[str, Any]:
+    """Return librdkafka's configuration that connects to this Kafka. Raises `InvalidDocument`."""
+    servers = ",".join(
+        server.strip() for server in kafka.bootstrap_servers.split(",") if server.strip()
+    )
     if not servers:
         raise InvalidDocument("bootstrapServers", "want at least one host:port")
     configuration: dict[str, Any] = {"bootstrap.servers": servers}
@@ -30,18 +32,21 @@ def connection(kafka: Kafka) -> dict[str, Any]:
     return configuration
 
 
-def reading(kafka: Kafka) -> dict[str, Any]:
-    """The same for a consumer, with what is set of it. Raises `InvalidDocument`."""
-    return {**connection(kafka), **settings(kafka, "consumer")}
+def consumer_configuration(kafka: Kafka) -> dict[str, Any]:
+    """Return the configuration of a consumer, with its declared settings. Raises
+    `InvalidDocument`."""
+    return {**connection_configuration(kafka), **side_settings(kafka, "consumer")}
 
 
-def writing(kafka: Kafka) -> dict[str, Any]:
-    """The same for a producer, with what is set of it. Raises `InvalidDocument`."""
-    return {**connection(kafka), **settings(kafka, "producer")}
+def producer_configuration(kafka: Kafka) -> dict[str, Any]:
+    """Return the configuration of a producer, with its declared settings. Raises
+    `InvalidDocument`."""
+    return {**connection_configuration(kafka), **side_settings(kafka, "producer")}
 
 
-def settings(kafka: Kafka, side: Literal["consumer", "producer"]) -> dict[str, str]:
-    """What is set of the clients of this side, for librdkafka. Raises `InvalidDocument`."""
+def side_settings(kafka: Kafka, side: Literal["consumer", "producer"]) -> dict[str, str]:
+    """Return the declared settings of the clients of this side under librdkafka's names. Raises
+    `InvalidDocument`."""
     given = kafka.consumer if side == "consumer" else kafka.producer
     return settings_for_librdkafka(
         {name: checked(side, name, value, f"{side}.{name}") for name, value in given.items()}
@@ -49,9 +54,10 @@ def settings(kafka: Kafka, side: Literal["consumer", "producer"]) -> dict[str, s
 
 
 def _read(folder: Path) -> dict[str, str]:
+    """Return the text files of a mounted Secret, by name."""
     try:
-        files = [each for each in folder.iterdir() if each.is_file()]
+        files = [path for path in folder.iterdir() if path.is_file()]
         # Other tools keep their keystores in the same Secret: those are binary, and not for us.
-        return {each.name: each.read_text(errors="replace").strip() for each in files}
+        return {path.name: path.read_text(errors="replace").strip() for path in files}
     except OSError as error:
         raise InvalidDocument("secretPath", f"the Secret can't be read: {error}") from error

@@ -81,10 +81,7 @@ _librdkafka.addFilter(_UnknownProtocolFilter())
 
 
 class GroupConsumer(ABC):
-    """One consumer in one group, on one or more topics, with cooperative rebalancing.
-
-    `protocol` is the one to try first: where a broker doesn't offer it, it becomes `CLASSIC`.
-    """
+    """A consumer in a group, on one or more topics, with cooperative rebalancing."""
 
     def __init__(
         self,
@@ -108,6 +105,7 @@ class GroupConsumer(ABC):
         self._subscribe()
 
     def _open(self) -> Consumer:
+        """Open the consumer."""
         return open_client(
             Consumer,
             {
@@ -122,6 +120,7 @@ class GroupConsumer(ABC):
         )
 
     def _subscribe(self) -> None:
+        """Subscribe to the topics."""
         self._heartbeat_at = time.monotonic() + HEARTBEAT_INTERVAL
         self.consumer.subscribe(
             self._topics,
@@ -131,6 +130,7 @@ class GroupConsumer(ABC):
         )
 
     def _on_error(self, error: KafkaError) -> None:
+        """Log and remember an error of librdkafka."""
         log_error(error)
         self._errors.record(error)
 
@@ -164,13 +164,14 @@ class GroupConsumer(ABC):
         self._subscribe()
 
     def check(self, *, heard: bool) -> None:
-        """Raises `LogError` where it isn't a member and there is no hope of becoming one, and where
-        its client has lost Kafka. `heard`: whether there was anything since the last time."""
+        """Raise `LogError` if this consumer can't become a member of its group, or has lost Kafka.
+        `heard`: whether anything has come since the last call."""
         self._liveness.check(self.consumer, heard=heard)
         if not self.joined:
             self._check_hope_of_joining()
 
     def _check_hope_of_joining(self) -> None:
+        """Raise `LogError` if the consumer is refused, or has not joined for too long."""
         why = self._errors.refusal or ""
         if not why and time.monotonic() - self._opened_at >= JOIN_TIMEOUT:
             why = str(self._errors)
@@ -182,15 +183,15 @@ class GroupConsumer(ABC):
 def committed_of(
     consumer: Consumer, partitions: list[TopicPartition], timeout: float
 ) -> list[TopicPartition]:
-    """What the group has committed of each, with its metadata; the offset is negative where there
-    is nothing. Raises `LogError` after `timeout` seconds."""
+    """Return what the group has committed for each partition, with its metadata; the offset is
+    negative if nothing is. Raises `LogError` after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while True:
         try:
             found = consumer.committed(partitions, timeout=COMMITTED_ONCE)
-            for each in found:
-                if each.error is not None:
-                    raise KafkaException(each.error)
+            for partition in found:
+                if partition.error is not None:
+                    raise KafkaException(partition.error)
         except KafkaException as error:
             if time.monotonic() > deadline:
                 raise log_error_of(error.args[0]) from error
@@ -200,7 +201,7 @@ def committed_of(
 
 
 def begin_at(committed: TopicPartition) -> TopicPartition:
-    """Where a partition is read from, by what `committed_of` says of it."""
+    """Return where to start reading a partition, from its entry of `committed_of`."""
     if committed.offset < 0:
         return TopicPartition(committed.topic, committed.partition, OFFSET_BEGINNING)
     return TopicPartition(
@@ -211,6 +212,9 @@ def begin_at(committed: TopicPartition) -> TopicPartition:
 def take_without_reading(consumer: Consumer, partitions: list[TopicPartition]) -> None:
     """Take what the group assigns, until the member leaves."""
     consumer.incremental_assign(
-        [TopicPartition(each.topic, each.partition, OFFSET_BEGINNING) for each in partitions]
+        [
+            TopicPartition(partition.topic, partition.partition, OFFSET_BEGINNING)
+            for partition in partitions
+        ]
     )
     consumer.pause(partitions)

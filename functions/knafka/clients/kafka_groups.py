@@ -57,11 +57,13 @@ _NONE: Final = frozenset({KafkaError.GROUP_ID_NOT_FOUND})
 
 @dataclass(frozen=True, slots=True)
 class _Known:
+    """What is known of a group's positions on a topic."""
+
     committed: Commits
     positions: Positions
     """The committed offset of every partition, 0 where there is none."""
     until: float
-    """When Kafka must be asked again, by `time.monotonic`."""
+    """When Kafka must be asked again (`time.monotonic`)."""
 
     def is_at(self, ends: Positions, now: float) -> bool:
         """Whether the group is known, without asking Kafka, to have committed these ends."""
@@ -81,6 +83,7 @@ def needs_detaching(group: ConsumerGroupDescription) -> bool:
 
 
 def _had_classic_members(group: ConsumerGroupDescription) -> bool:
+    """Whether a group has members of the classic protocol."""
     return group.type is ConsumerGroupType.CLASSIC and not (
         group.is_simple_consumer_group or _is_gone(group)
     )
@@ -102,17 +105,19 @@ class KafkaGroups:
         self._connection = connection
         self._calls = calls
         self._known: dict[str, dict[str, _Known]] = {}
-        """By group and topic id; the group of a Sensor reads two topics."""
+        """Known positions by group and topic id; the group of a Sensor reads two topics."""
         self._forgotten: dict[str, float] = {}
-        """When `forget` was last called, by group and `time.monotonic`."""
+        """When `forget` was last called for a group (`time.monotonic`)."""
         self._forget_old = 0.0
         """`time.monotonic` of the next clean-up of both; only it removes groups that are gone."""
 
     async def committed(self, group: str, partitions: Sequence[TopicPartition]) -> Commits:
         """The group's committed offsets by partition, asked of Kafka now. Raises `LogError`."""
         return {
-            each.partition: OffsetAndMetadata(each.offset, each.metadata or "")
-            for each in await self.committed_partitions(group, partitions)
+            committed_partition.partition: OffsetAndMetadata(
+                committed_partition.offset, committed_partition.metadata or ""
+            )
+            for committed_partition in await self.committed_partitions(group, partitions)
         }
 
     async def committed_partitions(
@@ -121,14 +126,18 @@ class KafkaGroups:
         """The group's committed offsets as Kafka returns them, with leader epochs."""
         wanted = list(partitions)
         with needing(group=("Describe", group), topic=("Describe", _topic_of(wanted))):
-            found = await self._as(group, lambda it, timeout: it.committed(wanted, timeout=timeout))
-        return [each for each in found if each.offset >= 0]
+            found = await self._call_as_group(
+                group, lambda it, timeout: it.committed(wanted, timeout=timeout)
+            )
+        return [partition for partition in found if partition.offset >= 0]
 
     async def commit(self, group: str, offsets: Sequence[TopicPartition]) -> None:
         """Commit all of these offsets or none: one request, which Kafka writes as one batch."""
         wanted = list(offsets)
         with needing(group=("Read", group), topic=("Read", _topic_of(wanted))):
-            await self._as(group, lambda it, _: it.commit(offsets=wanted, asynchronous=False))
+            await self._call_as_group(
+                group, lambda it, _: it.commit(offsets=wanted, asynchronous=False)
+            )
         self.forget(group)
 
     async def delete(self, group: str) -> None:
@@ -186,7 +195,7 @@ class KafkaGroups:
         now = time.monotonic()
         if now >= self._forget_old:
             kept = {
-                group: {id_: each for id_, each in of.items() if each.until > now}
+                group: {id_: known for id_, known in of.items() if known.until > now}
                 for group, of in self._known.items()
             }
             self._known = {group: of for group, of in kept.items() if of}
@@ -207,8 +216,8 @@ class KafkaGroups:
         async def ask() -> None:
             for group in waiting:
                 found = committed[group] = await self.committed(group, partitions)
-                positions = {each.partition: 0 for each in partitions}
-                positions |= {number: each.offset for number, each in found.items()}
+                positions = {partition.partition: 0 for partition in partitions}
+                positions |= {number: commit.offset for number, commit in found.items()}
                 # Not all at one time, so that they aren't asked again all at one time.
                 until = now + remembered(len(self._known)) * random.uniform(0.5, 1)
                 self._known.setdefault(group, {})[topic_id] = _Known(found, positions, until)
@@ -224,8 +233,8 @@ class KafkaGroups:
     def are_at(self, groups: Sequence[str], topic_id: str, ends: Positions) -> bool:
         """Whether all these groups are known to have committed these ends."""
         now = time.monotonic()
-        known = [self._known.get(each, {}).get(topic_id) for each in groups]
-        return all(each is not None and each.is_at(ends, now) for each in known)
+        known = [self._known.get(group, {}).get(topic_id) for group in groups]
+        return all(position is not None and position.is_at(ends, now) for position in known)
 
     def note(
         self, groups: Collection[str], topic_id: str, positions: Positions, since: float
@@ -248,15 +257,15 @@ class KafkaGroups:
     async def exists(self, group: str) -> bool:
         """Whether Kafka knows a group of this name."""
         described = await self._describe(group)
-        return any(not _is_gone(each) for each in described.values())
+        return any(not _is_gone(description) for description in described.values())
 
     async def members(self, group: str) -> Collection[str]:
         """The client ids of the group's members."""
         found = (await self._describe(group)).get(group)
-        return [] if found is None else [each.client_id for each in found.members]
+        return [] if found is None else [member.client_id for member in found.members]
 
     async def _describe(self, group: str, *more: str) -> dict[str, ConsumerGroupDescription]:
-        """What Kafka says of these groups, by name; those that it doesn't know may be missing."""
+        """Return Kafka's descriptions of these groups by name; unknown groups may be missing."""
         with needing(group=("Describe", group)):
             return await self._calls.of_coordinator(
                 lambda timeout: self._calls.admin.describe_consumer_groups(
@@ -270,7 +279,7 @@ class KafkaGroups:
         self._known.pop(group, None)
         self._forgotten[group] = time.monotonic()
 
-    async def _as(
+    async def _call_as_group(
         self, group: str, call: Callable[[Consumer, float], list[TopicPartition] | None]
     ) -> list[TopicPartition]:
         def asked(timeout: float) -> list[TopicPartition]:
@@ -280,9 +289,9 @@ class KafkaGroups:
             consumer = open_client(Consumer, {**asking, "group.id": group})
             try:
                 answers = call(consumer, timeout) or []
-                for each in answers:
-                    if each.error is not None:
-                        raise KafkaException(each.error)
+                for answer in answers:
+                    if answer.error is not None:
+                        raise KafkaException(answer.error)
                 return answers
             finally:
                 consumer.close()

@@ -10,22 +10,22 @@ from collections.abc import Collection, Mapping
 from knafka.ports.log import Commits
 
 
-def beyond(commits: Commits, ranges: Mapping[int, tuple[int, int]]) -> frozenset[int]:
+def beyond_end(commits: Commits, ranges: Mapping[int, tuple[int, int]]) -> frozenset[int]:
     """Partitions that were committed behind their end."""
     return frozenset(
         number
-        for number, each in commits.items()
-        if number in ranges and each.offset > ranges[number][1]
+        for number, commit in commits.items()
+        if number in ranges and commit.offset > ranges[number][1]
     )
 
 
-def at_most(
+def limited_to_ends(
     commits: Commits, ranges: Mapping[int, tuple[int, int]], fresh: Collection[int]
 ) -> Commits:
-    """The same, at the end where it is only an old one that they are behind: without a leader a
-    partition's end can't be known."""
-    old = beyond(commits, ranges) - set(fresh)
+    """Return the commits with an offset beyond an outdated end set to that end: without a leader
+    the real end can't be known."""
+    old = beyond_end(commits, ranges) - set(fresh)
     return {
-        number: each._replace(offset=ranges[number][1]) if number in old else each
-        for number, each in commits.items()
+        number: commit._replace(offset=ranges[number][1]) if number in old else commit
+        for number, commit in commits.items()
     }

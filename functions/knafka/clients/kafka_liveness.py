@@ -30,7 +30,7 @@ ASK_INTERVAL: Final = 5.0
 
 
 class Liveness:
-    """Of one consumer; its thread calls `check` after each read."""
+    """Checks that one consumer still hears from Kafka; its thread calls `check` after each read."""
 
     def __init__(self, connection: Connection, topic: str) -> None:
         self._connection = connection
@@ -38,23 +38,24 @@ class Liveness:
         self._ask_at = time.monotonic() + SILENCE
 
     def check(self, client: Consumer | AdminClient, *, heard: bool) -> None:
-        """Raises `LogError` where Kafka answers others and not `client`; blocks for up to three
-        times `ASK_TIMEOUT` while it doesn't."""
+        """Raise `LogError` if Kafka answers other clients and not this one. Blocks for up to three
+        times `ASK_TIMEOUT` while Kafka doesn't answer."""
         now = time.monotonic()
         if heard:
             self._ask_at = now + SILENCE
         elif now >= self._ask_at:
-            if self._answers(client):
+            if self._is_answered(client):
                 self._ask_at = now + SILENCE
             elif not self._answers_others():
                 self._ask_at = now + ASK_INTERVAL
-            elif not self._answers(client):  # Kafka may have come back between the first two
+            elif not self._is_answered(client):  # Kafka may have come back between the first two
                 raise LogError("the Kafka client has lost its brokers: it is opened anew")
 
     def _answers_others(self) -> bool:
-        return self._answers(open_admin(self._connection, lambda error: None))
+        return self._is_answered(open_admin(self._connection, lambda error: None))
 
-    def _answers(self, client: Consumer | AdminClient) -> bool:
+    def _is_answered(self, client: Consumer | AdminClient) -> bool:
+        """Whether Kafka answers this client."""
         try:
             client.list_topics(self._topic, timeout=ASK_TIMEOUT)
         except KafkaException:

@@ -11,7 +11,8 @@ from knafka.ports.log import Assignment, OffsetAndMetadata, Positions
 
 
 class KafkaMember(KafkaReader):
-    """Its partitions are paused from the beginning, so its reads give nothing."""
+    """A `GroupMember` on real Kafka: all its partitions are paused, so its reads return no
+    records."""
 
     def __init__(
         self,

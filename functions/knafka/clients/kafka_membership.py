@@ -69,13 +69,13 @@ class Membership(GroupConsumer):
         self.refusal: LogError | None = None
         """Why partitions that were assigned can't be read, whatever is tried."""
         self.owned: dict[int, int] = {}
-        """By partition, the leader epoch of what was committed of it."""
+        """Leader epoch of the last commit, by owned partition."""
         self.reached: dict[int, int] = {}
         """Ends of what is owned that no read has given yet."""
         self.last_commits: Future[Commits] = Future()
-        """What to commit last, once `finish` was called."""
+        """The last commits to make, once `finish` was called."""
         self._finishing: dict[int, int] = {}
-        """What is owned by a member that finishes: its last commit isn't made yet."""
+        """Partitions of a member that is finishing, whose last commits aren't made yet."""
         self._is_finishing = self._closed = False
         self._commits = OffsetCommits(numbering)
         callbacks = {"on_commit": self._on_commit}
@@ -103,7 +103,7 @@ class Membership(GroupConsumer):
         return [partition(self._numbering, number) for number in numbers]
 
     def number_of(self, partition: TopicPartition) -> int:
-        """Of a partition as confluent-kafka names it."""
+        """Return the number of a partition as confluent-kafka names it."""
         return self._numbering.number(partition.topic, partition.partition)
 
     def commit(self, commits: Commits) -> None:
@@ -125,7 +125,7 @@ class Membership(GroupConsumer):
 
     def confirm(self, commits: Commits) -> bool:
         """Whether Kafka takes these commits from this member, which shows that it is one still."""
-        mine = {number: each for number, each in commits.items() if number in self.owned}
+        mine = {number: commit for number, commit in commits.items() if number in self.owned}
         if not mine:
             return False
         try:
@@ -154,6 +154,7 @@ class Membership(GroupConsumer):
         )
 
     async def _ask_last_commits(self, numbers: Sequence[int], timeout: float) -> Commits:
+        """Return what to commit of revoked partitions, within `timeout` seconds."""
         try:
             async with asyncio.timeout(timeout):
                 return await self._assignment.revoked(numbers)
@@ -169,7 +170,7 @@ class Membership(GroupConsumer):
     def commit_last(self, deadline: float) -> bool:
         """Make the last commit of what is still ours; False: the group moves, try it again."""
         commits = self.last_commits.result()
-        mine = {number: each for number, each in commits.items() if number in self._finishing}
+        mine = {number: commit for number, commit in commits.items() if number in self._finishing}
         try:
             if mine:
                 self._commits.commit_and_wait(self.consumer, mine, self._finishing)
@@ -195,6 +196,7 @@ class Membership(GroupConsumer):
     # What the group says, from within a poll
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        """Start to read newly assigned partitions."""
         self.joined = True
         if self._is_finishing:
             take_without_reading(consumer, partitions)
@@ -213,19 +215,20 @@ class Membership(GroupConsumer):
             self.refusal = error
             take_without_reading(consumer, partitions)
             return
-        consumer.incremental_assign([begin_at(each) for each in committed])
+        consumer.incremental_assign([begin_at(entry) for entry in committed])
         # librdkafka remembers a pause beyond a revoke; to its next owner a partition is new.
         consumer.resume(partitions)
         found: dict[int, OffsetAndMetadata | None] = {}
-        for each in committed:
-            number = self.number_of(each)
-            self.owned[number] = epoch_of(each)
+        for entry in committed:
+            number = self.number_of(entry)
+            self.owned[number] = epoch_of(entry)
             found[number] = (
-                OffsetAndMetadata(each.offset, each.metadata or "") if each.offset >= 0 else None
+                OffsetAndMetadata(entry.offset, entry.metadata or "") if entry.offset >= 0 else None
             )
         self._loop.call_soon_threadsafe(self._assignment.assigned, found)
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        """Make the last commits of revoked partitions."""
         finishing = set(map(self.number_of, partitions)) & self._finishing.keys()
         numbers = self._disown(partitions)
         try:
@@ -240,25 +243,27 @@ class Membership(GroupConsumer):
             consumer.incremental_unassign(partitions)
 
     def _last_of(self, numbers: Sequence[int], finishing: Collection[int]) -> Commits:
-        """What to commit of partitions that go, once their attempts have finished."""
+        """Return the last commits of revoked partitions, once their attempts have finished."""
         commits: dict[int, OffsetAndMetadata] = {}
         if numbers:
             revoked: Any = self._assignment.revoked(numbers)
             commits |= asyncio.run_coroutine_threadsafe(revoked, self._loop).result(REVOKE_TIMEOUT)
         if finishing:
             last = self.last_commits.result(REVOKE_TIMEOUT)
-            commits |= {number: each for number, each in last.items() if number in finishing}
+            commits |= {number: commit for number, commit in last.items() if number in finishing}
         return commits
 
     def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        for each in partitions:
-            self._finishing.pop(self.number_of(each), None)
+        """Forget partitions that belong to another member."""
+        for entry in partitions:
+            self._finishing.pop(self.number_of(entry), None)
         self._loop.call_soon_threadsafe(self._assignment.lost, self._disown(partitions))
         consumer.incremental_unassign(partitions)
 
     def _disown(self, partitions: list[TopicPartition]) -> list[int]:
-        """Those that were ours; others were never told of."""
-        numbers = [each for each in map(self.number_of, partitions) if each in self.owned]
+        """Forget these partitions; returns those that were owned, as `Assignment` knows only of
+        them."""
+        numbers = [number for number in map(self.number_of, partitions) if number in self.owned]
         for number in numbers:
             del self.owned[number]
             self.reached.pop(number, None)

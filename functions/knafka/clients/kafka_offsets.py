@@ -32,7 +32,7 @@ _TAKEN: Final = frozenset(
         KafkaError.REBALANCE_IN_PROGRESS,
     }
 )
-"""What Kafka answers to a commit as nobody's if the group has members."""
+"""Kafka's errors for a commit without membership in a group that has members."""
 
 
 class KafkaOffsets:
@@ -53,6 +53,7 @@ class KafkaOffsets:
     async def committed(
         self, group: str, topic: str, partitions: Collection[int]
     ) -> Mapping[int, Commit]:
+        """Return the group's commits. Raises `GroupHasMembers` and `LogError`."""
         calls = self._calls
         answers = await calls.of_coordinator(
             lambda timeout: calls.admin.describe_consumer_groups([group], request_timeout=timeout)
@@ -67,11 +68,16 @@ class KafkaOffsets:
             await self._groups.detach(group, await self._partitions(topic))
         wanted = [TopicPartition(topic, number) for number in sorted(partitions)]
         return {
-            each.partition: Commit(each.offset, each.metadata or "", epoch_of(each))
-            for each in await self._groups.committed_partitions(group, wanted)
+            committed_partition.partition: Commit(
+                committed_partition.offset,
+                committed_partition.metadata or "",
+                epoch_of(committed_partition),
+            )
+            for committed_partition in await self._groups.committed_partitions(group, wanted)
         }
 
     async def _partitions(self, topic: str) -> list[TopicPartition]:
+        """Return all partitions of a topic."""
         calls = self._calls
         metadata = await calls.in_thread(
             lambda timeout: calls.admin.list_topics(topic, timeout=timeout)
@@ -79,10 +85,11 @@ class KafkaOffsets:
         return [TopicPartition(topic, number) for number in metadata.topics[topic].partitions]
 
     async def commit(self, group: str, topic: str, commits: Mapping[int, Commit]) -> None:
+        """Commit all of these, and wait for Kafka. Raises `GroupHasMembers` and `LogError`."""
         deadline = time.monotonic() + TIMEOUT
         offsets = [
-            TopicPartition(topic, number, each.offset, each.metadata, each.epoch)
-            for number, each in commits.items()
+            TopicPartition(topic, number, commit.offset, commit.metadata, commit.epoch)
+            for number, commit in commits.items()
         ]
         while (error := await self._try(group, offsets)) is not None:
             if error.code() in _TAKEN:
@@ -103,7 +110,7 @@ class KafkaOffsets:
             )
         )
         partitions = answers[group].topic_partitions
-        return next((each.error for each in partitions if each.error), None)
+        return next((partition.error for partition in partitions if partition.error), None)
 
     async def close(self) -> None:
         self._calls.close()

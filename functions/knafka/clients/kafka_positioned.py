@@ -41,7 +41,8 @@ GROUP: Final = "knafka-positioned-reader"
 
 
 class KafkaPositionedReader:
-    """One consumer; only its thread asks it anything (docs/decisions/0004)."""
+    """A `PositionedReader` on real Kafka: one consumer, used only by its own thread
+    (docs/decisions/0004)."""
 
     def __init__(self, connection: Connection, topic: str) -> None:
         self._topic = topic
@@ -71,12 +72,13 @@ class KafkaPositionedReader:
         self._thread.call(partial(self._drop, set(partitions)))
 
     def pause(self, partitions: Collection[int]) -> None:
-        self._thread.call(partial(self._switch, Consumer.pause, set(partitions)))
+        self._thread.call(partial(self._pause_or_resume, Consumer.pause, set(partitions)))
 
     def resume(self, partitions: Collection[int]) -> None:
-        self._thread.call(partial(self._switch, Consumer.resume, set(partitions)))
+        self._thread.call(partial(self._pause_or_resume, Consumer.resume, set(partitions)))
 
     async def read(self, limit: int, timeout: float) -> Sequence[Record]:
+        """Return up to `limit` records. Raises `LogError`."""
         records: list[Record]
         records, self.ends, self.restarted, self.epochs = await self._thread.call(
             partial(self._read, limit, timeout)
@@ -84,6 +86,7 @@ class KafkaPositionedReader:
         return records
 
     async def close(self, timeout: float) -> None:
+        """Close the consumer within `timeout` seconds."""
         closing = self._thread.call(self._consumer.close)
         self._thread.end()
         await asyncio.wait({closing}, timeout=timeout)
@@ -92,9 +95,12 @@ class KafkaPositionedReader:
     # On the thread
 
     def _begin(self, positions: Mapping[int, Position]) -> None:
+        """Start to read partitions, on the consumer's thread."""
         wanted = [
-            TopicPartition(self._topic, number, max(each.offset, OFFSET_BEGINNING), "", each.epoch)
-            for number, each in positions.items()
+            TopicPartition(
+                self._topic, number, max(position.offset, OFFSET_BEGINNING), "", position.epoch
+            )
+            for number, position in positions.items()
         ]
         try:
             self._consumer.incremental_assign(wanted)
@@ -105,6 +111,7 @@ class KafkaPositionedReader:
         self._begun.update(positions)
 
     def _drop(self, numbers: set[int]) -> None:
+        """Stop reading partitions, on the consumer's thread."""
         known = numbers & self._begun
         self._begun -= known
         for number in known:
@@ -112,9 +119,10 @@ class KafkaPositionedReader:
         if known:
             self._consumer.incremental_unassign(self._partitions(known))
 
-    def _switch(
+    def _pause_or_resume(
         self, how: Callable[[Consumer, list[TopicPartition]], None], numbers: set[int]
     ) -> None:
+        """Pause or resume partitions, on the consumer's thread."""
         try:
             how(self._consumer, self._partitions(numbers & self._begun))
         except KafkaException as error:
@@ -126,6 +134,7 @@ class KafkaPositionedReader:
     def _read(
         self, limit: int, timeout: float
     ) -> tuple[list[Record], dict[int, int], set[int], dict[int, int]]:
+        """Read on the consumer's thread; returns records, ends, restarted partitions and epochs."""
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
@@ -133,7 +142,7 @@ class KafkaPositionedReader:
         last: dict[int, Message] = {}
         ends: dict[int, int] = {}
         restarted: set[int] = set()
-        for message in self._batch(limit, timeout, ends):
+        for message in self._poll_messages(limit, timeout, ends):
             error, number = message.error(), cast(int, message.partition())
             if number not in self._begun:
                 continue
@@ -142,12 +151,12 @@ class KafkaPositionedReader:
                 last[number] = message
                 ends.pop(number, None)
             elif error.code() in RESET:
-                self._start_anew(message, number)
+                self._restart_partition(message, number)
                 restarted.add(number)
                 ends.pop(number, None)
                 last.pop(number, None)
                 # What came before it in this batch is of a log that is gone.
-                records = [each for each in records if each.partition() != number]
+                records = [record for record in records if record.partition() != number]
             elif error.code() == KafkaError._PARTITION_EOF:
                 ends[number] = cast(int, message.offset())
             elif not error.retriable() and error.code() not in PASSING:
@@ -158,7 +167,8 @@ class KafkaPositionedReader:
             self._epochs[number] = NO_EPOCH if epoch is None else epoch
         return records, ends, restarted, dict(self._epochs)
 
-    def _batch(self, limit: int, timeout: float, ends: dict[int, int]) -> list[Message]:
+    def _poll_messages(self, limit: int, timeout: float, ends: dict[int, int]) -> list[Message]:
+        """Poll up to `limit` messages, noting ends in `ends`."""
         # As in `kafka_reader`: consume() alone would wait for the whole batch, and an end alone
         # isn't worth a return.
         deadline = time.monotonic() + timeout
@@ -169,7 +179,8 @@ class KafkaPositionedReader:
             return []
         return [first, *self._consumer.consume(limit - 1, 0)] if limit > 1 else [first]
 
-    def _start_anew(self, message: Message, number: int) -> None:
+    def _restart_partition(self, message: Message, number: int) -> None:
+        """Read a partition from its start, as its log has no such offset."""
         log.warning(
             "partition %d of %s has no offset %s any more and is read from its start: %s",
             number, self._topic, message.offset(), message.error(),
@@ -183,5 +194,6 @@ class KafkaPositionedReader:
 
 
 def _is_end(message: Message) -> bool:
+    """Whether a message says that its partition is read to its end."""
     error = message.error()
     return error is not None and error.code() == KafkaError._PARTITION_EOF

@@ -27,7 +27,7 @@ DELIVERY_TIMEOUT: Final = 10.0
 """Seconds after which an unacknowledged record is given up: longer than a broker's restart."""
 BUFFER_BYTES: Final = 64 * 1024 * 1024
 BUFFER_RECORDS: Final = 50_000
-"""What a producer holds at most while Kafka is away: its memory stays bounded."""
+"""Records that a producer buffers at most, so that its memory stays bounded while Kafka is away."""
 
 
 class ReplaceableProducer:
@@ -51,6 +51,7 @@ class ReplaceableProducer:
         """Why nothing can be sent, where there can be no other producer either."""
 
     def _open(self) -> Producer:
+        """Open the producer."""
         return open_client(
             Producer,
             {
@@ -123,10 +124,11 @@ class ReplaceableProducer:
             self._poll_replaced()
 
     def _poll_replaced(self) -> None:
-        for each in self._replaced:
+        """Serve the replaced producers until their records are reported."""
+        for producer in self._replaced:
             with contextlib.suppress(KafkaException):
-                each.poll(0)
-        self._replaced = [each for each in self._replaced if len(each)]
+                producer.poll(0)
+        self._replaced = [producer for producer in self._replaced if len(producer)]
 
     def _replace(self, why: str) -> None:
         """Go on with another producer if there can be one; else `failure` stays."""
@@ -146,7 +148,8 @@ class ReplaceableProducer:
         self._renewing = True
 
     def purge(self, *, in_flight: bool) -> None:
-        """Have what is held reported as failed, what is under way to Kafka as well or not."""
+        """Report all buffered records as failed; with `in_flight`, also those being sent to
+        Kafka."""
         self._producer.purge(in_flight=in_flight, blocking=False)
 
     def ask(self, timeout: float) -> None:

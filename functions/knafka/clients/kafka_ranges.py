@@ -32,8 +32,8 @@ REMEMBERED: Final = 300.0
 """Seconds for which a topic's number of partitions counts."""
 
 
-def asking(partitions: Sequence[TopicPartition], which: int) -> list[TopicPartition]:
-    return [TopicPartition(each.topic, each.partition, which) for each in partitions]
+def at_offset(partitions: Sequence[TopicPartition], which: int) -> list[TopicPartition]:
+    return [TopicPartition(partition.topic, partition.partition, which) for partition in partitions]
 
 
 async def listed(
@@ -69,10 +69,10 @@ class KafkaRanges:
 
     async def ranges(self, topics: Collection[str]) -> Mapping[str, Range]:
         """`LogAdmin.ranges_of_all`."""
-        partitions = await self._found(topics)
+        partitions = await self._existing_partitions(topics)
         # The starts come first: what is deleted or written meanwhile makes no range negative.
         starts, ends = [
-            await listed(self._calls, asking(partitions, which), some=True)
+            await listed(self._calls, at_offset(partitions, which), some=True)
             for which in (EARLIEST, LATEST)
         ]
         found: dict[str, tuple[dict[int, int], dict[int, int]]] = {}
@@ -88,7 +88,7 @@ class KafkaRanges:
 
     async def first_timestamps(self, topics: Collection[str]) -> Mapping[str, float]:
         """`LogAdmin.first_timestamps`."""
-        wanted = asking(await self._found(topics), SINCE_EVER)
+        wanted = at_offset(await self._existing_partitions(topics), SINCE_EVER)
         found: dict[str, float] = {}
         for place, first in (await listed(self._calls, wanted, some=True)).items():
             if first.offset >= 0 and first.timestamp >= 0:
@@ -104,18 +104,24 @@ class KafkaRanges:
         ]
         resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
         with needing(topic=("AlterConfigs", topic)):
-            await self._calls.single(
+            await self._calls.result(
                 lambda timeout: self._calls.admin.incremental_alter_configs(
                     [resource], request_timeout=timeout
                 )[resource]
             )
 
-    async def _found(self, topics: Collection[str]) -> list[TopicPartition]:
+    async def _existing_partitions(self, topics: Collection[str]) -> list[TopicPartition]:
+        """Return the partitions of the topics that exist, asking Kafka only now and then."""
         now = time.monotonic()
         self._known = {
-            topic: each for topic, each in self._known.items() if now - each[0] < REMEMBERED
+            topic: entry for topic, entry in self._known.items() if now - entry[0] < REMEMBERED
         }
         if missing := set(topics) - self._known.keys():
             for topic, partitions in (await self._partitions(missing)).items():
                 self._known[topic] = now, partitions
-        return [each for topic in topics if topic in self._known for each in self._known[topic][1]]
+        return [
+            partition
+            for topic in topics
+            if topic in self._known
+            for partition in self._known[topic][1]
+        ]

@@ -76,28 +76,30 @@ class KafkaReader:
     # Reading
 
     async def read(self, limit: int, timeout: float) -> Sequence[Record]:
+        """Return up to `limit` records. Raises `LogError`."""
         records: list[Record]
         records, self.ends = await self._thread.call(partial(self._read, limit, timeout))
         return records
 
     def _read(self, limit: int, timeout: float) -> tuple[list[Record], Positions]:
+        """Read on the consumer's thread; returns records and ends."""
         membership = self._membership
         membership.beat()
         membership.repeat_commit()
         records: list[Record] = []
-        for message in self._batch(limit, timeout) if self._failed is None else ():
+        for message in self._poll_messages(limit, timeout) if self._raise_failure is None else ():
             error = message.error()
             if error is None:
                 records.append(cast(Record, message))
             elif error.code() in RESET:
-                number = self._start_anew(message)
+                number = self._restart_partition(message)
                 # What came before it in this batch is of a log that is gone.
-                records = [each for each in records if self.number_of(each) != number]
+                records = [record for record in records if self.number_of(record) != number]
             elif not self._note_end(message):
                 self._judge(error)
         # Without this check a refused consumer would look like one that has nothing to read.
         membership.check(heard=bool(records or membership.reached))
-        failed = self._failed
+        failed = self._raise_failure
         if failed is not None and not records:
             self._failure = None
             raise failed
@@ -105,7 +107,7 @@ class KafkaReader:
         ends, membership.reached = membership.reached, {}
         if ends:
             # Records that came while it waited at an end lie behind that end.
-            last = {self.number_of(each): each.offset() for each in records}
+            last = {self.number_of(record): record.offset() for record in records}
             ends = {number: end for number, end in ends.items() if end > last.get(number, -1)}
         return records, ends
 
@@ -114,7 +116,7 @@ class KafkaReader:
         return self._numbering.number(record.topic(), record.partition())
 
     @property
-    def _failed(self) -> LogError | None:
+    def _raise_failure(self) -> LogError | None:
         return self._failure or self._broken or self._membership.refusal
 
     def _judge(self, error: KafkaError) -> None:
@@ -128,7 +130,8 @@ class KafkaReader:
             topic, group = ("Read", self._topic), ("Read", self._group)
             self._failure = named(log_error_of(error), topic=topic, group=group)
 
-    def _start_anew(self, message: Message) -> int:
+    def _restart_partition(self, message: Message) -> int:
+        """Read a partition from its start, as its log has no such offset; returns its number."""
         number = self.number_of(cast(Record, message))
         log.warning(
             "partition %d of %s has no offset %s any more and is read from its start: %s",
@@ -137,7 +140,8 @@ class KafkaReader:
         self._membership.start_anew(number)
         return number
 
-    def _batch(self, limit: int, timeout: float) -> list[Message]:
+    def _poll_messages(self, limit: int, timeout: float) -> list[Message]:
+        """Poll up to `limit` messages, noting ends."""
         # consume() alone would wait for the whole batch; the first record alone is worth a return.
         # An end alone isn't: each partition has one after each record that comes alone.
         consumer = self._membership.consumer
@@ -159,14 +163,15 @@ class KafkaReader:
         return True
 
     def pause(self, partitions: Sequence[int]) -> None:
-        self._thread.call(partial(self._switch, Consumer.pause, partitions))
+        self._thread.call(partial(self._pause_or_resume, Consumer.pause, partitions))
 
     def resume(self, partitions: Sequence[int]) -> None:
-        self._thread.call(partial(self._switch, Consumer.resume, partitions))
+        self._thread.call(partial(self._pause_or_resume, Consumer.resume, partitions))
 
-    def _switch(
+    def _pause_or_resume(
         self, how: Callable[[Consumer, list[TopicPartition]], None], partitions: Sequence[int]
     ) -> None:
+        """Pause or resume partitions, on the consumer's thread."""
         membership = self._membership
         owned = membership.owned.keys() & set(partitions)
         try:
@@ -183,6 +188,7 @@ class KafkaReader:
     # Closing
 
     async def close(self, timeout: float) -> None:
+        """Make the last commits and leave the group, within `timeout` seconds."""
         leaving = asyncio.create_task(self._leave(timeout))
         try:
             await asyncio.wait({leaving}, timeout=timeout)

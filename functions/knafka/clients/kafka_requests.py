@@ -79,14 +79,14 @@ class AdminCalls:
         self._opened = 1
         """Number of clients opened so far: it tells a request whether its client was replaced."""
 
-    async def single(self, ask: Callable[[float], Future[T]]) -> T:
-        """Send a request with one future and return its result, with `many`'s retries.
+    async def result(self, ask: Callable[[float], Future[T]]) -> T:
+        """Send a request with one future and return its result, with `results_by_key`'s retries.
 
         `ask` gets the seconds that it may take. Raises `LogError`.
         """
-        return (await self.many(lambda timeout: {None: ask(timeout)}))[None]
+        return (await self.results_by_key(lambda timeout: {None: ask(timeout)}))[None]
 
-    async def many(
+    async def results_by_key(
         self,
         ask: Callable[[float], Mapping[K, Future[T]]],
         leaving_out: Collection[int] = (),
@@ -103,12 +103,12 @@ class AdminCalls:
         async def answers(timeout: float) -> dict[K, T]:
             return await self._results(ask(timeout), timeout, leaving_out, some=some)
 
-        return await self._patiently(answers)
+        return await self._repeat_until_answered(answers)
 
     async def of_coordinator(
         self, ask: Callable[[float], Mapping[K, Future[T]]], leaving_out: Collection[int] = ()
     ) -> dict[K, T]:
-        """As `many`, for requests that go to the coordinator of a group.
+        """Send a request to the coordinator of a group; returns and raises as `results_by_key`.
 
         librdkafka (2.16.1) aborts the process if its own timeout for such a request expires and a
         broker comes up afterwards (librdkafka 4605). So its timeout is `NO_TIMEOUT`; if we stop
@@ -121,11 +121,11 @@ class AdminCalls:
             try:
                 return await self._results(asked, timeout, leaving_out)
             finally:
-                if opened == self._opened and not all(each.done() for each in asked.values()):
+                if opened == self._opened and not all(future.done() for future in asked.values()):
                     with suppress(LogError):
                         self._end(self._replace())
 
-        return await self._patiently(answers)
+        return await self._repeat_until_answered(answers)
 
     async def _results(
         self,
@@ -135,14 +135,15 @@ class AdminCalls:
         *,
         some: bool = False,
     ) -> dict[K, T]:
+        """Wait for the futures and return their results by key."""
         found = {}
         first: KafkaException | None = None
-        for key, each in asked.items():
+        for key, future in asked.items():
             # All are answered at the same time: awaiting each would cost more than the request.
-            if not each.done():
-                await self._answer(each, timeout)
+            if not future.done():
+                await self._answer(future, timeout)
             try:
-                found[key] = each.result()
+                found[key] = future.result()
             except KafkaException as error:
                 if error.args[0].code() in leaving_out:
                     continue
@@ -160,7 +161,9 @@ class AdminCalls:
         *,
         some: bool = False,
     ) -> dict[K, Any]:
-        """As `many`, but with one future for all results, and a `KafkaError` for each failed key.
+        """Send a request with one future for all results; returns and raises as `results_by_key`.
+
+        A failed key has a `KafkaError` as its result.
 
         A future for each key costs more than the request where there are thousands of keys.
         """
@@ -172,26 +175,28 @@ class AdminCalls:
             ask(answer, timeout)
             await self._answer(answer, timeout)
             results = answer.result()
-            failed = [each for each in results.values() if isinstance(each, KafkaError)]
+            failed = [result for result in results.values() if isinstance(result, KafkaError)]
             if not failed:
                 return results
-            found = {k: each for k, each in results.items() if not isinstance(each, KafkaError)}
-            raised = [each for each in failed if each.code() not in leaving_out]
+            found = {
+                k: result for k, result in results.items() if not isinstance(result, KafkaError)
+            }
+            raised = [error for error in failed if error.code() not in leaving_out]
             if raised and not (some and found):
                 raise KafkaException(raised[0])
             return found
 
-        return await self._patiently(answers)
+        return await self._repeat_until_answered(answers)
 
     async def in_thread(self, call: Callable[[float], T]) -> T:
         """Run a blocking call in a thread and return its result; `call` gets the seconds that it
-        may take. Retries and raises as `many`."""
+        may take. Retries and raises as `results_by_key`."""
 
         def answer(timeout: float) -> Awaitable[T]:
             loop = asyncio.get_running_loop()
             return loop.run_in_executor(self._threads, call, timeout)
 
-        return await self._patiently(answer)
+        return await self._repeat_until_answered(answer)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -227,7 +232,9 @@ class AdminCalls:
             with suppress(RuntimeError):  # it is being closed
                 self._refreshing = self._threads.submit(ask)
 
-    async def _patiently(self, ask: Callable[[float], Awaitable[T]]) -> T:
+    async def _repeat_until_answered(self, ask: Callable[[float], Awaitable[T]]) -> T:
+        """Repeat a request while a coordinator or leader moves, at most `timeout` seconds. Raises
+        `LogError`."""
         self.admin.poll(0)
         self._errors.forget()
         deadline = time.monotonic() + self.timeout
@@ -268,6 +275,8 @@ class AdminCalls:
             self._threads.submit(former.poll, 0)
 
     def _no_answer(self) -> LogError:
+        """Return the error of a request without an answer, with what librdkafka knows of the
+        reason."""
         self.admin.poll(0)
         why = f": {self._errors}" if str(self._errors) else ""
         return LogError(f"Kafka did not answer within {self.timeout:g} s{why}")

@@ -25,10 +25,11 @@ from knafka.observability import Labels, Metric
 STALE: Final = 2.5
 """Intervals after which a client without a report is taken for closed."""
 PERCENTILES: Final = ("p50", "p99")
-"""Of librdkafka's histograms, those that are shown."""
+"""Percentiles of librdkafka's histograms that become metrics."""
 
 _TOPICS: Final = '"topics":'
-"""Where topics begin, behind all else that is looked at: no name of one has a quote or a colon."""
+"""Text in a report where its topics begin, behind everything that is used: no topic's name has a
+quote or a colon."""
 _OF_PRODUCER: Final = re.compile(r'\{[^{}]*?"type":\s*"producer"').match
 _QUEUED: Final = re.compile(r'"fetchq_(cnt|size)":\s*(\d+)').findall
 
@@ -44,12 +45,12 @@ class ClientStatistics:
         self._interval = interval
         self._clock = clock
         self._reports: dict[str, tuple[float, str]] = {}
-        """By the client's own name, when it came, and what it is."""
+        """The last report of each client, and when it came, by the client's name."""
         self._lock = threading.Lock()
 
     @property
     def connection(self) -> Connection:
-        """What a client is configured with besides, to have it report here."""
+        """Configuration with which a client reports its statistics here."""
         if not self._interval:
             return {}
         return {"statistics.interval.ms": round(self._interval * 1000), "stats_cb": self.keep}
@@ -66,12 +67,14 @@ class ClientStatistics:
             self._drop_stale()
 
     def _drop_stale(self) -> None:
+        """Forget the reports of clients that have stopped reporting."""
         since = self._clock() - STALE * self._interval
         for name in [name for name, (at, _) in self._reports.items() if at < since]:
             del self._reports[name]
 
     def metrics(self) -> Iterator[Metric]:
-        """Of the last report of each client. Samples are made when they are read."""
+        """Yield the metrics of the clients' last reports; samples are computed when they are
+        read."""
         with self._lock:
             self._drop_stale()
             reports = _Reports([report for _, report in self._reports.values()])
@@ -81,12 +84,12 @@ class ClientStatistics:
 
 @dataclass(slots=True)
 class _Pooled:
-    """What the reports of all clients of one kind say."""
+    """Sums over the reports of all clients of one kind."""
 
     rtt: dict[tuple[str, str], float] = field(default_factory=dict)
-    """By node and percentile, seconds."""
+    """Round-trip times in seconds, by node and percentile."""
     throttle: dict[str, float] = field(default_factory=dict)
-    """By node, seconds."""
+    """Throttling in seconds, by node."""
     queued: float = 0
     queued_bytes: float = 0
 
@@ -100,7 +103,7 @@ class _Reports:
 
     @property
     def pooled(self) -> Mapping[str, _Pooled]:
-        """By `producer` and `consumer`."""
+        """Return the sums of all reports, of producers and of consumers."""
         if self._pooled is None:
             self._pooled = {}
             for text in self._texts:
@@ -126,6 +129,7 @@ class _Samples:
 
 
 def _add(pooled: _Pooled, report: Mapping[str, Any], topics: str) -> None:
+    """Add a report to the sums of its kind."""
     for broker in report["brokers"].values():
         # Bootstrap addresses and the group's coordinator are connections to the same nodes.
         if broker["nodeid"] < 0 or broker["source"] not in ("learned", "configured"):
@@ -147,25 +151,29 @@ def _add(pooled: _Pooled, report: Mapping[str, Any], topics: str) -> None:
             pooled.queued_bytes += int(number)
 
 
-def _rtt(of: Mapping[str, _Pooled]) -> Iterator[Sample]:
-    for client, pooled in sorted(of.items()):
+def _rtt_samples(pools: Mapping[str, _Pooled]) -> Iterator[Sample]:
+    """Yield the samples of round-trip times, in seconds, of each kind of client."""
+    for client, pooled in sorted(pools.items()):
         for (node, name), seconds in sorted(pooled.rtt.items()):
             yield {"client": client, "node": node, "percentile": name.removeprefix("p")}, seconds
 
 
-def _throttle(of: Mapping[str, _Pooled]) -> Iterator[Sample]:
-    for client, pooled in sorted(of.items()):
+def _throttle_samples(pools: Mapping[str, _Pooled]) -> Iterator[Sample]:
+    """Yield the samples of throttling, in seconds, of each kind of client."""
+    for client, pooled in sorted(pools.items()):
         for node, seconds in sorted(pooled.throttle.items()):
             yield {"client": client, "node": node}, seconds
 
 
-def _queued(of: Mapping[str, _Pooled]) -> Iterator[Sample]:
-    for client, pooled in sorted(of.items()):
+def _queued_samples(pools: Mapping[str, _Pooled]) -> Iterator[Sample]:
+    """Yield the number of queued records of each kind of client."""
+    for client, pooled in sorted(pools.items()):
         yield {"client": client}, pooled.queued
 
 
-def _queued_bytes(of: Mapping[str, _Pooled]) -> Iterator[Sample]:
-    for client, pooled in sorted(of.items()):
+def _queued_bytes_samples(pools: Mapping[str, _Pooled]) -> Iterator[Sample]:
+    """Yield the bytes of queued records of each kind of client."""
+    for client, pooled in sorted(pools.items()):
         yield {"client": client}, pooled.queued_bytes
 
 
@@ -173,21 +181,21 @@ _GAUGES: Final[Sequence[tuple[str, str, Callable[[Mapping[str, _Pooled]], Iterat
     (
         "knafka_kafka_rtt_seconds",
         "Time to the answer of a node of Kafka in the last interval, of the slowest client",
-        _rtt,
+        _rtt_samples,
     ),
     (
         "knafka_kafka_throttle_seconds",
         "Longest time for which a node of Kafka throttled a client in the last interval",
-        _throttle,
+        _throttle_samples,
     ),
     (
         "knafka_kafka_queue_records",
         "Records in the producers' queues and in the consumers' fetch queues",
-        _queued,
+        _queued_samples,
     ),
     (
         "knafka_kafka_queue_bytes",
         "Bytes in the producers' queues and in the consumers' fetch queues",
-        _queued_bytes,
+        _queued_bytes_samples,
     ),
 )

@@ -41,7 +41,8 @@ _READING: Final[Mapping[str, Any]] = {
 
 
 class KafkaTail:
-    """One consumer, opened by the first question; only its thread asks it anything."""
+    """A `TopicTail` on real Kafka: one consumer, opened at the first read and used only by its own
+    thread."""
 
     def __init__(self, connection: Connection, topic: str) -> None:
         self._connection = connection
@@ -51,16 +52,18 @@ class KafkaTail:
         self._opened: Consumer | None = None
         self._since = 0
         self._next: dict[int, int] = {}
-        """By partition, the offset to go on at."""
+        """The next offset to read, by partition."""
 
     def begin(self, since: int) -> None:
         self._call(partial(self._begin, since))
 
     async def read_on(self, limit: int) -> Sequence[Record]:
+        """Return the next records, `limit` at most. Raises `LogError`."""
         records: Sequence[Record] = await self._call(partial(self._read_on, limit))
         return records
 
     async def close(self, timeout: float) -> None:
+        """Close the consumer within `timeout` seconds."""
         if self._thread is None:
             return
         closing = self._call(self._close)
@@ -69,6 +72,7 @@ class KafkaTail:
         closing.cancel()
 
     def _call(self, function: Callable[[], Any]) -> asyncio.Future[Any]:
+        """Run a function on the consumer's thread, started at its first use."""
         if self._thread is None:
             self._thread = CallThread(asyncio.get_running_loop(), "kafka-tail")
         return self._thread.call(function)
@@ -76,10 +80,12 @@ class KafkaTail:
     # On the thread
 
     def _begin(self, since: int) -> None:
+        """Forget all positions and continue at this time."""
         self._since = since
         self._next.clear()
 
     def _read_on(self, limit: int) -> list[Record]:
+        """Return the next records, on the consumer's thread."""
         try:
             with needing(topic=("Read", self._topic)):
                 ends = self._ends()
@@ -90,6 +96,7 @@ class KafkaTail:
 
     @property
     def _consumer(self) -> Consumer:
+        """Return the consumer, opened at its first use."""
         if self._opened is None:
             group = f"{GROUP}-{uuid.uuid4().hex[:8]}"
             self._opened = open_client(
@@ -98,7 +105,7 @@ class KafkaTail:
         return self._opened
 
     def _ends(self) -> dict[int, int]:
-        """Where each partition ends now; each has a position then."""
+        """Return the current end of each partition, after giving new ones a position."""
         consumer = self._consumer
         described = consumer.list_topics(self._topic, timeout=REQUEST_TIMEOUT).topics[self._topic]
         if described.error is not None:
@@ -115,9 +122,11 @@ class KafkaTail:
             for number in described.partitions
         }
         # A topic that was made anew under the name ends before where the last one was read.
-        new = {each for each, (_, end) in bounds.items() if self._next.get(each, end + 1) > end}
+        new = {
+            number for number, (_, end) in bounds.items() if self._next.get(number, end + 1) > end
+        }
         if new:
-            asked = [TopicPartition(self._topic, each, self._since) for each in new]
+            asked = [TopicPartition(self._topic, number, self._since) for number in new]
             for place in consumer.offsets_for_times(asked, timeout=REQUEST_TIMEOUT):
                 if place.error is not None:
                     raise log_error_of(place.error)
@@ -129,11 +138,11 @@ class KafkaTail:
         return {number: end for number, (_, end) in bounds.items()}
 
     def _fetch(self, ends: Mapping[int, int], behind: set[int], limit: int) -> list[Record]:
-        """What comes first, of partitions that aren't read to their ends; none if they are then."""
+        """Return the next records of partitions that aren't read to their ends; none if all are."""
         consumer = self._consumer
         records: list[Record] = []
         consumer.assign(
-            [TopicPartition(self._topic, each, self._next[each]) for each in sorted(behind)]
+            [TopicPartition(self._topic, number, self._next[number]) for number in sorted(behind)]
         )
         try:
             give_up_at = time.monotonic() + REQUEST_TIMEOUT
@@ -153,7 +162,7 @@ class KafkaTail:
                         self._next[number] = max(self._next[number], cast(int, message.offset()))
                     elif not error.retriable() and error.code() not in PASSING:
                         raise log_error_of(error)
-                behind = {each for each in behind if self._next[each] < ends[each]}
+                behind = {number for number in behind if self._next[number] < ends[number]}
         finally:
             consumer.unassign()
         return records

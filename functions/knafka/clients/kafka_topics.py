@@ -20,6 +20,7 @@ class KafkaTopics:
     async def ensure_topic(
         self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
     ) -> bool:
+        """Create the topic unless it exists; returns whether it was created. Raises `LogError`."""
         from knafka.clients.kafka_admin import KafkaAdmin
 
         admin = KafkaAdmin(self._connection)

@@ -72,6 +72,7 @@ class TransactionalProducer:
         self._producer = self._open()
 
     def _open(self) -> Producer:
+        """Open the producer."""
         batching = {} if self._is_batching else {"batch.size": 1}
         return open_client(
             Producer,
@@ -99,10 +100,12 @@ class TransactionalProducer:
         )
 
     def _on_error(self, error: KafkaError) -> None:
+        """Log and remember an error of librdkafka."""
         log_error(error)
         self._errors.record(error)
 
     def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
+        """Note a record that was not stored."""
         if error is not None and error.code() not in _PURGED:
             self._failed.append(
                 _Failed(error, message.topic() or "", message.partition(), message.key())
@@ -143,9 +146,9 @@ class TransactionalProducer:
         deadline = time.monotonic() + SEND_TIMEOUT
         try:
             self._producer.begin_transaction()
-            for each in outputs:
-                self._produce(each, deadline)
-            self._retried(
+            for output in outputs:
+                self._produce(output, deadline)
+            self._retry_until(
                 lambda timeout: self._producer.send_offsets_to_transaction(
                     offsets, member, timeout
                 ),
@@ -155,7 +158,7 @@ class TransactionalProducer:
         except KafkaException as error:
             raise self._abort(error.args[0]) from error
         try:
-            self._retried(self._producer.commit_transaction, time.monotonic() + END_TIMEOUT)
+            self._retry_until(self._producer.commit_transaction, time.monotonic() + END_TIMEOUT)
         except KafkaException as error:
             reason = error.args[0]
             if reason.txn_requires_abort():
@@ -167,6 +170,7 @@ class TransactionalProducer:
             ) from error
 
     def _produce(self, output: Output, deadline: float) -> None:
+        """Queue a record, waiting for room until `deadline`."""
         while True:
             try:
                 self._producer.produce(
@@ -188,6 +192,7 @@ class TransactionalProducer:
                 return
 
     def _flush(self, deadline: float) -> None:
+        """Wait until all records are stored, at most until `deadline`."""
         while self._producer.flush(max(0.0, min(1.0, deadline - time.monotonic()))):
             if self._failed or time.monotonic() > deadline:
                 break
@@ -198,7 +203,8 @@ class TransactionalProducer:
             raise KafkaException(self._failed[0].error)
         raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"Kafka: {self.trouble}"))
 
-    def _retried(self, request: Callable[[float], object], deadline: float) -> None:
+    def _retry_until(self, request: Callable[[float], object], deadline: float) -> None:
+        """Repeat a request until it succeeds, at most until `deadline`."""
         while True:
             try:
                 request(max(0.1, deadline - time.monotonic()))
@@ -214,21 +220,24 @@ class TransactionalProducer:
         if reason.fatal():
             return log_error_of(reason)
         try:
-            self._retried(self._producer.abort_transaction, time.monotonic() + END_TIMEOUT)
+            self._retry_until(self._producer.abort_transaction, time.monotonic() + END_TIMEOUT)
         except KafkaException as error:
             return LogError(
                 f"a transaction could not be aborted: {error.args[0].str()}"
                 f"; it was to be because of {reason.str()}"
             )
-        aborted = self._aborted(reason)
+        aborted = self._aborted_error(reason)
         # After a refused record, and sometimes after an unsent one (librdkafka 2.16.0), the next
         # records of this producer would be out of sequence.
         self._producer, self._fenced = self._open(), False
         return aborted
 
-    def _aborted(self, reason: KafkaError) -> TransactionAborted:
+    def _aborted_error(self, reason: KafkaError) -> TransactionAborted:
+        """Return the error of an aborted transaction; `RecordTooLarge` if a record was."""
         failed = self._failed
-        too_large = [each for each in failed if each.error.code() == KafkaError.MSG_SIZE_TOO_LARGE]
+        too_large = [
+            report for report in failed if report.error.code() == KafkaError.MSG_SIZE_TOO_LARGE
+        ]
         if not too_large:
             found = log_error_of(failed[0].error if failed else reason)
             found = named(
@@ -240,7 +249,7 @@ class TransactionalProducer:
                 str(found), retriable=found.retriable, unknown_topic=found.unknown_topic
             )
         topic, key = too_large[0].topic, too_large[0].key
-        in_batches = Counter((each.topic, each.partition) for each in too_large)
+        in_batches = Counter((report.topic, report.partition) for report in too_large)
         if self._is_batching and max(in_batches.values()) > 1:
             # The topic's limit is for batches: each record may be small enough.
             log.warning("%s takes no batches: records go one by one", topic)

@@ -90,7 +90,9 @@ class KafkaTransactions:
         """Why nothing can be done any more."""
 
     def read(self, limit: int, timeout: float) -> Sequence[Record]:
-        self._check()
+        """Return up to `limit` records; none while an earlier transaction isn't fenced off yet.
+        Raises `LogError`."""
+        self._check_usable()
         if not self._producer.fence(timeout):
             return []
         records = self._member.read(limit, timeout)
@@ -98,6 +100,8 @@ class KafkaTransactions:
         return records
 
     def commit(self, outputs: Sequence[Output], offsets: Offsets) -> None:
+        """Append records and commit offsets in one transaction. Raises `TransactionAborted` and
+        `LogError`."""
         self._ready()
         member = self._member
         if not outputs and not offsets:
@@ -118,11 +122,13 @@ class KafkaTransactions:
         member.owned.update(wanted)
 
     def _ready(self) -> None:
-        self._check()
+        """Wait until earlier transactions of this id are fenced off."""
+        self._check_usable()
         while not self._producer.fence(FENCE_TIMEOUT):
             pass
 
-    def _check(self) -> None:
+    def _check_usable(self) -> None:
+        """Raise `LogError` if this member can't go on."""
         if self._broken is not None:
             raise LogError(str(self._broken))
 
@@ -133,7 +139,7 @@ class KafkaTransactions:
     def ensure_topic(
         self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
     ) -> None:
-        self._check()
+        self._check_usable()
         self._bounded.ensure_topic(topic, partitions, replication, config)
 
     def ends(self, topic: str) -> Positions:
@@ -153,6 +159,7 @@ class KafkaTransactions:
         self._member.pause(partitions, on=on)
 
     def close(self, timeout: float) -> None:
+        """Leave the group and close all clients, within `timeout` seconds."""
         self._broken = self._broken or LogError("it is closed")
         if held := self._member.disown(self._member.owned):
             self._claims.revoked(held)
@@ -165,13 +172,15 @@ class KafkaTransactions:
             log.warning("Kafka did not let go of a member within %g s", timeout)
 
     def _close(self) -> None:
+        """Close all clients."""
         self._member.consumer.close()
         self._producer.close()
         self._bounded.close()
 
 
 class _Member(GroupConsumer):
-    """What is read of the partitions that are this member's."""
+    """The consumer side of `KafkaTransactions`: the partitions that it owns, and the records it has
+    read."""
 
     def __init__(
         self,
@@ -183,23 +192,23 @@ class _Member(GroupConsumer):
     ) -> None:
         self._claims = claims
         self.owned: dict[Partition, OffsetAndMetadata | None] = {}
-        """What the group has committed of each."""
+        """The group's commits, by owned partition."""
         self.identity: Any = None
-        """As which member of which generation its records were read; None: as no member."""
+        """Member and generation under which its records were read; None: it is no member."""
         self.reached: dict[Partition, int] = {}
         self.is_closing = False
         self._epochs: dict[Partition, int] = {}
         """The leader's, of what was committed at the assignment."""
         self._given: set[Partition] = set()
-        """Those of which something was given that may have to be given again."""
+        """Partitions with records that were returned since the last commit."""
         self._going_back: set[Partition] = set()
-        """Those that are to be read from what is committed, and aren't yet."""
+        """Partitions to be read again from their commit, which hasn't happened yet."""
         self._gathered: list[Record] = []
         self._paused: set[Partition] = set()
         self._revoked: set[Partition] = set()
-        """Those that went in the poll under way."""
+        """Partitions that were revoked in the current poll."""
         self._raised: BaseException | None = None
-        """By `Claims`, in the poll under way."""
+        """The error that `Claims` raised in the current poll."""
         self._failure: LogError | None = None
         self._refusal: LogError | None = None
         super().__init__({**FOLLOWING, **connection}, group, topics, protocol)
@@ -207,6 +216,7 @@ class _Member(GroupConsumer):
     # Reading
 
     def read(self, limit: int, timeout: float) -> list[Record]:
+        """Return up to `limit` records, gathered for up to `timeout` seconds. Raises `LogError`."""
         if self._refusal is not None:
             raise LogError(str(self._refusal))
         deadline = time.monotonic() + timeout
@@ -219,7 +229,7 @@ class _Member(GroupConsumer):
             if failed is not None or len(self._gathered) >= limit or time.monotonic() >= deadline:
                 break
         records, self._gathered = self._gathered, []
-        self._given.update(_place_of(each) for each in records)
+        self._given.update(_place_of(record) for record in records)
         self._given.update(self.reached)
         self.identity = _identity_of(self.consumer)
         if failed is not None:
@@ -230,29 +240,32 @@ class _Member(GroupConsumer):
         return records
 
     def _poll(self, limit: int, timeout: float) -> None:
+        """Poll messages once and sort them into records, ends and errors."""
         self._revoked.clear()
         for message in self.consumer.consume(limit, timeout):
             error = message.error()
             if error is None:
-                self._take(message)
+                self._keep_record(message)
             elif error.code() == KafkaError._PARTITION_EOF:
-                self._reach(message)
+                self._note_end(message)
             elif error.code() in RESET:
                 self._start_anew(message)
             elif error.code() == KafkaError._FATAL:
-                self._judge_fatal(error)
+                self._handle_fatal_error(error)
             elif not error.retriable() and error.code() not in PASSING:
                 self._failure = log_error_of(error)
         # Which records are of before the revoke, and which of after it, isn't known.
         self._going_back |= self._revoked & self.owned.keys()
 
-    def _take(self, message: Message) -> None:
+    def _keep_record(self, message: Message) -> None:
+        """Keep a record that was read, if its partition is still owned."""
         place = _place_of(message)
         if self._is_read(place):
             self._gathered.append(cast(Record, message))
             self.reached.pop(place, None)
 
-    def _reach(self, message: Message) -> None:
+    def _note_end(self, message: Message) -> None:
+        """Note the end of a partition."""
         place = _place_of(message)
         if self._is_read(place):
             self.reached[place] = cast(int, message.offset())
@@ -260,7 +273,9 @@ class _Member(GroupConsumer):
     def _is_read(self, place: Partition) -> bool:
         return place in self.owned and place not in self._going_back and place not in self._revoked
 
-    def _judge_fatal(self, error: KafkaError) -> None:
+    def _handle_fatal_error(self, error: KafkaError) -> None:
+        """Note a fatal error, or fall back to the classic protocol if the newer one was never
+        joined."""
         if self.joined or self.protocol is GroupProtocol.CLASSIC:
             self._refusal = log_error_of(error)
         else:
@@ -280,17 +295,18 @@ class _Member(GroupConsumer):
         self.consumer.incremental_unassign([partition])
         partition.offset = OFFSET_BEGINNING
         self.consumer.incremental_assign([partition])
-        self._hear(self._claims.revoked, self.disown([place]))
+        self._call_claims(self._claims.revoked, self.disown([place]))
         self.owned[place] = None
-        self._hear(self._claims.assigned, {place: None})
+        self._call_claims(self._claims.assigned, {place: None})
 
     def pause(self, partitions: Collection[Partition], *, on: bool) -> None:
-        """As `TransactionalLog.pause`."""
-        places = [each for each in partitions if each in self.owned]
+        """Pause or resume partitions, as `TransactionalLog.pause`."""
+        places = [partition for partition in partitions if partition in self.owned]
         (self._paused.update if on else self._paused.difference_update)(places)
         self._set_paused(places, on=on)
 
     def _set_paused(self, places: Collection[Partition], *, on: bool) -> None:
+        """Pause or resume partitions of the consumer."""
         change = self.consumer.pause if on else self.consumer.resume
         for place in places:
             try:
@@ -307,7 +323,7 @@ class _Member(GroupConsumer):
     # What is committed
 
     def last_committed(self) -> Offsets:
-        """Of one partition, to be committed again; empty if there is none."""
+        """Return a partition's last commit, to be committed again; empty if there is none."""
         for place, found in self.owned.items():
             if found is not None:
                 return {place: found}
@@ -321,11 +337,11 @@ class _Member(GroupConsumer):
             TopicPartition(
                 place.topic,
                 place.number,
-                each.offset,
-                each.metadata,
+                entry.offset,
+                entry.metadata,
                 max(epochs.get(place, NO_EPOCH), self._epochs.get(place, NO_EPOCH)),
             )
-            for place, each in offsets.items()
+            for place, entry in offsets.items()
         ]
 
     def go_back(self) -> None:
@@ -335,6 +351,7 @@ class _Member(GroupConsumer):
         self._seek_back()
 
     def _seek_back(self) -> None:
+        """Go back to the commits of partitions that must be read again."""
         for place in list(self._going_back):
             committed = self.owned[place]
             offset = OFFSET_BEGINNING if committed is None else committed.offset
@@ -350,6 +367,7 @@ class _Member(GroupConsumer):
     # What the group says, from within a poll
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        """Take over newly assigned partitions."""
         self.joined = True
         if self.is_closing:
             take_without_reading(consumer, partitions)
@@ -361,44 +379,47 @@ class _Member(GroupConsumer):
             self._refusal = error
             take_without_reading(consumer, partitions)
             return
-        consumer.incremental_assign([begin_at(each) for each in committed])
+        consumer.incremental_assign([begin_at(entry) for entry in committed])
         found: dict[Partition, OffsetAndMetadata | None] = {}
-        for each in committed:
-            place = Partition(each.topic, each.partition)
-            self._epochs[place] = epoch_of(each)
+        for entry in committed:
+            place = Partition(entry.topic, entry.partition)
+            self._epochs[place] = epoch_of(entry)
             found[place] = (
-                OffsetAndMetadata(each.offset, each.metadata or "") if each.offset >= 0 else None
+                OffsetAndMetadata(entry.offset, entry.metadata or "") if entry.offset >= 0 else None
             )
         self.owned.update(found)
         if found:
-            self._hear(self._claims.assigned, found)
+            self._call_claims(self._claims.assigned, found)
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        gone = self.disown([Partition(each.topic, each.partition) for each in partitions])
+        """Give up revoked partitions."""
+        gone = self.disown([Partition(entry.topic, entry.partition) for entry in partitions])
         if gone:
-            self._hear(self._claims.revoked, gone)
+            self._call_claims(self._claims.revoked, gone)
         consumer.incremental_unassign(partitions)
 
     _on_lost = _on_revoke
 
     def disown(self, places: Collection[Partition]) -> list[Partition]:
-        """Those that were ours."""
-        gone = [each for each in places if each in self.owned]
+        """Forget these partitions; returns those that were owned."""
+        gone = [partition for partition in places if partition in self.owned]
         if paused := self._paused.intersection(gone):
             # librdkafka would remember it if they come back.
             self._set_paused(paused, on=False)
             self._paused -= paused
-        for each in gone:
-            del self.owned[each]
-            self._epochs.pop(each, None)
-            self.reached.pop(each, None)
+        for partition in gone:
+            del self.owned[partition]
+            self._epochs.pop(partition, None)
+            self.reached.pop(partition, None)
         self._given.difference_update(gone)
         self._going_back.difference_update(gone)
         self._revoked.update(gone)
-        self._gathered = [each for each in self._gathered if _place_of(each) not in self._revoked]
+        self._gathered = [
+            record for record in self._gathered if _place_of(record) not in self._revoked
+        ]
         return gone
 
-    def _hear(self, call: Callable[[Any], None], what: object) -> None:
+    def _call_claims(self, call: Callable[[Any], None], what: object) -> None:
         """An error is raised by the read: librdkafka must not lose what is polled with it."""
         try:
             call(what)
@@ -411,11 +432,7 @@ def _place_of(record: Message | Record) -> Partition:
 
 
 def _identity_of(consumer: Consumer) -> Any:
-    """As which member it may commit; None while it is none.
-
-    Kafka takes a transaction's offsets of no member at all, too: one that was
-    thrown out of its group must not send them.
-    """
+    """Return the membership under which a consumer may commit; None while it has none."""
     found = consumer.consumer_group_metadata()
     if not found.startswith(_METADATA):
         raise LogError("this librdkafka describes a member in an unknown way")

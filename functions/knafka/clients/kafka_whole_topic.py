@@ -14,9 +14,9 @@ from knafka.core.errors import LogError
 from knafka.ports.log import Record
 
 RECORD_BYTES: Final = 500
-"""What a record takes in memory beside its key, value and headers."""
+"""Bytes of memory that a record takes besides its key, value and headers."""
 ODD_RECORD_BYTES: Final = 1_000_000
-"""That of one whose headers can't be read."""
+"""Bytes of memory assumed for a record whose headers can't be read."""
 
 UNUSED_GROUP: Final = "knafka-unused"
 """The group that this consumer names and never joins: librdkafka wants a name."""
@@ -80,6 +80,7 @@ def read_whole(
 
 
 def _size_of(record: Message) -> int:
+    """Return the approximate bytes of a record in memory."""
     try:
         headers = cast("list[tuple[str, bytes | None]]", record.headers() or [])
     except SystemError:  # a name that isn't UTF-8

@@ -111,6 +111,7 @@ class Reachability:
                 return
 
     def _give_up(self, error: LogError) -> None:
+        """Note that Kafka is away, and why."""
         if self.away is None:
             log.warning("Kafka is away: %s", error)
             self._on_away()
@@ -118,6 +119,6 @@ class Reachability:
 
     def close(self) -> None:
         """Ask no more."""
-        for each in (self._asking, self._timer):
-            if each is not None:
-                each.cancel()
+        for pending in (self._asking, self._timer):
+            if pending is not None:
+                pending.cancel()

@@ -45,8 +45,8 @@ class TrustBundles:
             return self._pem
         self._look_at = self._now() + LOOK_INTERVAL
         try:
-            paths = sorted(each for each in self._folder.iterdir() if not each.name.startswith("."))
-            seen = tuple((each.name, *_state(each)) for each in paths)
+            paths = sorted(path for path in self._folder.iterdir() if not path.name.startswith("."))
+            seen = tuple((path.name, *_file_version(path)) for path in paths)
             if seen != self._seen:
                 self._pem = "".join(map(_certificates, paths))
                 self._seen = seen
@@ -89,7 +89,8 @@ class TlsContext:
         return self._context
 
 
-def _state(path: Path) -> tuple[int, int, int]:
+def _file_version(path: Path) -> tuple[int, int, int]:
+    """Return what identifies a file's version."""
     found = path.stat()
     return found.st_ino, found.st_mtime_ns, found.st_size
 

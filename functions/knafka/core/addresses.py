@@ -33,7 +33,7 @@ METADATA: Final = frozenset(
         ),
     )
 )
-"""Of clouds that don't use 169.254.0.0/16 alone."""
+"""Metadata services of clouds at addresses outside 169.254.0.0/16."""
 _NAMES: Final = re.compile(
     r"(?:.*\.)?(?:localhost|localhost\.localdomain|ip6-localhost|ip6-loopback)"
     r"|metadata\.google\.internal|metadata\.goog|instance-data(?:\..*)?"
@@ -44,20 +44,21 @@ _NUMBER: Final = re.compile(r"0[xX][0-9a-fA-F]*|[0-9]+").fullmatch
 
 
 def refusal(host: str) -> str | None:
-    """Why this host, a name or an address, must not be asked; None: it may, or a name that has
-    still to be resolved."""
+    """Return why this host, a name or an address, must not be connected to; None: it may, or it is
+    a name that must be resolved first."""
     host = host.strip("[]").rstrip(".").lower()
     if _NAMES(host) is not None:
         return f"{host} is a name of the pod or the node itself"
     address = _parse(host)
-    if address is None or (what := _is_local(address)) is None:
+    if address is None or (what := _local_kind(address)) is None:
         return None
     shown = str(address) if str(address) == host else f"{host} ({address})"
     return f"{shown} is {what}"
 
 
 def refusal_of_url(url: str) -> str | None:
-    """`refusal` of a URL's host; None for one that can't be read, which others refuse."""
+    """Return `refusal` of a URL's host; None also for a URL that can't be parsed, which is refused
+    elsewhere."""
     try:
         return refusal(urlsplit(url).hostname or "")
     except ValueError:
@@ -65,24 +66,25 @@ def refusal_of_url(url: str) -> str | None:
 
 
 def is_address(host: str) -> bool:
-    """Whether nothing is to be resolved."""
+    """Whether a host is an IP address, so that no name has to be resolved."""
     return _parse(host.strip("[]")) is not None
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is this machine's own; a name is none."""
+    """Whether a host is a loopback address; False for names."""
     address = _parse(host)
-    return address is not None and _plain(address).is_loopback
+    return address is not None and _without_embedding(address).is_loopback
 
 
-def _plain(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
-    """The address, or that of IPv4 for which it stands."""
-    inner = _inner(address) if isinstance(address, IPv6Address) else None
+def _without_embedding(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
+    """Return the address, or the IPv4 address that it embeds."""
+    inner = _embedded_ipv4(address) if isinstance(address, IPv6Address) else None
     return address if inner is None else inner
 
 
-def _is_local(address: IPv4Address | IPv6Address) -> str | None:
-    address = _plain(address)
+def _local_kind(address: IPv4Address | IPv6Address) -> str | None:
+    """Return what kind of local address this is, as a phrase; None: it isn't local."""
+    address = _without_embedding(address)
     if address.is_loopback:
         return "a loopback address"
     # All of 0.0.0.0/8 is "this host" (RFC 1122).
@@ -93,38 +95,39 @@ def _is_local(address: IPv4Address | IPv6Address) -> str | None:
     return "an address of a cloud's metadata" if address in METADATA else None
 
 
-def _inner(address: IPv6Address) -> IPv4Address | None:
-    """The IPv4 address that one of IPv6 stands for."""
+def _embedded_ipv4(address: IPv6Address) -> IPv4Address | None:
+    """Return the IPv4 address that is embedded in an IPv6 address; None: none is."""
     if address in _TRANSLATED or (not int(address) >> 32 and int(address) > 1):
         return IPv4Address(int(address) & 0xFFFFFFFF)
     return address.ipv4_mapped or address.sixtofour
 
 
 def _parse(host: str) -> IPv4Address | IPv6Address | None:
+    """Parse an IP address in any form that resolvers take; None: it is a name."""
     try:
         return ip_address(host)
     except ValueError:
-        return _as_resolvers_read(host)
+        return _parse_as_resolvers(host)
 
 
-def _as_resolvers_read(host: str) -> IPv4Address | None:
-    """inet_aton's forms: one to four numbers, decimal, octal or hexadecimal, the last of which has
-    all the bytes that are left."""
+def _parse_as_resolvers(host: str) -> IPv4Address | None:
+    """Parse an address as `inet_aton` does: one to four decimal, octal or hexadecimal numbers, of
+    which the last fills all remaining bytes."""
     parts = host.split(".")
-    if len(parts) > 4 or not all(map(_NUMBER, parts)) or any(len(each) > 12 for each in parts):
+    if len(parts) > 4 or not all(map(_NUMBER, parts)) or any(len(part) > 12 for part in parts):
         return None
     try:
         numbers = [
-            int(each[2:] or "0", 16) if each[:2] in ("0x", "0X")
-            else int(each, 8 if each[0] == "0" else 10)
-            for each in parts
+            int(part[2:] or "0", 16) if part[:2] in ("0x", "0X")
+            else int(part, 8 if part[0] == "0" else 10)
+            for part in parts
         ]  # fmt: skip
     except ValueError:
         return None
     *leading, last = numbers
-    if any(each > 255 for each in leading) or last >= 256 ** (4 - len(leading)):
+    if any(number > 255 for number in leading) or last >= 256 ** (4 - len(leading)):
         return None
     value = last
-    for position, each in enumerate(leading):
-        value += each << 8 * (3 - position)
+    for position, number in enumerate(leading):
+        value += number << 8 * (3 - position)
     return IPv4Address(value)

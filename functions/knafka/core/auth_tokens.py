@@ -21,8 +21,8 @@ from knafka.core.errors import KnafkaError
 ALGORITHMS: Final = frozenset(
     f"{family}{bits}" for family in ("RS", "PS", "ES") for bits in (256, 384, 512)
 )
-"""Those of public keys. Never `none`; never HS256 and its like, which would take a public key,
-known to everybody, for a shared secret."""
+"""Algorithms with public keys. Never `none`, and never HS256 and its like, which would take a
+public key for a shared secret."""
 MAX_TOKEN_BYTES: Final = 8 * 1024
 """Kubernetes' have one or two thousand."""
 LEEWAY: Final = 60.0
@@ -48,17 +48,19 @@ class SplitToken(NamedTuple):
 
 
 class VerifiedToken(NamedTuple):
-    """Whom a token is of."""
+    """Subject and times of a verified token."""
 
     subject: str
     """Such as `system:serviceaccount:NAMESPACE:NAME`."""
     until: float
-    """When it ends, in seconds since the Unix epoch, with `LEEWAY`."""
+    """When the token expires, in seconds since the Unix epoch, with `LEEWAY`."""
     issued: float = 0.0
-    """When it was, in seconds since the Unix epoch."""
+    """When the token was issued, in seconds since the Unix epoch."""
 
 
 class _Head(msgspec.Struct):
+    """The header of a JWT."""
+
     alg: str
     kid: str
     crit: Any = None
@@ -69,11 +71,14 @@ class _Head(msgspec.Struct):
 
     @property
     def names_a_key(self) -> bool:
-        """Whether it says where its key is, or is one: the issuer's are known by `kid` alone."""
-        return any(each is not None for each in (self.jwk, self.jku, self.x5u, self.x5c))
+        """Whether the header brings a key or says where one is; only the issuer's keys count, by
+        `kid`."""
+        return any(value is not None for value in (self.jwk, self.jku, self.x5u, self.x5c))
 
 
 class _Claims(msgspec.Struct):
+    """The claims of a JWT."""
+
     iss: str
     sub: str
     aud: str | list[str]
@@ -87,11 +92,12 @@ _CLAIMS: Final = msgspec.json.Decoder(_Claims)
 
 
 def split(token: bytes) -> SplitToken:
-    """Take a token of at most `MAX_TOKEN_BYTES` apart; raises `InvalidToken`."""
+    """Split a token of at most `MAX_TOKEN_BYTES` into its parts, without verifying it. Raises
+    `InvalidToken`."""
     parts = token.split(b".")
     if len(parts) != 3:
         raise InvalidToken("it is no signed JWT")
-    head, claims, signature = map(_decoded, parts)
+    head, claims, signature = map(_decode_base64url, parts)
     try:
         read = _HEAD.decode(head)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
@@ -106,10 +112,8 @@ def split(token: bytes) -> SplitToken:
 
 
 def check_claims(claims: bytes, issuer: str, audience: str, now: float) -> VerifiedToken:
-    """Whom a token with these claims is of, if its signature holds; raises `InvalidToken`.
-
-    `now` is in seconds since the Unix epoch.
-    """
+    """Return the subject and times that these claims state, valid only if the signature is. Raises
+    `InvalidToken`; `now` is in seconds since the Unix epoch."""
     try:
         read = _CLAIMS.decode(claims)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
@@ -127,8 +131,8 @@ def check_claims(claims: bytes, issuer: str, audience: str, now: float) -> Verif
     return VerifiedToken(read.sub, read.exp + LEEWAY, read.iat)
 
 
-def _decoded(part: bytes) -> bytes:
-    """Base64url without padding (RFC 7515, 2)."""
+def _decode_base64url(part: bytes) -> bytes:
+    """Decode base64url without padding (RFC 7515, 2). Raises `InvalidToken`."""
     if not part or b"+" in part or b"/" in part or b"=" in part:
         raise InvalidToken("it is not base64url")
     try:

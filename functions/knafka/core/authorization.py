@@ -20,11 +20,12 @@ from knafka.core.event import Attributes
 from knafka.core.filters import Predicate, compile_filter
 
 SERVICE_ACCOUNTS: Final = "system:serviceaccount:"
-"""What subjects of Kubernetes begin with: the namespace and the name follow."""
+"""Prefix of a service account's subject in Kubernetes, before namespace and name."""
 
 
 def subject_matches(subject: str, pattern: str) -> bool:
-    """Whether a policy's subject is this one, in any case, or ends with `*` and begins it."""
+    """Whether a policy's subject, or its prefix before a final `*`, matches this subject, ignoring
+    case."""
     if pattern.endswith("*") and subject.startswith(pattern[:-1]):
         return True
     return subject.casefold() == pattern.casefold()
@@ -36,20 +37,20 @@ class Authorization:
     def __init__(self, policies: Sequence[Policy], mode: AuthorizationMode, namespace: str) -> None:
         """`mode` holds where there are no policies; `namespace` is the Broker's."""
         self._policies = [
-            (each.subjects, _all([compile_filter(filter_) for filter_ in each.filters]))
-            for each in policies
+            (policy.subjects, _all_of([compile_filter(filter_) for filter_ in policy.filters]))
+            for policy in policies
         ]
         self._mode = mode
         self._namespace = f"{SERVICE_ACCOUNTS}{namespace}:"
 
-    def of(self, subject: str) -> bool | Predicate:
-        """Whether this sender may send: any event, none, or those for which the predicate is
-        true."""
+    def verdict(self, subject: str) -> bool | Predicate:
+        """Return whether this sender may send any event (True), none (False), or those that fulfil
+        a predicate."""
         if not self._policies:
             return self._by_default(subject)
         passing: list[Predicate] = []
         for subjects, passes in self._policies:
-            if any(subject_matches(subject, each) for each in subjects):
+            if any(subject_matches(subject, pattern) for pattern in subjects):
                 if passes is None:
                     return True
                 passing.append(passes)
@@ -58,6 +59,7 @@ class Authorization:
         return lambda event: any(passes(event) for passes in passing)
 
     def _by_default(self, subject: str) -> bool:
+        """Whether this sender may send where no policy applies."""
         allowing: dict[AuthorizationMode, bool] = {
             "allow-all": True,
             "deny-all": False,
@@ -66,12 +68,13 @@ class Authorization:
         return allowing[self._mode]
 
 
-def _all(predicates: Sequence[Predicate]) -> Predicate | None:
-    """None: every event passes."""
+def _all_of(predicates: Sequence[Predicate]) -> Predicate | None:
+    """Return the predicate that all these predicates hold; None: there are none, so every event
+    passes."""
     if not predicates:
         return None
 
     def passes(event: Attributes) -> bool:
-        return all(each(event) for each in predicates)
+        return all(predicate(event) for predicate in predicates)
 
     return passes

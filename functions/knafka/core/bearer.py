@@ -13,8 +13,8 @@ _AUTHORIZATION: Final = b"authorization"
 
 
 def bearer_token(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
-    """What follows `Authorization: Bearer`; None: there is no such header, or there are several, of
-    which one alone may be that of whoever sends."""
+    """Return the token after `Authorization: Bearer`; None if there is no such header, or several,
+    as only one of them can be the sender's."""
     given: bytes | None = None
     for name, value in headers:
         if len(name) == len(_AUTHORIZATION) and name.lower() == _AUTHORIZATION:

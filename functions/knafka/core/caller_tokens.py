@@ -24,21 +24,21 @@ from knafka.core.bearer import SCHEME, bearer_token
 from knafka.core.errors import InvalidDocument
 
 CALLERS: Final = "KNAFKA_CALLERS"
-"""The variable of a function's environment with the verifiers of whom it answers."""
+"""Environment variable with the verifiers of the tokens that open a function."""
 SCRAPERS: Final = "KNAFKA_SCRAPERS"
-"""The same of whom it tells its metrics."""
+"""Environment variable with the verifiers of the tokens that open a function's metrics."""
 METRICS_TOKENS: Final = "KNAFKA_METRICS_TOKENS"
-"""The variable of an operator and its console with the tokens themselves."""
+"""Environment variable of the operator and the console with the tokens for metrics."""
 MAX_HEADER_BYTES: Final = 256
-"""Of an `Authorization` header that is looked at; `Bearer` and a token have 50."""
+"""Longest `Authorization` header that is looked at; `Bearer` and a token have 50 bytes."""
 MAX_VERIFIERS: Final = 16
-"""Keys of an installation at once; two are usual while one takes over from another."""
+"""Keys of an installation at once; two are usual while one replaces the other."""
 
 REFUSED: Final = "only this function's operator is answered here: want its token in Authorization"
-"""What everybody else is told, with 401."""
+"""Text of the 401 for callers without a token."""
 
 NO_SCRAPER: Final = "metrics want one of the installation's tokens (KNAFKA_METRICS_TOKENS)"
-"""What everybody is told who has none, with 401."""
+"""Text of the 401 for requests for metrics without a token."""
 
 _TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/=-]{16,200}").fullmatch
 _VERIFIER: Final = re.compile(r"[0-9a-f]{64}").fullmatch
@@ -46,25 +46,26 @@ _PURPOSE: Final = b"knafka caller token\n"
 
 
 def token_of(key: bytes, url: str) -> str:
-    """The token with which this installation's operator calls the function at `url`."""
+    """Return the token with which this installation's operator calls the function at `url`."""
     digest = hmac.digest(key, _PURPOSE + url.encode(), "sha256")
     return base64.urlsafe_b64encode(digest).decode().rstrip("=")
 
 
 def verifier_of(token: str) -> str:
-    """What a function has in its environment to know `token` by."""
+    """Return the verifier of a token: its SHA-256 digest in hexadecimal, for a function's
+    environment."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
 def verifiers_of(tokens: Iterable[str]) -> str:
-    """The value of `CALLERS` or `SCRAPERS` of a function that knows these tokens."""
+    """Return the value of `CALLERS` or `SCRAPERS` for these tokens."""
     return ",".join(map(verifier_of, tokens))
 
 
 def parse_tokens(text: str) -> tuple[str, ...]:
-    """Tokens for metrics, separated by commas; several while one takes over from another. Raises
-    `InvalidDocument`, which shows none of them."""
-    given = tuple(each.strip() for each in text.split(",") if each.strip())
+    """Parse the comma-separated tokens for metrics. Raises `InvalidDocument`, which shows none of
+    them."""
+    given = tuple(token.strip() for token in text.split(",") if token.strip())
     if len(given) > MAX_VERIFIERS or not all(map(_TOKEN, given)):
         problem = f"invalid value: want up to {MAX_VERIFIERS} tokens of 16 to 200 letters each"
         raise InvalidDocument(METRICS_TOKENS, f"{problem}, such as `openssl rand -hex 32` gives")
@@ -72,8 +73,8 @@ def parse_tokens(text: str) -> tuple[str, ...]:
 
 
 def bearer_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """The token of a request's `Authorization: Bearer`; empty: it has none, more than one, or one
-    that is none of ours by its length."""
+    """Return the token in a request's `Authorization: Bearer`; empty if there is none, several, or
+    one too long to be ours."""
     token = bearer_token(headers)
     if token is None or len(SCHEME) + len(token) > MAX_HEADER_BYTES:
         return ""
@@ -82,34 +83,34 @@ def bearer_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Callers:
-    """Whom a function answers where it doesn't answer everybody."""
+    """The callers that a function answers, by the verifiers of their tokens."""
 
     verifiers: Sequence[bytes] = ()
-    """Digests of tokens; none: everybody is answered."""
+    """Digests of tokens; empty: everybody is answered."""
 
     @classmethod
     def parse(cls, text: str, variable: str = CALLERS) -> Callers:
-        """Verifiers in hexadecimal, separated by commas. Raises `InvalidDocument`."""
-        given = [each.strip() for each in text.split(",") if each.strip()]
+        """Parse comma-separated verifiers in hexadecimal. Raises `InvalidDocument`."""
+        given = [digest.strip() for digest in text.split(",") if digest.strip()]
         if len(given) > MAX_VERIFIERS or not all(map(_VERIFIER, given)):
             problem = f"invalid value: want up to {MAX_VERIFIERS} SHA-256 digests in hexadecimal"
             raise InvalidDocument(variable, problem)
-        return cls(tuple(bytes.fromhex(each) for each in given))
+        return cls(tuple(bytes.fromhex(digest) for digest in given))
 
     @classmethod
     def of(cls, tokens: Iterable[str]) -> Callers:
-        """Those who have one of these tokens."""
-        return cls(tuple(bytes.fromhex(verifier_of(each)) for each in tokens))
+        """Return the callers with these tokens."""
+        return cls(tuple(bytes.fromhex(verifier_of(token)) for token in tokens))
 
     def accept(self, bearer: str) -> bool:
-        """Whether a request with this token is answered; takes as long for a wrong as for a right
-        one."""
+        """Whether a request with this token is answered; takes equally long for wrong and right
+        tokens."""
         if not self.verifiers:
             return True
         digest = hashlib.sha256(bearer.encode("utf-8", "replace")).digest()
         # All of them are compared: what is known of one tells nothing of the next.
-        return any([hmac.compare_digest(digest, each) for each in self.verifiers])
+        return any([hmac.compare_digest(digest, verifier) for verifier in self.verifiers])
 
 
 EVERYBODY: Final = Callers()
-"""Of a function that nobody gave verifiers."""
+"""The callers of a function without verifiers."""

@@ -25,6 +25,8 @@ _RACK = re.compile(r"[A-Za-z0-9._/:-]{1,255}", re.ASCII).fullmatch
 
 
 def _number(minimum: int, maximum: int) -> _Check:
+    """Return the check of a whole number in this range."""
+
     def check(text: str) -> str:
         if _DIGITS(text) and minimum <= int(text) <= maximum:
             return str(int(text))
@@ -34,6 +36,8 @@ def _number(minimum: int, maximum: int) -> _Check:
 
 
 def _one_of(*values: str) -> _Check:
+    """Return the check of one of these values."""
+
     def check(text: str) -> str:
         if text in values:
             return text
@@ -43,6 +47,7 @@ def _one_of(*values: str) -> _Check:
 
 
 def _rack(text: str) -> str:
+    """Check the name of a rack."""
     if _RACK(text):
         return text
     raise ValueError("the name of a rack or zone, as the brokers' broker.rack has it")
@@ -108,7 +113,7 @@ _LIBRDKAFKA: Final[Mapping[str, str]] = {
     "max.partition.fetch.bytes": "fetch.message.max.bytes",
     "compression.type": "compression.codec",
 }
-"""Where its name is another one."""
+"""Settings that librdkafka calls by another name."""
 
 
 def checked(side: str, name: str, value: str, path: str) -> str:
@@ -125,10 +130,8 @@ def checked(side: str, name: str, value: str, path: str) -> str:
 
 
 def given(document: Mapping[str, str], prefix: str, path: str) -> dict[str, dict[str, str]]:
-    """By side, what the keys `prefix`SIDE.NAME of a document set, such as `producer.linger.ms`.
-
-    `path` is that of the document's keys. Raises `InvalidDocument`.
-    """
+    """Return the settings that a document's keys `prefix`SIDE.NAME declare, such as
+    `producer.linger.ms`, by side."""
     found: dict[str, dict[str, str]] = {side: {} for side in SIDES}
     for key in sorted(document):
         side, _, name = key.removeprefix(prefix).partition(".")
@@ -138,5 +141,5 @@ def given(document: Mapping[str, str], prefix: str, path: str) -> dict[str, dict
 
 
 def for_librdkafka(settings: Settings) -> dict[str, str]:
-    """The same in librdkafka's words."""
+    """Return the settings under librdkafka's names."""
     return {_LIBRDKAFKA.get(name, name): value for name, value in settings.items()}

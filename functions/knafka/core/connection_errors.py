@@ -22,7 +22,7 @@ _OWN_WORDS: Final = re.compile(
     "|Resolving timed out|SSL |OpenSSL |Recv failure|Send failure|Empty reply|Unsupported protocol"
     ")[^{}<>\n]{0,200}"
 ).match
-"""What librdkafka and libcurl say by themselves of a token endpoint."""
+"""What librdkafka and libcurl themselves say about a token endpoint."""
 _OAUTH_CODE: Final = re.compile(
     r'"error"\s*:\s*"(invalid_(?:request|client|grant|scope|target)|unauthorized_client'
     r'|unsupported_grant_type|access_denied|server_error|temporarily_unavailable)"'
@@ -31,7 +31,7 @@ _OAUTH_CODE: Final = re.compile(
 
 
 def shown_text(text: str) -> str:
-    """What may be shown of librdkafka's error: without the body that a token endpoint answered."""
+    """Return the text of librdkafka's error without the response body of a token endpoint."""
     if not text.startswith(_NO_TOKEN):
         return text[:MAX_TEXT]
     said = text.removeprefix(_NO_TOKEN).removeprefix(": ")
@@ -44,7 +44,7 @@ def shown_text(text: str) -> str:
 
 
 class ClientError(Protocol):
-    """What librdkafka hands to an error callback."""
+    """An error that librdkafka passes to an error callback."""
 
     def name(self) -> str: ...
     def str(self) -> str: ...
@@ -71,7 +71,7 @@ class ConnectionErrors:
             self._name, self._text = error.name(), shown_text(error.str())
 
     def forget(self) -> None:
-        """It may have been mended; but of what isn't repeated that is known once Kafka answers."""
+        """Forget the errors, as they may be mended, except those that librdkafka doesn't repeat."""
         if not self._text.startswith(_NO_TOKEN):
             self.mended()
 
@@ -81,7 +81,7 @@ class ConnectionErrors:
 
     @property
     def refusal(self) -> str | None:
-        """What waiting won't mend, if that is what it is."""
+        """Return the error that waiting won't mend; None: there is none."""
         if self._name == "_AUTHENTICATION":
             return f"authentication failed: {self._text}"
         # A handshake that is broken off may be one with a broker that is about to end.

@@ -40,6 +40,7 @@ _ATTRIBUTE_NAME = re.compile(r"[a-z][a-z0-9]*").fullmatch
 
 
 def _attribute_name(name: str) -> str:
+    """Check a CloudEvents attribute's name."""
     if _ATTRIBUTE_NAME(name) is None:
         raise problem(
             f"invalid attribute name: {name!r}: want a-z, then a-z or 0-9 (^[a-z][a-z0-9]*$)"
@@ -55,6 +56,7 @@ Wanted: TypeAlias = Annotated[
 
 
 def _cesql(text: str) -> str:
+    """Check a CESQL expression."""
     if (wrong := _wrong_with(text)) is not None:
         raise problem(f"invalid CESQL expression: {wrong}")
     return text
@@ -63,6 +65,7 @@ def _cesql(text: str) -> str:
 # The operator reads the same objects again at each reconciliation.
 @lru_cache(maxsize=512)
 def _wrong_with(expression: str) -> str | None:
+    """Return what is wrong with a CESQL expression; None: it is valid."""
     try:
         cesql.compile_expression(expression)
     except InvalidExpression as error:
@@ -87,7 +90,8 @@ class Suffix(Model):
 
 
 def _not_empty(filters: tuple[Filter, ...]) -> tuple[Filter, ...]:
-    """Not a `min_length`: that also complains when there were filters, all of them broken."""
+    """Refuse an empty list; `min_length` would also complain of a list whose filters are all
+    invalid."""
     if not filters:
         raise problem("want at least one filter")
     return filters
@@ -137,7 +141,7 @@ def _one_dialect(document: object) -> object:
 
 
 def _dialect(filter_: object) -> str:
-    """Its tag; `_one_dialect` has refused objects with none or several."""
+    """Return the tag of a filter; `_one_dialect` has refused objects with none or several."""
     if isinstance(filter_, dict):
         return _tag(next(iter(filter_)))
     by_type: dict[type, str] = {
@@ -204,18 +208,18 @@ class Delivery(Model):
 
 
 class Order(StrEnum):
-    """What a slow or failing event holds back."""
+    """What waits behind an event that is slow or fails."""
 
     KEY = "key"
     """Only later events of its own key."""
     PARTITION = "partition"
-    """All later events of its partition (upstream's `ordered`)."""
+    """All later events of its partition wait (upstream's `ordered`)."""
     NONE = "none"
-    """Nothing (upstream's `unordered`)."""
+    """Nothing waits (upstream's `unordered`)."""
 
 
 class RateUnit(StrEnum):
-    """Of time, in Argo's words."""
+    """Unit of time of a rate limit, in Argo's words."""
 
     SECOND = "Second"
     MINUTE = "Minute"
@@ -245,7 +249,7 @@ class Kafka(Model):
     secret_path: str | None = None
     """Folder of the mounted Secret; None: plaintext, no authentication."""
     protocol: str | None = None
-    """That of the mounted Secrets, where they don't say: a KafkaSource does."""
+    """Security protocol where the mounted Secrets name none; a KafkaSource declares it."""
     consumer: dict[str, str] = Field(default_factory=dict)
     producer: dict[str, str] = Field(default_factory=dict)
     """Settings of those clients, of the ones that are allowed (`client_settings`)."""
@@ -261,7 +265,7 @@ class Sink(Model):
     ca_certs: str | None = None
     """PEM to trust for this destination beside the system's."""
     audience: str | None = None
-    """Of the tokens that it wants (OIDC); None: it wants none."""
+    """Audience of the token that the destination wants (OIDC); None: it wants none."""
 
 
 def event_limit(max_batch_bytes: int) -> int:
@@ -280,7 +284,7 @@ class TopicSettings(Model):
 
 
 AuthorizationMode: TypeAlias = Literal["allow-all", "deny-all", "allow-same-namespace"]
-"""Who may send where no policy says so, in upstream's words."""
+"""Who may send where no policy applies, in upstream's words."""
 
 
 class Policy(Model):
@@ -289,15 +293,15 @@ class Policy(Model):
     subjects: tuple[str, ...] = ()
     """Senders by their tokens' subject; one that ends with `*` is all that begin so."""
     filters: tuple[Filter, ...] = ()
-    """All of them must pass; none: every event does."""
+    """Filters that an event must all match; empty: every event does."""
 
 
 class Ingress(Model):
-    """One Broker, KafkaChannel or KafkaSink, as its receiver sees it."""
+    """The contract of a receiver for one Broker, KafkaChannel or KafkaSink."""
 
     namespace: str
     broker: str
-    """Its name, a KafkaChannel's or KafkaSink's too."""
+    """Name of the Broker, KafkaChannel or KafkaSink."""
     kind: Literal["Broker", "KafkaChannel", "KafkaSink"] = "Broker"
     hosts: tuple[str, ...] = ()
     """Names of hosts that are its own, in lower case and without a port: at `/` of such a host its
@@ -309,12 +313,12 @@ class Ingress(Model):
     max_event_bytes: Annotated[int, Field(gt=0)] = MAX_EVENT_BYTES
     """Body and attributes together; more is answered with 413 (KN-DP-12)."""
     max_batch_bytes: Annotated[int, Field(gt=0)] | None = None
-    """What Kafka takes for this topic in one batch of records (max.message.bytes); None: Kafka's
-    default, which is more than a writer puts into one."""
+    """Largest batch of records that Kafka takes for this topic (max.message.bytes); None: Kafka's
+    default, which is more than a writer puts into one batch."""
     audience: str | None = None
-    """Of the tokens that senders must show (OIDC); None: everybody may send."""
+    """Audience of the token that senders must show (OIDC); None: everybody may send."""
     policies: tuple[Policy, ...] = ()
-    """Where there are any, a sender must be let through by one of them; only with an `audience`."""
+    """Policies of which one must admit the sender, if there are any; only with an `audience`."""
     default_authorization: AuthorizationMode = "allow-same-namespace"
     """Who may send where there are no policies; only with an `audience`."""
     encrypted_only: bool = False
@@ -322,7 +326,7 @@ class Ingress(Model):
 
     @property
     def path(self) -> str:
-        """Where it is addressed: `/{namespace}/{broker}` (KN-BRK-20)."""
+        """Path of its requests: `/{namespace}/{broker}` (KN-BRK-20)."""
         return f"/{self.namespace}/{self.broker}"
 
 
@@ -331,56 +335,57 @@ class Receiver(Model):
     Revision: all KafkaChannels of one Kafka Secret (CHN-11, CHN-23), or one of its Brokers."""
 
     kafka: Kafka
-    """Where the contract and all that it names is: of an Ingress's own only `producer` counts."""
+    """Kafka of the contract and of all its Ingresses, of whose own only `producer` counts."""
     contract_topic: Annotated[str, Field(min_length=1)]
     """Compacted, of one partition: the key is an Ingress's path, the value an `Ingress` or a
     tombstone."""
     path: str | None = None
-    """Of the only Ingress that it serves; None: it serves all."""
+    """Path of the only Ingress that it serves; None: it serves all."""
 
 
 class Conversion(Model):
     """How the records of a KafkaSource become events (`foreign_records`)."""
 
     source: str
-    """What stands before `#TOPIC` in the source of an event that a record is made into."""
+    """Part of a converted event's `source` before `#TOPIC`."""
     key_type: Literal["string", "int", "float", "byte-array"] = "string"
     extensions: dict[str, str] = Field(default_factory=dict)
-    """Of every event, whatever else it says (`ceOverrides`)."""
+    """Attributes that every converted event gets, overriding its own (`ceOverrides`)."""
 
 
 class Egress(Model):
-    """One Trigger, Subscription or KafkaSource, as its dispatcher sees it."""
+    """The contract of a dispatcher for one Trigger, Subscription or KafkaSource."""
 
     namespace: str
     broker: str
     """The name of its Broker, or of its KafkaChannel; a KafkaSource's is its own."""
     trigger: str
-    """Its name, a Subscription's or KafkaSource's too."""
+    """Name of the Trigger, Subscription or KafkaSource."""
     kind: Literal["Trigger", "Subscription", "KafkaSource"] = "Trigger"
     topic: str
     more_topics: tuple[str, ...] = ()
-    """Those that a KafkaSource reads besides, by the same group."""
+    """Further topics that a KafkaSource reads with the same group."""
     conversion: Conversion | None = None
-    """None: its records are events."""
+    """How records become events; None: they are events."""
     group: str
     dead_letter_topic: str
     dead_letter_settings: TopicSettings = TopicSettings(config=dict(KEPT_FOR_EVER))
     """How the dispatcher makes the dead-letter topic when it first needs it."""
     shares_topic: bool = True
-    """Whether its Broker's or KafkaChannel's other Triggers read `topic`, too: then a record there
-    that holds no event has one dead letter for all, in `broker_dead_letter_topic`."""
+    """Whether other Triggers of the same Broker or KafkaChannel read `topic` too: then a record
+    without an event gets one dead letter for all, in `broker_dead_letter_topic`."""
     broker_dead_letter_settings: TopicSettings | None = None
-    """As `dead_letter_settings`, of that topic; None: the same."""
+    """Settings of `broker_dead_letter_topic`; None: `dead_letter_settings`."""
     kafka: Kafka
     service_account: str | None = None
-    """In `namespace`, whose tokens destinations with an audience get; None: none of them has one,
-    or it isn't there yet."""
+    """Service account in `namespace` whose tokens are shown to destinations with an audience; None:
+    no destination has one, or the account doesn't exist yet."""
     subscriber: Sink
     reply_topic: str | None = None
-    """Where a Trigger's replies go, if not to `topic`: a replay's are the Broker's all the same."""
+    """Topic of a Trigger's replies if it isn't `topic`: a replay's replies go to the Broker all the
+    same."""
     reply: Sink | None = None
-    """Where a Subscription's replies are sent; None: they are discarded (KN-SUB-02)."""
+    """Destination of a Subscription's replies; None: they are discarded (KN-SUB-02)."""
     dead_letter_sink: Sink | None = None
     filter: AttributesFilter = AttributesFilter()
     filters: tuple[Filter, ...] = ()
@@ -390,8 +395,8 @@ class Egress(Model):
     max_in_flight: Annotated[int, Field(gt=0, le=10_000)] = 100
     """Attempts under way at once in one dispatcher; the peer's fixed pool is 100."""
     batch: bool = False
-    """Whether its events' data, which are arrays of events, are what is sent: a Sensor's actions as
-    CloudEvents in batched mode. To a dead letter sink they go as the events that they are."""
+    """Whether the data of its events, which are arrays of events, are sent as JSON batches: a
+    Sensor's actions in batched mode. A dead letter sink gets the events themselves."""
     rate_limit: RateLimit | None = None
     """Events over it wait; None: there is none."""
     record_position: bool = True
@@ -403,13 +408,14 @@ class Egress(Model):
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """All that it reads; a topic's place is a part of its partitions' numbers (`numbering`)."""
+        """All topics that it reads; the index of a topic is a part of its partitions' numbers
+        (`numbering`)."""
         return (self.topic, *self.more_topics)
 
     @property
     def broker_dead_letter_topic(self) -> str | None:
-        """Its Broker's own, for records that hold no event; None: such a record is dead-lettered as
-        any other."""
+        """Topic of its Broker's dead letters, for records without an event; None: the Trigger's own
+        is used."""
         if not self.shares_topic:
             return None
         return names.broker_dead_letter_topic(self.namespace, self.name_of_broker)
@@ -422,8 +428,8 @@ class Egress(Model):
 
     @property
     def name_of_broker(self) -> str:
-        """Its Broker's name in topics and dead letters; a KafkaChannel's is no Broker's, and
-        neither is a KafkaSource's."""
+        """Its Broker's name in topics and dead letters, or the name that stands for a KafkaChannel
+        or KafkaSource there."""
         if self.kind == "KafkaSource":
             return names.of_source(self.broker)
         return names.of_channel(self.broker) if self.kind == "Subscription" else self.broker
@@ -440,13 +446,14 @@ class Shard(Model):
     """The shard's name. By a group of that name its pods divide the partitions among them; what is
     delivered is committed for each Egress's own group."""
     kafka: Kafka
-    """Where the contract and all that it names is: no Egress's own is looked at."""
+    """Kafka of the contract and of all its Egresses, whose own doesn't count."""
     contract_topic: Annotated[str, Field(min_length=1)]
     """Compacted, of one partition: the key is an Egress's group, the value a `SharedEgress` or a
     tombstone."""
 
 
 def _not_at_most_once(egress: Egress) -> Egress:
+    """Refuse at-most-once delivery in a shared dispatcher."""
     if egress.at_most_once:
         raise problem("a shared dispatcher delivers at least once: want no atMostOnce")
     return egress

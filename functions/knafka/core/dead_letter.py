@@ -55,7 +55,7 @@ STUB_BYTES: Final = 4096
 MAX_STUB_KEY: Final = 1024
 """Bytes of a record key that a stub keeps; a longer one is left out."""
 
-_NAMES: Final = frozenset((*_UPSTREAM, *(f"{ATTRIBUTE_PREFIX}{each}" for each in _OURS)))
+_NAMES: Final = frozenset((*_UPSTREAM, *(f"{ATTRIBUTE_PREFIX}{name}" for name in _OURS)))
 
 _NO_EXTENSIONS: Final = CORE | {"datacontentencoding", "knativebrokerttl"}
 """With the one an event of CloudEvents 0.3 says how its data are encoded, the other is `hops.TTL`.
@@ -78,7 +78,7 @@ REPLAY: Final = "knafka-replay"
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Whose event it is and where it lies: the Trigger and the record in the Broker's topic."""
+    """The Trigger of a dead letter, and the place of its record in the Broker's topic."""
 
     namespace: str
     broker: str
@@ -90,7 +90,7 @@ class Origin:
 
 
 class Attempt(NamedTuple):
-    """One attempt at the subscriber that has failed."""
+    """A failed attempt at the subscriber."""
 
     began: float
     """Seconds since the Unix epoch."""
@@ -127,7 +127,7 @@ def attempt_log(attempts: Sequence[Attempt]) -> str:
 
 def logged_attempts(text: str) -> Sequence[tuple[str, str]]:
     """Time and result of each attempt in an attribute's text; lenient."""
-    found = (each.partition(" ") for each in text.split(",") if each)
+    found = (entry.partition(" ") for entry in text.split(",") if entry)
     return [(at, result) for at, _, result in found]
 
 
@@ -165,7 +165,7 @@ def dead_letter_of(
     told = {
         "knativeerrordest": failure.destination,
         "knativeerrorcode": "" if failure.status is None else str(failure.status),
-        "knativeerrordata": base64.b64encode(_beginning(failure.body)).decode(),
+        "knativeerrordata": base64.b64encode(_truncated_body(failure.body)).decode(),
         f"{ATTRIBUTE_PREFIX}reason": failure.reason.value,
         f"{ATTRIBUTE_PREFIX}attempts": str(failure.attempts),
         f"{ATTRIBUTE_PREFIX}firsttime": timestamp(failure.first_attempt),
@@ -199,27 +199,27 @@ def origin_of(headers: RecordHeaders) -> tuple[str, int, int] | None:
         told.get(f"ce_{ATTRIBUTE_PREFIX}{part}") or b"" for part in ("topic", "partition", "offset")
     )
     # No longer than a number of 64 bits, which Kafka's are.
-    if not topic or not all(each.isdigit() and len(each) < 20 for each in (partition, offset)):
+    if not topic or not all(
+        number.isdigit() and len(number) < 20 for number in (partition, offset)
+    ):
         return None
     return topic.decode(errors="replace"), int(partition), int(offset)
 
 
 def stub_of(letter: Draft) -> Draft:
-    """What is kept of a dead letter that is too large for its topic: no data, but how it failed.
-
-    Where the attributes are large as well, only those are kept that fit, required ones first. The
-    event may still lie in the Broker's topic, at the place that its attributes tell.
-    """
-    own = [each for each in letter.headers if each[0] not in FAILURE_HEADERS]
+    """Return a dead letter without its data, for a topic that refuses it as too large."""
+    own = [header for header in letter.headers if header[0] not in FAILURE_HEADERS]
     required = {f"ce_{name}" for name in REQUIRED}
     room, kept = STUB_BYTES, set[str]()
-    for name, raw in sorted(own, key=lambda each: (each[0] not in required, len(each[1]))):
+    for name, raw in sorted(own, key=lambda header: (header[0] not in required, len(header[1]))):
         room -= len(name) + len(raw)
         if room < 0:
             break
         kept.add(name)
     cut = [*(["data"] if letter.value else []), *(["attributes"] if len(kept) < len(own) else [])]
-    headers = [each for each in letter.headers if each[0] in FAILURE_HEADERS or each[0] in kept]
+    headers = [
+        header for header in letter.headers if header[0] in FAILURE_HEADERS or header[0] in kept
+    ]
     key = letter.key if letter.key and len(letter.key) <= MAX_STUB_KEY else None
     return Draft(key, [*headers, (f"ce_{OMITTED}", ",".join(cut).encode())], None)
 
@@ -234,12 +234,14 @@ def restored(headers: Iterable[tuple[str, bytes]], replay: str) -> RecordHeaders
     for name, raw in found:
         if name == f"ce_{EXTENSIONS}":
             # Anybody with the right to write to the topic can forge this header.
-            added |= {f"ce_{each}" for each in (raw or b"").decode(errors="replace").split(",")}
+            added |= {
+                f"ce_{attribute}" for attribute in (raw or b"").decode(errors="replace").split(",")
+            }
     return [(name, raw) for name, raw in found if name not in added] + [(REPLAY, replay.encode())]
 
 
-def _beginning(body: bytes) -> bytes:
-    """As much as is kept, and no half of a character where it is UTF-8."""
+def _truncated_body(body: bytes) -> bytes:
+    """Return the beginning of a body, cut at its limit and not within a UTF-8 character."""
     for end in range(ERROR_DATA_BYTES, ERROR_DATA_BYTES - 4, -1):
         if end >= len(body) or body[end] & 0xC0 != 0x80:
             return body[:end]

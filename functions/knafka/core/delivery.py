@@ -41,7 +41,7 @@ class Reason(StrEnum):
     REPLY_NOT_DELIVERED = "reply-not-delivered"
     """A Subscription's reply destination did not take the reply (KN-SUB-07)."""
     TOO_LARGE = "record-too-large"
-    """What a Sensor was to write of it is larger than the topic takes."""
+    """A record that a Sensor had to write for the event is larger than its topic takes."""
     STATE_FULL = "state-full"
     """A Sensor holds as much as it may, and let go of its oldest events."""
     NO_TOKEN = "no-token"
@@ -50,7 +50,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one attempt: a status, or the reason why there is none."""
+    """The result of one attempt: a status, or the reason why there is none."""
 
     status: int | None = None
     failure: Reason | None = None
@@ -63,7 +63,7 @@ class Outcome:
 
     @property
     def text(self) -> str:
-        """Its reason and status, as far as there are any: `503`, `timeout`."""
+        """Reason and status as text, as far as known: `503`, `timeout`."""
         return f"{self.failure or ''} {self.status or ''}".strip()
 
 
@@ -104,11 +104,12 @@ def decide(outcome: Outcome, attempt: int, delivery: Delivery) -> Decision:
 
 
 def is_delivered(status: int) -> bool:
-    """Any 2xx (data-plane table)."""
+    """Whether a status means that the event was delivered: any 2xx (data-plane table)."""
     return 200 <= status <= 299
 
 
 def _is_retriable(outcome: Outcome) -> bool:
+    """Whether another attempt may succeed after this outcome."""
     if outcome.permanent or outcome.failure is Reason.MALFORMED_REPLY:
         return False
     status = outcome.status

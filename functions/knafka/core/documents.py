@@ -64,7 +64,8 @@ class Model(BaseModel):
 
 
 def problem(message: str, *fields: str) -> PydanticCustomError:
-    """What a validator raises; `fields`, relative to what it validates, are told by full path."""
+    """Return an error for a validator to raise; `fields` are relative to the validated object and
+    reported by their full path."""
     return PydanticCustomError("knafka", "{message}", {"message": message, "fields": fields})
 
 
@@ -85,6 +86,7 @@ def _seconds(value: object) -> float:
 
 
 def _parse_duration(text: str) -> float:
+    """Parse an ISO-8601 duration into seconds."""
     if (match := _DURATION(text)) is None:
         raise problem(
             f"invalid value: {text:.80}: want an ISO-8601 duration, such as PT0.2S or PT5M"
@@ -97,7 +99,8 @@ def _parse_duration(text: str) -> float:
 
 
 def _format_duration(seconds: float) -> str:
-    """All digits, and no exponent, which ISO-8601 doesn't know: it reads back as the same float."""
+    """Format seconds as an ISO-8601 duration without an exponent, so that it parses to the same
+    float."""
     whole, _, fraction = f"{Decimal(repr(seconds)):f}".partition(".")
     return f"PT{whole}.{fraction}S" if fraction.strip("0") else f"PT{whole}S"
 
@@ -144,7 +147,7 @@ def check_url_text(url: str, *fields: str) -> None:
 
 
 def _in_ascii(host: str) -> str:
-    """What to write in place of a host name that isn't ASCII."""
+    """Return the ASCII form of a host name, for the error message."""
     if host.isascii():
         return ""
     with contextlib.suppress(UnicodeError):
@@ -153,6 +156,7 @@ def _in_ascii(host: str) -> str:
 
 
 def _absolute_url(url: str) -> str:
+    """Check that a URL is absolute."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -179,7 +183,7 @@ def parse(model: type[M], document: object, path: str = "") -> M:
     try:
         return model.model_validate(document, by_alias=True, by_name=False)
     except ValidationError as error:
-        raise _invalid(error, path) from None
+        raise _invalid_document(error, path) from None
 
 
 def parse_json(model: type[M], text: str) -> M:
@@ -187,7 +191,7 @@ def parse_json(model: type[M], text: str) -> M:
     try:
         return model.model_validate_json(text, by_alias=True, by_name=False)
     except ValidationError as error:
-        raise _invalid(error, "") from None
+        raise _invalid_document(error, "") from None
 
 
 def parse_json_array(model: type[M], text: str) -> Sequence[M]:
@@ -196,7 +200,7 @@ def parse_json_array(model: type[M], text: str) -> Sequence[M]:
     try:
         return documents.validate_json(text, by_alias=True, by_name=False)
     except ValidationError as error:
-        raise _invalid(error, "") from None
+        raise _invalid_document(error, "") from None
 
 
 def dump(model: Model) -> dict[str, Any]:
@@ -205,7 +209,7 @@ def dump(model: Model) -> dict[str, Any]:
 
 
 def digest(model: Model) -> str:
-    """What tells one version of a document from another: 16 hexadecimal digits."""
+    """Return 16 hexadecimal digits that identify this version of a document."""
     text = json.dumps(dump(model), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -219,7 +223,7 @@ def explained_faults() -> Iterator[None]:
     try:
         yield
     except ValidationError as error:
-        found = _invalid(error, error.title)
+        found = _invalid_document(error, error.title)
         problem = f"{found.problem}; this is a fault of Knafka: please report it with this line"
         raise InvalidDocument(found.path, problem) from error
 
@@ -232,19 +236,20 @@ MAX_PROBLEMS: Final = 20
 
 
 def more_problems(count: int) -> str:
-    """What stands in the place of problems beyond `MAX_PROBLEMS`."""
+    """Return the sentence that stands for problems beyond `MAX_PROBLEMS`."""
     return f"and {count - MAX_PROBLEMS} more"
 
 
-def _invalid(error: ValidationError, root: str) -> InvalidDocument:
+def _invalid_document(error: ValidationError, root: str) -> InvalidDocument:
+    """Turn pydantic's errors into one `InvalidDocument` that names all fields."""
     missing: list[str] = []
     problems: list[tuple[str, str]] = []
-    for each in error.errors(include_url=False)[:MAX_PROBLEMS]:
-        path = path_of(root, each["loc"])
-        if each["type"] == "missing":
+    for problem in error.errors(include_url=False)[:MAX_PROBLEMS]:
+        path = path_of(root, problem["loc"])
+        if problem["type"] == "missing":
             missing.append(path)
         else:
-            problems.append(told_of(path, each))
+            problems.append(told_of(path, problem))
     if missing:
         problems.insert(0, (missing[0], f"missing field(s): {', '.join(missing)}"))
     path, first = problems[0]
@@ -263,7 +268,7 @@ _WANTED: Final = {
     "string_too_short": "a string that is not empty",
     "too_short": "at least one entry",
 }
-"""What pydantic asks for in Python's words, in the words of a YAML file."""
+"""Pydantic's expectations, from Python's words into those of a YAML file."""
 
 
 def told_of(path: str, error: ErrorDetails) -> tuple[str, str]:

@@ -30,9 +30,9 @@ MAX_IDLE: Final = 86_400.0
 """Seconds: a drain that waits longer for something to do would be one that never ends."""
 
 STOP: Final = b'{"stop":true}\n'
-"""What a caller adds to its request to end the drain: attempts under way finish within a bound,
-what is settled is committed, the group is left; then the response ends. Only a request that says
-what it drains (`egress`, `shard` or `sensor`) may: any other is over, and the drain goes on."""
+"""Added by a caller to its request to end the drain: attempts finish within a bound, settled
+offsets are committed, the group is left, and the response ends. Only a request that names what it
+drains (`egress`, `shard` or `sensor`) may do so."""
 
 
 class DrainRequest(Model):
@@ -64,8 +64,9 @@ class DrainRequest(Model):
 
     @property
     def may_stop(self) -> bool:
-        """Whether it says what is to be drained; a process that drains something else refuses."""
-        return any(each is not None for each in (self.egress, self.shard, self.sensor))
+        """Whether the request names what is to be drained, so that a process that drains something
+        else refuses it."""
+        return any(value is not None for value in (self.egress, self.shard, self.sensor))
 
 
 class Ended(StrEnum):
@@ -81,7 +82,7 @@ class Ended(StrEnum):
 
 @dataclass(slots=True)
 class Counts:
-    """What became of events: one for each record, or for each attempt."""
+    """Counts of events by outcome, and of attempts."""
 
     read: int = 0
     filtered: int = 0
@@ -99,12 +100,12 @@ class Counts:
         return Counts(*(getattr(self, name) - getattr(other, name) for name in COUNTED))
 
 
-COUNTED: Final = tuple(each.name for each in fields(Counts))
+COUNTED: Final = tuple(field.name for field in fields(Counts))
 """The fields of `Counts`, which are those of a `DrainProgress`, too."""
 
 
 def outcomes(counts: Counts | DrainProgress) -> Iterator[tuple[str, int]]:
-    """What a metric tells by the label `outcome`."""
+    """Yield the counts by their values of the metric's label `outcome`."""
     for name in COUNTED:
         yield name, getattr(counts, name)
 
@@ -117,7 +118,8 @@ class Waiting(Model):
     keys: int
     """Correlation keys for which it holds events; 1 of a trigger without correlation."""
     since: int
-    """When the bus took the oldest of its events: milliseconds since the Unix epoch."""
+    """When the oldest of its events was appended to the bus, in milliseconds since the Unix
+    epoch."""
     key: str | None = None
     """The correlation key of that event, or its beginning."""
     has: tuple[str, ...] = ()
@@ -125,10 +127,10 @@ class Waiting(Model):
 
 
 class Holding(Model):
-    """What a Sensor's process holds, a moment ago."""
+    """What a Sensor's process held a moment ago."""
 
     partitions: tuple[int, ...]
-    """Of the trigger topic, that are this process's; of those all is here."""
+    """Partitions of the trigger topic that this process owns, all of whose events are included."""
     triggers: tuple[Waiting, ...] = ()
 
 
@@ -172,11 +174,12 @@ class DrainProgress(Model):
 
 
 class Settled(Model):
-    """What the groups of a shard have committed as it ended, as Kafka has confirmed each commit."""
+    """The offsets that the groups of a shard had committed when its drain ended, as Kafka has
+    confirmed."""
 
     topic: str
     offsets: dict[int, int]
-    """By partition that this dispatcher had until the end: everything below is settled."""
+    """By partition that this dispatcher owned until the end: everything below is settled."""
     without: tuple[str, ...] = ()
     """Groups of which that isn't so: their drain failed, a commit wasn't confirmed, they are
     behind, or they read another topic."""
@@ -189,9 +192,9 @@ class ShardProgress(Model):
     """Offset in the contract's topic before which it delivers by every record: drains of what was
     there before have ended."""
     egresses: dict[str, DrainProgress] = Field(default_factory=dict)
-    """By group, those that have changed since the last line; all of them in a request's first and
-    last one. One that failed has an `error`, and begins again by itself."""
+    """Progress by group: of those that have changed since the last line; of all in a request's
+    first and last one. A failed one has an `error`, and starts again by itself."""
     settled: Settled | None = None
-    """In a last line, of those in `egresses`; None: not known."""
+    """In the last line, committed offsets of the groups in `egresses`; None: not known."""
     ended: Ended | None = None
     error: str | None = None

@@ -19,7 +19,7 @@ Attributes: TypeAlias = Mapping[str, str]
 """CloudEvents attributes by name: `id`, `type`, `datacontenttype`, extensions; never `data`."""
 
 SPEC_VERSIONS: Final = frozenset({"0.3", "1.0"})
-"""What is accepted; a version is never upgraded on the way (KN-DP-14)."""
+"""Accepted values of `specversion`; a version is never upgraded on the way (KN-DP-14)."""
 
 MAX_ATTRIBUTES: Final = 128
 """Attributes that an event may have when it is taken from a sender, or read from a structured
@@ -32,7 +32,7 @@ CORE: Final = frozenset(
 )
 """The attributes that CloudEvents defines, in 0.3 or 1.0; all others are extensions."""
 URIS: Final = frozenset({"source", "dataschema", "schemaurl"})
-"""Those of them that are a URI or a URI-reference."""
+"""Standard attributes that are a URI or a URI-reference."""
 
 _NAME = re.compile(r"[a-z0-9]+").fullmatch
 _URI_CHARACTERS = r"[A-Za-z0-9\-._~:/?#\[\]@!$&'()*+,;=\u0080-\U0010ffff]"
@@ -58,7 +58,7 @@ _FORBIDDEN, _EACH_FORBIDDEN = _FORBIDDEN_CHARACTER.search, _FORBIDDEN_CHARACTER.
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One CloudEvent; `data` is None when it has none, which is not the same as empty (CE-K3)."""
+    """A CloudEvent; `data` is None if it has none, which differs from empty data (CE-K3)."""
 
     attributes: Attributes
     data: bytes | None
@@ -140,7 +140,7 @@ def is_valid_1_0(attributes: Attributes) -> bool:
 
 
 def refusal(problems: Sequence[str]) -> InvalidEvent:
-    """One error for all problems; a hostile event has too many to name each."""
+    """Return one error for all these problems, of which only some are named."""
     more = f"; and {len(problems) - 16} more" if len(problems) > 16 else ""
     return InvalidEvent("; ".join(problems[:16]) + more)
 
@@ -160,7 +160,7 @@ def cleaned(text: str) -> str:
 
 
 def is_media_type(text: str) -> bool:
-    """Whether it can be a `datacontenttype`."""
+    """Whether a text is a valid `datacontenttype`."""
     return _MEDIA_TYPE(text) is not None
 
 

@@ -59,11 +59,12 @@ _Keys: TypeAlias = _Key | _OneOf | _EachOf
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """One Trigger's filter, ready for an index."""
+    """The filter of one Trigger, prepared for an index."""
 
     passes: Predicate
     keys: _Keys | None
-    """None: the filter has no key, and is evaluated for each event."""
+    """Attribute values by which the index finds the filter; None: it is evaluated for each
+    event."""
     is_decided_by_key: bool
     """Whether an event with one of its keys matches for certain."""
 
@@ -95,7 +96,7 @@ def _keys_of(spec: Filter) -> tuple[_Keys | None, bool]:
         case All(all=inner):
             return _all(inner)
         case Any_(any=inner):
-            parts = [_keys_of(each) for each in inner]
+            parts = [_keys_of(condition) for condition in inner]
             keys = tuple(keys for keys, _ in parts if keys is not None)
             if len(keys) < len(parts):
                 return None, False
@@ -107,6 +108,7 @@ def _keys_of(spec: Filter) -> tuple[_Keys | None, bool]:
 
 
 def _all(parts: Sequence[Filter]) -> tuple[_Keys | None, bool]:
+    """Return the keys by which a conjunction can be found, and whether they decide it."""
     keys: list[_Keys] = []
     decides = False
     for part in parts:
@@ -135,6 +137,8 @@ def _evaluates(spec: Filter) -> bool:
 
 @dataclass(slots=True, eq=False)
 class _Entry(Generic[T]):
+    """A filter in the index, with its owner."""
+
     owner: T
     selection: Selection
     keys: tuple[_Key, ...] = ()
@@ -153,6 +157,7 @@ class _Bucket(Generic[T]):
         return len(self.decided) + len(self.tried) + len(self.once)
 
     def of(self, entry: _Entry[T]) -> dict[_Entry[T], None]:
+        """Return the part of the bucket that an entry belongs to."""
         if len(entry.keys) > 1:
             return self.once
         return self.tried
@@ -176,7 +181,7 @@ class FilterIndex(Generic[T]):
         return len(self._entries)
 
     def add(self, owner: T, selection: Selection) -> None:
-        """Add an owner that isn't in the index yet."""
+        """Add a new owner with its filter, under the keys that fewest entries have already."""
         entry = self._entries[owner] = _Entry(owner, selection)
         if selection.keys is None:
             self._others[entry] = None
@@ -236,8 +241,11 @@ class FilterIndex(Generic[T]):
         return self._prefix if key.is_prefix else self._exact
 
     def _note_lengths(self, key: _Key) -> None:
+        """Note which lengths the prefixes of an attribute have."""
         if key.is_prefix:
-            self._lengths[key.name] = sorted({len(each) for each in self._prefix.get(key.name, ())})
+            self._lengths[key.name] = sorted(
+                {len(prefix) for prefix in self._prefix.get(key.name, ())}
+            )
 
     def _rarest(self, keys: _Keys) -> tuple[tuple[int, bool], list[_Key]]:
         """The cheapest keys, after their cost: how many entries have them already, and whether one
@@ -247,9 +255,9 @@ class FilterIndex(Generic[T]):
                 bucket = self._buckets(keys).get(name, {}).get(value)
                 return (0 if bucket is None else len(bucket), is_prefix), [keys]
             case _OneOf(keys=inner):
-                return min(map(self._rarest, inner), key=lambda each: each[0])
+                return min(map(self._rarest, inner), key=lambda part: part[0])
             case _EachOf(keys=inner):
-                parts = [self._rarest(each) for each in inner]
+                parts = [self._rarest(condition) for condition in inner]
                 cost = sum(count for (count, _), _ in parts), any(fuzzy for (_, fuzzy), _ in parts)
                 return cost, [key for _, found in parts for key in found]
 
@@ -260,6 +268,7 @@ def _match(
     matching: list[T],
     once: dict[_Entry[T], None],
 ) -> None:
+    """Add to `matching` the owners in a bucket whose filters match."""
     matching += bucket.decided.values()
     for entry in bucket.tried:
         if entry.selection.passes(attributes):

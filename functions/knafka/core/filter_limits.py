@@ -29,7 +29,8 @@ fit into a container's environment, of which one variable may have 128 KiB."""
 
 
 def beyond_limits(filters: object) -> str | None:
-    """What is too much of a list of declared filters, as a sentence; None: it is within limits."""
+    """Return a sentence that says which limit a list of declared filters exceeds; None: it exceeds
+    none."""
     count = characters = 0
     for depth, part, is_filter in _parts(filters):
         count += is_filter
@@ -66,7 +67,7 @@ def characters_of(document: object, enough: int) -> int:
 def _parts(filters: object) -> Iterator[tuple[int, object, bool]]:
     """Depth of each part of filters, the part, and whether it is a filter; of whatever is no
     filter only so much that its size is known."""
-    rest: list[tuple[int, object]] = [(1, each) for each in _list(filters)]
+    rest: list[tuple[int, object]] = [(1, condition) for condition in _list(filters)]
     while rest:
         depth, declared = rest.pop()
         yield depth, None, True
@@ -76,7 +77,7 @@ def _parts(filters: object) -> Iterator[tuple[int, object, bool]]:
             yield depth, dialect, False
             inner = _filters_within(dialect, value) if is_dialect(dialect) else None
             if inner is not None:
-                rest += [(depth + 1, each) for each in inner]
+                rest += [(depth + 1, condition) for condition in inner]
             elif isinstance(value, Mapping):
                 for name, wanted in value.items():
                     yield depth, name, False
@@ -86,7 +87,7 @@ def _parts(filters: object) -> Iterator[tuple[int, object, bool]]:
 
 
 def _filters_within(dialect: Dialect, value: object) -> Sequence[object] | None:
-    """What stands there in the place of filters; None: this dialect has none within it."""
+    """Return the filters nested in this one; None: its dialect nests none."""
     match dialect:
         case "all" | "any":
             return _list(value)
@@ -103,12 +104,14 @@ def _list(value: object) -> Sequence[object]:
 
 
 def _within_limits(filters: object) -> object:
+    """Refuse filters beyond the limits."""
     if (too_much := beyond_limits(filters)) is not None:
         raise problem(too_much)
     return filters
 
 
 def _attributes_within_limits(declared: object) -> object:
+    """Refuse attributes of a filter that are too long together."""
     if characters_of(declared, MAX_FILTER_CHARACTERS + 1) > MAX_FILTER_CHARACTERS:
         raise problem(too_long("the attributes"))
     return declared

@@ -37,7 +37,7 @@ def compile_trigger(
 ) -> Predicate:
     """The whole filter of a Trigger: `filters` if there are any, else `filter` (KN-TRG-10)."""
     if filters:
-        return _all(tuple(compile_filter(each, failed) for each in filters))
+        return _all_of(tuple(compile_filter(spec, failed) for spec in filters))
     return compile_attributes(attributes)
 
 
@@ -45,22 +45,24 @@ def compile_attributes(wanted: AttributesFilter) -> Predicate:
     """Every named attribute present, and equal unless the wanted value is empty (KN-TRG-08)."""
     if not wanted.attributes:
         return lambda event: True
-    return _each(wanted.attributes, lambda value, want: bool(value) and want in ("", value))
+    return _attribute_predicate(
+        wanted.attributes, lambda value, want: bool(value) and want in ("", value)
+    )
 
 
 def compile_filter(spec: Filter, failed: CountError = _ignore) -> Predicate:
-    """One declared filter as a predicate (KN-TRG-10)."""
+    """Compile one declared filter into a predicate (KN-TRG-10)."""
     match spec:
         case Exact(exact=wanted):
-            return _each(wanted, str.__eq__)
+            return _attribute_predicate(wanted, str.__eq__)
         case Prefix(prefix=wanted):
-            return _each(wanted, str.startswith)
+            return _attribute_predicate(wanted, str.startswith)
         case Suffix(suffix=wanted):
-            return _each(wanted, str.endswith)
+            return _attribute_predicate(wanted, str.endswith)
         case All(all=inner):
-            return _all(tuple(compile_filter(each, failed) for each in inner))
+            return _all_of(tuple(compile_filter(spec, failed) for spec in inner))
         case Any_(any=inner):
-            return _any(tuple(compile_filter(each, failed) for each in inner))
+            return _any_of(tuple(compile_filter(spec, failed) for spec in inner))
         case Not(not_=inner_filter):
             passes = compile_filter(inner_filter, failed)
             return lambda event: not passes(event)
@@ -81,11 +83,12 @@ def never_true(filters: Sequence[Filter], path: str) -> Iterator[tuple[str, str]
 
 def expressions(filters: Sequence[Filter], path: str) -> Iterator[tuple[str, str]]:
     """Path and text of each CESQL expression, wherever it stands in filters at `path`."""
-    for index, each in enumerate(filters):
-        yield from _expressions(each, f"{path}[{index}]")
+    for index, spec in enumerate(filters):
+        yield from _expressions(spec, f"{path}[{index}]")
 
 
 def _expressions(spec: Filter, path: str) -> Iterator[tuple[str, str]]:
+    """Yield path and text of the CESQL expressions within a filter."""
     match spec:
         case All(all=inner):
             yield from expressions(inner, f"{path}.all")
@@ -108,32 +111,33 @@ def why_not(
     if filters:
         return tuple(
             f"filters[{index}]{clause}"
-            for index, each in enumerate(filters)
-            for clause in _refusals(each, event)
+            for index, spec in enumerate(filters)
+            for clause in _refusals(spec, event)
         )
     return tuple(
-        f"filter.attributes.{name}: {_found(name, event)}, want {want or 'any value'!r}"
+        f"filter.attributes.{name}: {_described_value(name, event)}, want {want or 'any value'!r}"
         for name, want in attributes_filter.attributes.items()
         if not compile_attributes(AttributesFilter(attributes={name: want}))(event)
     )
 
 
 def _refusals(spec: Filter, event: Attributes) -> Iterator[str]:
+    """Yield the reasons why a filter doesn't match an event; none if it does."""
     if compile_filter(spec)(event):
         return
     match spec:
         case Exact(exact=wanted):
-            yield from _refused("exact", wanted, str.__eq__, event)
+            yield from _attribute_refusals("exact", wanted, str.__eq__, event)
         case Prefix(prefix=wanted):
-            yield from _refused("prefix", wanted, str.startswith, event)
+            yield from _attribute_refusals("prefix", wanted, str.startswith, event)
         case Suffix(suffix=wanted):
-            yield from _refused("suffix", wanted, str.endswith, event)
+            yield from _attribute_refusals("suffix", wanted, str.endswith, event)
         case All(all=inner):
-            for index, each in enumerate(inner):
-                yield from (f".all[{index}]{clause}" for clause in _refusals(each, event))
+            for index, spec in enumerate(inner):
+                yield from (f".all[{index}]{clause}" for clause in _refusals(spec, event))
         case Any_(any=inner):
-            for index, each in enumerate(inner):
-                yield from (f".any[{index}]{clause}" for clause in _refusals(each, event))
+            for index, spec in enumerate(inner):
+                yield from (f".any[{index}]{clause}" for clause in _refusals(spec, event))
         case Not():
             yield ".not: what it negates matches"
         case CESQL(cesql=text):
@@ -143,19 +147,21 @@ def _refusals(spec: Filter, event: Attributes) -> Iterator[str]:
             assert_never(spec)
 
 
-def _refused(
+def _attribute_refusals(
     dialect: str, wanted: Mapping[str, str], test: Callable[[str, str], bool], event: Attributes
 ) -> Iterator[str]:
+    """Yield the reasons why attributes of an event don't pass this dialect's test."""
     for name, want in wanted.items():
         if name not in event or not test(event[name], want):
-            yield f".{dialect}.{name}: {_found(name, event)}, want {want!r}"
+            yield f".{dialect}.{name}: {_described_value(name, event)}, want {want!r}"
 
 
-def _found(name: str, event: Attributes) -> str:
+def _described_value(name: str, event: Attributes) -> str:
     return f"the event has {event[name]!r}" if name in event else "the event has no such attribute"
 
 
-def _each(wanted: Mapping[str, str], test: Callable[[str, str], bool]) -> Predicate:
+def _attribute_predicate(wanted: Mapping[str, str], test: Callable[[str, str], bool]) -> Predicate:
+    """Compile the test of several attributes, each against its value."""
     pairs = tuple(wanted.items())
     if len(pairs) == 1:
         ((name, want),) = pairs
@@ -171,13 +177,15 @@ def _each(wanted: Mapping[str, str], test: Callable[[str, str], bool]) -> Predic
     return passes
 
 
-def _all(predicates: tuple[Predicate, ...]) -> Predicate:
+def _all_of(predicates: tuple[Predicate, ...]) -> Predicate:
+    """Compile the conjunction of predicates."""
     if len(predicates) == 1:
         return predicates[0]
     return lambda event: all(passes(event) for passes in predicates)
 
 
-def _any(predicates: tuple[Predicate, ...]) -> Predicate:
+def _any_of(predicates: tuple[Predicate, ...]) -> Predicate:
+    """Compile the disjunction of predicates."""
     if len(predicates) == 1:
         return predicates[0]
     return lambda event: any(passes(event) for passes in predicates)

@@ -35,14 +35,14 @@ from knafka.core.times import rfc3339
 EVENT_TYPE: Final = "dev.knative.kafka.event"
 KEY: Final = "key"
 HEADER: Final = "kafkaheader"
-"""What the names of extensions begin with that are a record's headers."""
+"""Prefix of the extensions that hold a record's headers."""
 
 _OTHER_CHARACTERS = re.compile("[^a-z0-9]")
 _STRUCTURED: Final = b"application/cloudevents"
 
 
 class RecordPosition(NamedTuple):
-    """Where a record lies."""
+    """A record's topic, partition, offset and timestamp."""
 
     topic: str
     partition: int
@@ -76,7 +76,7 @@ def as_event(
 
 
 def _looks_like_an_event(headers: Iterable[tuple[str, bytes | None]]) -> bool:
-    """Whether it is worth being read as one."""
+    """Whether it makes sense to parse the record as an event."""
     return any(
         name.startswith("ce_")
         or (
@@ -94,6 +94,7 @@ def _attributes(
     key: bytes | None,
     headers: Iterable[tuple[str, bytes | None]],
 ) -> dict[str, str]:
+    """Return the attributes of the event that a record becomes."""
     topic, partition, offset, timestamp = place
     attributes = {
         "specversion": "1.0",
@@ -123,7 +124,8 @@ _EXTENSIONS = BoundedCache[str, str](lambda name: HEADER + _OTHER_CHARACTERS.sub
 
 
 def key_text(key: bytes, key_type: str) -> str:
-    """A record's key as an attribute; of a length that its type doesn't have it is a string."""
+    """Return a record's key as an attribute's text; a key whose length its type doesn't have is
+    taken as a string."""
     if key_type == "byte-array":
         return base64.b64encode(key).decode()
     if key_type == "int" and len(key) in (4, 8):
@@ -160,6 +162,7 @@ def _float_text(key: bytes) -> str:
 
 
 def _packs_to(form: str, text: str, key: bytes) -> bool:
+    """Whether a number's text is packed into these bytes again."""
     try:
         return struct.pack(form, float(text)) == key
     except OverflowError:

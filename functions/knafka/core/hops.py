@@ -22,7 +22,7 @@ from knafka.core.kafka_binding import CONTENT_TYPE, Draft, RecordHeaders, read, 
 TTL: Final = "knativebrokerttl"
 """Attribute of a reply: how many replies in a row may still follow, and this one."""
 FIRST_TTL: Final = 255
-"""Of an event that has none; upstream's default."""
+"""Remaining replies of an event without the attribute; upstream's default."""
 DEEP: Final = 10
 """Replies in a row from which on they are told of as a loop."""
 
@@ -71,27 +71,30 @@ def with_attributes(draft: Draft, attributes: dict[str, str]) -> Draft:
         event = Event(envelope.attributes | attributes, envelope.data)
         return Draft(draft.key, to_record(event, envelope.passed).headers, to_record(event).value)
     new = {f"ce_{name}": value.encode() for name, value in attributes.items()}
-    kept = [each for each in draft.headers if each[0] not in new]
+    kept = [header for header in draft.headers if header[0] not in new]
     return draft._replace(headers=[*kept, *new.items()])
 
 
 def _number(headers: RecordHeaders | None, value: bytes | None, name: str, default: int) -> int:
+    """Return a counter attribute of the event; `default` if it is missing or no number."""
     text = _attribute(headers or [], value, name)
     # Not what Python takes for a number: signs, spaces, other scripts' digits.
     return int(text[:9]) if text and text.isascii() and text.isdigit() else default
 
 
 def _attribute(headers: RecordHeaders, value: bytes | None, name: str) -> str | None:
+    """Return an attribute of the event in a record, in either content mode; None: it has none."""
     if _is_structured(headers):
         try:
             return read(headers, value).attributes.get(name)
         except InvalidEvent:
             return None
     header = f"ce_{name}"
-    return next((raw.decode("utf-8", "replace") for each, raw in headers if each == header), None)
+    return next((raw.decode("utf-8", "replace") for name, raw in headers if name == header), None)
 
 
 def _is_structured(headers: Iterable[tuple[str, bytes]]) -> bool:
+    """Whether the record's content mode is structured."""
     return any(
         name == CONTENT_TYPE and raw[:23].lower() == b"application/cloudevents"
         for name, raw in headers

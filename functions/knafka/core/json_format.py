@@ -140,6 +140,8 @@ def _split_deep(document: bytes) -> dict[str, msgspec.Raw]:
 
 
 def _read_carefully(document: bytes) -> Event:
+    """Parse any structured event, member by member. Raises `InvalidEvent` that names every
+    problem."""
     members: dict[str, tuple[object, str]] = {}
     try:
         for name, value, source in _members(document.decode()):
@@ -288,6 +290,7 @@ def _data_of(members: dict[str, tuple[object, str]], attributes: dict[str, str])
 
 
 def _from_base64(encoded: object) -> bytes:
+    """Decode the value of `data_base64`. Raises ValueError."""
     if type(encoded) is not str:
         raise ValueError("base64 data are not a string")
     try:
@@ -306,6 +309,7 @@ def _dump(members: Attributes) -> bytes:
 
 
 def _is_json_text(data: bytes) -> bool:
+    """Whether the bytes are valid JSON in UTF-8."""
     try:
         data.decode()
         _IS_JSON(data)

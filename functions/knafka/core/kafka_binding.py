@@ -74,6 +74,7 @@ class Mode(Enum):
 
 
 def mode_of(content_type: str) -> Mode:
+    """Return the content mode that a content type declares."""
     media_type = content_type.partition(";")[0].strip().lower()
     if media_type.startswith("application/cloudevents-batch"):
         return Mode.BATCH

@@ -37,7 +37,8 @@ MSK_ROLE: Final = "MSKRoleAccessTokenProvider"
 PROVIDERS: Final = (MSK_ACCESS, MSK_ROLE)
 
 MSK_REGION: Final = "knafka.msk.region"
-"""Not librdkafka's: what `knafka.tokens` takes out of a configuration. Empty: the environment's."""
+"""Setting that `knafka.tokens` removes from a configuration, as librdkafka doesn't know it. Empty:
+the environment's region."""
 MSK_ROLE_ARN: Final = "knafka.msk.role.arn"
 
 JAVA_ONLY: Final = ("sasl.jaas.config", "sasl.login.callback.handler.class")
@@ -48,25 +49,25 @@ _LOGIN_HANDLER: Final = (
     "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler"
 )
 _EXTENSION = re.compile(r"[A-Za-z]+=[\x20-\x7e\t]*").fullmatch
-"""As SASL has it; Java refuses others."""
+"""Syntax of SASL extensions; Java refuses others."""
 _ROLE = re.compile(r"arn:aws[a-z-]*:iam::[0-9]{12}:role/\S+").fullmatch
 _REGION = re.compile(r"[a-z]{2}(?:-[a-z]+)+-[0-9]").fullmatch
 
 
 def for_librdkafka(secret: Mapping[str, str]) -> dict[str, str]:
     """Beside the protocol and TLS; raises `InvalidDocument`."""
-    if _provider(secret) is not None:
-        return _msk(secret)
+    if _token_signer(secret) is not None:
+        return _msk_settings(secret)
     configuration = {
         "sasl.mechanism": OAUTHBEARER,
         "sasl.oauthbearer.method": "oidc",
-        TOKEN_ENDPOINT: _endpoint(secret),
-        CLIENT_ID: _present(secret, CLIENT_ID),
-        CLIENT_SECRET: _present(secret, CLIENT_SECRET),
+        TOKEN_ENDPOINT: _token_endpoint(secret),
+        CLIENT_ID: _required_value(secret, CLIENT_ID),
+        CLIENT_SECRET: _required_value(secret, CLIENT_SECRET),
     }
     if scope := secret.get(SCOPE):
         configuration[SCOPE] = scope
-    if extensions := _extensions(secret):
+    if extensions := _sasl_extensions(secret):
         pairs = (f"{name}={value}" for name, value in extensions.items())
         configuration[EXTENSIONS] = ",".join(pairs)
     if authority := secret.get(ENDPOINT_AUTHORITY):
@@ -75,34 +76,34 @@ def for_librdkafka(secret: Mapping[str, str]) -> dict[str, str]:
 
 
 def for_java(secret: Mapping[str, str]) -> dict[str, str]:
-    """The same for a Java client; AWS's wants its library on the class path."""
-    if (provider := _provider(secret)) is not None:
-        role = _msk(secret).get(MSK_ROLE_ARN)
+    """Return the settings for a Java client; AWS's needs its library on the class path."""
+    if (provider := _token_signer(secret)) is not None:
+        role = _msk_settings(secret).get(MSK_ROLE_ARN)
         options = {} if role is None else {"awsRoleArn": role}
         if provider == MSK_ROLE and (region := secret.get(REGION)):
             options["awsStsRegion"] = region
         return {
             "sasl.mechanism": "AWS_MSK_IAM",
-            "sasl.jaas.config": _jaas("software.amazon.msk.auth.iam.IAMLoginModule", options),
+            "sasl.jaas.config": _jaas_line("software.amazon.msk.auth.iam.IAMLoginModule", options),
             "sasl.client.callback.handler.class": (
                 "software.amazon.msk.auth.iam.IAMClientCallbackHandler"
             ),
         }
     options = {
-        "clientId": _present(secret, CLIENT_ID),
-        "clientSecret": _present(secret, CLIENT_SECRET),
+        "clientId": _required_value(secret, CLIENT_ID),
+        "clientSecret": _required_value(secret, CLIENT_SECRET),
     }
     if scope := secret.get(SCOPE):
         options["scope"] = scope
-    for name, value in _extensions(secret).items():
+    for name, value in _sasl_extensions(secret).items():
         options[f"extension_{name}"] = value
     if authority := secret.get(ENDPOINT_AUTHORITY):
         options |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": authority}
     return {
         "sasl.mechanism": OAUTHBEARER,
-        TOKEN_ENDPOINT: _endpoint(secret),
+        TOKEN_ENDPOINT: _token_endpoint(secret),
         "sasl.login.callback.handler.class": _LOGIN_HANDLER,
-        "sasl.jaas.config": _jaas(_LOGIN_MODULE, options),
+        "sasl.jaas.config": _jaas_line(_LOGIN_MODULE, options),
     }
 
 
@@ -111,25 +112,26 @@ def check_protocol(secret: Mapping[str, str], protocol: str) -> None:
 
     It is no password of the server's: it stands for an identity that has other rights, too.
     """
-    if _provider(secret) is not None and protocol != "SASL_SSL":
+    if _token_signer(secret) is not None and protocol != "SASL_SSL":
         raise InvalidDocument(
             "protocol", f"invalid value: {protocol}: with {TOKEN_PROVIDER} want SASL_SSL"
         )
 
 
 def quoted(text: str) -> str:
-    """As Java's login configuration reads a string."""
+    """Quote a string for Java's login configuration."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'
 
 
-def _jaas(module: str, options: Mapping[str, str]) -> str:
+def _jaas_line(module: str, options: Mapping[str, str]) -> str:
+    """Return a line of Java's login configuration."""
     words = [module, "required", *(f"{name}={quoted(value)}" for name, value in options.items())]
     return " ".join(words) + ";"
 
 
-def _provider(secret: Mapping[str, str]) -> str | None:
-    """Who signs tokens; None: they are fetched by OIDC."""
+def _token_signer(secret: Mapping[str, str]) -> str | None:
+    """Return the signer of tokens that the Secret names; None: tokens are fetched by OIDC."""
     if not (provider := secret.get(TOKEN_PROVIDER)):
         return None
     if provider not in PROVIDERS:
@@ -141,15 +143,16 @@ def _provider(secret: Mapping[str, str]) -> str | None:
     return provider
 
 
-def _msk(secret: Mapping[str, str]) -> dict[str, str]:
+def _msk_settings(secret: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings of AWS's tokens. Raises `InvalidDocument`."""
     region = secret.get(REGION, "")
     if region and not _REGION(region):
         raise InvalidDocument(
             REGION, f"invalid value: {region!r:.80}: want an AWS region, such as eu-west-1"
         )
     configuration = {"sasl.mechanism": OAUTHBEARER, MSK_REGION: region}
-    if _provider(secret) == MSK_ROLE:
-        role = _present(secret, ROLE)
+    if _token_signer(secret) == MSK_ROLE:
+        role = _required_value(secret, ROLE)
         if not _ROLE(role):
             raise InvalidDocument(
                 ROLE, f"invalid value: {role!r:.200}: want one as arn:aws:iam::ACCOUNT:role/NAME"
@@ -158,7 +161,8 @@ def _msk(secret: Mapping[str, str]) -> dict[str, str]:
     return configuration
 
 
-def _endpoint(secret: Mapping[str, str]) -> str:
+def _token_endpoint(secret: Mapping[str, str]) -> str:
+    """Return the token endpoint in the Secret. Raises `InvalidDocument`."""
     if not (endpoint := secret.get(TOKEN_ENDPOINT)):
         java = next((key for key in JAVA_ONLY if secret.get(key)), None)
         why = f"; {java} is for a Java client, which Knafka's functions aren't" if java else ""
@@ -179,11 +183,12 @@ def _endpoint(secret: Mapping[str, str]) -> str:
     return endpoint
 
 
-def _extensions(secret: Mapping[str, str]) -> dict[str, str]:
+def _sasl_extensions(secret: Mapping[str, str]) -> dict[str, str]:
+    """Return the SASL extensions in the Secret. Raises `InvalidDocument`."""
     found: dict[str, str] = {}
-    for each in filter(None, map(str.strip, secret.get(EXTENSIONS, "").split(","))):
-        name, _, value = each.partition("=")
-        if not _EXTENSION(each) or name == "auth":
+    for extension in filter(None, map(str.strip, secret.get(EXTENSIONS, "").split(","))):
+        name, _, value = extension.partition("=")
+        if not _EXTENSION(extension) or name == "auth":
             raise InvalidDocument(
                 EXTENSIONS,
                 "invalid value: want NAME=VALUE, comma-separated; a name is of A-Z and a-z, and "
@@ -193,7 +198,8 @@ def _extensions(secret: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def _present(secret: Mapping[str, str], key: str) -> str:
+def _required_value(secret: Mapping[str, str], key: str) -> str:
+    """Return this key's value in the Secret. Raises `InvalidDocument` if it is missing."""
     if not (value := secret.get(key)):
         raise InvalidDocument(key, "missing in the Secret for Kafka")
     return value

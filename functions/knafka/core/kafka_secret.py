@@ -39,13 +39,13 @@ def for_librdkafka(secret: Mapping[str, str]) -> dict[str, str]:
             configuration |= kafka_oauth.for_librdkafka(secret)
         else:
             configuration["sasl.mechanism"] = mechanism
-            configuration["sasl.username"] = _present(secret, "user")
-            configuration["sasl.password"] = _present(secret, "password")
+            configuration["sasl.username"] = _required_value(secret, "user")
+            configuration["sasl.password"] = _required_value(secret, "password")
     if protocol.endswith("SSL"):
         if authority := secret.get("ca.crt"):
             configuration["ssl.ca.pem"] = authority
         if _has_certificate(secret):
-            configuration["ssl.certificate.pem"] = _present(secret, "user.crt")
+            configuration["ssl.certificate.pem"] = _required_value(secret, "user.crt")
             configuration["ssl.key.pem"] = _key(secret)
     return configuration
 
@@ -68,7 +68,7 @@ def for_java(secret: Mapping[str, str]) -> dict[str, str]:
             kafka_oauth.check_protocol(secret, protocol)
             configuration |= kafka_oauth.for_java(secret)
         else:
-            user, password = _present(secret, "user"), _present(secret, "password")
+            user, password = _required_value(secret, "user"), _required_value(secret, "password")
             configuration["sasl.mechanism"] = mechanism
             configuration["sasl.jaas.config"] = (
                 f"{_JAVA_MODULES[mechanism]} required "
@@ -80,7 +80,7 @@ def for_java(secret: Mapping[str, str]) -> dict[str, str]:
             configuration["ssl.truststore.certificates"] = authority
         if _has_certificate(secret):
             configuration["ssl.keystore.type"] = "PEM"
-            configuration["ssl.keystore.certificate.chain"] = _present(secret, "user.crt")
+            configuration["ssl.keystore.certificate.chain"] = _required_value(secret, "user.crt")
             configuration["ssl.keystore.key"] = _key(secret)
     return configuration
 
@@ -96,7 +96,7 @@ def _explicit(secret: Mapping[str, str]) -> Mapping[str, str]:
     is_old = any(secret.get(key) for key in ("username", "saslType", "sasltype", "tls.enabled"))
     if is_old and not secret.get("protocol"):
         by_password = found.get("user") and found.get("password")
-        encrypted = secret.get("ca.crt") or _flag(secret, "tls.enabled")
+        encrypted = secret.get("ca.crt") or _boolean_value(secret, "tls.enabled")
         channel = "SSL" if encrypted else "PLAINTEXT"
         found["protocol"] = f"SASL_{channel}" if by_password else channel
         if not secret.get("user.key"):
@@ -104,7 +104,8 @@ def _explicit(secret: Mapping[str, str]) -> Mapping[str, str]:
     return found
 
 
-def _flag(secret: Mapping[str, str], key: str) -> bool:
+def _boolean_value(secret: Mapping[str, str], key: str) -> bool:
+    """Return this key's Boolean in the Secret; False if it is missing. Raises `InvalidDocument`."""
     value = secret.get(key) or "false"
     if value.lower() not in ("true", "false"):
         raise InvalidDocument(key, f"invalid value: {value:.20}: want true or false")
@@ -120,18 +121,19 @@ def _mechanism(secret: Mapping[str, str]) -> str:
 
 
 def _one_of(allowed: Collection[str], key: str, value: str) -> str:
+    """Return the value if it is allowed. Raises `InvalidDocument`."""
     if value not in allowed:
         raise InvalidDocument(key, f"invalid value: {value!r}: want one of {', '.join(allowed)}")
     return value
 
 
 def _has_certificate(secret: Mapping[str, str]) -> bool:
-    return secret.get("protocol") == "SSL" and not _flag(secret, "user.skip")
+    return secret.get("protocol") == "SSL" and not _boolean_value(secret, "user.skip")
 
 
 def _key(secret: Mapping[str, str]) -> str:
     """The client's private key, which Java reads in one format only, so we do as upstream does."""
-    key = _present(secret, "user.key")
+    key = _required_value(secret, "user.key")
     if other := _OTHER_KEY.search(key):
         raise InvalidDocument(
             "user.key",
@@ -141,7 +143,8 @@ def _key(secret: Mapping[str, str]) -> str:
     return key
 
 
-def _present(secret: Mapping[str, str], key: str) -> str:
+def _required_value(secret: Mapping[str, str], key: str) -> str:
+    """Return this key's value in the Secret. Raises `InvalidDocument` if it is missing."""
     if not (value := secret.get(key)):
         raise InvalidDocument(key, "missing in the Secret for Kafka")
     return value

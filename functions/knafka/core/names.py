@@ -16,37 +16,37 @@ MAX_LENGTH: Final = 249
 """Kafka's limit for a topic name, in characters."""
 
 BROKERS: Final = "knative-broker-"
-"""What the name of every Broker's own topic begins with."""
+"""Prefix of the names of Brokers' own topics."""
 
 TRIGGERS: Final = "knative-trigger-"
-"""What the name of every Trigger's consumer group begins with."""
+"""Prefix of the names of Triggers' consumer groups."""
 
 OURS: Final = "knafka-"
-"""What the names of all other topics that we make begin with."""
+"""Prefix of the names of all other topics that Knafka creates."""
 
 DEAD_LETTERS: Final = f"{OURS}dead-letters-"
-"""What every dead-letter topic's name begins with."""
+"""Prefix of the names of dead-letter topics."""
 
 CHANNELS: Final = "knative-messaging-kafka."
-"""What the name of every KafkaChannel's topic begins with."""
+"""Prefix of the names of KafkaChannels' topics."""
 
 REPLAYS: Final = f"{OURS}replays-"
-"""What every replay topic's name begins with."""
+"""Prefix of the names of replay topics."""
 
 REPORTS: Final = f"{OURS}reports-"
-"""What the name of every topic with reports on dead letters begins with."""
+"""Prefix of the names of topics with reports on dead letters."""
 
 CONTRACTS: Final = f"{OURS}contract-"
-"""What the name of every topic with a contract begins with."""
+"""Prefix of the names of contract topics."""
 
 SENSORS: Final = "Sensor-"
-"""What stands before a Sensor's name where names of dead letters have a Trigger."""
+"""Prefix of a Sensor's name where names of dead letters have a Trigger."""
 
 SHARDS: Final = f"{OURS}shard-"
-"""What the name of every shard's consumer group begins with."""
+"""Prefix of the names of shards' consumer groups."""
 
 SOURCES: Final = "knative-kafka-source-"
-"""What the name of a consumer group begins with that a KafkaSource was given, and didn't name."""
+"""Prefix of the names of consumer groups of KafkaSources that name none."""
 
 LABEL: Final = 63
 """Kubernetes' limit for a name that is part of a host name, in characters."""
@@ -56,7 +56,7 @@ NAME_TEMPLATES: Final = "KNAFKA_NAME_TEMPLATES"
 each."""
 
 PLACEHOLDER: Final = re.compile(r"\{\{\s*\.(Namespace|Name|UID)\s*\}\}")
-"""What stands in a template of names for a part of its object's."""
+"""A placeholder in a template of names."""
 
 _PART = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,28}[a-z0-9])?").fullmatch
 _LEGAL = re.compile(r"[A-Za-z0-9._-]{1,249}").fullmatch
@@ -81,7 +81,7 @@ def trigger_group(namespace: str, trigger: str) -> str:
 
 def distinct_broker_topic(namespace: str, broker: str) -> str:
     """The topic of a Broker whose usual one is another's already."""
-    return _distinct(BROKERS, namespace, broker)
+    return _distinct_name(BROKERS, namespace, broker)
 
 
 def is_broker_topic(topic: str | None, namespace: str, broker: str) -> bool:
@@ -91,7 +91,7 @@ def is_broker_topic(topic: str | None, namespace: str, broker: str) -> bool:
 
 def distinct_trigger_group(namespace: str, trigger: str) -> str:
     """The consumer group of a Trigger whose usual one is another's already."""
-    return _distinct(TRIGGERS, namespace, trigger)
+    return _distinct_name(TRIGGERS, namespace, trigger)
 
 
 def is_trigger_group(group: str | None, namespace: str, trigger: str) -> bool:
@@ -103,23 +103,24 @@ def channel_topic(namespace: str, channel: str) -> str:
     """The topic of a KafkaChannel: upstream's default template. Namespaces have no dots, so two
     channels never share one."""
     name = f"{CHANNELS}{namespace}.{channel}"
-    return name if len(name) <= MAX_LENGTH else _distinct(CHANNELS, namespace, channel)
+    return name if len(name) <= MAX_LENGTH else _distinct_name(CHANNELS, namespace, channel)
 
 
 def of_channel(channel: str) -> str:
-    """What stands for a KafkaChannel where names of ours have a Broker. Names in Kubernetes have no
-    capitals, so it is no Broker's."""
+    """Return the name that stands for a KafkaChannel where names have a Broker; its capitals make
+    it no Broker's."""
     return f"KafkaChannel-{channel}"
 
 
 def of_source(source: str) -> str:
-    """What stands for a KafkaSource where names of ours have a Broker, as `of_channel`."""
+    """Return the name that stands for a KafkaSource where names have a Broker; its capitals make it
+    no Broker's."""
     return f"KafkaSource-{source}"
 
 
 def of_sensor(sensor: str) -> str:
-    """What stands for a Sensor where names of dead letters have a Trigger. Names in Kubernetes have
-    no capitals, so it is no Trigger's."""
+    """Return the name that stands for a Sensor where names of dead letters have a Trigger; its
+    capitals make it no Trigger's."""
     return f"{SENSORS}{sensor}"
 
 
@@ -143,7 +144,7 @@ def child(parent: str, suffix: str) -> str:
 
 def dead_letter_topic(namespace: str, broker: str, trigger: str) -> str:
     """The durable dead-letter topic of a Trigger; different parts never give the same name."""
-    return _distinct(DEAD_LETTERS, namespace, broker, trigger)
+    return _distinct_name(DEAD_LETTERS, namespace, broker, trigger)
 
 
 def broker_dead_letter_topic(namespace: str, broker: str) -> str:
@@ -152,13 +153,14 @@ def broker_dead_letter_topic(namespace: str, broker: str) -> str:
 
 
 def replay_topic(namespace: str, broker: str, trigger: str) -> str:
-    """Where a Trigger's dead letters are sent again; its consumer group has the same name."""
-    return _distinct(REPLAYS, namespace, broker, trigger)
+    """Return the topic from which a Trigger's dead letters are sent again; its consumer group has
+    the same name."""
+    return _distinct_name(REPLAYS, namespace, broker, trigger)
 
 
 def reports_topic(namespace: str, broker: str) -> str:
-    """Where the last report on a Broker's dead letters is, by `report_key`."""
-    return _distinct(REPORTS, namespace, broker)
+    """Return the topic with the last report on a Broker's dead letters, at the key `report_key`."""
+    return _distinct_name(REPORTS, namespace, broker)
 
 
 def report_key(namespace: str, archive: str) -> bytes:
@@ -167,13 +169,13 @@ def report_key(namespace: str, archive: str) -> bytes:
 
 
 def contract_topic(namespace: str, broker: str) -> str:
-    """Where a Broker's shared dispatchers find what they deliver."""
-    return _distinct(CONTRACTS, namespace, broker)
+    """Return the topic with the contract of a Broker's shared dispatchers."""
+    return _distinct_name(CONTRACTS, namespace, broker)
 
 
 def shard_group(namespace: str, broker: str, number: int) -> str:
     """The name of one of a Broker's shards, and of the consumer group of its pods."""
-    return _distinct(SHARDS, namespace, broker, str(number))
+    return _distinct_name(SHARDS, namespace, broker, str(number))
 
 
 def shard_members(shard: str, topic: str) -> str:
@@ -185,12 +187,12 @@ def shard_members(shard: str, topic: str) -> str:
 def sensor_topic(namespace: str, bus: str, sensor: str, what: str) -> str:
     """A topic of one Sensor (BUS-10, BUS-11): `what` is trigger, action or changelog."""
     name = f"{namespace}-{bus}-{sensor}-{what}"
-    return name if len(name) <= MAX_LENGTH else _distinct(OURS, namespace, bus, sensor, what)
+    return name if len(name) <= MAX_LENGTH else _distinct_name(OURS, namespace, bus, sensor, what)
 
 
 def distinct_sensor_topic(namespace: str, bus: str, sensor: str, what: str) -> str:
     """A topic of one Sensor whose usual one is another's already."""
-    return _distinct(OURS, namespace, bus, sensor, what)
+    return _distinct_name(OURS, namespace, bus, sensor, what)
 
 
 def is_sensor_topic(topic: str | None, namespace: str, bus: str, sensor: str, what: str) -> bool:
@@ -206,7 +208,7 @@ def sensor_group(namespace: str, sensor: str) -> str:
 
 def distinct_sensor_group(namespace: str, sensor: str) -> str:
     """The consumer group of a Sensor whose usual one is another's already."""
-    return _distinct(OURS, namespace, sensor, "sensor")
+    return _distinct_name(OURS, namespace, sensor, "sensor")
 
 
 def is_sensor_group(group: str | None, namespace: str, sensor: str) -> bool:
@@ -236,7 +238,7 @@ def is_dead_letter_topic(topic: str, namespace: str, broker: str) -> bool:
 def archive_group(namespace: str, archive: str, *of: str) -> str:
     """The consumer group whose offsets say what a DeadLetterArchive has in its tables: `of` makes
     it another one's where the tables are others."""
-    return _distinct(f"{OURS}archive-", namespace, archive, *of)
+    return _distinct_name(f"{OURS}archive-", namespace, archive, *of)
 
 
 def archive_lease(namespace: str, root: str) -> str:
@@ -257,7 +259,9 @@ def is_topic(name: str) -> bool:
     return _LEGAL(name) is not None and name not in (".", "..")
 
 
-def _distinct(prefix: str, *parts: str) -> str:
+def _distinct_name(prefix: str, *parts: str) -> str:
+    """Return a name from these parts, shortened if necessary and made distinct by a digest of
+    them."""
     digest = hashlib.sha256("/".join(parts).encode()).hexdigest()[:10]
     readable = "-".join(parts)[: MAX_LENGTH - len(prefix) - len(digest) - 1]
     return f"{prefix}{readable}-{digest}"

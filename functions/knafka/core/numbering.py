@@ -23,22 +23,23 @@ class Numbering:
         self._firsts = {topic: place * STRIDE for place, topic in enumerate(self.topics)}
 
     def number(self, topic: str, partition: int) -> int:
-        """That of one partition."""
+        """Return the number of one partition of a topic."""
         return self._firsts[topic] + partition
 
     def topic(self, number: int) -> str:
-        """Whose partition it is."""
+        """Return the topic of a partition's number."""
         return self.topics[number // STRIDE]
 
     def by_topic(self, values: Mapping[int, V]) -> dict[str, dict[int, V]]:
-        """What is known by number, by topic and Kafka's own number; no topic is left out."""
+        """Regroup values by number into values by topic and Kafka's partition number; every topic
+        is included."""
         found: dict[str, dict[int, V]] = {topic: {} for topic in self.topics}
         for number, value in values.items():
             found[self.topic(number)][partition_of(number)] = value
         return found
 
     def numbered(self, values: Mapping[str, Mapping[int, V]]) -> dict[int, V]:
-        """What is known by topic and Kafka's own number, by number."""
+        """Regroup values by topic and Kafka's partition number into values by number."""
         return {
             self.number(topic, partition): value
             for topic, of_topic in values.items()

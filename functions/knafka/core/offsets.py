@@ -74,7 +74,8 @@ class OffsetTracker(Generic[T]):
 
     @property
     def position(self) -> int | None:
-        """The offset to commit: the lowest unsettled, else the next to read; None: nothing read."""
+        """The offset to commit: the lowest unsettled one, else the next to read; None: nothing was
+        read."""
         return next(iter(self._unsettled), self._next)
 
     def settled_ahead(self) -> list[OffsetRange]:

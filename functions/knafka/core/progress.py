@@ -43,7 +43,7 @@ _REPLIED: Final = 8
 
 
 class DeliveryStage(IntEnum):
-    """Where an event is to go next; each stage follows when the one before failed for good."""
+    """Where an event is sent next; each stage follows when the one before has failed for good."""
 
     SUBSCRIBER = 0
     SINK = 1
@@ -58,8 +58,8 @@ SUBSCRIBER: Final = DeliveryStage.SUBSCRIBER
 
 @dataclass(frozen=True, slots=True)
 class DeliveryState:
-    """How far the delivery of one unsettled event has come. Times are Unix time in seconds, kept
-    to the millisecond."""
+    """The state of one unsettled event's delivery. Times are Unix time in seconds, kept to the
+    millisecond."""
 
     stage: DeliveryStage
     tries: int
@@ -80,21 +80,21 @@ class DeliveryState:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What is told of one partition above its position."""
+    """What a commit's metadata says about the records above its offset."""
 
     settled: Sequence[OffsetRange] = ()
     deliveries: Mapping[int, DeliveryState] = field(default_factory=dict)
-    """By offset, in order."""
+    """State of begun deliveries by offset, in order."""
     same_policy: bool = True
-    """Whether it was told under the same retry policy and destination."""
+    """Whether it was written under the same retry policy and destinations."""
 
 
 def policy_of(egress: Egress) -> int:
-    """What tells one retry policy and its destinations from another, in 32 bits."""
+    """Return a checksum of the retry policy and its destinations, in 32 bits."""
     parts = [egress.delivery, egress.subscriber, egress.dead_letter_sink]
     if egress.reply is not None:
         parts.append(egress.reply)
-    return zlib.crc32(" ".join(digest(each) if each else "" for each in parts).encode())
+    return zlib.crc32(" ".join(digest(part) if part else "" for part in parts).encode())
 
 
 def encode(position: int, progress: Progress, policy: int) -> tuple[str, bool]:
@@ -102,7 +102,8 @@ def encode(position: int, progress: Progress, policy: int) -> tuple[str, bool]:
     if not progress.settled and not progress.deliveries:
         return "", True
     base = min(
-        (_milliseconds(each.first_attempt) for each in progress.deliveries.values()), default=0
+        (_milliseconds(delivery.first_attempt) for delivery in progress.deliveries.values()),
+        default=0,
     )
     deliveries, previous = [], position
     for offset, state in progress.deliveries.items():
@@ -114,15 +115,16 @@ def encode(position: int, progress: Progress, policy: int) -> tuple[str, bool]:
         previous = behind
     head = policy.to_bytes(4, "big") + _leb128(base)
     # One byte, and a second from 128 on, for their number.
-    kept = _as_many_as_fit(deliveries, _ROOM - len(head) - 2)
+    kept = _parts_within(deliveries, _ROOM - len(head) - 2)
     body = head + _leb128(len(kept)) + b"".join(kept)
-    kept_ranges = _as_many_as_fit(ranges, _ROOM - len(body))
+    kept_ranges = _parts_within(ranges, _ROOM - len(body))
     complete = len(kept) == len(deliveries) and len(kept_ranges) == len(ranges)
     text = _VERSION + base64.b64encode(body + b"".join(kept_ranges)).decode()
     return text, complete
 
 
-def _as_many_as_fit(parts: Sequence[bytes], room: int) -> Sequence[bytes]:
+def _parts_within(parts: Sequence[bytes], room: int) -> Sequence[bytes]:
+    """Return the first parts that fit into so many bytes."""
     for number, part in enumerate(parts):
         room -= len(part)
         if room < 0:
@@ -131,7 +133,8 @@ def _as_many_as_fit(parts: Sequence[bytes], room: int) -> Sequence[bytes]:
 
 
 def decode(position: int, metadata: str, policy: int) -> Progress:
-    """What `metadata` tells, committed with `position`; nothing, if it isn't ours or is broken."""
+    """Decode the metadata that was committed with `position`; empty progress if it isn't ours or is
+    broken."""
     try:
         return _decode(position, metadata, policy)
     except (ValueError, IndexError, binascii.Error):
@@ -144,6 +147,7 @@ def settled_ahead(position: int, metadata: str) -> int:
 
 
 def _decode(position: int, metadata: str, policy: int) -> Progress:
+    """Decode metadata; raises an error if it is broken."""
     if not metadata.startswith(_VERSION):
         return Progress()
     body = base64.b64decode(metadata[len(_VERSION) :], validate=True)
@@ -165,6 +169,7 @@ def _decode(position: int, metadata: str, policy: int) -> Progress:
 
 
 def _state_numbers(state: DeliveryState, base: int) -> Sequence[int]:
+    """Return the numbers that encode a delivery's state; times are milliseconds after `base`."""
     first, last = _milliseconds(state.first_attempt), _milliseconds(state.last_attempt)
     times = (first - base, max(0, last - first), max(0, _milliseconds(state.due) - last))
     stage, told = int(state.stage), list[int]()
@@ -178,6 +183,7 @@ def _state_numbers(state: DeliveryState, base: int) -> Sequence[int]:
 
 
 def _take_state(numbers: _Numbers, base: int) -> DeliveryState:
+    """Decode a delivery's state."""
     stage = numbers.take()
     tries, attempts = numbers.take(), numbers.take()
     first = base + numbers.take()
@@ -226,6 +232,7 @@ class _Numbers:
         return self._at < len(self._body)
 
     def take(self) -> int:
+        """Return the next number (a varint)."""
         number = shift = 0
         while (byte := self._body[self._at]) & 0x80:
             number |= (byte & 0x7F) << shift

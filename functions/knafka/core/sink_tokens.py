@@ -42,7 +42,7 @@ REFUSALS_FORGOTTEN: Final = 600.0
 """Seconds without a 401 after which the pause is short again."""
 
 _TOKEN: Final = re.compile(rb"[A-Za-z0-9._~+/=-]+").fullmatch
-"""What RFC 6750 lets stand behind `Bearer`: nothing that could end a header."""
+"""Characters that RFC 6750 allows after `Bearer`: none of them ends a header."""
 
 
 class Account(NamedTuple):
@@ -64,7 +64,7 @@ class IssuedToken(NamedTuple):
 
     @property
     def is_usable(self) -> bool:
-        """Whether it can be sent at all."""
+        """Whether the token can be sent in a header."""
         value = self.value
         return (
             self.life >= SHORTEST_LIFE
@@ -100,7 +100,7 @@ class SinkToken:
         self._is_refused = False
         """Whether the destination has refused it, and it was not renewed since."""
         self._refusals_from = -math.inf
-        """From when on a 401 is a reason to renew it."""
+        """Time from which on a 401 is a reason to renew the token."""
         self._refusal_pause = FIRST_REFUSAL_PAUSE
 
     def __repr__(self) -> str:
@@ -115,7 +115,8 @@ class SinkToken:
         return now >= self._renew_at and now >= self._ask_from
 
     def issued(self, token: IssuedToken, asked_at: float) -> bool:
-        """Another one was given; False: it can't be used, so that it counts as none."""
+        """Store a newly issued token; returns False if it can't be used, so that the request counts
+        as failed."""
         if not token.is_usable:
             self.failed(asked_at)
             return False
@@ -127,7 +128,7 @@ class SinkToken:
         return True
 
     def failed(self, now: float) -> None:
-        """None was given."""
+        """Note that a request brought no token."""
         wait = min(FIRST_AGAIN * 2.0 ** min(self._failures, 30), LAST_AGAIN)
         self._failures += 1
         self._ask_from = now + wait

@@ -22,9 +22,8 @@ LOG_APPEND_TIME: Final = 2
 
 
 def taken_at(timestamp: tuple[int, int], now: int) -> int:
-    """When the log took a record (ms since the Unix epoch), by its timestamp and the time at which
-    it is read. Where the time is its sender's it is no later than that, and no time that can't be
-    is believed."""
+    """Return when the log took a record (ms since the Unix epoch), from its timestamp and the time
+    at which it is read. A sender's time later than that, or impossible, isn't believed."""
     kind, at = timestamp
     return at if 0 <= at <= now + (AHEAD if kind == LOG_APPEND_TIME else 0) else now
 

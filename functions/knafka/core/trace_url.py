@@ -14,12 +14,12 @@ _is_url = re.compile(r"https?://[^\s/?#@{}<>\"']+[^\s{}<>\"']*\{trace\}[^\s{}<>\
 
 
 def is_trace_url(text: str) -> bool:
-    """Whether it can be a link; empty: there are none."""
+    """Whether a text can be a template of links to traces; empty means that there are none."""
     return not text or _is_url(text) is not None
 
 
 def trace_url(environment: Mapping[str, str]) -> str:
-    """That of `TRACE_URL`. Raises `InvalidDocument`."""
+    """Return the value of `TRACE_URL`. Raises `InvalidDocument`."""
     text = environment.get(TRACE_URL, "").strip()
     if not is_trace_url(text):
         raise InvalidDocument(TRACE_URL, f"invalid value: {text:.200}: {WANTED}")

@@ -1,10 +1,10 @@
-"""Appending one record and waiting for its report: for replies and for dead letters.
+"""Append one record to Kafka and wait until it is stored: for replies and for dead letters.
 
-A dead-letter topic is made here, for the first dead letter: most Triggers never need one.
-Each process makes sure of it once, and again whenever a dead letter was not stored, as somebody may
-have deleted the topic meanwhile.
+A dead-letter topic is created at its first dead letter, as most Triggers never need one. Each
+process ensures once that the topic exists, and again after a dead letter could not be stored, as
+somebody may have deleted the topic meanwhile.
 
-Not here: what an event's failure means (`sender`), and what the topic is to be like (`Egress`).
+Not here: what an event's failure means (`sender`), and the topic's settings (`Egress`).
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from knafka.ports.log import LogWriter, TopicMaker
 
 
 async def append(writer: LogWriter, topic: str, draft: Draft) -> LogError | None:
-    """Append a record; None once it is durable, else why it isn't."""
+    """Append a record to `topic` and wait for Kafka; returns None once the record is durable, else
+    why it was not stored."""
     stored: asyncio.Future[LogError | None] = asyncio.get_running_loop().create_future()
 
     def reported(error: LogError | None) -> None:
+        """Pass Kafka's report of the record on to the waiting caller, if it still waits."""
         if not stored.done():  # nobody may wait any more
             stored.set_result(error)
 
@@ -33,7 +35,7 @@ async def append(writer: LogWriter, topic: str, draft: Draft) -> LogError | None
 
 
 class DeadLetterTopic:
-    """A topic that keeps dead letters: a Trigger's, or its Broker's."""
+    """A dead-letter topic of a Trigger or Broker, created when the first dead letter is written."""
 
     def __init__(
         self, name: str, settings: TopicSettings, writer: LogWriter, topics: TopicMaker
@@ -43,35 +45,37 @@ class DeadLetterTopic:
         self._writer = writer
         self._topics = topics
         self._exists = False
-        self._making: asyncio.Task[LogError | None] | None = None
+        self._creating: asyncio.Task[LogError | None] | None = None
 
     async def append(self, draft: Draft) -> LogError | None:
-        """Append a dead letter, and make the topic first if need be; None once it is durable."""
-        refused = await self.ensure()
-        # Also if it could not be made: who may not make topics may find it there all the same.
+        """Append a dead letter, after creating the topic if necessary; returns None once it is
+        durable, else why it was not stored."""
+        creation_error = await self.ensure()
+        # Also if it could not be created: without the right to create topics, it may still exist.
         error = await append(self._writer, self.name, draft)
         if error is None or error.too_large:
             self._exists = True
             return error
         self._exists = False
-        if refused is None:
+        if creation_error is None:
             return error
         return LogError(
-            f"{error}, and it could not be made ({refused}): make the topic {self.name}, or allow "
-            "the Kafka user of this Broker to create topics whose names begin with knafka-"
+            f"{error}, and it could not be made ({creation_error}): make the topic {self.name}, or "
+            "allow the Kafka user of this Broker to create topics whose names begin with knafka-"
         )
 
     async def ensure(self) -> LogError | None:
-        """Make it unless it is there, as far as is known; why it could not be made. All that wait
-        for the topic share one request."""
+        """Create the topic unless this process knows that it exists; returns None, or why it could
+        not be created. Concurrent callers share one request."""
         if self._exists:
             return None
-        if self._making is None:
-            self._making = asyncio.create_task(self._make())
-        # Shielded: the one who is cancelled is not the only one who waits.
-        return await asyncio.shield(self._making)
+        if self._creating is None:
+            self._creating = asyncio.create_task(self._create())
+        # Shielded: other callers wait for the same request.
+        return await asyncio.shield(self._creating)
 
-    async def _make(self) -> LogError | None:
+    async def _create(self) -> LogError | None:
+        """Create the topic; returns why that failed, or None."""
         settings = self._settings
         try:
             await self._topics.ensure_topic(
@@ -80,6 +84,6 @@ class DeadLetterTopic:
         except LogError as error:
             return error
         finally:
-            self._making = None
+            self._creating = None
         self._exists = True
         return None

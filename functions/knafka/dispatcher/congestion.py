@@ -22,37 +22,44 @@ from knafka.core.delivery import Outcome, Reason
 from knafka.dispatcher.rate import AttemptRate
 
 FAILURES_TO_OPEN: Final = 10
-"""Failures in a row."""
+"""Failed attempts in a row after which only probes are sent."""
 EVENTS_TO_OPEN: Final = 3
-"""Events among them: one that always fails says nothing about the subscriber."""
+"""Different events among those failures: one event that always fails says nothing about the
+subscriber."""
 FAILURES_TO_SLOW_DOWN: Final = 3
-"""Failures in a row that halve the limit; rare ones among successes leave it alone."""
+"""Failed attempts in a row that halve the limit; rare failures among successes don't."""
 SLOW_DOWN_INTERVAL: Final = 0.5
 """Seconds between two halvings: attempts that were under way together fail together."""
 PROBES: Final = 3
-"""Events that probe at the pace; with more of them unsettled the next ones come less often."""
+"""Events that probe at the full pace; while more of them are unsettled, new probes begin less
+often."""
 FIRST_PACE: Final = 1.0
+"""Seconds between the last attempt and the next probe, at first."""
 MAX_PACE: Final = 30.0
-"""Seconds between an attempt and another event as a probe: doubled with each one that fails."""
+"""Seconds between the last attempt and the next probe, at most; each failed probe doubles the
+pace."""
 
 _NOT_NOW: Final = frozenset({429, 502, 503, 504})
 _NO_RESPONSE: Final = frozenset({Reason.REFUSED, Reason.TIMEOUT, Reason.BROKEN, Reason.NO_TOKEN})
 
 
 class CongestionControl:
-    """Of one subscriber, for one dispatcher."""
+    """Decides how many attempts one drain may have under way at its subscriber."""
 
     def __init__(self, max_in_flight: int, rate_limit: RateLimit | None = None) -> None:
         self.rate = None if rate_limit is None else AttemptRate(rate_limit)
-        """What attempts also wait for; None: nothing."""
+        """The declared rate limit, which attempts wait for too; None: there is no limit."""
         self.is_open = False
+        """Whether the subscriber is away, so that only probes are sent."""
         self.is_calm = True
-        """Whether an answer changes nothing: as many attempts as allowed, and no failure."""
+        """Whether there is no congestion: the limit is the highest, and no attempt has failed
+        lately."""
         self.limit = max_in_flight
-        """Attempts that may be under way at once while it is closed."""
+        """Attempts that may be under way at once while `is_open` is False."""
         self.paused_until = 0.0
+        """When attempts may begin again after a Retry-After, on the event loop's clock."""
         self.reason = ""
-        """What the last failure was, while there is congestion."""
+        """Why the last attempt failed; empty without congestion."""
         self._max = max_in_flight
         self._window = float(max_in_flight)
         self._threshold = float(max_in_flight)
@@ -62,15 +69,16 @@ class CongestionControl:
         self._probed_at = 0.0
         self._pace = FIRST_PACE
 
-    def allow(self, max_in_flight: int) -> None:
-        """It may get so many at once from now on."""
+    def set_max_in_flight(self, max_in_flight: int) -> None:
+        """Change the highest number of attempts that may be under way at once."""
         was_max = self._window == self._max
         self._max = max_in_flight
         self._window = float(self._max) if was_max else min(self._window, self._max)
         self.limit = int(self._window)
 
-    def answered(self) -> None:
-        """The subscriber has answered: it is there, whatever it thinks of the event."""
+    def record_answer(self) -> None:
+        """Note that the subscriber answered an attempt, whatever the status: it can take
+        requests."""
         self._failures = 0
         self._failed_events.clear()
         if self.is_open:
@@ -84,14 +92,15 @@ class CongestionControl:
             self.is_calm = True
             self.reason = ""
 
-    def failed(self, outcome: Outcome, event: int, now: float) -> None:
-        """An attempt for this event, known by a number of its own, was not successful."""
+    def record_failure(self, outcome: Outcome, event: int, now: float) -> None:
+        """Note that an attempt failed at the time `now`; `event` is any number that identifies its
+        event. An outcome that proves the subscriber is there counts as an answer."""
         failure = outcome.failure
         unanswered = failure in _NO_RESPONSE or (
             failure is Reason.REPLY_NOT_DELIVERED and outcome.status is None
         )
         if not unanswered and outcome.status not in _NOT_NOW:
-            self.answered()
+            self.record_answer()
             return
         self.is_calm = False
         self._failures += 1
@@ -108,24 +117,26 @@ class CongestionControl:
             self._slow_down(now)
 
     def pause(self, seconds: float, now: float) -> None:
-        """The subscriber wants nothing for so long (Retry-After)."""
+        """Begin no attempt for so many seconds from `now` on, as the subscriber's Retry-After
+        asks."""
         self.paused_until = max(self.paused_until, now + seconds)
 
-    def probe(self, now: float) -> None:
-        """One more event begins to probe."""
+    def probe_began(self, now: float) -> None:
+        """Note that another event began to probe the subscriber at the time `now`."""
         self._probed_at = now
 
     def next_probe_at(self, probes: int) -> float:
-        """When another event may begin to probe while `probes` of them are unsettled."""
+        """Return when another event may begin to probe while `probes` of them are unsettled."""
         return max(self.paused_until, self._probed_at + self._pace * max(1, probes // PROBES))
 
     def describe(self) -> str:
-        """Why attempts are held back, for a person; empty: they aren't."""
+        """Explain in a sentence why attempts are held back; empty if they aren't."""
         if self.is_open:
             return f"{self._failures} attempts in a row failed, the last one with: {self.reason}"
         return ""
 
     def _slow_down(self, now: float) -> None:
+        """Halve the limit, unless it was halved within `SLOW_DOWN_INTERVAL`."""
         if now - self._slowed_down_at >= SLOW_DOWN_INTERVAL:
             self._slowed_down_at = now
             self._window = self._threshold = max(1.0, self._window / 2)

@@ -1,4 +1,4 @@
-"""What a dispatcher works with: Kafka and HTTP, for one Egress or for a shard of them."""
+"""Open a dispatcher's clients of Kafka and HTTP, for one Egress or for a shard of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from knafka.clients.http_pool import Refusal
 from knafka.clients.http_subscriber import HttpSubscriber
 from knafka.clients.kafka_client import Connection
-from knafka.clients.kafka_connection import connection, reading, settings, writing
+from knafka.clients.kafka_connection import (
+    connection_configuration,
+    consumer_configuration,
+    producer_configuration,
+    side_settings,
+)
 from knafka.clients.kafka_member import KafkaMember
 from knafka.clients.kafka_offsets import KafkaOffsets
 from knafka.clients.kafka_positioned import KafkaPositionedReader
@@ -37,40 +42,48 @@ if TYPE_CHECKING:
     from knafka.dispatcher.authorizing import SinkTokens
 
 SHARD_BYTES: Final = 128 * 1024 * 1024
-"""Of the requests that all Egresses of a shard hold; each may have its share of them."""
-LEAST_BYTES: Final = 4 * 1024 * 1024
-"""Of one Egress, however many there are: some events of the largest size."""
+"""Bytes of requests that all Egresses of a shard may hold together, in equal shares."""
+MIN_EGRESS_BYTES: Final = 4 * 1024 * 1024
+"""Bytes of requests that each Egress of a shard may hold at least: some events of the largest
+size."""
 
 
 OTHER_FILES: Final = 512
-"""Open files beside the connections to subscribers: Kafka's, the log's, code that is loaded."""
-MOST_FILES: Final = 65_536
-LEAST_IN_FLIGHT: Final = 4
-CLOSE_TIMEOUT: Final = 1.0
-"""Seconds for a consumer of dead letters, which has nothing to finish."""
-ATTEMPTS_A_TURN: Final = 8
-"""Of each Egress of a shard: with one that has a backlog among 17 others, their p99 was 29 ms with
-as many as come, and 17 ms so (docs/decisions/0018-shared-dispatchers.md)."""
+"""Open files besides the connections to subscribers: Kafka connections, log segments, loaded
+code."""
+MAX_OPEN_FILES: Final = 65_536
+"""Limit of open files that a dispatcher asks the system for, at most."""
+MIN_IN_FLIGHT: Final = 4
+"""Attempts that each Egress of a shard may have under way at least."""
+TAIL_CLOSE_TIMEOUT: Final = 1.0
+"""Seconds to close a consumer of dead letters, which has nothing to finish."""
+ATTEMPTS_PER_TURN: Final = 8
+"""Attempts that each Egress of a shard may begin in one turn of the event loop. Beside one Egress
+with a backlog, the p99 of 17 others was 29 ms without this limit and 17 ms with it
+(docs/decisions/0018-shared-dispatchers.md)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """What an Egress works with: its own dispatcher for as long as the process runs, in a shard for
-    one drain."""
+    """The clients that one Egress works with: for as long as its own dispatcher runs, or for one
+    drain in a shard."""
 
     open_reader: OpenReader
     writer: LogWriter
     subscriber: Subscriber
     topics: TopicMaker
     broker_dead_letters: BrokerDeadLetters | None = None
-    """None: the Egress names no topic for them."""
+    """None: the Egress names no topic for its Broker's dead letters."""
     parser: Parser | None = None
     held_bytes: Callable[[], int] | None = None
-    """Bytes of requests that it may hold; None: as many as one Egress may that is alone."""
+    """Returns the bytes of requests that the Egress may hold; None: the limit of a dispatcher of
+    its own."""
     max_in_flight: Callable[[], int] | None = None
-    """Attempts under way at once, if it may have fewer than its Egress says."""
-    attempts_a_turn: int | None = None
-    """Attempts that begin in one turn of the event loop, if it has neighbours there."""
+    """Returns the attempts that may be under way at once, if that may be less than the Egress
+    declares."""
+    attempts_per_turn: int | None = None
+    """Attempts that may begin in one turn of the event loop; None: no limit, as the Egress is
+    alone."""
 
 
 def connect(
@@ -80,45 +93,53 @@ def connect(
     tokens: SinkTokens | None = None,
     bundles: TrustBundles | None = None,
 ) -> Clients:
-    """Kafka and HTTP; raises `InvalidDocument` for a Secret that can't work. `reporting` is of
-    `ClientStatistics`, `refusal` judges the addresses of destinations, `tokens` are for those that
-    have an audience, `bundles` are trusted to say who they are."""
+    """Open the Kafka and HTTP clients of an Egress with a dispatcher of its own.
+
+    `reporting` is the configuration of `ClientStatistics`; `refusal` rejects addresses of
+    destinations; `tokens` are shown to destinations that have an audience; `bundles` are the
+    trusted certificates. Raises `InvalidDocument` for a Secret that can't work.
+    """
     kafka = egress.kafka
-    reached, writer = connection(kafka), KafkaWriter({**writing(kafka), **reporting})
-    topics = KafkaTopics(reached)
-    of = {**reading(kafka), **reporting}, egress.group, egress.topics
-    open_reader: OpenReader = partial(KafkaReader, *of)
+    configuration, writer = (
+        connection_configuration(kafka),
+        KafkaWriter({**producer_configuration(kafka), **reporting}),
+    )
+    topics = KafkaTopics(configuration)
+    source = {**consumer_configuration(kafka), **reporting}, egress.group, egress.topics
+    open_reader: OpenReader = partial(KafkaReader, *source)
     if egress.conversion is not None:
-        open_reader = partial(ConvertingReader, egress.conversion, *of)
+        open_reader = partial(ConvertingReader, egress.conversion, *source)
     return Clients(
         open_reader,
         writer,
-        subscriber(egress, refusal, tokens, bundles),
+        open_subscriber(egress, refusal, tokens, bundles),
         topics,
-        broker_dead_letters(egress, writer, topics, partial(KafkaTail, reached)),
+        open_broker_dead_letters(egress, writer, topics, partial(KafkaTail, configuration)),
     )
 
 
-def subscriber(
+def open_subscriber(
     egress: Egress,
     refusal: Refusal | None,
     tokens: SinkTokens | None,
     bundles: TrustBundles | None = None,
 ) -> Subscriber:
-    """What posts for one Egress."""
-    plain = HttpSubscriber(limit=egress.max_in_flight, refusal=refusal, bundles=bundles)
+    """Return the HTTP client that posts an Egress's events, with tokens where a destination wants
+    them."""
+    http_subscriber = HttpSubscriber(limit=egress.max_in_flight, refusal=refusal, bundles=bundles)
     if not egress.wants_tokens:
-        return plain
+        return http_subscriber
     # Here, as most Egresses need none of it.
-    from knafka.dispatcher.authorizing import authorized
+    from knafka.dispatcher.authorizing import authorize
 
-    return authorized(egress, plain, tokens)
+    return authorize(egress, http_subscriber, tokens)
 
 
-def broker_dead_letters(
+def open_broker_dead_letters(
     egress: Egress, writer: LogWriter, topics: TopicMaker, open_tail: Callable[[str], TopicTail]
 ) -> BrokerDeadLetters | None:
-    """Those of an Egress's Broker; None: it names no topic for them."""
+    """Open the writer of an Egress's Broker's dead letters; None: the Egress names no topic for
+    them."""
     if (name := egress.broker_dead_letter_topic) is None:
         return None
     settings = egress.broker_dead_letter_settings or egress.dead_letter_settings
@@ -127,29 +148,29 @@ def broker_dead_letters(
 
 
 class ShardClients(Protocol):
-    """What a shard works with; its Egresses have one writer."""
+    """The clients of a shard; all of its Egresses share one writer."""
 
     writer: LogWriter
     subscriber: Subscriber
-    """For requests to its own Service."""
+    """Posts requests to the shard's own Service."""
 
-    def of(self, egress: Egress, among: Callable[[], int]) -> Clients:
-        """Those of one drain; `among` gives how many Egresses share what there is. Who drains
-        closes the subscriber."""
+    def clients_for(self, egress: Egress, egress_count: Callable[[], int]) -> Clients:
+        """Return the clients of one drain, whose subscriber the drain's owner closes.
+        `egress_count` returns how many Egresses share the shard's memory and connections now."""
         ...
 
     def open_contract(self) -> PositionedReader:
-        """Raises `LogError`."""
+        """Open a reader of the contract topic. Raises `LogError`."""
         ...
 
     async def close(self) -> None:
-        """Leave the groups; all drains are over."""
+        """Close the clients and leave the consumer groups; all drains must have ended."""
         ...
 
 
 class KafkaShard:
-    """One writer and one read of each topic for all; connections to subscribers are each Egress's
-    own, or a slow one would take the others' of the same host."""
+    """`ShardClients` of a real Kafka: one writer and one read of each topic for all Egresses. Each
+    Egress has its own HTTP connections, so that a slow subscriber can't use up the others'."""
 
     def __init__(
         self,
@@ -160,55 +181,61 @@ class KafkaShard:
         tokens: SinkTokens | None = None,
         bundles: TrustBundles | None = None,
     ) -> None:
-        writing = {**kafka, **settings(shard.kafka, "producer"), **reporting}
+        writing = {**kafka, **side_settings(shard.kafka, "producer"), **reporting}
         self.writer: LogWriter = KafkaWriter(writing)
         self.subscriber: Subscriber = HttpSubscriber(limit=1, refusal=refusal)
         self._refusal, self._tokens, self._bundles = refusal, tokens, bundles
         self._shard = shard
         self._kafka = kafka
-        self._reading = {**kafka, **settings(shard.kafka, "consumer")}
+        self._reading = {**kafka, **side_settings(shard.kafka, "consumer")}
         self._reporting = reporting
-        self._maker = KafkaTopics(kafka)
+        self._topic_maker = KafkaTopics(kafka)
         self._offsets = KafkaOffsets(kafka)
         self._topics: dict[str, SharedTopic] = {}
         self._dead_letters: dict[str, BrokerDeadLetters] = {}
-        """By topic: one for all Egresses of a Broker or KafkaChannel."""
-        self._files = open_files() - OTHER_FILES
+        """By topic, shared by all Egresses of a Broker or KafkaChannel."""
+        self._files = raise_open_file_limit() - OTHER_FILES
 
-    def of(self, egress: Egress, among: Callable[[], int]) -> Clients:
+    def clients_for(self, egress: Egress, egress_count: Callable[[], int]) -> Clients:
+        """Return the clients of one drain, which share memory and connections with all others."""
         return Clients(
             self._shared_reader(egress),
             self.writer,
-            subscriber(egress, self._refusal, self._tokens, self._bundles),
-            self._maker,
+            open_subscriber(egress, self._refusal, self._tokens, self._bundles),
+            self._topic_maker,
             self._dead_letters_of_broker(egress),
             SharedParser(),
-            lambda: max(LEAST_BYTES, SHARD_BYTES // max(1, among())),
-            lambda: max(LEAST_IN_FLIGHT, self._files // max(1, among())),
-            ATTEMPTS_A_TURN,
+            lambda: max(MIN_EGRESS_BYTES, SHARD_BYTES // max(1, egress_count())),
+            lambda: max(MIN_IN_FLIGHT, self._files // max(1, egress_count())),
+            ATTEMPTS_PER_TURN,
         )
 
     def _dead_letters_of_broker(self, egress: Egress) -> BrokerDeadLetters | None:
+        """Return the writer of the Egress's Broker's dead letters, opened at its first use; None:
+        no topic is named."""
         if (name := egress.broker_dead_letter_topic) is None:
             return None
         if name not in self._dead_letters:
-            made = broker_dead_letters(
-                egress, self.writer, self._maker, partial(KafkaTail, self._kafka)
+            letters = open_broker_dead_letters(
+                egress, self.writer, self._topic_maker, partial(KafkaTail, self._kafka)
             )
-            assert made is not None
-            self._dead_letters[name] = made
+            assert letters is not None
+            self._dead_letters[name] = letters
         return self._dead_letters[name]
 
     def open_contract(self) -> PositionedReader:
         return KafkaPositionedReader(self._kafka, self._shard.contract_topic)
 
     def _shared_reader(self, egress: Egress) -> OpenReader:
+        """Return the function that opens the Egress's reader in its shared topic."""
+
         def open_reader(assignment: Assignment) -> LogReader:
-            return self._topic(egress.topic).reader(egress.group, assignment)
+            return self._topic(egress.topic).open_reader(egress.group, assignment)
 
         return open_reader
 
     def _topic(self, name: str) -> SharedTopic:
+        """Return the shared read of a topic, opened at its first use."""
         if name not in self._topics:
             group = names.shard_members(self._shard.group, name)
             self._topics[name] = SharedTopic(
@@ -220,10 +247,11 @@ class KafkaShard:
         return self._topics[name]
 
     async def close(self) -> None:
+        """Leave the groups and close all clients."""
         for topic in self._topics.values():
             await topic.close()
         for letters in self._dead_letters.values():
-            await letters.close(CLOSE_TIMEOUT)
+            await letters.close(TAIL_CLOSE_TIMEOUT)
         await self._offsets.close()
         await self.subscriber.close()
 
@@ -235,15 +263,17 @@ def connect_shard(
     tokens: SinkTokens | None = None,
     bundles: TrustBundles | None = None,
 ) -> ShardClients:
-    """As `connect`."""
-    return KafkaShard(shard, connection(shard.kafka), reporting, refusal, tokens, bundles)
+    """Open the Kafka and HTTP clients of a shard; parameters and errors as in `connect`."""
+    return KafkaShard(
+        shard, connection_configuration(shard.kafka), reporting, refusal, tokens, bundles
+    )
 
 
-def open_files() -> int:
-    """How many files the process may have open, as many as it is allowed: 20 Triggers with a
-    hundred connections each are more than what a shell usually gives."""
+def raise_open_file_limit() -> int:
+    """Raise the process's limit of open files as far as allowed, and return it: 20 Triggers with a
+    hundred connections each need more than a shell's usual limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return wanted
+    desired = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(MAX_OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < desired:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (desired, hard))
+    return desired

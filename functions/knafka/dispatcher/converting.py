@@ -1,7 +1,7 @@
-"""Converting: a reader whose records are made into events as they are read, for a KafkaSource.
+"""Read a KafkaSource's topics: each record becomes an event when its headers are read.
 
-From here on such a record is one of a Broker's topic: filtered, delivered, dead-lettered and
-replayed as any other. What it becomes is `core.foreign_records`'.
+From here on such a record is handled as one of a Broker's topic: filtered, delivered, dead-lettered
+and replayed. `core.foreign_records` defines the event.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from knafka.ports.log import Assignment, Record
 
 
 class ConvertedRecord:
-    """A record as it was read, and the event that it becomes once its headers are asked for."""
+    """A `Record` of a KafkaSource: `headers()` converts it into an event, whose value `value()`
+    returns from then on."""
 
     __slots__ = (
         "_conversion",
@@ -37,18 +38,20 @@ class ConvertedRecord:
         self.timestamp = record.timestamp
 
     def partition(self) -> int:
-        """Its number among those of all topics."""
+        """Return the partition's number among the partitions of all of the source's topics."""
         return self._number
 
     def value(self) -> bytes | None:
+        """Return the record's value; after `headers()`, the event's."""
         return self._value
 
     def headers(self) -> RecordHeaders | None:
-        """The event's; raises what the record's own raise."""
+        """Convert the record and return the event's headers; raises what the record's own `headers`
+        raises."""
         record = self._record
-        kind, at = record.timestamp()
+        kind, timestamp = record.timestamp()
         place = RecordPosition(
-            record.topic(), record.partition(), record.offset(), at if kind else -1
+            record.topic(), record.partition(), record.offset(), timestamp if kind else -1
         )
         headers, self._value = as_event(
             self._conversion, place, record.key(), record.headers(), record.value()
@@ -57,7 +60,7 @@ class ConvertedRecord:
 
 
 class ConvertingReader(KafkaReader):
-    """Reads a source's topics."""
+    """A `KafkaReader` that returns the records of a KafkaSource's topics as `ConvertedRecord`s."""
 
     def __init__(
         self,
@@ -71,6 +74,7 @@ class ConvertingReader(KafkaReader):
         self._conversion = conversion
 
     async def read(self, limit: int, timeout: float) -> Sequence[Record]:
+        """Return up to `limit` records, each to be converted when its headers are read."""
         number_of, conversion = self.number_of, self._conversion
         records = await super().read(limit, timeout)
-        return [ConvertedRecord(each, number_of(each), conversion) for each in records]
+        return [ConvertedRecord(record, number_of(record), conversion) for record in records]

@@ -1,4 +1,4 @@
-"""Counts of one drain: what became of its events, and why attempts and filters failed."""
+"""Counts of one drain: its events by outcome, and why attempts and filters failed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from knafka.observability import Histogram
 
 
 @dataclass(frozen=True, slots=True)
-class Reported:
-    """Counts that were reported in an earlier request."""
+class ReportedCounts:
+    """The counts that an earlier request has reported."""
 
     events: Counts = field(default_factory=Counts)
     dead_letters: Counter[str] = field(default_factory=Counter)
@@ -20,28 +20,31 @@ class Reported:
 
 @dataclass(slots=True)
 class DrainCounts:
-    """Plain integers and dicts, which the hot path adds to."""
+    """Counts of one drain as plain integers and dicts, which the hot path adds to."""
 
     events: Counts = field(default_factory=Counts)
     failures: Counter[str] = field(default_factory=Counter)
-    """Failed attempts, and events that are given up for another reason than a failed attempt, by
-    reason and status: `status 503`, `timeout`, `undecodable-record`."""
+    """Failed attempts, and records that were given up without one, by reason and status: `status
+    503`, `timeout`, `undecodable-record`."""
     filter_errors: Counter[str] = field(default_factory=Counter)
     """Evaluations of a CESQL filter that ended with an error, by the error's kind."""
     attempts: Histogram = field(default_factory=Histogram)
-    """Seconds of each attempt at the subscriber, whatever became of it."""
+    """Duration in seconds of each attempt at the subscriber, whatever its outcome."""
     latency: Histogram = field(default_factory=Histogram)
     """Seconds from a record's timestamp in Kafka until its event was delivered."""
     commits: int = 0
     """Requests for a commit, of any number of partitions."""
     rebalances: int = 0
-    """Times that partitions came."""
+    """How often partitions were assigned."""
     dead_letters: Counter[str] = field(default_factory=Counter)
-    """Events that became dead letters, by the last failure's reason and status, as `failures`."""
+    """Events that became dead letters, by the last failure's reason and status, as in
+    `failures`."""
     replies_in_a_row: int = 0
-    """Of replies that answer replies, as many as must be a loop; 0: there are none."""
+    """Length of the longest chain of replies to replies that is long enough to be a loop; 0: none
+    is."""
     dead_letters_in_a_row: int = 0
-    """Of dead letters that have come back from their sink; 0: there are none at their limit."""
+    """How often in a row a dead letter has come back from its sink, once that is the limit; 0
+    before."""
 
     def __add__(self, other: DrainCounts) -> DrainCounts:
         return DrainCounts(
@@ -57,24 +60,26 @@ class DrainCounts:
             max(self.dead_letters_in_a_row, other.dead_letters_in_a_row),
         )
 
-    def reported(self) -> Reported:
-        """The counts that drains report, as they are now."""
-        return Reported(replace(self.events), self.dead_letters.copy())
+    def snapshot(self) -> ReportedCounts:
+        """Return a copy of the counts that drains report."""
+        return ReportedCounts(replace(self.events), self.dead_letters.copy())
 
-    def since(self, before: Reported) -> dict[str, Any]:
-        """What has grown since, as fields of a `DrainProgress`."""
+    def grown_since(self, before: ReportedCounts) -> dict[str, Any]:
+        """Return by how much each reported count has grown since `before`, as fields of a
+        `DrainProgress`."""
         letters = self.dead_letters - before.dead_letters
         return {**asdict(self.events - before.events), "dead_letters": dict(letters)}
 
     @property
-    def loop(self) -> str | None:
-        """What goes round in a loop, for a person; None: nothing does (`core.hops`)."""
+    def describe_loop(self) -> str | None:
+        """A sentence about replies or dead letters that go round in a loop (`core.hops`); None:
+        none do."""
         if letters := self.dead_letters_in_a_row:
             return f"its dead letters come back from their sink, {letters} in a row"
         if replies := self.replies_in_a_row:
             return f"replies come back to it and are answered again, {replies} in a row"
         return None
 
-    def filter_failed(self, kind: str) -> None:
-        """A filter's evaluation ended with an error of this kind."""
+    def count_filter_error(self, kind: str) -> None:
+        """Count an evaluation of a filter that ended with an error of this kind."""
         self.filter_errors[kind] += 1

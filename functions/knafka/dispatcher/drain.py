@@ -33,15 +33,15 @@ from knafka.core.kafka_binding import Envelope, RecordHeaders
 from knafka.core.progress import decode, policy_of
 from knafka.dispatcher.broker_letters import BrokerDeadLetters
 from knafka.dispatcher.congestion import CongestionControl
-from knafka.dispatcher.counts import DrainCounts, Reported
-from knafka.dispatcher.lanes import lane_of
-from knafka.dispatcher.pace import Pace
+from knafka.dispatcher.counts import DrainCounts, ReportedCounts
+from knafka.dispatcher.lanes import lane_function
 from knafka.dispatcher.parsing import OwnParser, Parser
 from knafka.dispatcher.pending import Partition, PendingEvent
 from knafka.dispatcher.reserve import Reserve
 from knafka.dispatcher.selecting import SelectedRecord, SharedReader
 from knafka.dispatcher.sender import Sender
 from knafka.dispatcher.tracing import EgressTracing
+from knafka.dispatcher.turn_limit import TurnLimit
 from knafka.dispatcher.workers import Workers
 from knafka.ports.log import (
     Assignment,
@@ -58,40 +58,46 @@ from knafka.ports.subscriber import Subscriber
 log = logging.getLogger(__name__)
 
 READ_LIMIT: Final = 500
-"""Records taken at once: enough to make the thread switch cheap, little enough to stay fair."""
+"""Records that one read returns at most: enough to make the thread switch cheap, few enough to be
+fair."""
 READ_TIMEOUT: Final = 0.25
 """Seconds a read waits for a first record; also how soon a stop is noticed."""
 READ_TIMEOUT_WITHOUT_WORK: Final = 1.0
-"""The same while no record is held, so that a stop has nothing to finish: more returns were a
-quarter of what a waiting dispatcher cost (docs/decisions/0010)."""
+"""`READ_TIMEOUT` while no record is held, so that a stop has nothing to finish: shorter reads were
+a quarter of an idle dispatcher's CPU (docs/decisions/0010)."""
 READ_TIMEOUT_OF_SHARED: Final = 30.0
-"""The same of a reader that gives what comes without waking us, and that a stop interrupts."""
+"""`READ_TIMEOUT` of a shared reader, which calls `take` instead of waking the drain, and which a
+stop interrupts."""
 COMMIT_INTERVAL: Final = 1.0
-"""Seconds between commits: what a killed dispatcher delivers again is about this much."""
+"""Seconds between commits: a killed dispatcher delivers about as many seconds of events again."""
 MAX_UNSETTLED: Final = 10_000
-"""Records held at once over all partitions; with a slow key, how far others may run ahead."""
+"""Records held at once over all partitions: how far others may overtake a slow key."""
 NEIGHBOURS_LIMIT: Final = 100
-"""Records of a partition held in the order `partition`, where none may pass another, by one that
-has neighbours in its process: a backlog then leaves them time while it waits to read on."""
+"""Records held of a partition in the order `partition`, where none may overtake another, by a drain
+that shares its event loop: while a backlog waits to be read on, its neighbours have time."""
 MAX_UNSETTLED_BYTES: Final = 32 * 1024 * 1024
 ROOM_TIMEOUT: Final = 1.0
-"""Seconds to wait for room before a partition is paused, which throws away what was prefetched."""
+"""Seconds to wait for room before a partition is paused, as pausing discards what was
+prefetched."""
 JOIN_PATIENCE: Final = 50.0
-"""Seconds to wait for partitions at least: a group may first have to notice a dead member, which
-takes it the 45 s of a session (docs/decisions/0013)."""
+"""Seconds to wait for partitions at least: the group may first have to notice a dead member, which
+takes the 45 s of a session (docs/decisions/0013)."""
 FIRST_READ_PATIENCE: Final = 1.0
-"""Seconds of idleness at least: what a reader may take from its assignment to its first record."""
+"""Seconds of idleness at least: the time that a reader may take from its assignment to its first
+record."""
 REVOKE_TIMEOUT: Final = 2.0
-"""Seconds that attempts under way may still take when a partition goes to another dispatcher; what
-takes longer is repeated there."""
+"""Seconds that attempts under way may still take when a partition is revoked; slower ones are
+repeated by the next owner."""
 CLOSE_TIMEOUT: Final = 5.0
-"""Seconds for the last commit and for leaving the group, beside what the attempts may take."""
+"""Seconds for the last commit and for leaving the group, besides the time for attempts under
+way."""
 
 OpenReader: TypeAlias = Callable[[Assignment], LogReader]
 
 
 class Drain:
-    """Reads, filters, delivers, settles for one Trigger until idle or stopped; `now`: Unix time."""
+    """Reads, filters, delivers and settles the events of one Trigger until idle or stopped; `now`
+    returns Unix time."""
 
     def __init__(
         self,
@@ -103,32 +109,33 @@ class Drain:
         topics: TopicMaker,
         parser: Parser | None = None,
         held_bytes: Callable[[], int] = lambda: MAX_UNSETTLED_BYTES,
-        pace: Pace | None = None,
+        pace: TurnLimit | None = None,
         tracing: EgressTracing | None = None,
         broker_dead_letters: BrokerDeadLetters | None = None,
     ) -> None:
         self.counts = DrainCounts()
         self.congestion = CongestionControl(egress.max_in_flight, egress.rate_limit)
         self.idle: float | None = None
-        """Seconds without anything to do after which it ends; None: never."""
+        """Seconds without work after which the drain ends; None: never."""
         self.shrunk_at: float | None = None
-        """When partitions last went to another dispatcher, on the event loop's clock."""
+        """When partitions last went to another dispatcher, on the event loop's clock; None:
+        never."""
         self.is_over = False
-        self._reported = Reported()
-        """What is in the lines of earlier requests."""
+        self._reported = ReportedCounts()
+        """The counts that earlier requests have reported."""
         self._egress = egress
         self._policy = policy_of(egress)
         self._open_reader = open_reader
         self._max_held_bytes = held_bytes
         self._held_in_order = READ_LIMIT if pace is None else NEIGHBOURS_LIMIT
-        filter_failed = self.counts.filter_failed
-        self._passes = compile_trigger(egress.filter, egress.filters, filter_failed)
-        self.selection: Selection | None = select(egress.filter, egress.filters, filter_failed)
+        count_filter_error = self.counts.count_filter_error
+        self._matches_filter = compile_trigger(egress.filter, egress.filters, count_filter_error)
+        self.selection: Selection | None = select(egress.filter, egress.filters, count_filter_error)
         self._shared: SharedReader | None = None
-        """Its reader, if that is one of many that read together."""
-        self._stirred = asyncio.Event()
-        """Something was read that is for it."""
-        self._lane_of = lane_of(egress.order)
+        """Its reader, if that reads for many drains."""
+        self._records_arrived = asyncio.Event()
+        """Set when records for this drain were read."""
+        self._lane_of = lane_function(egress.order)
         self._parser, self._tracing = parser or OwnParser(), tracing
         self._sender = Sender(
             egress, subscriber, writer, self.counts, self.congestion, now, topics, self._parser,
@@ -140,23 +147,24 @@ class Drain:
         )  # fmt: skip
         self._workers.on_crash = self.stop
         self._settled_while_paused: Callable[[], None] = lambda: None
-        """Called after something of a paused partition is settled."""
+        """Called after an event of a paused partition is settled."""
         self._partitions: dict[int, Partition] = {}
         self.partitions: Mapping[int, Partition] = self._partitions
         self._stopping = False
         self._stop_at = math.inf
-        """Until when attempts may be under way, once it ends."""
+        """Time until which attempts may be under way once the drain ends, on the event loop's
+        clock."""
         self._revoke_timeout = REVOKE_TIMEOUT
         self._loop = asyncio.get_running_loop()
         self._active_at = self._loop.time()
 
     def stop(self, timeout: float = REVOKE_TIMEOUT) -> None:
-        """End: finish the attempts under way, commit, leave.
+        """End the drain: finish the attempts under way, commit and leave the group.
 
-        They get `timeout` seconds, or what another call gives them if that is less: who deletes a
-        Trigger has no use for what its pod's grace leaves. While some take longer than
-        `REVOKE_TIMEOUT`, others go on: one that hangs is not to hold up what is beside it for as
-        long as the process may take to end.
+        Attempts get `timeout` seconds, or those of another call if that is less: a deleted Trigger
+        must not use up its pod's grace period. Attempts that take longer than `REVOKE_TIMEOUT`
+        don't hold up the others: new attempts go on beside them until `2 * REVOKE_TIMEOUT` before
+        the end.
         """
         self._stop_at = min(self._stop_at, self._loop.time() + timeout)
         self._stopping = True
@@ -173,25 +181,26 @@ class Drain:
         return bool(self._partitions)
 
     def progress(self, ended: Ended | None = None, error: str | None = None) -> DrainProgress:
-        """The counts since the last request has ended."""
+        """Return the counts since the last request ended, and the drain's state now."""
         self.catch_up()
         return DrainProgress(
-            **self.counts.since(self._reported),
-            unsettled=self._held(),
+            **self.counts.grown_since(self._reported),
+            unsettled=self._count_unsettled(),
             partitions=tuple(sorted(self._partitions)),
             congestion=self.congestion.describe() or None,
-            loop=self.counts.loop,
+            loop=self.counts.describe_loop,
             ended=ended,
             error=error,
         )
 
     def request_ended(self) -> None:
-        """Later progress counts from here."""
+        """Start the counts of `progress` anew: the last request has reported them."""
         self.catch_up()
-        self._reported = self.counts.reported()
+        self._reported = self.counts.snapshot()
 
     async def run(self) -> DrainProgress:
-        """Drain; returns the last progress. A `LogError` ends it as failed, and is not raised."""
+        """Drain until idle or stopped; returns the last progress. A `LogError` ends the drain as
+        failed, and is not raised."""
         self._active_at = self._loop.time()
         reader = self._open_reader(self)
         if isinstance(reader, SharedReader):
@@ -222,29 +231,33 @@ class Drain:
         return self.progress(ended, problem)
 
     async def _fetch(self, reader: LogReader) -> Ended:
+        """Read and take records until the drain is idle or stopped; returns which."""
         while not self._stopping:
             idle = math.inf if self.idle is None else self.idle
-            if (until_idle := self.until_idle(idle)) <= 0:
+            if (seconds_until_idle := self.seconds_until_idle(idle)) <= 0:
                 return Ended.IDLE
             timeout = READ_TIMEOUT
             if self._shared is not None:
-                if not any(each.paused for each in self._partitions.values()):
-                    timeout = min(max(until_idle, READ_TIMEOUT), READ_TIMEOUT_OF_SHARED)
-            elif self._partitions and not self._held():
-                timeout = min(max(until_idle, READ_TIMEOUT), READ_TIMEOUT_WITHOUT_WORK)
+                if not any(partition.paused for partition in self._partitions.values()):
+                    timeout = min(max(seconds_until_idle, READ_TIMEOUT), READ_TIMEOUT_OF_SHARED)
+            elif self._partitions and not self._count_unsettled():
+                timeout = min(max(seconds_until_idle, READ_TIMEOUT), READ_TIMEOUT_WITHOUT_WORK)
             await self._read(reader, timeout)
         return Ended.STOPPED
 
     async def _read(self, reader: LogReader, timeout: float) -> None:
+        """Read once: wait for capacity, pause or resume partitions, then take what `reader`
+        returns."""
         # Not for long, however slow the subscriber is: reading is what keeps us in the group.
         await self._workers.wait_for_capacity(ROOM_TIMEOUT)
         await self._make_room(reader)
         if records := await reader.read(READ_LIMIT, timeout):
             self._active_at = self._loop.time()
-            self._take(records)
-        self._reach(reader)
+            self._take_records(records)
+        self._advance_to_ends(reader)
 
     async def _finish_attempts(self, reader: LogReader) -> None:
+        """Wait until no attempt is under way, at most until `_stop_at`; see `stop`."""
         if self._stop_at == math.inf:
             self._stop_at = self._loop.time() + REVOKE_TIMEOUT
         while True:
@@ -252,10 +265,10 @@ class Drain:
             left = self._stop_at - self._loop.time()
             is_last_time = left <= 2 * REVOKE_TIMEOUT
             timeout = left if is_last_time else REVOKE_TIMEOUT
-            if await self._moves_until(self._has_no_attempts, timeout) or is_last_time:
+            if await self._wait_until(self._has_no_attempts, timeout) or is_last_time:
                 break
             slow = self._workers.under_way
-            self._workers.go_on()
+            self._workers.resume()
             while (
                 slow & self._workers.under_way
                 and self._stop_at - self._loop.time() > 2 * REVOKE_TIMEOUT
@@ -263,8 +276,9 @@ class Drain:
                 await self._read(reader, READ_TIMEOUT)
         self._revoke_timeout = 0.0  # they had their time
 
-    async def _moves_until(self, holds: Callable[[], bool], timeout: float) -> bool:
-        """Wait, at most so long, until what workers do has made something hold; whether it has."""
+    async def _wait_until(self, holds: Callable[[], bool], timeout: float) -> bool:
+        """Wait until a worker's progress has made `holds` return True, at most `timeout` seconds;
+        returns whether it does."""
         moved = self._workers.moved
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
@@ -273,16 +287,19 @@ class Drain:
                     await moved.wait()
         return holds()
 
-    def until_idle(self, idle: float) -> float:
-        """Seconds until it has had nothing to do for so many, if nothing comes."""
+    def seconds_until_idle(self, idle: float) -> float:
+        """Return the seconds until the drain will have been without work for `idle` seconds, if no
+        record comes."""
         self.catch_up()
         now = self._loop.time()
-        if self._held() > 0 or not self._workers.may_begin:
+        if self._count_unsettled() > 0 or not self._workers.may_begin:
             self._active_at = now
         at_least = FIRST_READ_PATIENCE if self._partitions else JOIN_PATIENCE
         return self._active_at + max(idle, at_least) - now
 
-    def _reach(self, reader: LogReader) -> None:
+    def _advance_to_ends(self, reader: LogReader) -> None:
+        """Advance the positions of partitions that were read to their ends, past offsets without
+        records."""
         for number, end in reader.ends.items():
             if partition := self._partitions.get(number):
                 partition.tracker.reach(end)
@@ -290,14 +307,18 @@ class Drain:
     # What a shared reader gives
 
     def catch_up(self) -> None:
-        """Count what its reader has passed over until now, and move the offsets."""
+        """Count the records that a shared reader has skipped for this drain, and advance the
+        offsets."""
         if self._shared is not None:
             self._shared.catch_up()
 
     def wants_trace(self, envelope: Envelope) -> bool:
-        return self._tracing is not None and self._tracing.wants(envelope)
+        """Whether this drain records spans of the event, even if its filter drops it."""
+        return self._tracing is not None and self._tracing.is_sampled(envelope)
 
     def may_select(self, number: int) -> bool:
+        """Whether the shared reader may skip records of this partition that don't match the
+        filter."""
         partition = self._partitions.get(number)
         return (
             partition is not None
@@ -306,10 +327,13 @@ class Drain:
         )
 
     def selected_from(self, number: int, offset: float) -> None:
+        """Note that the shared reader returns only matching records of this partition from `offset`
+        on."""
         if (partition := self._partitions.get(number)) is not None:
             partition.matching_from = offset
 
     def passed_over(self, number: int, count: int, behind: int) -> None:
+        """Count records that the shared reader skipped; all offsets below `behind` are done."""
         if (partition := self._partitions.get(number)) is not None:
             partition.tracker.reach(behind)
             if count:
@@ -318,15 +342,17 @@ class Drain:
                 self._active_at = self._loop.time()
 
     def take(self, records: Sequence[Record]) -> None:
+        """Take records that the shared reader hands over while `read` waits."""
         self._active_at = self._loop.time()
-        self._take(records)
+        self._take_records(records)
 
     # What was read
 
-    def _take(self, records: Sequence[Record]) -> None:
-        passes, counts, tracing = self._passes, self.counts.events, self._tracing
+    def _take_records(self, records: Sequence[Record]) -> None:
+        """Parse and filter records; track those that match and queue them in their lanes."""
+        passes, counts, tracing = self._matches_filter, self.counts.events, self._tracing
         envelope_of = self._parser.envelope
-        self._stirred.set()
+        self._records_arrived.set()
         for record in records:
             partition = self._partitions.get(record.partition())
             if partition is None:
@@ -367,6 +393,7 @@ class Drain:
                 self._admit(event)
 
     def _admit(self, event: PendingEvent) -> None:
+        """Queue an event in its lane, and give it to the workers if it may be sent now."""
         partition = event.partition
         partition.held_bytes += event.size
         wait = 0.0
@@ -380,6 +407,7 @@ class Drain:
                 self._workers.add(event)
 
     def _settle(self, event: PendingEvent) -> None:
+        """Settle an event: advance the offsets, and let the next event of its lane go."""
         partition = event.partition
         partition.tracker.settle(event.offset)
         partition.held_bytes -= event.size
@@ -392,55 +420,68 @@ class Drain:
     # Room
 
     async def _make_room(self, reader: LogReader) -> None:
+        """Resume partitions that have room, and pause those that are full, after waiting for room
+        where pausing costs something."""
         self._resume(reader)
-        if not (full := self._full()):
+        if not (full := self._full_partitions()):
             return
         if not reader.pause_is_free:
             workers = self._workers
-            await self._moves_until(
+            await self._wait_until(
                 lambda: workers.is_stopping or all(map(self._has_room, full)), ROOM_TIMEOUT
             )
-            full = self._full()
+            full = self._full_partitions()
         for partition in full:
             partition.paused = True
         if full:
-            reader.pause([each.number for each in full])
+            reader.pause([partition.number for partition in full])
 
     def _resume(self, reader: LogReader) -> None:
+        """Resume the paused partitions that have room again."""
         resumed = [
-            each for each in self._partitions.values() if each.paused and self._has_room(each)
+            partition
+            for partition in self._partitions.values()
+            if partition.paused and self._has_room(partition)
         ]
         for partition in resumed:
             partition.paused = False
         if resumed:
-            reader.resume([each.number for each in resumed])
+            reader.resume([partition.number for partition in resumed])
 
-    def _full(self) -> list[Partition]:
-        open_ones = [each for each in self._partitions.values() if not each.paused]
-        if self._held_bytes() >= self._max_held_bytes():
-            return open_ones
-        share = self._share()
+    def _full_partitions(self) -> list[Partition]:
+        """Return the partitions that must be paused, as they hold too many records or bytes."""
+        unpaused = [partition for partition in self._partitions.values() if not partition.paused]
+        if self._count_held_bytes() >= self._max_held_bytes():
+            return unpaused
+        share = self._partition_share()
         return [
-            each for each in open_ones if len(each.tracker.unsettled) >= share or not each.may_read
+            partition
+            for partition in unpaused
+            if len(partition.tracker.unsettled) >= share or not partition.may_read
         ]
 
     def _has_room(self, partition: Partition) -> bool:
+        """Whether a paused partition may be read again: it holds half of its share at most."""
         return (
-            len(partition.tracker.unsettled) <= self._share() // 2
+            len(partition.tracker.unsettled) <= self._partition_share() // 2
             and partition.may_read
-            and self._held_bytes() <= self._max_held_bytes() // 2
+            and self._count_held_bytes() <= self._max_held_bytes() // 2
         )
 
-    def _held(self) -> int:
-        return sum(len(each.tracker.unsettled) for each in self._partitions.values())
+    def _count_unsettled(self) -> int:
+        """Return the number of unsettled records over all partitions."""
+        return sum(len(partition.tracker.unsettled) for partition in self._partitions.values())
 
-    def _held_bytes(self) -> int:
-        return sum(each.held_bytes for each in self._partitions.values())
+    def _count_held_bytes(self) -> int:
+        """Return the bytes of the requests that are held over all partitions."""
+        return sum(partition.held_bytes for partition in self._partitions.values())
 
     def _has_no_attempts(self) -> bool:
-        return not any(each.in_flight for each in self._partitions.values())
+        """Whether no attempt is under way."""
+        return not any(partition.in_flight for partition in self._partitions.values())
 
-    def _share(self) -> int:
+    def _partition_share(self) -> int:
+        """Return how many records one partition may hold."""
         if self._egress.order is Order.PARTITION:
             return self._held_in_order  # what is further ahead only takes memory
         return max(READ_LIMIT, MAX_UNSETTLED // max(1, len(self._partitions)))
@@ -448,6 +489,8 @@ class Drain:
     # Offsets and partitions
 
     async def _commit_regularly(self, reader: LogReader) -> None:
+        """Commit the positions every `COMMIT_INTERVAL`, or less often while a shared reader brings
+        nothing."""
         # Neighbours that begin together don't commit at once: each has a moment by its group.
         moment = COMMIT_INTERVAL * crc32(self._egress.group.encode()) / 2**32
         await asyncio.sleep(moment)
@@ -463,45 +506,55 @@ class Drain:
             if commits:
                 self.counts.commits += 1
                 reader.commit(commits)
-            if self._shared is None or self._held():
+            if self._shared is None or self._count_unsettled():
                 await asyncio.sleep(COMMIT_INTERVAL)
             else:
                 await self._wait_to_commit(self._shared.commit_interval, moment)
 
     async def _wait_to_commit(self, interval: float, moment: float) -> None:
-        """`COMMIT_INTERVAL`, or up to `interval` while nothing comes that is for us; of its
-        neighbours' each commits at its own `moment` of the second."""
-        self._stirred.clear()
+        """Wait `COMMIT_INTERVAL`, or up to `interval` seconds while no records come for this drain.
+        Among many drains, each commits at its own `moment` of the second."""
+        self._records_arrived.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(interval):
-                await self._stirred.wait()
+                await self._records_arrived.wait()
                 left = (moment - self._loop.time()) % COMMIT_INTERVAL
                 await asyncio.sleep(left or COMMIT_INTERVAL)
 
     def assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None:
+        """Start the partitions, from what earlier owners have committed."""
         self._active_at = self._loop.time()
         self.counts.rebalances += 1
         for number, committed in partitions.items():
-            progress, began = None, 0
+            progress, offset = None, 0
             if committed is not None:
-                began = committed.offset
-                progress = decode(began, committed.metadata, self._policy)
-            self._partitions[number] = Partition(number, progress, began)
+                offset = committed.offset
+                progress = decode(offset, committed.metadata, self._policy)
+            self._partitions[number] = Partition(number, progress, offset)
 
     async def revoked(self, partitions: Sequence[int]) -> Commits:
-        going = [self._partitions[each] for each in partitions if each in self._partitions]
+        """Finish the attempts of these partitions, within `REVOKE_TIMEOUT`; returns their last
+        commits."""
+        revoked_partitions = [
+            self._partitions[number] for number in partitions if number in self._partitions
+        ]
         if not self._stopping:
             self.shrunk_at = self._loop.time()
-        for partition in going:
+        for partition in revoked_partitions:
             partition.close()
-        await self._moves_until(
-            lambda: not any(each.in_flight for each in going), self._revoke_timeout
+        await self._wait_until(
+            lambda: not any(partition.in_flight for partition in revoked_partitions),
+            self._revoke_timeout,
         )
         self.lost(partitions)
-        commits = ((each.number, each.to_commit(self._policy)) for each in going)
+        commits = (
+            (partition.number, partition.to_commit(self._policy))
+            for partition in revoked_partitions
+        )
         return {number: commit for number, commit in commits if commit is not None}
 
     def lost(self, partitions: Sequence[int]) -> None:
+        """Forget partitions that belong to another dispatcher: nothing may be committed."""
         for number in partitions:
             if partition := self._partitions.pop(number, None):
                 partition.close()

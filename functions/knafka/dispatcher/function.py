@@ -25,19 +25,22 @@ if TYPE_CHECKING:
 
 
 class Dispatcher(DrainingFunction):
-    """One dispatcher; one of the two is called at its start: for an Egress, or for a shard."""
+    """The dispatcher's function: drains one Egress, or the Egresses of a shard, as its environment
+    says."""
 
     def __init__(
         self,
         connect: Callable[[Egress], Clients] | None = None,
         connect_shard: Callable[[Shard], ShardClients] | None = None,
     ) -> None:
-        """Kafka and HTTP where they aren't given."""
+        """`connect` and `connect_shard` open the clients; None: those of Kafka and HTTP
+        (`connecting`)."""
         super().__init__("knafka-dispatcher", self._open)
         self._connect = connect
         self._connect_shard = connect_shard
 
     def _open(self, environment: Mapping[str, str], drains: Drains, tracer: Tracer | None) -> Side:
+        """Open what the environment declares: an Egress or a shard. Raises `InvalidDocument`."""
         shard, reporting = settings.shard(environment), self.statistics.connection
         refusal = None if settings.local_addresses(environment) else addresses.refusal
         folder = settings.trust_bundles(environment)
@@ -56,8 +59,9 @@ class Dispatcher(DrainingFunction):
 
 
 def sink_tokens(url: str | None, folder: Path) -> SinkTokens | None:
-    """Tokens from the API server at `url`, with what is in `folder`; None: there is none to ask.
-    Nothing is asked before a destination wants one. Raises `InvalidDocument`."""
+    """Return the cache of destinations' tokens, which are requested from the API server at `url`
+    with the credentials in `folder`; None: there is no URL. Nothing is requested before a
+    destination wants a token. Raises `InvalidDocument`."""
     if url is None:
         return None
     # Here, as most dispatchers need none of it.

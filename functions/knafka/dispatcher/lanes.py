@@ -22,8 +22,9 @@ T = TypeVar("T")
 WHOLE_PARTITION: Final = b""
 
 
-def lane_of(order: Order) -> Callable[[bytes | None], Lane]:
-    """How a record's key names its lane; lanes are kept by partition."""
+def lane_function(order: Order) -> Callable[[bytes | None], Lane]:
+    """Return the function from a record's key to its lane, for this order; lanes are kept by
+    partition."""
     if order is Order.PARTITION:
         return lambda key: WHOLE_PARTITION
     if order is Order.NONE:
@@ -40,7 +41,8 @@ class Lanes(Generic[T]):
         self._waiting: dict[bytes, deque[T] | None] = {}
 
     def admit(self, lane: Lane, event: T) -> bool:
-        """Whether `event` may go now; if not, a later `release` returns it."""
+        """Add an event to its lane; returns True if it may be sent now, else a later `release`
+        returns it."""
         if lane is None:
             return True
         waiting = self._waiting
@@ -54,7 +56,8 @@ class Lanes(Generic[T]):
         return False
 
     def release(self, lane: Lane) -> T | None:
-        """The lane's event is settled: the one that may go now, if any waits."""
+        """Note that the lane's event is settled; returns the event that may be sent next, if one
+        waits."""
         if lane is None:
             return None
         queue = self._waiting[lane]

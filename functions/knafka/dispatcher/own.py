@@ -1,4 +1,4 @@
-"""An Egress with a dispatcher of its own: its lease, and the request that asks for its drain."""
+"""The dispatcher of a single Egress: its lease, and the request that asks for its drain."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from knafka.core.contract import Egress
 from knafka.core.documents import digest
 from knafka.core.drain import DrainRequest
 from knafka.core.errors import LogError
-from knafka.dispatcher.connecting import CLOSE_TIMEOUT, Clients
-from knafka.dispatcher.served import STOP_TIMEOUT, Served, metrics_of
+from knafka.dispatcher.connecting import TAIL_CLOSE_TIMEOUT, Clients
+from knafka.dispatcher.served import STOP_TIMEOUT, ServedEgress, egress_metrics
 from knafka.draining.lease import Lease
 from knafka.draining.renewal import OwnService
 from knafka.draining.side import LeasedSide
@@ -19,8 +19,8 @@ from knafka.tracing.spans import Tracer
 
 
 class OwnEgress(LeasedSide):
-    """A `draining.function.Side`; `service_url` as in `settings.Drains`. Raises `InvalidDocument`
-    for one that can't be used."""
+    """A `draining.function.Side` that drains one Egress; `service_url` as in `settings.Drains`.
+    Raises `InvalidDocument` for an Egress that can't be used."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class OwnEgress(LeasedSide):
         self._writer = clients.writer
         self._digest = digest(egress)
         self._clients = clients
-        self._served = Served(egress, tracer)
+        self._served = ServedEgress(egress, tracer)
         renewal = None
         if service_url is not None:
             renewal = OwnService(service_url, {"egress": self._digest}, clients.subscriber)
@@ -40,19 +40,24 @@ class OwnEgress(LeasedSide):
 
     @property
     def failure(self) -> LogError | None:
+        """Why Kafka takes no records any more; None: it does."""
         return self._writer.failure
 
     def metrics(self) -> Iterator[Metric]:
-        return metrics_of([self._served], time.time())
+        """Yield the metrics of the Egress."""
+        return egress_metrics([self._served], time.time())
 
     def refusal(self, request: DrainRequest) -> str:
+        """Explain why a request for a drain is refused: it is for another Egress; empty: it isn't
+        refused."""
         if request.shard is not None or request.egress not in (None, self._digest):
             return "this dispatcher has another egress"
         return ""
 
     async def close(self) -> None:
+        """Wait for the drain to end, then close the clients."""
         await self.drained()
         await self._clients.subscriber.close()
         if self._clients.broker_dead_letters is not None:
-            await self._clients.broker_dead_letters.close(CLOSE_TIMEOUT)
+            await self._clients.broker_dead_letters.close(TAIL_CLOSE_TIMEOUT)
         await self._writer.close(STOP_TIMEOUT)

@@ -1,6 +1,6 @@
-"""How a drain takes a record apart, and makes a request of it: each time anew, by itself.
+"""Parse the event in a record and encode the request that delivers it, anew for each drain.
 
-Where many drains get the same record, `shared.record` does it once for all.
+Where many drains read the same record, `shared.record` does both only once.
 """
 
 from __future__ import annotations
@@ -13,41 +13,44 @@ from knafka.core.numbering import partition_of
 from knafka.ports.log import Record
 
 Format: TypeAlias = Literal["json", "binary", "batch"] | None
+"""How the request holds the event: in structured or binary mode, or its data as a JSON batch; None:
+in the mode of its record."""
 
 
 class Parser(Protocol):
-    """`headers` are those of the record, which were asked for already."""
+    """Parses records and encodes requests. `headers` are the record's, which must be read only
+    once."""
 
     def envelope(self, record: Record, headers: RecordHeaders | None) -> Envelope:
-        """Raises `InvalidEvent`."""
+        """Parse the record's event. Raises `InvalidEvent`."""
         ...
 
     def request(
-        self, record: Record, envelope: Envelope, form: Format, prefix: bytes, located: bool
+        self, record: Record, envelope: Envelope, format_: Format, prefix: bytes, located: bool
     ) -> tuple[bytes, bytes]:
-        """Header lines, `prefix` in front of them, and the body; `located`: with the attributes
-        that say where the record lies."""
+        """Encode the request that delivers the event; returns its header lines, after `prefix`, and
+        its body. `located`: include the attributes with the record's partition and offset."""
         ...
 
 
 class OwnParser:
-    """Keeps nothing."""
+    """A `Parser` that caches nothing."""
 
     def envelope(self, record: Record, headers: RecordHeaders | None) -> Envelope:
         return read(headers, record.value())
 
     def request(
-        self, record: Record, envelope: Envelope, form: Format, prefix: bytes, located: bool
+        self, record: Record, envelope: Envelope, format_: Format, prefix: bytes, located: bool
     ) -> tuple[bytes, bytes]:
-        head, body = request_for(record, envelope, form, located)
+        head, body = request_for(record, envelope, format_, located)
         return prefix + head, body
 
 
 def request_for(
-    record: Record, envelope: Envelope, form: Format, located: bool
+    record: Record, envelope: Envelope, format_: Format, located: bool
 ) -> tuple[bytes, bytes]:
-    """Header lines and body of the request that delivers a record's event."""
+    """Encode the request that delivers a record's event; returns its header lines and its body."""
     if located:
         partition = partition_of(record.partition())
-        return located_request_of(envelope, partition, record.offset(), form)
-    return request_of(envelope, form)
+        return located_request_of(envelope, partition, record.offset(), format_)
+    return request_of(envelope, format_)

@@ -1,4 +1,4 @@
-"""Pending events: records that are read and not yet settled, and the partitions they come from."""
+"""Pending events: records that were read and are not settled yet, and their partitions."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
 
 
 class Partition:
-    """One assigned partition: its offsets, its lanes, and what may be done with it.
+    """One assigned partition: its offsets, its lanes and its unsettled events.
 
-    `progress` is what an earlier owner has told with its last commit, and `began` that commit's
-    offset.
+    `progress` is what an earlier owner stored in its last commit's metadata, and `initial_offset`
+    that commit's offset.
     """
 
     __slots__ = (
-        "_all_told",
+        "_metadata_is_complete",
         "backoffs",
-        "began",
         "committed",
         "held_back",
         "held_bytes",
         "in_flight",
+        "initial_offset",
         "lanes",
         "matching_from",
         "number",
@@ -52,83 +52,91 @@ class Partition:
         "tracker",
     )
 
-    def __init__(self, number: int, progress: Progress | None = None, began: int = 0) -> None:
+    def __init__(
+        self, number: int, progress: Progress | None = None, initial_offset: int = 0
+    ) -> None:
         progress = progress or Progress()
         self.number = number
-        self.began = began
+        self.initial_offset = initial_offset
         self.tracker: OffsetTracker[PendingEvent] = OffsetTracker(progress.settled)
         self.restored = dict(progress.deliveries)
-        """Deliveries that an earlier owner has begun and whose records aren't read yet."""
+        """State of deliveries that an earlier owner began, by offset, until their records are
+        read."""
         self.same_policy = progress.same_policy
+        """Whether the earlier owner had the same retry policy and destinations."""
         self.committed: OffsetAndMetadata | None = None
-        """The last commit of ours."""
+        """The last commit of this drain; None: it has made none."""
         self.lanes: Lanes[PendingEvent] = Lanes()
         self.held_bytes = 0
-        """Of the requests for its unsettled records."""
+        """Bytes of the requests for its unsettled records."""
         self.in_flight = 0
         """Attempts under way."""
         self.retrying: set[PendingEvent] = set()
-        """Its events that had an attempt, or no token for one, and aren't settled."""
+        """Unsettled events that had an attempt, or found no token for one."""
         self.held_back: list[PendingEvent] = []
-        """Its events that could go, had a commit room to tell of them (`may_begin`)."""
+        """Events that wait until the commit metadata has room for their state (`may_begin`)."""
         self.backoffs: set[TimerHandle] = set()
-        """Its events that wait for another attempt."""
+        """Timers of the events that wait for their next attempt."""
         self.open = True
-        """Whether attempts may begin; a partition that is going away is closed first."""
+        """Whether attempts may begin; a partition is closed before it is revoked."""
         self.paused = False
+        """Whether its reader is paused."""
         self.matching_from: float = inf
-        """The offset from which on its reader gives only what matches (`selecting`)."""
-        self._all_told = True
+        """First offset from which on its reader returns only records that match the filter
+        (`selecting`)."""
+        self._metadata_is_complete = True
+        """Whether the last commit's metadata had room for all that is known above its offset."""
 
     @property
     def may_begin(self) -> bool:
-        """Whether a commit has room to tell of one more delivery that has begun."""
+        """Whether the commit metadata has room for one more delivery that has begun."""
         return len(self.retrying) + len(self.restored) < MAX_DELIVERIES
 
     @property
     def may_read(self) -> bool:
-        """Whether a commit has room to tell of what more records would leave behind."""
-        return self._all_told and len(self.retrying) < MAX_DELIVERIES
+        """Whether the commit metadata has room for the state that more records would add."""
+        return self._metadata_is_complete and len(self.retrying) < MAX_DELIVERIES
 
     @property
-    def done(self) -> int:
-        """The offset below which every record is done with."""
+    def position(self) -> int:
+        """The offset below which every record is settled."""
         position = self.tracker.position
-        return self.began if position is None else position
+        return self.initial_offset if position is None else position
 
     def close(self) -> None:
-        """Begin no more attempts; those that wait for one are let go."""
+        """Let no more attempts begin, and cancel the timers of those that wait."""
         self.open = False
         while self.backoffs:
             self.backoffs.pop().cancel()
 
     def to_commit(self, policy: int) -> OffsetAndMetadata | None:
-        """The position and what is told of what is above it; None: nothing is known."""
+        """Return the position and its metadata (`core.progress`); None: no record was read yet.
+        `policy` is the checksum of `policy_of`."""
         tracker = self.tracker
         if (position := tracker.position) is None:
             return None
-        begun = {each.offset: each.state for each in self.retrying} | self.restored
-        told = Progress(tracker.settled_ahead(), dict(sorted(begun.items())))
-        metadata, self._all_told = encode(position, told, policy)
+        deliveries = {event.offset: event.state for event in self.retrying} | self.restored
+        progress = Progress(tracker.settled_ahead(), dict(sorted(deliveries.items())))
+        metadata, self._metadata_is_complete = encode(position, progress, policy)
         return OffsetAndMetadata(position, metadata)
 
 
 class PendingReply:
-    """A subscriber's answer that holds a reply, which was not taken where it belongs."""
+    """A reply that its topic or destination has not taken yet."""
 
     __slots__ = ("body", "draft", "size", "status")
 
     def __init__(self, draft: Draft, status: int, body: bytes) -> None:
         self.draft = draft
         self.status = status
-        """The subscriber's."""
+        """Status of the subscriber's response that held the reply."""
         self.body = body
-        """The subscriber's, for the dead letter."""
+        """Body of that response, for the dead letter."""
         self.size = len(draft.value or b"") + len(body)
 
 
 class PendingEvent:
-    """One record, and how far its delivery has come."""
+    """A record that is not settled, and the state of its delivery."""
 
     __slots__ = (
         "attempts",
@@ -159,46 +167,46 @@ class PendingEvent:
     ) -> None:
         self.record = record
         self.headers = headers
-        """The record's, if they can be read. They are read once: after it has raised,
-        confluent-kafka returns a broken list, and to use that crashes the process."""
+        """The record's headers; None if they can't be read. They are read only once: after it has
+        raised, confluent-kafka returns a broken list, whose use crashes the process."""
         self.partition = partition
         self.offset = record.offset()
         self.lane = lane
         self.head = b""
         self.body = b""
         self.size = 0
-        """Bytes of head and body as first encoded."""
+        """Bytes of head and body as first encoded, and of a kept reply."""
         self.stage: DeliveryStage = SUBSCRIBER
         self.tries = 0
-        """Attempts in this stage."""
+        """Failed attempts in this stage."""
         self.attempts = 0
         """Attempts at the subscriber."""
         self.reply: PendingReply | None = None
-        """What the subscriber has answered, while it is not where it belongs."""
+        """The subscriber's reply, until its topic or destination has taken it."""
         self.reply_tries = 0
-        """Attempts to store or send its reply that have failed."""
+        """Failed attempts to store or send the reply."""
         self.first_attempt = 0.0
         self.last_attempt = 0.0
         self.due = 0.0
-        """When the next attempt may begin, in Unix time."""
+        """When the next attempt may begin (Unix time)."""
         self.is_probe = False
-        """Whether it probes a subscriber that is away (see `congestion`)."""
+        """Whether it probes a subscriber that is away (`congestion`)."""
         self.failed: Outcome | None = None
-        """The subscriber's last outcome, once it has failed for good."""
+        """The subscriber's last outcome, once the delivery has failed for good."""
         self.response_body = b""
-        """The body of its response, or a sentence about why there is none."""
+        """Body of the subscriber's last response, or a sentence that says why there is none."""
         self.log: list[Attempt] | None = None
-        """The last attempts that have failed, as far as they are known one by one; None: none."""
+        """The last failed attempts, as far as they are known one by one; None: none failed."""
         self.trace: DeliveryTrace | None = None
-        """None: it isn't sampled."""
+        """Its spans; None: it isn't sampled."""
 
     @property
     def hops(self) -> int:
-        """How often in a row it has been a dead letter at a sink."""
+        """How often in a row the event has been a dead letter at a sink (`core.hops`)."""
         return hops_of(self.headers, self.record.value())
 
     def attempt_failed(self, outcome: Outcome) -> None:
-        """The last attempt at the subscriber has ended so."""
+        """Record the outcome of the last attempt at the subscriber, which failed."""
         attempt = Attempt(self.last_attempt, outcome)
         if self.log is None:
             self.log = [attempt]
@@ -207,7 +215,7 @@ class PendingEvent:
 
     @property
     def state(self) -> DeliveryState:
-        """What a commit tells of it."""
+        """The state of its delivery, which a commit's metadata keeps."""
         failed = self.failed
         if failed is None and self.log and self.log[-1].began == self.last_attempt:
             failed = self.log[-1].outcome
@@ -223,7 +231,8 @@ class PendingEvent:
         )
 
     def resume(self, state: DeliveryState, *, same_policy: bool) -> None:
-        """Go on where an earlier owner left it; under another policy its retries begin anew."""
+        """Continue the delivery where an earlier owner stopped; under another policy its retries
+        start anew."""
         self.attempts = state.attempts
         self.first_attempt = state.first_attempt
         self.last_attempt = state.last_attempt
@@ -237,13 +246,13 @@ class PendingEvent:
             self.reply_tries = state.reply_tries
 
     def keep_reply(self, reply: PendingReply) -> None:
-        """Hold a reply for its next attempt; it counts to what its partition holds."""
+        """Keep a reply for its next attempt; its size counts as held by the partition."""
         self.reply = reply
         self.size += reply.size
         self.partition.held_bytes += reply.size
 
     def drop_reply(self) -> None:
-        """Forget the reply: it goes nowhere any more."""
+        """Forget the kept reply, if there is one."""
         if self.reply is not None:
             self.size -= self.reply.size
             self.partition.held_bytes -= self.reply.size

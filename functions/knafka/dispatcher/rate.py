@@ -13,11 +13,12 @@ from typing import Final
 from knafka.core.contract import RateLimit
 
 LATE: Final = 0.002
-"""Seconds: uvloop's timers and its clock are of whole milliseconds."""
+"""Seconds by which a timer may be late: uvloop's timers and clock have whole milliseconds."""
 
 
 class AttemptRate:
-    """Of one drain, which stays awake until it is open again: the next one knows nothing of it."""
+    """The declared rate limit of one drain. The drain must not end before the limit is open again,
+    as the next drain starts with a fresh limit."""
 
     def __init__(self, limit: RateLimit) -> None:
         self.is_open = True
@@ -27,12 +28,14 @@ class AttemptRate:
         self._next = 0.0
 
     def begin(self, now: float) -> None:
-        """An attempt begins, in seconds of any clock that never goes back; `wait` follows."""
+        """Note that an attempt begins at `now`, in seconds of a monotonic clock; call `refresh`
+        next."""
         was_waiting = self._next <= now <= self._next + LATE
         self._next = (self._next if was_waiting else now) + self._interval
 
-    def wait(self, now: float) -> float:
-        """Seconds until the next one may begin; it is open if there are none."""
+    def refresh(self, now: float) -> float:
+        """Update `is_open`; returns the seconds until the next attempt may begin, 0 if it is
+        open."""
         left = max(0.0, self._next - now)
         self.is_open = left == 0
         return left

@@ -1,13 +1,14 @@
-"""What becomes of a reply before its event is settled.
+"""Handle a subscriber's reply before its event is settled.
 
-    a Trigger's       is stored in its Broker's topic (KN-BRK-11, KN-BRK-12)
-    a Subscription's  is sent to its reply destination (KN-SUB-07), or discarded (KN-SUB-02)
+    reply to a Trigger        is stored in its Broker's topic (KN-BRK-11, KN-BRK-12)     reply to a
+Subscription   is sent to its reply destination (KN-SUB-07), or discarded (KN-SUB-02)
 
-One that is neither stored nor sent has retries of its own, as many as its event's, and the event is
-not sent to the subscriber again for it; the last one fails the delivery, with a reason of its own.
-One that is the last of too many in a row, as in a loop (`core.hops`; KN-BRK-13), fails it at once.
+A reply that could not be stored or sent has retries of its own, as many as its event's; the event
+is not sent to the subscriber again meanwhile. The last failure fails the delivery, with a reason of
+its own. A reply at the end of a chain of too many replies, as in a loop (`core.hops`; KN-BRK-13),
+fails it at once.
 
-Not here: what that means for the event (`sender`).
+Not here: what the failure means for the event (`sender`).
 """
 
 from __future__ import annotations
@@ -44,48 +45,53 @@ log.addFilter(RateLimitedFilter(by_wording=True))
 
 
 class Replies(Protocol):
-    """Where a subscriber's replies go."""
+    """Handles the replies of one Egress's subscriber."""
 
-    async def take(self, response: Response, event: PendingEvent) -> tuple[Outcome, bytes]:
-        """Deal with what a 2xx other than 202 has brought in answer to `event`; gives the attempt's
-        outcome, and the body that explains it. A reply that another attempt may bring to where it
-        belongs is kept with its event."""
+    async def handle(self, response: Response, event: PendingEvent) -> tuple[Outcome, bytes]:
+        """Store, send or discard the reply in a 2xx response other than 202.
+
+        Returns the attempt's outcome, and the body that explains it in a dead letter. A reply whose
+        failure may be temporary is kept in `event.reply`.
+        """
         ...
 
     async def retry(self, event: PendingEvent) -> tuple[Outcome, bytes]:
-        """One more attempt with the reply that is kept with its event; as `take`."""
+        """Try again to store or send the reply that is kept in `event.reply`; returns as `handle`
+        does."""
         ...
 
 
-class _Kept(ABC):
-    """Replies that are not to be lost."""
+class _RetriedReplies(ABC):
+    """Base of the handlers whose replies are retried."""
 
-    not_taken: Reason
+    failure_reason: Reason
 
     def __init__(self, egress: Egress, counts: DrainCounts) -> None:
         self._subscriber_url = egress.subscriber.url
         self._events = counts.events
         self._counts = counts
 
-    async def take(self, response: Response, event: PendingEvent) -> tuple[Outcome, bytes]:
+    async def handle(self, response: Response, event: PendingEvent) -> tuple[Outcome, bytes]:
         if response.cut and claims_event(response.headers):
             log.warning("a reply from %s is larger than any event may be", self._subscriber_url)
-            return Outcome(response.status, self.not_taken, permanent=True), response.body
+            return Outcome(response.status, self.failure_reason, permanent=True), response.body
         try:
             reply = reply_of(response.headers, response.body)
             if reply is not None:
-                reply, left = reply_to(event.headers, event.record.value(), reply)
-                if left <= FIRST_TTL - DEEP:
-                    self._deep(FIRST_TTL - left)
+                reply, ttl = reply_to(event.headers, event.record.value(), reply)
+                if ttl <= FIRST_TTL - DEEP:
+                    self._note_deep_reply(FIRST_TTL - ttl)
         except HopLimit as error:
-            self._deep(FIRST_TTL)
-            return Outcome(response.status, self.not_taken, permanent=True), str(error).encode()
+            self._note_deep_reply(FIRST_TTL)
+            return Outcome(response.status, self.failure_reason, permanent=True), str(
+                error
+            ).encode()
         except InvalidEvent as error:
             log.info("a malformed reply from %s: %s", self._subscriber_url, error)
             return Outcome(response.status, failure=Reason.MALFORMED_REPLY), response.body
         if reply is not None:
             pending = PendingReply(reply, response.status, response.body)
-            if (failed := await self._keep(pending, event.trace)) is not None:
+            if (failed := await self._forward(pending, event.trace)) is not None:
                 if not failed[0].permanent:
                     event.keep_reply(pending)
                 return failed
@@ -94,12 +100,13 @@ class _Kept(ABC):
 
     async def retry(self, event: PendingEvent) -> tuple[Outcome, bytes]:
         assert event.reply is not None
-        if (failed := await self._keep(event.reply, event.trace)) is not None:
+        if (failed := await self._forward(event.reply, event.trace)) is not None:
             return failed
         self._events.replied += 1
         return Outcome(event.reply.status), event.reply.body
 
-    def _deep(self, replies: int) -> None:
+    def _note_deep_reply(self, replies: int) -> None:
+        """Count and log a chain of so many replies to replies."""
         counts = self._counts
         counts.replies_in_a_row = max(counts.replies_in_a_row, replies)
         log.warning(
@@ -110,23 +117,24 @@ class _Kept(ABC):
         )
 
     @abstractmethod
-    async def _keep(
+    async def _forward(
         self, reply: PendingReply, trace: DeliveryTrace | None
     ) -> tuple[Outcome, bytes] | None:
-        """None once it is where it belongs, else as `take`."""
+        """Store or send the reply; returns None once that is done, else the outcome and body of
+        `handle`."""
 
 
-class StoredReplies(_Kept):
-    """A Trigger's."""
+class StoredReplies(_RetriedReplies):
+    """Stores a Trigger's replies in its Broker's topic."""
 
-    not_taken = Reason.REPLY_NOT_STORED
+    failure_reason = Reason.REPLY_NOT_STORED
 
     def __init__(self, egress: Egress, counts: DrainCounts, writer: LogWriter) -> None:
         super().__init__(egress, counts)
         self._writer = writer
         self._topic = egress.reply_topic or egress.topic
 
-    async def _keep(
+    async def _forward(
         self, reply: PendingReply, trace: DeliveryTrace | None
     ) -> tuple[Outcome, bytes] | None:
         if trace is None:
@@ -139,13 +147,14 @@ class StoredReplies(_Kept):
         ids = log_ids(trace, None)
         log.warning("a reply from %s was not stored: %s", self._subscriber_url, problem, extra=ids)
         permanent = not problem.retriable
-        return Outcome(reply.status, self.not_taken, permanent=permanent), reply.body
+        return Outcome(reply.status, self.failure_reason, permanent=permanent), reply.body
 
 
-class SentReplies(_Kept):
-    """A Subscription's, as a record of them would be sent; `now` gives Unix time."""
+class SentReplies(_RetriedReplies):
+    """Sends a Subscription's replies to its reply destination, encoded as events are; `now` returns
+    Unix time."""
 
-    not_taken = Reason.REPLY_NOT_DELIVERED
+    failure_reason = Reason.REPLY_NOT_DELIVERED
 
     def __init__(
         self,
@@ -162,7 +171,7 @@ class SentReplies(_Kept):
         self._now = now
         self._head = b"kn-namespace: %s\r\n" % egress.namespace.encode()
 
-    async def _keep(
+    async def _forward(
         self, reply: PendingReply, trace: DeliveryTrace | None
     ) -> tuple[Outcome, bytes] | None:
         if trace is None:
@@ -170,50 +179,52 @@ class SentReplies(_Kept):
         return await trace.send(self._target, self._send, reply.draft)
 
     async def _send(self, reply: Draft) -> tuple[Outcome, bytes] | None:
+        """Send a reply once; returns None if it was delivered, else the outcome and body of
+        `handle`."""
         envelope = read(reply.headers, reply.value)
         head, body = request_of(envelope, self._delivery.format)
         try:
-            answer = await self._subscriber.post(
+            response = await self._subscriber.post(
                 self._target, self._head + head, body, self._delivery.timeout
             )
         except DeliveryError as error:
             log.warning("a reply was not delivered to %s: %s", self._target.url, error)
             no_token = error.reason == Reason.NO_TOKEN
-            failure = Reason.NO_TOKEN if no_token else self.not_taken
+            failure = Reason.NO_TOKEN if no_token else self.failure_reason
             return Outcome(failure=failure), str(error).encode(errors="replace")
-        status = answer.status
+        status = response.status
         if is_delivered(status):
             return None
         log.warning("a reply was not delivered to %s: status %d", self._target.url, status)
-        value = answer.header(b"retry-after")
+        value = response.header(b"retry-after")
         failed = Outcome(
             status,
-            self.not_taken,
+            self.failure_reason,
             None if value is None else retry_after_seconds(value, self._now()),
             permanent=not is_retried_status(status),
-            extensions=extensions_of(answer.headers),
+            extensions=extensions_of(response.headers),
         )
-        return failed, answer.body
+        return failed, response.body
 
 
 class DiscardedReplies:
-    """Those of a Subscription without a reply destination: they aren't even looked at."""
+    """Discards the replies of a Subscription without a reply destination, unread."""
 
-    async def take(self, response: Response, event: PendingEvent) -> tuple[Outcome, bytes]:
+    async def handle(self, response: Response, event: PendingEvent) -> tuple[Outcome, bytes]:
         return Outcome(response.status), response.body
 
     async def retry(self, event: PendingEvent) -> tuple[Outcome, bytes]:
         raise AssertionError("nobody keeps a reply that is discarded")
 
 
-def replies_of(
+def reply_handler(
     egress: Egress,
     counts: DrainCounts,
     writer: LogWriter,
     subscriber: Subscriber,
     now: Callable[[], float],
 ) -> Replies:
-    """What this Egress does with replies."""
+    """Return the handler of this Egress's replies."""
     if egress.kind == "Trigger":
         return StoredReplies(egress, counts, writer)
     if egress.reply is None:

@@ -1,14 +1,15 @@
-"""The reserve: the last places of a dispatcher, spent so slowly that some stay free.
+"""The reserve: the last places for attempts, spent so slowly that some stay free.
 
-    most attempts are quick, most places are held by slow ones --> one attempt after a pause
-    a place comes free, or no attempt is quicker than others   --> as many as there are places
+    most attempts are quick, most places are held by slow ones --> one attempt after a delay     a
+place comes free, or no attempt is quicker than others   --> as many as there are places
 
-Where one attempt of a hundred takes 5 s and the others 1 ms, slow ones take all places within half
-a second, and nobody is sent anything until the first of them is over. So once they hold four places
-of five, the others begin at a pace by which what is left lasts for as long again as the oldest slow
-attempt has taken already. Over time as many events are delivered as without it.
+Where one attempt in a hundred takes 5 s and the others 1 ms, slow attempts take all places within
+half a second, and nothing is sent until the first of them ends. So once slow attempts hold four
+fifths of the places, the others begin at a rate by which the remaining places last for as long
+again as the oldest slow attempt has already taken. Over time as many events are delivered as
+without a reserve.
 
-Which event is next is not decided here: order is as ever. Times are Unix time, in seconds.
+Not here: which event is next (`lanes`, `workers`). Times are Unix time, in seconds.
 """
 
 from __future__ import annotations
@@ -19,84 +20,89 @@ from typing import Final
 
 from knafka.observability import BUCKETS, Histogram
 
-SHARE: Final = 5
-"""One place of so many belongs to the reserve."""
-FEWEST_PLACES: Final = 10
-"""With fewer there is no reserve: it would be a place or none."""
-QUICK: Final = 0.75
-"""The share of attempts that say how long one takes usually."""
-TIMES_SLOWER: Final = 4
-"""From so many times that on, as the buckets of a histogram have it, an attempt is slow."""
-LEAST_SLOW: Final = 0.025
-"""Seconds for which no attempt is slow."""
-MEMORY: Final = 30.0
-"""Seconds, and as much again at most, whose attempts say what is usual."""
-LONGEST_PAUSE: Final = 0.1
+RESERVE_SHARE: Final = 5
+"""One place in so many belongs to the reserve."""
+MIN_PLACES: Final = 10
+"""Places without which there is no reserve: it would be one place or none."""
+USUAL_QUANTILE: Final = 0.75
+"""The quantile of recent durations that counts as the usual duration."""
+SLOW_FACTOR: Final = 4
+"""An attempt is slow after so many times the usual duration, rounded up to a histogram bucket."""
+MIN_SLOW_SECONDS: Final = 0.025
+"""Seconds within which no attempt counts as slow."""
+MEMORY_SECONDS: Final = 30.0
+"""Seconds of history that the usual duration is computed from, at least; twice as many at most."""
+MAX_DELAY: Final = 0.1
 """Seconds between two attempts at most, as long as a place is left."""
-LOOK_INTERVAL: Final = 0.005
-"""Seconds until the attempts under way are looked at again, while too few of them are slow."""
+CHECK_INTERVAL: Final = 0.005
+"""Seconds between two checks of the attempts under way, while too few of them are slow."""
 
 
 class Reserve:
-    """Of one drain; `took` counts the attempts that are over."""
+    """Delays the attempts of one drain while slow ones hold most places; `durations` counts ended
+    attempts."""
 
-    def __init__(self, took: Histogram) -> None:
-        self._took = took
+    def __init__(self, durations: Histogram) -> None:
+        self._durations = durations
         self._counted_at = 0.0
-        self._older = self._newer = [0] * len(took.counts)
-        """The counts when what is usual began to be counted, and for the next time."""
-        self._free_until = 0.0
+        self._older = self._newer = [0] * len(durations.counts)
+        """The histogram's counts at the start of the period that is evaluated, and of the next
+        one."""
+        self._unchecked_until = 0.0
         self._next_at = 0.0
 
-    def is_free(self, oldest: float, now: float) -> bool:
-        """Whether an attempt may begin for certain; `oldest` is when the first of those began that
-        are under way."""
-        left = self._free_until - now
-        return now - oldest <= LEAST_SLOW or 0 < left <= LOOK_INTERVAL
+    def may_begin_unchecked(self, oldest: float, now: float) -> bool:
+        """Whether an attempt may begin without a check of those under way; `oldest` is when the
+        first of them began."""
+        left = self._unchecked_until - now
+        return now - oldest <= MIN_SLOW_SECONDS or 0 < left <= CHECK_INTERVAL
 
-    def pause(self, began: Iterable[float], places: int, now: float) -> float:
-        """Seconds that an attempt has to wait that could begin now; 0: it begins, and is counted.
+    def delay_before_attempt(self, began: Iterable[float], places: int, now: float) -> float:
+        """Return the seconds that the next attempt must wait; 0: it may begin, and is counted as
+        begun.
 
-        `began` has when each attempt under way began, the oldest first.
+        `began` yields when each attempt under way began, the oldest first; `places` is how many may
+        be.
         """
-        if places < FEWEST_PLACES or (usual := self._usual(now)) is None:
-            return self._free(now)
-        slow_from, ended, ended_slow = usual
+        if places < MIN_PLACES or (recent := self._recent_durations(now)) is None:
+            return self._skip_checks(now)
+        slow_from, ended, ended_slow = recent
         slow, oldest = 0, 0.0
-        for at in began:
-            if now - at <= slow_from:
+        for began_at in began:
+            if now - began_at <= slow_from:
                 break
-            slow, oldest = slow + 1, max(oldest, now - at)
-        if slow * SHARE < places * (SHARE - 1):
-            return self._free(now)
-        if now < self._next_at <= now + LONGEST_PAUSE:
+            slow, oldest = slow + 1, max(oldest, now - began_at)
+        if slow * RESERVE_SHARE < places * (RESERVE_SHARE - 1):
+            return self._skip_checks(now)
+        if now < self._next_at <= now + MAX_DELAY:
             return self._next_at - now
         # So many attempts take half of the places that are left, while the oldest doubles its time.
         share = (ended_slow + slow) / (ended + slow)
-        pause = min(2 * share * oldest / max(1, places - slow), LONGEST_PAUSE)
-        self._next_at = max(self._next_at, now - LOOK_INTERVAL) + pause
+        delay_before_attempt = min(2 * share * oldest / max(1, places - slow), MAX_DELAY)
+        self._next_at = max(self._next_at, now - CHECK_INTERVAL) + delay_before_attempt
         return 0.0
 
-    def _free(self, now: float) -> float:
-        self._free_until = now + LOOK_INTERVAL
+    def _skip_checks(self, now: float) -> float:
+        """Let attempts begin without a check for `CHECK_INTERVAL`; returns no delay."""
+        self._unchecked_until = now + CHECK_INTERVAL
         return 0.0
 
-    def _usual(self, now: float) -> tuple[float, int, int] | None:
-        """From how many seconds on an attempt is slow; how many have ended lately, and how many
-        slow ones. None: none has ended, or they all take their time."""
-        counts = self._took.counts
-        if not 0 <= now - self._counted_at <= MEMORY:
+    def _recent_durations(self, now: float) -> tuple[float, int, int] | None:
+        """Return after how many seconds an attempt is slow, and how many attempts and slow attempts
+        have ended lately. None: none has ended, or all are slow."""
+        counts = self._durations.counts
+        if not 0 <= now - self._counted_at <= MEMORY_SECONDS:
             self._counted_at, self._older, self._newer = now, self._newer, list(counts)
-        lately = [count - before for count, before in zip(counts, self._older, strict=True)]
-        total = sum(lately)
+        recent = [count - earlier for count, earlier in zip(counts, self._older, strict=True)]
+        total = sum(recent)
         if not total:
             return None
         below, quick = 0, 0
-        while (below := below + lately[quick]) < QUICK * total:
+        while (below := below + recent[quick]) < USUAL_QUANTILE * total:
             quick += 1
         if quick >= len(BUCKETS):
             return None
-        slow = bisect_left(BUCKETS, max(LEAST_SLOW, TIMES_SLOWER * BUCKETS[quick]))
+        slow = bisect_left(BUCKETS, max(MIN_SLOW_SECONDS, SLOW_FACTOR * BUCKETS[quick]))
         if slow >= len(BUCKETS):
             return None
-        return BUCKETS[slow], total, sum(lately[slow + 1 :])
+        return BUCKETS[slow], total, sum(recent[slow + 1 :])

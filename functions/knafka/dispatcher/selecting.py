@@ -1,10 +1,10 @@
-"""Selecting: how a drain and a reader that many drains share agree on what is given.
+"""Selecting: how a drain tells a reader that many drains share which records it wants.
 
-    Selective: a drain. It names the records that it wants, and is told how many others were read
-    SharedReader: a reader. It gives a drain those records, and counts the others
+    Selective: a drain. It declares which records it wants, and is told how many others were skipped
+SharedReader: a reader. It hands the drain those records, and counts the skipped ones
 
-What isn't for a drain costs it nothing: its offset and its counts move when somebody asks for them
-(`SharedReader.catch_up`), by a number of records and not by each of them.
+Skipped records cost a drain nothing: its offset and its counts advance when somebody asks for them
+(`SharedReader.catch_up`), by a number of records at once.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from knafka.ports.log import LogReader, Record
 
 
 class SelectedRecord(Record, Protocol):
-    """A record as a shared reader gives it."""
+    """A record as a shared reader returns it."""
 
     is_for_all: bool
-    """Whether every drain is given it, and looks itself whether it is for it."""
+    """Whether every drain gets it and applies its own filter."""
 
 
 @runtime_checkable
@@ -30,46 +30,45 @@ class Selective(Protocol):
 
     @property
     def selection(self) -> Selection | None:
-        """What its records have to match; None: it wants all of them."""
+        """What its records have to match; None: it wants all records."""
         ...
 
     def wants_trace(self, envelope: Envelope) -> bool:
-        """Whether it records what becomes of this event, also if that isn't for it."""
+        """Whether this drain records spans of the event, even if its filter drops it."""
         ...
 
     def may_select(self, number: int) -> bool:
-        """Whether it need not see each record of this partition, as far as it knows now."""
+        """Whether the reader may skip records of this partition that don't match the selection."""
         ...
 
     def selected_from(self, number: int, offset: float) -> None:
-        """From this offset on it is given what matches, and records with `is_for_all`; infinity:
-        it is given every record again, from where it is."""
+        """Note that from this offset on the reader returns only matching records, and those with
+        `is_for_all`; infinity: it returns every record again."""
         ...
 
     def passed_over(self, number: int, count: int, behind: int) -> None:
-        """`count` more records are not for it, and none below the offset `behind` is still to be
-        given."""
+        """Note that `count` more records were skipped, and that no record below the offset `behind`
+        is still to come."""
         ...
 
     def take(self, records: Sequence[Record]) -> None:
-        """What `read` would return next, while it waits there."""
+        """Take records while `read` waits, as if it had returned them."""
         ...
 
 
 @runtime_checkable
 class SharedReader(LogReader, Protocol):
-    """Reads for one of many drains, which is `Selective`."""
+    """A reader of records for one of many drains, which is `Selective`."""
 
     @property
     def commit_interval(self) -> float:
-        """Seconds between commits of a drain for which nothing comes: with many neighbours theirs
-        are spread."""
+        """Seconds between commits of a drain that gets no records; longer with more drains."""
         ...
 
     def catch_up(self) -> None:
-        """Tell the drain what was passed over until now."""
+        """Call `passed_over` of the drain for the records that were skipped until now."""
         ...
 
     def interrupt(self) -> None:
-        """Have the read that is under way return at once."""
+        """Make the read that is under way return at once."""
         ...

@@ -1,4 +1,5 @@
-"""One Egress that this process serves: its successive drains and their counts; metrics of all."""
+"""An Egress that this process serves: its successive drains and their counts; the metrics of
+all."""
 
 from __future__ import annotations
 
@@ -13,29 +14,29 @@ from knafka.dispatcher.at_most_once import AtMostOnceDrain
 from knafka.dispatcher.connecting import Clients
 from knafka.dispatcher.counts import DrainCounts
 from knafka.dispatcher.drain import MAX_UNSETTLED_BYTES, Drain
-from knafka.dispatcher.pace import Pace
 from knafka.dispatcher.pending import Partition
 from knafka.dispatcher.tracing import EgressTracing
+from knafka.dispatcher.turn_limit import TurnLimit
 from knafka.observability import Histogram, Metric, consumed, egress_labels
 from knafka.tracing.spans import Tracer
 
 STOP_TIMEOUT: Final = 4.0
-"""Seconds that dead letters and replies under way may still take when a drain stops."""
+"""Seconds that dead letters and replies under way may still take when the clients are closed."""
 
 
-class Served:
-    """One Egress that this process serves, over all its changes and drains."""
+class ServedEgress:
+    """One Egress that this process serves, through all its changes and drains."""
 
     def __init__(self, egress: Egress, tracer: Tracer | None = None) -> None:
         self.egress = egress
         self._tracer = tracer
         self._drain: Drain | None = None
-        self._before = DrainCounts()
+        self._earlier_counts = DrainCounts()
         """The counts of all earlier drains."""
 
     def new_drain(self, egress: Egress, clients: Clients) -> Drain:
         """Create the next drain, for `egress` as it is now. The last drain must be over."""
-        self._before = self.totals()
+        self._earlier_counts = self.totals()
         make: Callable[..., Drain] = AtMostOnceDrain if egress.at_most_once else Drain
         self._drain = make(
             egress,
@@ -46,7 +47,7 @@ class Served:
             clients.topics,
             clients.parser,
             clients.held_bytes or (lambda: MAX_UNSETTLED_BYTES),
-            None if clients.attempts_a_turn is None else Pace(clients.attempts_a_turn),
+            None if clients.attempts_per_turn is None else TurnLimit(clients.attempts_per_turn),
             None if self._tracer is None else EgressTracing(self._tracer, egress),
             clients.broker_dead_letters,
         )
@@ -54,61 +55,66 @@ class Served:
 
     @property
     def drain(self) -> Drain | None:
-        """The drain that runs; None if none does."""
+        """The drain that is running; None: none is."""
         return None if self._drain is None or self._drain.is_over else self._drain
 
     def totals(self) -> DrainCounts:
-        """The counts of all drains so far."""
+        """Return the counts of all drains so far."""
         if self._drain is None:
-            return self._before
+            return self._earlier_counts
         self._drain.catch_up()
-        return self._before + self._drain.counts
+        return self._earlier_counts + self._drain.counts
 
 
-def metrics_of(served: Sequence[Served], now: float) -> Iterator[Metric]:
-    """The metrics of the Egresses that this process serves (KN-DP-15); `now` is Unix time."""
-    totals = [(each, each.totals()) for each in served]
+def egress_metrics(egresses: Sequence[ServedEgress], now: float) -> Iterator[Metric]:
+    """Yield the metrics of the Egresses that this process serves (KN-DP-15); `now` is Unix time."""
+    totals = [(served, served.totals()) for served in egresses]
 
     def counted(
         samples: Callable[[DrainCounts], Iterator[tuple[dict[str, str], float]]],
     ) -> list[tuple[dict[str, str], float]]:
+        """Return samples of all Egresses, each with the Egress's labels added."""
         return [
-            (_labels(each) | more, count)
-            for each, total in totals
-            for more, count in samples(total)
+            (_egress_labels(served) | labels, count)
+            for served, total in totals
+            for labels, count in samples(total)
         ]
 
     yield Metric(
         "knafka_dispatcher_events_total",
         "Events by what became of them",
-        counted(lambda it: (({"outcome": name}, count) for name, count in outcomes(it.events))),
+        counted(
+            lambda counts: (({"outcome": name}, count) for name, count in outcomes(counts.events))
+        ),
     )
     yield Metric(
         "knafka_dispatcher_congestion",
         "1 while the subscriber is away and only a few events probe it",
-        [(_labels(each), int(_is_congested(each))) for each in served],
+        [(_egress_labels(served), int(_is_congested(served))) for served in egresses],
         kind="gauge",
     )
     yield Metric(
         "knafka_dispatcher_concurrency_limit",
         "Attempts that the subscriber may get at once",
-        [(_labels(each), _limit(each)) for each in served],
+        [(_egress_labels(served), _concurrency_limit(served)) for served in egresses],
         kind="gauge",
     )
     yield Metric(
         "knafka_delivery_failures_total",
         "Failed attempts, and records that can't be sent, by reason and status code",
         counted(
-            lambda it: (
-                ({"reason": what.partition(" ")[0], "code": what.partition(" ")[2]}, count)
-                for what, count in sorted(it.failures.items())
+            lambda counts: (
+                ({"reason": label.partition(" ")[0], "code": label.partition(" ")[2]}, count)
+                for label, count in sorted(counts.failures.items())
             )
         ),
     )
     yield Metric(
         "knafka_filter_errors_total",
         "Evaluations of a CESQL filter that ended with an error, by its kind: no match",
-        counted(lambda it: (({"kind": kind}, n) for kind, n in sorted(it.filter_errors.items()))),
+        counted(
+            lambda counts: (({"kind": kind}, n) for kind, n in sorted(counts.filter_errors.items()))
+        ),
     )
     for name, explained, histogram_of in _HISTOGRAMS:
         yield Metric(
@@ -116,26 +122,31 @@ def metrics_of(served: Sequence[Served], now: float) -> Iterator[Metric]:
             explained,
             # An empty histogram has 17 samples: a thousand idle Egresses would have 17,000.
             [
-                (_labels(each), histogram)
-                for each, total in totals
+                (_egress_labels(served), histogram)
+                for served, total in totals
                 if (histogram := histogram_of(total)).count
             ],
             kind="histogram",
         )
     for name, explained, count_of in _COUNTERS:
-        yield Metric(name, explained, [(_labels(each), count_of(total)) for each, total in totals])
+        yield Metric(
+            name, explained, [(_egress_labels(served), count_of(total)) for served, total in totals]
+        )
     for name, explained, value_of in _GAUGES:
         yield Metric(
             name,
             explained,
-            [(_labels(each), value_of(_open(each), now)) for each in served],
+            [
+                (_egress_labels(served), value_of(_open_partitions(served), now))
+                for served in egresses
+            ],
             "gauge",
         )
     yield consumed(
-        (each.egress.group, topic, done)
-        for each in served
-        for topic, done in Numbering(each.egress.topics)
-        .by_topic({one.number: one.done for one in _open(each)})
+        (served.egress.group, topic, positions)
+        for served in egresses
+        for topic, positions in Numbering(served.egress.topics)
+        .by_topic({partition.number: partition.position for partition in _open_partitions(served)})
         .items()
     )
 
@@ -168,7 +179,8 @@ _COUNTERS: Final[Sequence[tuple[str, str, Callable[[DrainCounts], int]]]] = (
 
 
 def _oldest_age(partitions: Collection[Partition], now: float) -> float:
-    firsts = [next(iter(each.tracker.unsettled.values()), None) for each in partitions]
+    """Return the age in seconds of the oldest unsettled event; 0: there is none."""
+    firsts = [next(iter(partition.tracker.unsettled.values()), None) for partition in partitions]
     times = [first.record.timestamp()[1] for first in firsts if first is not None]
     return max(0.0, now - min(times) / 1000) if times else 0.0
 
@@ -177,22 +189,22 @@ _GAUGES: Final[Sequence[tuple[str, str, Callable[[Collection[Partition], float],
     (
         "kn_eventing_dispatch_in_flight_requests",
         "Attempts under way",
-        lambda partitions, _: sum(each.in_flight for each in partitions),
+        lambda partitions, _: sum(partition.in_flight for partition in partitions),
     ),
     (
         "knafka_dispatcher_unsettled_events",
         "Events that were read and are not settled",
-        lambda partitions, _: sum(len(each.tracker.unsettled) for each in partitions),
+        lambda partitions, _: sum(len(partition.tracker.unsettled) for partition in partitions),
     ),
     (
         "knafka_dispatcher_backoff_events",
         "Events that wait for another attempt",
-        lambda partitions, _: sum(len(each.backoffs) for each in partitions),
+        lambda partitions, _: sum(len(partition.backoffs) for partition in partitions),
     ),
     (
         "knafka_dispatcher_paused_partitions",
         "Partitions that are not read until what is held of them is less",
-        lambda partitions, _: sum(each.paused for each in partitions),
+        lambda partitions, _: sum(partition.paused for partition in partitions),
     ),
     (
         "knafka_dispatcher_oldest_event_age_seconds",
@@ -200,22 +212,25 @@ _GAUGES: Final[Sequence[tuple[str, str, Callable[[Collection[Partition], float],
         _oldest_age,
     ),
 )
-"""Gauges of the partitions that an Egress's drain has here; without a running drain it has none."""
+"""Gauges computed from the partitions of an Egress's running drain; without one there are none."""
 
 
-def _open(served: Served) -> Collection[Partition]:
+def _open_partitions(served: ServedEgress) -> Collection[Partition]:
+    """Return the partitions of the running drain; empty without one."""
     return () if served.drain is None else served.drain.partitions.values()
 
 
-def _labels(served: Served) -> dict[str, str]:
+def _egress_labels(served: ServedEgress) -> dict[str, str]:
     return egress_labels(served.egress)
 
 
-def _is_congested(served: Served) -> bool:
+def _is_congested(served: ServedEgress) -> bool:
+    """Whether the Egress's subscriber is away, so that only probes are sent."""
     drain = served.drain
     return drain is not None and drain.congestion.is_open
 
 
-def _limit(served: Served) -> int:
+def _concurrency_limit(served: ServedEgress) -> int:
+    """Return how many attempts the Egress's subscriber may get at once."""
     drain = served.drain
     return served.egress.max_in_flight if drain is None else drain.congestion.limit

@@ -1,11 +1,12 @@
-"""Spans of a dispatcher: what becomes of a sampled event at one Trigger (KN-DP-10, KN-DP-16).
+"""Spans of a dispatcher: the filter, attempts and reply of a sampled event at one Trigger
+(KN-DP-10, KN-DP-16).
 
-    receive (the receiver's) > filter > attempt > reply
-                                      > dead-letter
+    receive (the receiver's) > filter > attempt > reply                                       >
+dead-letter
 
-A dispatcher begins no trace: a record says by its `traceparent` whether it belongs to a sampled
-one, and has no spans else. Each POST says that its attempt is the span before, and so does a reply
-that is stored.
+A dispatcher starts no trace: a record's `traceparent` says whether it belongs to a sampled one;
+otherwise it has no spans. Each POST, and each stored reply, carries a `traceparent` whose parent is
+the span of its attempt.
 """
 
 from __future__ import annotations
@@ -25,44 +26,45 @@ Send: TypeAlias = Callable[[Draft], Awaitable[tuple[Outcome, bytes] | None]]
 Append: TypeAlias = Callable[[Draft], Awaitable[LogError | None]]
 
 
-class Attempted(Protocol):
-    """What is read and written of the event that an attempt is made at."""
+class AttemptedEvent(Protocol):
+    """The fields of an event that an attempt's span reads and changes."""
 
     head: bytes
-    """The first lines of its request."""
+    """The header lines of its request."""
 
     @property
     def tries(self) -> int:
-        """Attempts that were made before."""
+        """Failed attempts before this one, in its stage."""
         ...
 
 
-E = TypeVar("E", bound=Attempted)
+E = TypeVar("E", bound=AttemptedEvent)
 Post: TypeAlias = Callable[[Target, E, bool], Awaitable[tuple[Outcome, bytes]]]
 
 _HEADER: Final = b"\r\ntraceparent: %s\r\n"
-"""The line with the end of the one before: a `ce-traceparent` may have the same value."""
+"""The header line with the line end before it: a `ce-traceparent` may have the same value."""
 
 
 class EgressTracing:
-    """Makes the spans of one Egress's events."""
+    """Creates the spans of one Egress's events."""
 
     def __init__(self, tracer: Tracer, egress: Egress) -> None:
         self.tracer = tracer
         self.destination = f"{egress.kind.lower()}:{egress.trigger}.{egress.namespace}"
 
-    def wants(self, envelope: Envelope) -> bool:
-        """Whether it is sampled."""
-        return self._sampled(envelope) is not None
+    def is_sampled(self, envelope: Envelope) -> bool:
+        """Whether the event belongs to a sampled trace."""
+        return self._sampled_parent(envelope) is not None
 
     def begin(self, envelope: Envelope) -> DeliveryTrace | None:
-        """Its trace, and the span of its filter; None: it isn't sampled."""
-        if (sampled := self._sampled(envelope)) is None:
+        """Start the event's filter span and return its trace; None: it isn't sampled."""
+        if (sampled := self._sampled_parent(envelope)) is None:
             return None
         return DeliveryTrace(self, *sampled, envelope.attributes.get("id", ""))
 
-    def _sampled(self, envelope: Envelope) -> tuple[SpanContext, bytes] | None:
-        """The context that it was given, decoded and as it is."""
+    def _sampled_parent(self, envelope: Envelope) -> tuple[SpanContext, bytes] | None:
+        """Return the event's parent span, decoded and as the header's bytes; None: it isn't
+        sampled."""
         for name, value in envelope.passed:
             if name == TRACEPARENT:
                 parent = decode(value)
@@ -75,19 +77,20 @@ class EgressTracing:
 class DeliveryTrace:
     """The spans of one event at one Egress."""
 
-    __slots__ = ("_attempt", "_egress", "_filter", "_given", "_id", "current")
+    __slots__ = ("_attempt", "_egress", "_filter", "_id", "_original_header", "current")
 
     def __init__(self, egress: EgressTracing, parent: SpanContext, given: bytes, id_: str) -> None:
         self._egress = egress
-        self._given = _HEADER % given
+        self._original_header = _HEADER % given
         self._id = id_
         self._filter = egress.tracer.start("filter", Kind.INTERNAL, parent, self._attributes())
         self.current = self._filter.context
-        """The last span that has begun."""
+        """The span that was started last."""
         self._attempt = self.current
-        """That of the last attempt at the subscriber."""
+        """The span of the last attempt at the subscriber."""
 
     def _attributes(self) -> Attributes:
+        """Return the attributes of all spans of the event."""
         return {
             "messaging.system": KNATIVE,
             "messaging.destination": self._egress.destination,
@@ -95,14 +98,15 @@ class DeliveryTrace:
         }
 
     def filtered(self, *, passes: bool) -> None:
-        """The filter has come to its end."""
+        """End the filter's span with its result."""
         self._filter.attributes["knafka.filter.passes"] = passes
         self._egress.tracer.end(self._filter)
 
     async def post(
         self, name: str, post: Post[E], target: Target, event: E, wants_reply: bool = True
     ) -> tuple[Outcome, bytes]:
-        """One attempt by `post`, whose request says so."""
+        """Make one attempt by calling `post`, in a span of this name; the request's `traceparent`
+        names that span."""
         span = self._start(name, Kind.CLIENT)
         span.attributes |= {
             "messaging.protocol": "HTTP",
@@ -111,7 +115,7 @@ class DeliveryTrace:
             "http.request.resend_count": event.tries,
         }
         plain = event.head
-        event.head = plain.replace(self._given, _HEADER % span.context.encode(), 1)
+        event.head = plain.replace(self._original_header, _HEADER % span.context.encode(), 1)
         try:
             outcome, body = await post(target, event, wants_reply)
         except BaseException as error:  # a bug of ours, or it takes longer than this process
@@ -121,11 +125,11 @@ class DeliveryTrace:
             event.head = plain
         if outcome.status is not None:
             span.attributes["http.response.status_code"] = outcome.status
-        self._egress.tracer.end(span, _problem(outcome))
+        self._egress.tracer.end(span, _failure_text(outcome))
         return outcome, body
 
     async def send(self, target: Target, send: Send, reply: Draft) -> tuple[Outcome, bytes] | None:
-        """`reply` sent by `send`, which says that this is the span before it."""
+        """Send a reply by calling `send`, in a span; the reply's `traceparent` names that span."""
         span = self._start("reply", Kind.CLIENT)
         span.attributes |= {
             "messaging.protocol": "HTTP",
@@ -133,24 +137,26 @@ class DeliveryTrace:
             "url.full": target.url,
         }
         try:
-            failed = await send(_after(span, reply))
+            failed = await send(_with_traceparent(span, reply))
         except BaseException as error:
             self._egress.tracer.end(span, type(error).__name__)
             raise
-        self._egress.tracer.end(span, None if failed is None else _problem(failed[0]))
+        self._egress.tracer.end(span, None if failed is None else _failure_text(failed[0]))
         return failed
 
     async def append(self, name: str, topic: str, append: Append, draft: Draft) -> LogError | None:
-        """`draft` appended by `append`; a reply says that this is the span before it."""
+        """Store a record by calling `append`, in a span of this name; a reply's `traceparent` names
+        that span."""
         span = self._start(name, Kind.PRODUCER)
         span.attributes["messaging.kafka.topic"] = topic
         if name == "reply":
-            draft = _after(span, draft)
+            draft = _with_traceparent(span, draft)
         error = await append(draft)
         self._egress.tracer.end(span, None if error is None else str(error))
         return error
 
     def _start(self, name: str, kind: Kind) -> Span:
+        """Start a span of this name under the attempt (a reply) or the filter (all others)."""
         parent = self._attempt if name == "reply" else self._filter.context
         span = self._egress.tracer.start(name, kind, parent, self._attributes())
         self.current = span.context
@@ -160,7 +166,8 @@ class DeliveryTrace:
 
 
 def log_ids(trace: DeliveryTrace | None, headers: RecordHeaders | None) -> Mapping[str, str]:
-    """For `extra` of a log line about an event: by its record's headers where it isn't sampled."""
+    """Return trace and span ids for `extra` of a log line about an event: the current span's, or
+    those in the record's headers if it isn't sampled."""
     context = None if trace is None else trace.current
     if context is None:
         given = [value for name, value in headers or () if name == TRACEPARENT]
@@ -168,12 +175,14 @@ def log_ids(trace: DeliveryTrace | None, headers: RecordHeaders | None) -> Mappi
     return {} if context is None else context.ids
 
 
-def _after(span: Span, draft: Draft) -> Draft:
-    headers = [each for each in draft.headers if each[0] != TRACEPARENT]
+def _with_traceparent(span: Span, draft: Draft) -> Draft:
+    """Return the draft with this span in its `traceparent` header."""
+    headers = [header for header in draft.headers if header[0] != TRACEPARENT]
     return draft._replace(headers=[*headers, (TRACEPARENT, span.context.encode())])
 
 
-def _problem(outcome: Outcome) -> str | None:
+def _failure_text(outcome: Outcome) -> str | None:
+    """Return why an attempt failed, for its span's status; None: it didn't."""
     if outcome.failure is not None:
         return outcome.failure.value
     if outcome.status is not None and not is_delivered(outcome.status):

@@ -1,12 +1,12 @@
-"""Workers: make attempts, as many at once as may be, and each again when it is due.
+"""Workers: make attempts, as many at once as allowed, and repeat them when they are due.
 
-    add --> ready --> a worker: one attempt --> settled, or add_later
-                      ^ as the congestion control lets it
+    add --> ready --> a worker: one attempt --> settled, or add_later                       ^ as the
+congestion control allows
 
-A wait for a retry holds no worker. While the subscriber is away (`congestion`) only events that
-probe it get attempts; those bound for the dead letter sink or topic go on, as they ask somebody
-else. A reply's own retries ask somebody else, too, and take nothing of the subscriber's rate; but
-while so many of them fail that events wait, only the probes' replies are tried again.
+An event that waits for its retry holds no worker. While the subscriber is away (`congestion`) only
+probes get attempts. Events bound for the dead letter sink or topic go on, as they ask another
+server. So does a kept reply, which doesn't count against the subscriber's rate either; but while so
+many replies fail that events wait, only those of probes are tried again.
 """
 
 from __future__ import annotations
@@ -20,22 +20,23 @@ from typing import Final
 from knafka.core.delivery import Done, Retry
 from knafka.core.progress import SUBSCRIBER
 from knafka.dispatcher.congestion import PROBES, CongestionControl
-from knafka.dispatcher.pace import Pace
 from knafka.dispatcher.pending import Partition, PendingEvent
 from knafka.dispatcher.rate import AttemptRate
-from knafka.dispatcher.reserve import SHARE, Reserve
+from knafka.dispatcher.reserve import RESERVE_SHARE, Reserve
 from knafka.dispatcher.sender import Sender
+from knafka.dispatcher.turn_limit import TurnLimit
 
 READY_ENOUGH: Final = 500
-"""Events that may go at once and wait for a worker only: while there are more, none are read. What
-is held beyond them waits behind its own key, and reading on is what lets other keys go first."""
+"""Ready events that wait only for a worker: while there are more, no records are read. Events
+beyond them wait behind their own key, and reading on lets other keys overtake."""
 
 SHORTEST_TIMER: Final = 0.001
-"""Seconds: uvloop takes a shorter one for none at all."""
+"""Seconds of the shortest timer: uvloop takes a shorter one for none at all."""
 
 
 class Workers:
-    """The attempts of one drain; `now` gives Unix time, all other times are the event loop's."""
+    """Makes the attempts of one drain; `now` returns Unix time, all other times are the event
+    loop's."""
 
     def __init__(
         self,
@@ -44,53 +45,54 @@ class Workers:
         congestion: CongestionControl,
         limit: int,
         now: Callable[[], float],
-        pace: Pace | None = None,
+        turn_limit: TurnLimit | None = None,
         reserve: Reserve | None = None,
     ) -> None:
         self.crash: BaseException | None = None
-        """What ended a worker: a bug of ours, as what an attempt raises is caught."""
+        """The error that ended a worker: a bug of ours, as errors of an attempt are caught."""
         self.on_crash: Callable[[], None] = lambda: None
+        """Called when a worker has crashed."""
         self.moved = asyncio.Event()
-        """An attempt has ended."""
+        """Set when an attempt has ended."""
         self._sender = sender
         self._settle = settle
         self._congestion = congestion
         self._limit = limit
         self._now = now
-        self._pace = pace
+        self._turn_limit = turn_limit
         self._loop = asyncio.get_running_loop()
         self._ready: deque[PendingEvent] = deque()
         self._retries: deque[PendingEvent] = deque()
-        """Due while only probes may go."""
+        """Events due for a retry while only probes may be sent."""
         self._probes: set[PendingEvent] = set()
         self._probes_due: deque[PendingEvent] = deque()
-        self._elsewhere: deque[PendingEvent] = deque()
-        """Due, and not bound for the subscriber: dead letters, and replies that were not taken."""
+        self._not_for_subscriber: deque[PendingEvent] = deque()
+        """Events that are due and not bound for the subscriber: dead letters, and kept replies."""
         self._under_way: dict[PendingEvent, None] = {}
-        """Events that have an attempt at the subscriber, in the order in which they began."""
+        """Events that have an attempt at the subscriber, in the order in which these began."""
         self._reserve = reserve
         self._stopping = False
         self._capacity: asyncio.Future[None] | None = None
-        self._idle: list[asyncio.Future[None]] = []
+        self._idle_workers: list[asyncio.Future[None]] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._rate_timer: asyncio.TimerHandle | None = None
 
     def add(self, event: PendingEvent) -> None:
-        """It may go at once."""
+        """Queue an event that may be sent at once, as far as its order is concerned."""
         if event.stage is not SUBSCRIBER:
-            self._elsewhere.append(event)
+            self._not_for_subscriber.append(event)
         elif not self._congestion.is_open:
-            (self._ready if event.reply is None else self._elsewhere).append(event)
+            (self._ready if event.reply is None else self._not_for_subscriber).append(event)
         elif event.is_probe:
             self._probes_due.append(event)
         else:
             has_begun = event.attempts or event in event.partition.retrying
             (self._retries if has_begun else self._ready).append(event)
-        self._wake()
+        self._wake_worker()
 
     def add_later(self, event: PendingEvent, seconds: float) -> None:
-        """It may go in so many seconds, unless its partition goes before."""
+        """Queue an event in `seconds`, unless its partition is closed before."""
         partition = event.partition
         event.due = self._now() + seconds
         if not partition.open:
@@ -107,28 +109,29 @@ class Workers:
         partition.backoffs.add(timer)
 
     def stop(self) -> None:
-        """Begin no more attempts, until `go_on`."""
+        """Begin no more attempts, until `resume`."""
         self._stopping = True
         self.moved.set()
-        self._give_capacity()
+        self._signal_capacity()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
+        """Begin attempts again after `stop`."""
         self._stopping = False
         for _ in range(self._limit):
-            self._wake()
+            self._wake_worker()
 
     @property
     def is_stopping(self) -> bool:
-        """Whether no attempt may begin."""
+        """Whether `stop` was called, so that no attempt may begin."""
         return self._stopping
 
     @property
     def under_way(self) -> frozenset[PendingEvent]:
-        """Events that have an attempt at the subscriber right now."""
+        """The events that have an attempt at the subscriber right now."""
         return frozenset(self._under_way)
 
     async def close(self) -> None:
-        """Abandon the attempts that are under way."""
+        """Cancel the attempts that are under way."""
         self.stop()
         for timer in (self._timer, self._rate_timer):
             if timer is not None:
@@ -145,15 +148,16 @@ class Workers:
 
     @property
     def has_waiting(self) -> bool:
-        """Whether events wait for a worker, or for what lets them begin."""
+        """Whether events bound for the subscriber wait for a worker, a probe or the rate limit."""
         return bool(self._ready or self._retries or self._probes_due)
 
     @property
     def has_capacity(self) -> bool:
+        """Whether few enough ready events wait for a worker that more records may be read."""
         return len(self._ready) <= READY_ENOUGH
 
     async def wait_for_capacity(self, timeout: float) -> None:
-        """Until fewer events wait for a worker only, or `timeout` seconds have passed."""
+        """Wait until `has_capacity`, at most `timeout` seconds."""
         if self.has_capacity or self._stopping:
             return
         self._capacity = self._loop.create_future()
@@ -162,33 +166,35 @@ class Workers:
                 await self._capacity
         self._capacity = None
 
-    def _give_capacity(self) -> None:
+    def _signal_capacity(self) -> None:
+        """Wake whoever waits in `wait_for_capacity`."""
         if self._capacity is not None and not self._capacity.done():
             self._capacity.set_result(None)
 
-    def _wake(self) -> None:
-        if self._idle:
-            self._idle.pop().set_result(None)
+    def _wake_worker(self) -> None:
+        """Wake an idle worker, or start another one if there are fewer than `limit`."""
+        if self._idle_workers:
+            self._idle_workers.pop().set_result(None)
         elif len(self._tasks) < self._limit:
             task = asyncio.create_task(self._work())
-            task.add_done_callback(self._ended)
+            task.add_done_callback(self._worker_ended)
             self._tasks.append(task)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        """A worker ends by being cancelled; anything else is a bug, and ends the drain aloud."""
+    def _worker_ended(self, task: asyncio.Task[None]) -> None:
+        """Note why a worker ended: any end but a cancellation is a bug, and ends the drain."""
         if not task.cancelled():
             self.crash = task.exception()
             self.on_crash()
 
     async def _work(self) -> None:
-        """One attempt after another."""
-        congestion, under_way, pace = self._congestion, self._under_way, self._pace
+        """Run one worker: make one attempt after another."""
+        congestion, under_way, turn_limit = self._congestion, self._under_way, self._turn_limit
         while True:
-            if pace is not None:
-                await pace.take()
-            while (event := self._next()) is None:
+            if turn_limit is not None:
+                await turn_limit.wait_for_turn()
+            while (event := self._next_event()) is None:
                 waiter = self._loop.create_future()
-                self._idle.append(waiter)
+                self._idle_workers.append(waiter)
                 await waiter
             partition = event.partition
             if not partition.open:
@@ -209,12 +215,14 @@ class Workers:
             if isinstance(decision, Done) and not partition.retrying:
                 self._settle(event)
             else:
-                self._go_on(event, decision)
+                self._settle_or_retry(event, decision)
             self.moved.set()
             if not congestion.is_calm:
-                self._adapt()
+                self._apply_congestion_limit()
 
-    def _go_on(self, event: PendingEvent, decision: Done | Retry) -> None:
+    def _settle_or_retry(self, event: PendingEvent, decision: Done | Retry) -> None:
+        """Settle the event, or queue its next attempt, after an attempt that changes its
+        partition's retries."""
         partition = event.partition
         if isinstance(decision, Done):
             self._probes.discard(event)
@@ -230,20 +238,21 @@ class Workers:
         self.add_later(event, decision.after)
 
     def release(self, partition: Partition) -> None:
-        """Let its events go that were held back, if there is room for them now."""
+        """Queue the partition's held-back events again if the commit metadata has room for them."""
         if partition.held_back and partition.may_begin:
             held_back, partition.held_back = partition.held_back, []
             self._ready.extendleft(reversed(held_back))
             for _ in held_back:
-                self._wake()
+                self._wake_worker()
 
     # Which event is next
 
-    def _next(self) -> PendingEvent | None:
+    def _next_event(self) -> PendingEvent | None:
+        """Remove and return the event that gets the next attempt; None: none may begin now."""
         if self._stopping:
             return None
-        if self._elsewhere:
-            return self._elsewhere.popleft()
+        if self._not_for_subscriber:
+            return self._not_for_subscriber.popleft()
         congestion, ready = self._congestion, self._ready
         if congestion.rate is not None and not congestion.rate.is_open:
             return None
@@ -252,12 +261,16 @@ class Workers:
         under_way, limit = len(self._under_way), congestion.limit
         if under_way >= limit or (congestion.paused_until and self._is_paused()):
             return None
-        if under_way * SHARE >= limit * (SHARE - 1) and ready and self._is_reserved(limit):
+        if (
+            under_way * RESERVE_SHARE >= limit * (RESERVE_SHARE - 1)
+            and ready
+            and self._reserve_delays(limit)
+        ):
             return None
         while ready:
             event = ready.popleft()
             if self._capacity is not None and len(ready) <= READY_ENOUGH:
-                self._give_capacity()
+                self._signal_capacity()
             partition = event.partition
             if event.attempts or not partition.retrying or partition.may_begin:
                 return event
@@ -266,29 +279,32 @@ class Workers:
             partition.held_back.append(event)
         return None
 
-    def _is_reserved(self, limit: int) -> bool:
-        """Whether the places that are left have to last: slow attempts hold most of them."""
+    def _reserve_delays(self, limit: int) -> bool:
+        """Whether the next attempt has to wait because slow attempts hold most places (`reserve`);
+        wakes a worker later if so."""
         if self._reserve is None:
             return False
         now = self._now()
-        if self._reserve.is_free(next(iter(self._under_way)).last_attempt, now):
+        if self._reserve.may_begin_unchecked(next(iter(self._under_way)).last_attempt, now):
             return False
-        began = (each.last_attempt for each in self._under_way)
-        pause = self._reserve.pause(began, limit, now)
+        began = (event.last_attempt for event in self._under_way)
+        pause = self._reserve.delay_before_attempt(began, limit, now)
         if pause:
             self._wake_later(self._loop.time() + max(pause, SHORTEST_TIMER))
         return pause > 0
 
     def _wait_for_rate(self, rate: AttemptRate) -> None:
-        """Have another attempt begin once it may."""
-        if left := rate.wait(self._loop.time()):
+        """Wake a worker when the rate limit lets the next attempt begin."""
+        if left := rate.refresh(self._loop.time()):
             after = max(left, SHORTEST_TIMER)
             self._rate_timer = self._loop.call_later(after, self._wait_for_rate, rate)
             return
         self.moved.set()
-        self._wake()
+        self._wake_worker()
 
     def _next_probe(self) -> PendingEvent | None:
+        """Remove and return the event that probes next while the subscriber is away; None: none is
+        due."""
         if self._is_paused():
             return None
         if self._probes_due:
@@ -299,29 +315,32 @@ class Workers:
         waiting = self._retries or self._ready
         if not waiting:
             return None
-        self._probes = {each for each in self._probes if each.partition.open}
-        at = self._congestion.next_probe_at(len(self._probes))
-        if at > self._loop.time():
-            self._wake_later(at)
+        self._probes = {probe for probe in self._probes if probe.partition.open}
+        probe_at = self._congestion.next_probe_at(len(self._probes))
+        if probe_at > self._loop.time():
+            self._wake_later(probe_at)
             return None
         event = waiting.popleft()
         self._begin_probe(event)
         return event
 
     def _begin_probe(self, event: PendingEvent) -> None:
+        """Mark an event as a probe, and note when it began."""
         event.is_probe = True
         self._probes.add(event)
-        self._congestion.probe(self._loop.time())
+        self._congestion.probe_began(self._loop.time())
 
     def _is_paused(self) -> bool:
+        """Whether a Retry-After forbids attempts now; wakes a worker when it ends."""
         until = self._congestion.paused_until
         if until <= self._loop.time():
             return False
         self._wake_later(until)
         return True
 
-    def _adapt(self) -> None:
-        """The congestion control may have changed its mind: begin what it lets begin."""
+    def _apply_congestion_limit(self) -> None:
+        """Begin the attempts that the congestion control allows now; end all probing once it is
+        closed."""
         if not self._congestion.is_open and (self._probes or self._retries):
             for event in self._probes:
                 event.is_probe = False
@@ -330,9 +349,10 @@ class Workers:
                 self._ready.extendleft(reversed(waiting))
                 waiting.clear()
         for _ in range(min(len(self._ready), self._congestion.limit - len(self._under_way))):
-            self._wake()
+            self._wake_worker()
 
     def _wake_later(self, at: float) -> None:
+        """Wake a worker at this time of the event loop's clock, or earlier if that is planned."""
         if self._timer is not None:
             if self._timer.when() <= at:
                 return
@@ -340,6 +360,7 @@ class Workers:
         self._timer = self._loop.call_at(at, self._wake_now)
 
     def _wake_now(self) -> None:
+        """Begin what is allowed now, when the timer of `_wake_later` has ended."""
         self._timer = None
-        self._adapt()
-        self._wake()
+        self._apply_congestion_limit()
+        self._wake_worker()

@@ -34,7 +34,7 @@ READY_PATIENCE: Final = 5.0
 
 
 class Side(Protocol):
-    """What a process drains: one Egress, a shard of them, or a Sensor's part."""
+    """The part of a draining function that drains: an Egress, a shard, or a Sensor."""
 
     @property
     def failure(self) -> LogError | None:
@@ -71,9 +71,9 @@ class Side(Protocol):
         """Note that a request for another process has come."""
         ...
 
-    async def stream(
-        self, request: DrainRequest, caller: asyncio.Task[bool], send: Send
-    ) -> None: ...
+    async def stream(self, request: DrainRequest, caller: asyncio.Task[bool], send: Send) -> None:
+        """Answer a request for a drain with lines of progress, while it drains."""
+        ...
 
     def detach(self) -> None:
         """Note that the request under way has ended."""
@@ -116,8 +116,8 @@ class DrainingFunction:
         """Statistics of its Kafka clients; set by `start`."""
 
     async def start(self, environment: Mapping[str, str]) -> None:
-        """Get ready to drain, or begin; raises `InvalidDocument` for settings that can't be
-        used."""
+        """Read the settings and open what is drained; drains at once if they say so. Raises
+        `InvalidDocument` for settings that can't be used."""
         drains = settings.drains(environment)
         self._stop_timeout = drains.stop_timeout
         self._callers = settings.callers(environment)
@@ -197,6 +197,8 @@ class DrainingFunction:
             await answer(send, 404, b"want POST /drain\n")
 
     async def _handle_drain(self, bearer: str, receive: Receive, send: Send) -> None:
+        """Answer a request for a drain: drain while it lasts, or refuse it with a status and a
+        reason."""
         try:
             asked = await _request(receive)
         except InvalidDocument as error:

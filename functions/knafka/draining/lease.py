@@ -65,7 +65,8 @@ class Leased(Protocol[P_co]):
 
     @property
     def shrunk_at(self) -> float | None:
-        """When partitions last went to another dispatcher, on the event loop's clock."""
+        """When partitions last went to another dispatcher, on the event loop's clock; None:
+        never."""
         ...
 
     @property
@@ -76,7 +77,7 @@ class Leased(Protocol[P_co]):
         ...
 
     def stop(self, timeout: float = STOP_TIMEOUT) -> None:
-        """End: attempts under way get `timeout` seconds."""
+        """End the drain; attempts under way get `timeout` seconds."""
         ...
 
     def progress(self, ended: Ended | None = None, error: str | None = None) -> P_co:
@@ -110,7 +111,7 @@ class Lease(Generic[P]):
     def drain_from_start(self) -> None:
         """Drain for as long as the process lives, without being asked."""
         self._at_start = True
-        self._begin()
+        self._begin_drain()
 
     async def attach(self, request: DrainRequest) -> tuple[Leased[P], asyncio.Task[P]]:
         """A request begins: have the drain begin, or go on; gives it and its end."""
@@ -122,7 +123,7 @@ class Lease(Generic[P]):
         if self._drain is not None and self._drain.is_stopping and self._running is not None:
             await asyncio.wait({self._running})
         if self._running is None:
-            self._begin()
+            self._begin_drain()
         assert self._drain is not None
         assert self._running is not None
         if not self._at_start:
@@ -137,7 +138,7 @@ class Lease(Generic[P]):
         self._wait_for_renewal()
 
     def stop(self, timeout: float) -> None:
-        """End the drain for good: attempts under way get `timeout` seconds."""
+        """End the drain, whose attempts under way get `timeout` seconds; no other drain begins."""
         self._ending = True
         self._end_renewal()
         self._cancel_timer()
@@ -145,17 +146,19 @@ class Lease(Generic[P]):
             self._drain.stop(timeout)
 
     async def wait(self) -> None:
-        """Until the drain has left its group."""
+        """Wait until the drain has left its group."""
         if self._running is not None:
             await asyncio.wait({self._running})
 
-    def _begin(self) -> None:
+    def _begin_drain(self) -> None:
+        """Start a drain."""
         drain = self._drain = self._new_drain()
         drain.idle = None if self._at_start else self._request.idle
         self._running = asyncio.create_task(drain.run())
-        self._running.add_done_callback(self._ended)
+        self._running.add_done_callback(self._drain_ended)
 
-    def _ended(self, running: asyncio.Task[P]) -> None:
+    def _drain_ended(self, running: asyncio.Task[P]) -> None:
+        """Note that the drain has ended, and plan the next one after a failure."""
         self._drain = self._running = None
         self._cancel_timer()
         failed = running.cancelled() or running.exception() is not None
@@ -176,6 +179,7 @@ class Lease(Generic[P]):
         self._timer = self._loop.call_later(seconds, self._restart)
 
     def _begin_again_later(self) -> None:
+        """Plan another drain if the process drains from its start."""
         if self._at_start and not self._ending:
             self._timer = self._loop.call_later(AGAIN_AT_START, self._restart)
 
@@ -187,14 +191,16 @@ class Lease(Generic[P]):
             self._begin_again_later()
 
     def _restart(self) -> None:
+        """Start a drain, unless one is running."""
         self._timer = None
         if self._running is None and not self._ending:
-            self._begin()
+            self._begin_drain()
             self._wait_for_renewal()
 
     # Renewal
 
     def _wait_for_renewal(self) -> None:
+        """Plan the request that renews the lease while no other request holds it."""
         if self._renewal is None or self._ending or self._at_start or self._running is None:
             return
         if not self.is_attached and self._renewing is None:
@@ -202,16 +208,19 @@ class Lease(Generic[P]):
             self._timer = self._loop.call_later(RENEWAL_PATIENCE, self._begin_renewal)
 
     def _begin_renewal(self) -> None:
+        """Send the request that renews the lease."""
         self._timer = None
         if self._running is not None and not self.is_attached and self._renewing is None:
             self._renewing = asyncio.create_task(self._renew())
             self._renewing.add_done_callback(self._renewal_ended)
 
     def _end_renewal(self) -> None:
+        """Cancel the renewal under way."""
         if self._renewing is not None:
             self._renewing.cancel()
 
     def _renewal_ended(self, renewing: asyncio.Task[None]) -> None:
+        """Note that the renewal has ended, and plan the next one."""
         self._renewing = None
         if not renewing.cancelled() and (error := renewing.exception()) is not None:
             log.error("renewing the drain failed", exc_info=error)
@@ -237,6 +246,7 @@ class Lease(Generic[P]):
                 await asyncio.sleep(ASK_AGAIN)
 
     def _cancel_timer(self) -> None:
+        """Cancel what is planned."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -28,6 +28,7 @@ class LeasedSide:
         self._lease.refused()
 
     def start(self, *, drain: bool) -> None:
+        """Start a drain at once if `drain` is set."""
         if drain:
             self._lease.drain_from_start()
 

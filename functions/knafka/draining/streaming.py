@@ -39,7 +39,7 @@ async def stream(
     while not running.done() and (left := over_at - loop.time()) > 0:
         if news is not None:
             news.clear()
-        await _line(send, line_of(drain.progress()))
+        await _send_line(send, line_of(drain.progress()))
         waiting: set[asyncio.Task[Any]] = {running} if caller.done() else {running, caller}
         await _wait(waiting, news, min(left, contract.PROGRESS_INTERVAL))
         if caller.cancelled():
@@ -55,13 +55,14 @@ async def stream(
             over_at = math.inf
     over = running.done()
     last = await _end_of(running, drain) if over else drain.progress(Ended.BUDGET, error)
-    await _line(send, line_of(last))
+    await _send_line(send, line_of(last))
     await send({"type": "http.response.body", "body": b""})
 
 
 async def _wait(
     waiting: set[asyncio.Task[Any]], news: asyncio.Event | None, timeout: float
 ) -> None:
+    """Wait until one of the tasks is done, there are news, or the timeout is over."""
     hearing = None if news is None else asyncio.create_task(news.wait())
     if hearing is not None:
         waiting = {*waiting, hearing}
@@ -73,6 +74,7 @@ async def _wait(
 
 
 async def _end_of(running: asyncio.Task[P], drain: Leased[P]) -> P:
+    """Return the drain's last progress; a failed one if it has raised."""
     try:
         return running.result()
     except Exception as error:
@@ -89,6 +91,7 @@ async def refuse_caller(send: Send, why: str = REFUSED) -> None:
 async def start(
     send: Send, status: int, content_type: bytes, *headers: tuple[bytes, bytes]
 ) -> None:
+    """Send the head of a streamed response."""
     headers = ((b"content-type", content_type), *headers)
     await send({"type": "http.response.start", "status": status, "headers": headers})
 
@@ -101,6 +104,7 @@ async def answer(
     await send({"type": "http.response.body", "body": body})
 
 
-async def _line(send: Send, progress: DrainProgress | ShardProgress) -> None:
+async def _send_line(send: Send, progress: DrainProgress | ShardProgress) -> None:
+    """Send one line of progress as JSON."""
     line = progress.model_dump_json(by_alias=True, exclude_none=True).encode() + b"\n"
     await send({"type": "http.response.body", "body": line, "more_body": True})

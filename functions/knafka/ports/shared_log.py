@@ -15,22 +15,22 @@ from knafka.core.errors import LogError
 from knafka.ports.log import OffsetAndMetadata, Positions, Record
 
 NO_EPOCH: Final = -1
-"""The leader epoch that nothing is known of."""
+"""Stands for an unknown leader epoch."""
 BEGINNING: Final = -2
-"""The offset of a partition's first record, whichever that is."""
+"""Offset that stands for a partition's first record."""
 
 
 class Position(NamedTuple):
-    """Where to read on."""
+    """Where to start reading a partition."""
 
     offset: int
-    """`BEGINNING` where nothing was committed."""
+    """`BEGINNING` if nothing was committed."""
     epoch: int = NO_EPOCH
-    """The leader's, by which it is noticed that the log has lost its end."""
+    """The leader epoch, by which Kafka notices that the log has lost its end."""
 
 
 class Commit(NamedTuple):
-    """What a group commits of a partition, as `OffsetAndMetadata` with the leader's epoch."""
+    """What a group commits for a partition: `OffsetAndMetadata` with the leader epoch."""
 
     offset: int
     metadata: str = ""
@@ -38,79 +38,86 @@ class Commit(NamedTuple):
 
     @property
     def value(self) -> OffsetAndMetadata:
+        """The commit without its leader epoch."""
         return OffsetAndMetadata(self.offset, self.metadata)
 
 
 class GroupHasMembers(LogError):
-    """Another dispatcher has joined the group: nobody else may commit for it."""
+    """Raised if another dispatcher has joined the group, so that only its members may commit."""
 
 
 class GroupOffsets(Protocol):
-    """The offsets of groups that have no members. Every method raises `LogError`."""
+    """Reads and commits the offsets of groups without members. Every method raises `LogError`."""
 
     async def committed(
         self, group: str, topic: str, partitions: Collection[int]
     ) -> Mapping[int, Commit]:
-        """What is committed, without those of which nothing is. Raises `GroupHasMembers`: what a
-        member has delivered isn't all committed."""
+        """Return the group's commits, of partitions that have one. Raises `GroupHasMembers`, as
+        members may have delivered more than they have committed."""
         ...
 
     async def commit(self, group: str, topic: str, commits: Mapping[int, Commit]) -> None:
-        """All of them are committed when it returns. Raises `GroupHasMembers`.
+        """Commit all of these, and wait for Kafka. Raises `GroupHasMembers`.
 
-        Not twice at once for one group: which of the two would count is not known.
+        Calls for one group must not overlap, as either commit could be the last.
         """
         ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Close the client."""
+        ...
 
 
 class GroupMember(Protocol):
-    """A member of a group that learns which partitions are this process's, and reads none.
+    """A member of a group that learns which partitions this process owns, and reads none.
 
-    Its `Assignment` gets no commits, and those that `revoked` returns are not made.
+    Its `Assignment` gets no commits, and the commits that `revoked` returns are not made.
     """
 
     async def serve(self, timeout: float) -> None:
-        """Stay a member for about `timeout` seconds; `Assignment` is called in it. Raises
+        """Stay a member for about `timeout` seconds, within which `Assignment` is called. Raises
         `LogError`."""
         ...
 
     async def confirm(self, positions: Positions) -> bool:
-        """Whether Kafka still takes commits from this member: these, for its own group. It refuses
-        them when its session has run out, so that others may have its partitions."""
+        """Commit these positions for the member's own group; returns whether Kafka took them. It
+        refuses them when the session has ended, so that others may own the partitions."""
         ...
 
     async def close(self, timeout: float) -> None:
-        """Revoke what it has, and leave."""
+        """Revoke all partitions and leave the group, within `timeout` seconds."""
         ...
 
 
 class PositionedReader(Protocol):
-    """Reads partitions from given positions; a member of no group. No two calls at once."""
+    """Reads partitions from given positions, without a group. Calls must not overlap."""
 
     ends: Positions
-    """As `LogReader.ends`."""
+    """Ends that the last read has reached, as `LogReader.ends`."""
     epochs: Mapping[int, int]
-    """By partition, the leader epoch of the last record read."""
+    """Leader epoch of the last record read, by partition."""
     restarted: Collection[int]
-    """Partitions whose log has no such offset, as the last read has found; what it gave of them, if
-    anything, is from the start of what is there."""
+    """Partitions that the last read restarted from their beginning, as their log has no such
+    offset."""
 
     def begin(self, positions: Mapping[int, Position]) -> None:
-        """Read these partitions too."""
+        """Start to read these partitions too."""
         ...
 
     def drop(self, partitions: Collection[int]) -> None:
-        """Read these no more."""
+        """Stop reading these partitions."""
         ...
 
-    def pause(self, partitions: Collection[int]) -> None: ...
+    def pause(self, partitions: Collection[int]) -> None:
+        """Return no records of these partitions until `resume`."""
+        ...
 
-    def resume(self, partitions: Collection[int]) -> None: ...
+    def resume(self, partitions: Collection[int]) -> None:
+        """Return records of these partitions again."""
+        ...
 
     async def read(self, limit: int, timeout: float) -> Sequence[Record]:
-        """As `LogReader.read`. Raises `LogError`."""
+        """Return up to `limit` records, as `LogReader.read`. Raises `LogError`."""
         ...
 
     async def close(self, timeout: float) -> None: ...

@@ -11,11 +11,11 @@ from typing import Protocol
 
 
 class SigningKey(Protocol):
-    """One public key."""
+    """A public key of the issuer of tokens."""
 
     @property
     def algorithms(self) -> Set[str]:
-        """Those that it may be used with."""
+        """The algorithms that the key may be used with."""
         ...
 
     def verify(self, algorithm: str, signed: bytes, signature: bytes) -> bool:
@@ -28,17 +28,17 @@ class SigningKeys(Protocol):
 
     @property
     def issuer(self) -> str | None:
-        """None: nothing was read so far."""
+        """The issuer whose keys were read; None: nothing was read yet."""
         ...
 
     @property
     def generation(self) -> int:
-        """Another number whenever a key or the issuer is another."""
+        """A number that changes whenever a key or the issuer changes."""
         ...
 
     def find(self, key_id: str) -> SigningKey | None: ...
 
     def read_again(self, issued: float) -> bool:
-        """Have the keys read anew, as one is unknown that a token of that time names (seconds since
-        the Unix epoch). False: they have just been, since that time, so there is no such key."""
+        """Read the keys again, as a token issued at that time (seconds since the Unix epoch) names
+        an unknown one. Returns False if they were read since then, so that there is no such key."""
         ...

@@ -21,7 +21,8 @@ _HOST = re.compile(r"[a-z0-9._-]+|[0-9a-f:.]*:[0-9a-f:.]*").fullmatch
 
 
 class Origin(NamedTuple):
-    """Who a connection may be shared with: posts to the same origin use the same pool."""
+    """Scheme, host and port (and trusted certificates) of a target: posts to one origin share
+    connections."""
 
     tls: bool
     host: str
@@ -47,7 +48,7 @@ class Target:
     problem: str = ""
     """Why nothing can be posted there; empty if it can."""
     audience: str | None = None
-    """Of the token that it wants; None: it wants none."""
+    """Audience of the token that the target wants; None: it wants none."""
 
     @staticmethod
     def parse(url: str, ca_certs: str | None = None, audience: str | None = None) -> Target:
@@ -102,20 +103,15 @@ class Response(NamedTuple):
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of the lower-cased `name`."""
-        return next((value for each, value in self.headers if each == name), None)
+        return next((value for header, value in self.headers if header == name), None)
 
 
 class Subscriber(Protocol):
-    """What takes events: a Trigger's subscriber, a dead letter sink."""
+    """Takes events over HTTP: a Trigger's subscriber, or a dead letter sink."""
 
     async def post(self, target: Target, head: bytes, body: bytes, timeout: float) -> Response:
-        """One attempt: send, and wait for the whole response whatever its status.
-
-        `head` is finished header lines, each ended by CRLF, names and values already valid; the
-        client adds the request line, `host` and `content-length`. `timeout` is seconds for all of
-        it, connecting included. Raises `DeliveryError` when there is no response: `refused`, with
-        its problem, for a target that has one.
-        """
+        """Make one attempt: send the request and return the whole response, whatever its status.
+        Raises `DeliveryError`."""
         ...
 
     async def close(self) -> None:

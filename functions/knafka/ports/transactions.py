@@ -1,12 +1,12 @@
-"""Transactions: what a Sensor asks of Kafka, as one Protocol.
+"""Transactions: the operations on Kafka that a Sensor needs, as one Protocol.
 
-A member of a consumer group reads several topics, and what follows from the records is appended in
-one transaction with the offsets behind them: all of it is stored, or nothing (BUS-23). Two
+A member of a consumer group reads several topics, and appends the resulting records in one
+transaction with the offsets behind its input: all of it is stored, or nothing (BUS-23). Two
 implementations pass one contract suite: real Kafka (`kafka_transactions` in `knafka.clients`), and
 one in memory for tests.
 
-Every call blocks, and all of them come from one thread: what is between two transactions is pure
-computing, which has nothing to wait for. Not here: what the records say.
+Every call blocks, and all calls come from one thread: between two transactions there is only
+computation, which has nothing to wait for. Not here: the records' contents.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ class Partition(NamedTuple):
 
 
 class Output(NamedTuple):
-    """A record to be appended in a transaction."""
+    """A record to append in a transaction."""
 
     topic: str
     key: bytes | None
-    """None: any partition, as of a record that had none."""
+    """None: any partition, as for a record without a key."""
     value: bytes | None
     """None: a tombstone, in a compacted topic."""
     headers: RecordHeaders
     partition: int | None = None
-    """None: by the key, as all writers choose it (CE-K9)."""
+    """None: chosen by the key, as all writers do (CE-K9)."""
     timestamp: int | None = None
     """Milliseconds since the Unix epoch; None: now."""
 
@@ -45,12 +45,13 @@ Offsets: TypeAlias = Mapping[Partition, OffsetAndMetadata]
 
 
 class TransactionAborted(LogError):
-    """Nothing of the transaction is stored, and what it was made of is read again: the next `read`
-    gives the records behind the last commit once more."""
+    """Raised if nothing of a transaction was stored: the next `read` returns the records after the
+    last commit once more."""
 
 
 class RecordTooLarge(TransactionAborted):
-    """An output is larger than its topic takes, so that this transaction never succeeds."""
+    """Raised if an output is larger than its topic takes, so that the transaction never
+    succeeds."""
 
     def __init__(self, topic: str, key: bytes | None) -> None:
         super().__init__(
@@ -63,79 +64,79 @@ class RecordTooLarge(TransactionAborted):
 
 
 class Claims(Protocol):
-    """Who hears which partitions are this member's. Called within `read` and `close`, never while
-    a transaction is under way."""
+    """Receives the partitions that a member is assigned and loses; called within `read` and
+    `close`, never while a transaction is under way."""
 
     def assigned(self, partitions: Mapping[Partition, OffsetAndMetadata | None]) -> None:
-        """They are ours, and this is what the group has committed of each; None: nothing. No
+        """Take over these partitions; each value is what the group has committed, None: nothing. No
         transaction that changes these offsets is under way any more."""
         ...
 
     def revoked(self, partitions: Collection[Partition]) -> None:
-        """They go to another member, or have gone already: what is known of them is forgotten."""
+        """Forget these partitions, which belong to another member or soon will."""
         ...
 
 
 class TransactionalLog(Protocol):
-    """One member of one group. Reads only what is committed (`read_committed`)."""
+    """A member of a consumer group that reads only committed records (`read_committed`)."""
 
     reached: Mapping[Partition, int]
-    """Partitions whose end the last read has reached, behind the records it gave, and the offset at
-    which each goes on: as `LogReader.ends`. A topic that is written in transactions ends with a
-    marker, so what is committed has to be this offset, or the group has a lag for ever. An end is
-    given by one read only."""
+    """Partitions whose end the last read has reached, with the offset at which each continues, as
+    `LogReader.ends`. A topic written in transactions ends with a marker: unless this offset is
+    committed, the group always has a lag. Each end is reported by one read only."""
 
     def read(self, limit: int, timeout: float) -> Sequence[Record]:
-        """Records of all its topics, in order for each partition: up to `limit`, gathered for up to
-        `timeout` seconds. Raises `LogError`."""
+        """Return up to `limit` records of all its topics, in order for each partition, gathered for
+        up to `timeout` seconds. Raises `LogError`."""
         ...
 
     def commit(self, outputs: Sequence[Output], offsets: Offsets) -> None:
-        """Append these records, and commit these offsets for the group, in one transaction.
+        """Append these records and commit these offsets for the group, in one transaction.
 
-        Returns when it is committed. Raises `TransactionAborted`, or another `LogError` when this
-        member can't go on: another process has its transactional id, or it isn't known whether the
-        transaction was committed. Then it is to be closed, and another opened.
+        Returns once it is committed. Raises `TransactionAborted`, or another `LogError` if this
+        member can't go on, as another process has its transactional id or the result isn't known:
+        then close it and open another.
         """
         ...
 
     def read_all(self, topic: str, partition: int) -> Iterator[Sequence[Record]]:
-        """Everything that is committed in this partition, in batches, up to its end as it is now.
-        Waits for a transaction that is under way there. Raises `LogError`."""
+        """Yield in batches all committed records of a partition, up to its end at the call. Waits
+        for a transaction under way there. Raises `LogError`."""
         ...
 
     def ensure_topic(
         self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
     ) -> None:
-        """Make a topic unless it exists; `replication` -1 is the cluster's default. Raises
+        """Create a topic unless it exists; `replication` -1 means the cluster's default. Raises
         `LogError`."""
         ...
 
     def ends(self, topic: str) -> Positions:
-        """Where each partition of a topic ends, transactions under way included. Raises
+        """Return the end offset of each partition, including transactions under way. Raises
         `LogError`."""
         ...
 
     def committed(self, topic: str) -> Positions:
-        """What the group has committed, whichever member did, of partitions where it has. Waits
-        for transactions under way. Raises `LogError`."""
+        """Return the offsets that the group has committed, by any member, of partitions that have
+        one. Waits for transactions under way. Raises `LogError`."""
         ...
 
     def reachable_ends(self, topic: str) -> Mapping[int, int | None]:
-        """The same, at once: None for a partition that doesn't answer. Raises `LogError` where it
-        isn't known which there are."""
+        """Return the end offset of each partition without waiting: None for a partition that
+        doesn't answer. Raises `LogError` if the partitions aren't known."""
         ...
 
     def committed_now(self, topic: str) -> Mapping[int, OffsetAndMetadata]:
-        """What the group has committed, with its metadata; transactions under way are passed over.
-        Raises `LogError`."""
+        """Return the group's commits with their metadata, ignoring transactions under way. Raises
+        `LogError`."""
         ...
 
     def pause(self, partitions: Collection[Partition], *, on: bool) -> None:
-        """Give nothing more of these partitions of ours, but for a few records that were fetched
-        already; `on` false: give it again. One that goes and comes back isn't paused."""
+        """Stop returning records of these own partitions, except a few fetched ones (`on` true), or
+        resume (`on` false). A partition that was revoked and assigned again isn't paused."""
         ...
 
     def close(self, timeout: float) -> None:
-        """Leave the group; `Claims.revoked` is called for what is held."""
+        """Leave the group within `timeout` seconds; `Claims.revoked` is called for owned
+        partitions."""
         ...

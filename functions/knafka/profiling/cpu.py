@@ -87,13 +87,14 @@ def profile(
 
 
 class _Seen(dict[_Stack, list[int]]):
-    """By stack: number of samples, nanoseconds by the clock, and nanoseconds of CPU."""
+    """Number of samples, wall-clock nanoseconds and CPU nanoseconds, by stack."""
 
     def __missing__(self, stack: _Stack) -> list[int]:
         values = self[stack] = [0, 0, 0]
         return values
 
     def samples(self) -> dict[tuple[Frame, ...], tuple[int, ...]]:
+        """Return the sums by stack of frames."""
         found: dict[tuple[Frame, ...], tuple[int, ...]] = {}
         for stack, values in self.items():
             frames = tuple(Frame(code.co_qualname, code.co_filename, line) for code, line in stack)
@@ -114,11 +115,12 @@ class _Looks:
         self._ticking = ticking
         self._at = time.monotonic_ns()
         self._ran: dict[int, int] = {}
-        """By thread, what it had run at the look before."""
+        """CPU time of each thread at the previous sample."""
         for thread in _numbers().values():
             self._new_time(thread)
 
     def look(self) -> None:
+        """Sample the stacks of all other threads."""
         before = time.thread_time()
         now = time.monotonic_ns()
         passed, self._at = now - self._at, now
@@ -156,6 +158,7 @@ class _Ticks:
         self._at = 0
 
     def start(self) -> None:
+        """Start the timer of CPU time."""
         self._at = time.thread_time_ns()
         signal.signal(signal.SIGPROF, self._tick)
         # Bytecode isn't all that is interrupted: without this, a system call of C code may fail.
@@ -163,11 +166,13 @@ class _Ticks:
         signal.setitimer(signal.ITIMER_PROF, INTERVAL, INTERVAL)
 
     def stop(self) -> None:
+        """Stop the timer."""
         signal.setitimer(signal.ITIMER_PROF, 0)
         # Never the default again: one that is still on its way would end the process.
         signal.signal(signal.SIGPROF, signal.SIG_IGN)
 
     def _tick(self, _: int, frame: FrameType | None) -> None:
+        """Add the CPU time since the last signal to the interrupted stack."""
         now = time.thread_time_ns()
         if frame is not None:
             self._seen[_stack(frame)][2] += now - self._at
@@ -204,6 +209,7 @@ def _main_thread_timer(loop: asyncio.AbstractEventLoop | None, seen: _Seen) -> I
 
 
 def _stack(innermost: FrameType) -> _Stack:
+    """Return a stack of at most `DEPTH` calls, from its innermost frame."""
     stack: list[tuple[CodeType, int]] = []
     frame: FrameType | None = innermost
     while frame is not None and len(stack) < DEPTH:
@@ -214,7 +220,7 @@ def _stack(innermost: FrameType) -> _Stack:
 
 def _numbers() -> dict[int | None, int | None]:
     """The kernel's thread ids of the threads that Python knows, by Python's thread ids."""
-    found = {each.ident: each.native_id for each in threading.enumerate()}
+    found = {thread.ident: thread.native_id for thread in threading.enumerate()}
     # After a fork (functions-framework's workers) Python 3.11 has the parent's.
     found[threading.main_thread().ident] = os.getpid()
     return found
@@ -232,10 +238,10 @@ def _ran(thread: int) -> int | None:
 def _ran_by_thread() -> dict[int, int]:
     """Nanoseconds that each thread of this process has run, by the kernel's thread id."""
     try:
-        threads = [int(each) for each in os.listdir(_TASKS)]
+        threads = [int(name) for name in os.listdir(_TASKS)]
     except OSError:
         return {}
-    return {each: ran for each in threads if (ran := _ran(each)) is not None}
+    return {thread: ran for thread in threads if (ran := _ran(thread)) is not None}
 
 
 def _without_python(before: dict[int, int]) -> dict[tuple[Frame, ...], int]:

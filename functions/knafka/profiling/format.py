@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 VARINT: Final = 0
 BYTES: Final = 2
-"""Two of protobuf's wire types; profiles need no others."""
+"""Protobuf's wire type of bytes; with that of numbers, the only two that profiles use."""
 
 
 class Frame(NamedTuple):
@@ -26,7 +26,7 @@ class Frame(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ValueType:
-    """What the values of samples count, and in which unit: ("cpu", "nanoseconds")."""
+    """Kind and unit of a sample's value, such as ("cpu", "nanoseconds")."""
 
     type: str
     unit: str
@@ -38,7 +38,7 @@ class Profile:
 
     types: Sequence[ValueType]
     samples: Mapping[tuple[Frame, ...], Sequence[int]]
-    """As many values for each stack as there are types."""
+    """One value per type, by stack."""
     period_type: ValueType
     period: int
     default: str
@@ -63,47 +63,62 @@ class _Encoder:
         self._locations: dict[Frame, int] = {}
 
     def profile(self, profile: Profile) -> bytes:
-        parts = [_message(1, self._value_type(each)) for each in profile.types]
+        """Encode a whole profile."""
+        parts = [_bytes_field(1, self._value_type(value_type)) for value_type in profile.types]
         parts += [
-            _message(2, self._sample(stack, values)) for stack, values in profile.samples.items()
+            _bytes_field(2, self._sample(stack, values))
+            for stack, values in profile.samples.items()
         ]
         parts += [
-            _message(4, self._location(number, frame)) for frame, number in self._locations.items()
+            _bytes_field(4, self._location(number, frame))
+            for frame, number in self._locations.items()
         ]
         parts += [
-            _message(5, self._function(number, *named)) for named, number in self._functions.items()
+            _bytes_field(5, self._function(number, *named))
+            for named, number in self._functions.items()
         ]
-        parts.append(_number(9, int(profile.time * 1e9)))
-        parts.append(_number(10, int(profile.duration * 1e9)))
-        parts.append(_message(11, self._value_type(profile.period_type)))
-        parts.append(_number(12, profile.period))
-        parts += [_number(13, self._string(each)) for each in profile.comments]
-        parts.append(_number(14, self._string(profile.default)))
+        parts.append(_number_field(9, int(profile.time * 1e9)))
+        parts.append(_number_field(10, int(profile.duration * 1e9)))
+        parts.append(_bytes_field(11, self._value_type(profile.period_type)))
+        parts.append(_number_field(12, profile.period))
+        parts += [_number_field(13, self._string(comment)) for comment in profile.comments]
+        parts.append(_number_field(14, self._string(profile.default)))
         # Last, as what comes before it adds strings.
-        parts += [_message(6, each.encode("utf-8", "replace")) for each in self._strings]
+        parts += [_bytes_field(6, string.encode("utf-8", "replace")) for string in self._strings]
         return b"".join(parts)
 
     def _value_type(self, of: ValueType) -> bytes:
-        return _number(1, self._string(of.type)) + _number(2, self._string(of.unit))
+        return _number_field(1, self._string(of.type)) + _number_field(2, self._string(of.unit))
 
     def _sample(self, stack: Iterable[Frame], values: Iterable[int]) -> bytes:
+        """Encode the values of one stack."""
         locations = [self._locations.setdefault(frame, len(self._locations) + 1) for frame in stack]
         return _packed(1, locations) + _packed(2, values)
 
     def _location(self, number: int, frame: Frame) -> bytes:
+        """Encode a line of a function."""
         named = frame.function, frame.file
         function = self._functions.setdefault(named, len(self._functions) + 1)
-        return _number(1, number) + _message(4, _number(1, function) + _number(2, frame.line))
+        return _number_field(1, number) + _bytes_field(
+            4, _number_field(1, function) + _number_field(2, frame.line)
+        )
 
     def _function(self, number: int, name: str, file: str) -> bytes:
+        """Encode a function."""
         named, where = self._string(name), self._string(file)
-        return _number(1, number) + _number(2, named) + _number(3, named) + _number(4, where)
+        return (
+            _number_field(1, number)
+            + _number_field(2, named)
+            + _number_field(3, named)
+            + _number_field(4, where)
+        )
 
     def _string(self, text: str) -> int:
         return self._strings.setdefault(text, len(self._strings))
 
 
 def _varint(value: int) -> bytes:
+    """Encode a number as a protobuf varint."""
     parts = bytearray()
     while value > 0x7F:
         parts.append(value & 0x7F | 0x80)
@@ -112,13 +127,15 @@ def _varint(value: int) -> bytes:
     return bytes(parts)
 
 
-def _number(field: int, value: int) -> bytes:
+def _number_field(field: int, value: int) -> bytes:
+    """Encode a field with a number."""
     return _varint(field << 3 | VARINT) + _varint(max(0, value))
 
 
-def _message(field: int, content: bytes) -> bytes:
+def _bytes_field(field: int, content: bytes) -> bytes:
+    """Encode a field with bytes or an embedded message."""
     return _varint(field << 3 | BYTES) + _varint(len(content)) + content
 
 
 def _packed(field: int, values: Iterable[int]) -> bytes:
-    return _message(field, b"".join(_varint(max(0, each)) for each in values))
+    return _bytes_field(field, b"".join(_varint(max(0, value)) for value in values))

@@ -24,8 +24,8 @@ _one_at_a_time = threading.Lock()
 
 
 def profile(seconds: float, sleep: Callable[[float], None] = time.sleep) -> Profile:
-    """What is held of what was allocated in so many seconds from now, or ever where that is
-    traced. Blocks the thread that calls."""
+    """Return a profile of the memory still held of what is allocated in the next seconds, or ever
+    if that is traced already. Blocks the calling thread."""
     began = time.time()
     with _one_at_a_time:
         traced = tracemalloc.is_tracing()
@@ -39,15 +39,15 @@ def profile(seconds: float, sleep: Callable[[float], None] = time.sleep) -> Prof
             if not traced:
                 tracemalloc.stop()
     stacks = snapshot.statistics("traceback")
-    functions = _functions({at.filename for each in stacks for at in each.traceback})
+    functions = _functions({at.filename for statistic in stacks for at in statistic.traceback})
     samples: dict[tuple[Frame, ...], tuple[int, int]] = {}
-    for each in stacks:
+    for statistic in stacks:
         stack = tuple(
             Frame(functions.get((at.filename, at.lineno), at.filename), at.filename, at.lineno)
-            for at in reversed(each.traceback)
+            for at in reversed(statistic.traceback)
         )
         count, size = samples.get(stack, (0, 0))
-        samples[stack] = count + each.count, size + each.size
+        samples[stack] = count + statistic.count, size + statistic.size
     return Profile(
         types=[ValueType("inuse_objects", "count"), ValueType("inuse_space", "bytes")],
         samples=samples,
@@ -78,10 +78,11 @@ def _functions(files: Collection[str]) -> dict[tuple[str, int], str]:
 
 
 def _lines(code: CodeType) -> Iterator[tuple[tuple[str, int], str]]:
-    """What stands within another comes after it."""
+    """Yield file and line with the name of their function, nested functions after the enclosing
+    one."""
     for *_, line in code.co_lines():
         if line is not None:
             yield (code.co_filename, line), code.co_qualname
-    for each in code.co_consts:
-        if isinstance(each, CodeType):
-            yield from _lines(each)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _lines(constant)

@@ -55,6 +55,8 @@ def start(loop: asyncio.AbstractEventLoop | None = None, port: int = PORT) -> Th
 
 
 class _Server(ThreadingHTTPServer):
+    """The server of profiles."""
+
     daemon_threads = True
     # Two processes would share the port, and answer by turns.
     allow_reuse_port = False
@@ -70,15 +72,20 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Refused(Exception):
+    """Raised for a request that is refused, with its status."""
+
     def __init__(self, status: HTTPStatus, why: str) -> None:
         super().__init__(why)
         self.status = status
 
 
 class _Handler(BaseHTTPRequestHandler):
+    """Answers requests for profiles."""
+
     server: _Server
 
     def do_GET(self) -> None:
+        """Answer a request."""
         try:
             kind, body = self._answer()
         except _Refused as refused:
@@ -87,6 +94,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.OK, kind, body)
 
     def _answer(self) -> tuple[str, bytes]:
+        """Return content type and body of the requested profile. Raises `_Refused`."""
         url = urlsplit(self.path)
         asked = {name: values[-1] for name, values in parse_qs(url.query).items()}
         plain = "text/plain; charset=utf-8"
@@ -95,17 +103,23 @@ class _Handler(BaseHTTPRequestHandler):
             case "":
                 return plain, INDEX.encode()
             case "profile":
-                return _file(self._alone(lambda time: cpu.profile(time, self.server.loop), asked))
+                return _file(
+                    self._profile_exclusively(
+                        lambda time: cpu.profile(time, self.server.loop), asked
+                    )
+                )
             case "heap":
-                return _file(self._alone(heap.profile, asked))
+                return _file(self._profile_exclusively(heap.profile, asked))
             case "threads" if asked.get("debug", "0") != "0":
                 return plain, threads.text(self.server.loop).encode("utf-8", "replace")
             case "threads":
                 return _file(threads.profile())
         raise _Refused(HTTPStatus.NOT_FOUND, f"want one of these. {INDEX}")
 
-    def _alone(self, profile: Callable[[float], Profile], asked: dict[str, str]) -> Profile:
-        """One at a time: they would see each other, and each costs."""
+    def _profile_exclusively(
+        self, profile: Callable[[float], Profile], asked: dict[str, str]
+    ) -> Profile:
+        """Run one profile at a time: they would measure each other, and each costs."""
         seconds = _seconds(asked)
         if not self.server.profiling.acquire(blocking=False):
             raise _Refused(HTTPStatus.CONFLICT, "another profile is being taken: ask again")
@@ -115,6 +129,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.profiling.release()
 
     def _send(self, status: HTTPStatus, kind: str, body: bytes) -> None:
+        """Send a whole response."""
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
@@ -127,6 +142,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _seconds(asked: dict[str, str]) -> float:
+    """Return the duration that a request asks for. Raises `_Refused`."""
     text = asked.get("seconds", str(SECONDS))
     try:
         seconds = float(text)

@@ -32,8 +32,8 @@ def profile() -> Profile:
 
 
 def text(loop: asyncio.AbstractEventLoop | None) -> str:
-    """The same to be read, and where each task of the loop waits."""
-    names = {each.ident: each for each in threading.enumerate()}
+    """Return the stacks of all threads as text, and where each task of the event loop waits."""
+    names = {thread.ident: thread for thread in threading.enumerate()}
     parts = []
     for ident, frame in sys._current_frames().items():
         if ident == threading.get_ident():

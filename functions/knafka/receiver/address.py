@@ -1,10 +1,10 @@
-"""A request's address: what finds the Broker or KafkaChannel that it is for.
+"""The address of a request, which finds the Broker or KafkaChannel that it is for.
 
-    /{namespace}/{name}   its path, percent-decoded
-    host:{host}           the name of a host, where the path is only `/` (KN-CHN-11); of any host,
-                          where a receiver serves one Broker for good
+    /{namespace}/{name}   its path, percent-decoded     host:{host}           its host, where the
+path is only `/` (KN-CHN-11); any host, where a receiver                           serves one Broker
+for good
 
-Not here: what is at an address (`ingest`).
+Not here: what is served at an address (`ingest`).
 """
 
 from __future__ import annotations
@@ -16,30 +16,31 @@ from urllib.parse import unquote_to_bytes
 HttpHeaders: TypeAlias = Sequence[tuple[bytes, bytes]]
 
 ROOTS: Final = frozenset({b"", b"/"})
-"""Paths that leave it to the host."""
+"""Paths for which the host decides."""
 _BY_HOST: Final = b"host:"
 _HOST: Final = b"host"
 _ORIGINAL_HOST: Final = b"k-original-host"
-"""Knative's: the host that was asked for, where what stands between has written another."""
+"""Knative's header with the host that the sender asked for, where a proxy has changed `Host`."""
 _LENGTHS: Final = frozenset({len(_HOST), len(_ORIGINAL_HOST)})
 
 
 def address_of(path: bytes, headers: HttpHeaders) -> bytes:
-    """The address of a request to this path."""
+    """Return the address of a request: its path, or its host if the path is only `/`."""
     return path if path not in ROOTS else address_of_host(_host_of(headers))
 
 
 def address_of_host(host: bytes) -> bytes:
+    """Return the address of requests to the root path of this host."""
     return _BY_HOST + host
 
 
 def is_host(address: bytes) -> bool:
-    """Whether it is a host's: no path of a request begins so."""
+    """Whether an address is a host's; no path of a request begins with `host:`."""
     return address.startswith(_BY_HOST)
 
 
 def path_of(url: bytes) -> bytes:
-    """The path of a request's target, without a query and percent-decoded."""
+    """Return the path of a request's target, without the query and percent-decoded."""
     if b"?" in url:
         url = url[: url.index(b"?")]
     if not url.startswith(b"/"):
@@ -48,28 +49,29 @@ def path_of(url: bytes) -> bytes:
 
 
 def decoded_path(path: bytes) -> bytes:
-    """The path that percent-encoding stands for. An encoded slash is none between segments, so a
-    path with one is left as it is, and leads nowhere."""
+    """Percent-decode a path. A path with an encoded slash is returned as it is, and matches
+    nothing, as an encoded slash separates no segments."""
     return path if b"%2f" in path.lower() else unquote_to_bytes(path)
 
 
 def _host_of(headers: HttpHeaders) -> bytes:
-    """The host that was asked for, in lower case and without a port; empty if none is named."""
-    found = b""
+    """Return the requested host in lower case and without its port; empty if no header names
+    one."""
+    named_host = b""
     for name, value in headers:
         if len(name) in _LENGTHS:
             name = name.lower()
             if name == _ORIGINAL_HOST:
-                found = value
+                named_host = value
                 break
             if name == _HOST:
-                found = value
-    host = found.strip().lower()
+                named_host = value
+    host = named_host.strip().lower()
     name, colon, port = host.rpartition(b":")
     return name if colon and (port.isdigit() or not port) else host
 
 
 def _origin_form(url: bytes) -> bytes:
-    """The path of an absolute-form target, which HTTP/1.1 servers must accept."""
-    _, found, rest = url.partition(b"://")
-    return b"/" + rest.partition(b"/")[2] if found else url
+    """Return the path of an absolute-form target, which HTTP/1.1 servers must accept."""
+    _, separator, rest = url.partition(b"://")
+    return b"/" + rest.partition(b"/")[2] if separator else url

@@ -1,4 +1,4 @@
-"""What a receiver answers (KN-DP-09), each made once and ready for the wire."""
+"""The responses of a receiver (KN-DP-09), each built once and ready for the wire."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from knafka.core.caller_tokens import NO_SCRAPER, REFUSED
 
 
 class Answer:
-    """A whole HTTP response; `wire` and `closing` are its bytes, the latter for a last answer."""
+    """A whole HTTP response: `wire` has its bytes, `closing` those of the last response of a
+    connection."""
 
     __slots__ = ("body", "closing", "headers", "status", "wire")
 
@@ -50,7 +51,8 @@ UNREAD: Final = Answer(
     "what is served here isn't read yet: send the event again",
     headers=((b"retry-after", b"1"),),
 )
-"""In place of NOT_FOUND until a receiver knows its contract, and of what it can't read."""
+"""In place of NOT_FOUND until a receiver has read its contract, and for a declaration that is
+invalid."""
 NOT_THE_OPERATOR: Final = Answer(
     HTTPStatus.UNAUTHORIZED, REFUSED, headers=((b"www-authenticate", b"Bearer"),)
 )
@@ -62,7 +64,7 @@ UNAUTHENTICATED: Final = Answer(
     "want a token in Authorization (Bearer) that is for the audience in status.address.audience",
     headers=((b"www-authenticate", b"Bearer"),),
 )
-"""The same for every token that proves nothing: why it does is nobody's business."""
+"""The same for every token that proves nothing: the reason is not the sender's business."""
 FORBIDDEN: Final = Answer(
     HTTPStatus.FORBIDDEN, "no EventPolicy allows this sender to send this event here"
 )
@@ -114,7 +116,7 @@ AWAY: Final = Answer(
     "Kafka is away: send the event again",
     headers=((b"retry-after", b"5"),),
 )
-"""At once, where the event would wait in vain."""
+"""Sent at once while Kafka is known to be away, as the event would wait in vain."""
 BUSY: Final = Answer(
     HTTPStatus.SERVICE_UNAVAILABLE,
     "too many events wait for Kafka or are being received: send this one again",
@@ -123,59 +125,60 @@ BUSY: Final = Answer(
 
 
 def invalid(problem: str) -> Answer:
-    """400 with the reason; bounded, since a sender's own text is quoted in it."""
+    """Return 400 with the reason, cut to 2,000 characters as it quotes the sender's text."""
     return Answer(HTTPStatus.BAD_REQUEST, problem[:2000])
 
 
 def invalid_batch(problem: str) -> Answer:
-    """400 with the position of each event that is wrong, of as many as a batch has."""
+    """Return 400 with the position and problem of each invalid event, cut to 10,000 characters."""
     return Answer(HTTPStatus.BAD_REQUEST, problem[:10_000])
 
 
 def too_many(problem: str) -> Answer:
-    """413 for a batch with too many events."""
+    """Return 413 for a batch with too many events."""
     return Answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, problem)
 
 
 def unsupported(problem: str) -> Answer:
-    """415 with the reason: an event format that is not read."""
+    """Return 415 with the reason: an event format that is not supported."""
     return Answer(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, problem[:2000])
 
 
 def too_large(limit: int) -> Answer:
+    """Return 413 for an event of more than `limit` bytes."""
     return Answer(
         HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"an event may have {limit} bytes, headers included"
     )
 
 
-def plain(body: bytes, content_type: bytes) -> Answer:
-    """200 with a text for machines."""
+def plain_text(body: bytes, content_type: bytes) -> Answer:
+    """Return 200 with a text body of this content type, such as metrics."""
     return Answer(HTTPStatus.OK, body.decode().removesuffix("\n"), content_type=content_type)
 
 
 def document(text: str) -> Answer:
-    """200 with JSON."""
+    """Return 200 with a JSON body."""
     return Answer(HTTPStatus.OK, text, content_type=b"application/json")
 
 
-def probed(digest: bytes, position: int | None) -> Answer:
-    """The answer to Knative's network probe: it wants its hash back (KN-BRK-21). The operator
-    wants to know how far the contract is read, if that stands in a topic."""
-    read = () if position is None else ((b"knafka-contract-position", b"%d" % position),)
-    return Answer(HTTPStatus.OK, headers=((b"k-network-hash", digest), *read))
+def network_probe(digest: bytes, position: int | None) -> Answer:
+    """Return the answer to Knative's network probe, which wants its hash back (KN-BRK-21); for the
+    operator, with the position up to which the contract is read, if that is in a topic."""
+    position_header = () if position is None else ((b"knafka-contract-position", b"%d" % position),)
+    return Answer(HTTPStatus.OK, headers=((b"k-network-hash", digest), *position_header))
 
 
-def waiting(why: str) -> Answer:
-    """503 for the readiness probe, with the reason."""
+def kafka_unanswered(why: str) -> Answer:
+    """Return 503 for the readiness probe: Kafka has not answered, and why."""
     text = "Kafka has not answered yet"
     return Answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{text}: {why}" if why else text)
 
 
-def unread(why: str) -> Answer:
-    """503 for the readiness probe of a receiver that doesn't know its contract yet."""
+def contract_unread(why: str) -> Answer:
+    """Return 503 for the readiness probe: the contract is not read yet, and why."""
     return Answer(HTTPStatus.SERVICE_UNAVAILABLE, f"the contract isn't read yet: {why}")
 
 
-def failed(why: str) -> Answer:
-    """503 for the liveness probe, with the reason."""
+def not_storing(why: str) -> Answer:
+    """Return 503 for the liveness probe: no event can be stored, and why."""
     return Answer(HTTPStatus.SERVICE_UNAVAILABLE, f"nothing can be stored: {why}")

@@ -15,39 +15,40 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-LOAD: Final = b"/load"
-"""Path of a request that is answered late, and does nothing else."""
+LOAD_PATH: Final = b"/load"
+"""Path of a request that is answered after `HOLD_SECONDS` and does nothing else."""
 EVENTS_PER_HOLD: Final = 50.0
-"""Direct events a second for which one request is held."""
-HOLD_TIME: Final = 5.0
-"""Seconds until a held request is answered: Knative has a pod that ends wait for those it has."""
+"""Direct events per second for which one request is held."""
+HOLD_SECONDS: Final = 5.0
+"""Seconds until a held request is answered: a Knative pod that ends waits for its open requests."""
 HOLD_TIMEOUT: Final = 30.0
-"""Seconds for which one is waited for: a pod may have to start to take it."""
-LOOK_INTERVAL: Final = 1.0
-"""Seconds between two looks at how many events came."""
+"""Seconds to wait for the answer of a held request: a pod may first have to start."""
+RATE_INTERVAL: Final = 1.0
+"""Seconds over which the rate of direct events is measured."""
 MAX_HOLDS: Final = 1_000
+"""Requests held at once, at most."""
 
 Hold = Callable[[], Awaitable[object]]
-"""One request to the own Service; returns when it is answered or has failed."""
+"""Sends one request to the receiver's own Service; returns when it is answered or has failed."""
 
 
 class DirectLoad:
-    """Holds requests in proportion to the events that `events` counts."""
+    """Holds requests to the receiver's own Service in proportion to its direct events."""
 
     def __init__(self, events: Callable[[], int], hold: Hold) -> None:
-        """`events`: direct ones since the start."""
+        """`events` returns the number of direct events since the start."""
         self._events = events
         self._hold = hold
         self._holds: set[asyncio.Task[object]] = set()
 
     async def follow(self) -> None:
-        """Hold as many as the last second's events ask for, until cancelled; where there are more
-        than those, they end by themselves."""
+        """Hold as many requests as the measured rate asks for, until cancelled. Surplus requests
+        end by themselves."""
         loop = asyncio.get_running_loop()
         events, at = self._events(), loop.time()
         try:
             while True:
-                await asyncio.sleep(LOOK_INTERVAL)
+                await asyncio.sleep(RATE_INTERVAL)
                 count, now = self._events(), loop.time()
                 self._hold_for((count - events) / (now - at))
                 events, at = count, now
@@ -56,6 +57,7 @@ class DirectLoad:
                 hold.cancel()
 
     def _hold_for(self, rate: float) -> None:
+        """Start requests until there are enough for this rate (events per second)."""
         desired = min(round(rate / EVENTS_PER_HOLD), MAX_HOLDS)
         for _ in range(desired - len(self._holds)):
             hold = asyncio.ensure_future(self._hold())
@@ -64,7 +66,8 @@ class DirectLoad:
 
 
 class HeldRequests:
-    """Requests to `LOAD` that are under way: each is answered after `HOLD_TIME`, or at the end."""
+    """Requests to `LOAD_PATH` under way: each is answered after `HOLD_SECONDS`, or when the
+    receiver stops."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -72,16 +75,19 @@ class HeldRequests:
 
     @property
     def count(self) -> int:
+        """Number of requests under way."""
         return len(self._waiting)
 
     def add(self, answer: Callable[[], None]) -> None:
-        self._waiting[answer] = self._loop.call_later(HOLD_TIME, self._answer, answer)
+        """Hold a request, which `answer` answers."""
+        self._waiting[answer] = self._loop.call_later(HOLD_SECONDS, self._answer, answer)
 
     def close(self) -> None:
-        """Answer all of them now."""
+        """Answer all held requests now."""
         for answer in list(self._waiting):
             self._answer(answer)
 
     def _answer(self, answer: Callable[[], None]) -> None:
+        """Answer a held request."""
         self._waiting.pop(answer).cancel()
         answer()

@@ -1,9 +1,9 @@
-"""Encryption: whether a request came encrypted, where a Broker takes no others.
+"""Encryption: check that a request came encrypted, where a Broker takes no others.
 
-    X-Forwarded-Proto: https    Knative's gateway, or our own TLS, says that it did
-    anything else, or nothing   403
+    X-Forwarded-Proto: https    Knative's gateway, or our own TLS, says that it did     anything
+else, or nothing   403
 
-Who sends in plain and claims that it didn't deceives nobody but itself.
+A sender that forges the header only deceives itself.
 
 Not here: TLS (`knafka.tls_listener`), and whether a Broker wants it (`Ingress.encrypted_only`).
 """
@@ -19,31 +19,32 @@ from knafka.receiver.answers import Answer
 
 _FORWARDED: Final = b"x-forwarded-proto"
 CAME_ENCRYPTED: Final = (_FORWARDED, b"https")
-"""The header of a request that came through our own TLS."""
+"""The header that is added to a request that came through our own TLS."""
 
 
-class Check(Protocol):
-    """What a request must pass before its event is looked at."""
+class RequestCheck(Protocol):
+    """A check that a request must pass before its event is parsed."""
 
     def admit(self, headers: HttpHeaders) -> Answer | Predicate | None:
-        """None: any event is taken; else the answer to the request, or what an event's attributes
-        must fulfil."""
+        """Return None if any event is taken, else the answer to the request, or the predicate that
+        an event's attributes must fulfil."""
         ...
 
 
 class EncryptedOnly:
-    """Lets through what came encrypted, to the next check."""
+    """Refuses requests that came unencrypted; passes the others to the next check."""
 
-    def __init__(self, then: Check | None) -> None:
-        """`then` None: everybody may send."""
-        self._then = then
+    def __init__(self, next_check: RequestCheck | None) -> None:
+        """`next_check`: None if everybody may send."""
+        self._next_check = next_check
 
     def admit(self, headers: HttpHeaders) -> Answer | Predicate | None:
-        said = [
+        """Return 403 for an unencrypted request, else the result of the next check."""
+        schemes = [
             value.strip().lower()
             for name, value in headers
             if len(name) == len(_FORWARDED) and name.lower() == _FORWARDED
         ]
-        if not said or any(each != b"https" for each in said):
+        if not schemes or any(scheme != b"https" for scheme in schemes):
             return answers.NOT_ENCRYPTED
-        return None if self._then is None else self._then.admit(headers)
+        return None if self._next_check is None else self._next_check.admit(headers)

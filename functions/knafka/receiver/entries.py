@@ -1,29 +1,31 @@
-"""What a receiver serves of the topic that it follows: all Ingresses that stand there, or one."""
+"""The Ingresses that a receiver serves of its contract topic: all of them, or one."""
 
 from __future__ import annotations
 
-from knafka.clients.kafka_connection import settings
+from knafka.clients.kafka_connection import side_settings
 from knafka.core.contract import Ingress
 from knafka.core.documents import parse_json
 from knafka.core.errors import InvalidDocument
 
 
 class IngressEntries:
-    """`contract_topic.Entries`, by path."""
+    """A `contract_topic.Entries` of Ingresses, by path."""
 
     def __init__(self, path: str | None = None) -> None:
-        """`path`: of the only one that is served."""
+        """`path`: the only one to serve; None: all."""
         self._path = path
 
     def entry_of(self, key: str, value: bytes) -> Ingress | None:
+        """Parse a contract record; returns its Ingress, or None if another path is served. Raises
+        `InvalidDocument`."""
         if self._path is not None and key != self._path:
             return None
         ingress = parse_json(Ingress, value.decode())
         if ingress.path != key:
             raise InvalidDocument("broker", f"its path is {ingress.path}: want that of its key")
-        settings(ingress.kafka, "producer")
+        side_settings(ingress.kafka, "producer")
         return ingress
 
     def concerns(self, value: bytes) -> bool:
-        """Whether it is refused or not, every record that is read is for this receiver."""
+        """Whether an invalid record concerns this receiver: always."""
         return True

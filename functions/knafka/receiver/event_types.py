@@ -1,13 +1,14 @@
-"""Event types: which types of events, from which sources, are new to a receiver (Knative Eventing's
-feature `eventtype-auto-create`).
+"""Event types: which types and sources of events are new to a receiver (Knative Eventing's feature
+`eventtype-auto-create`).
 
-    an event is stored --type and source are new--> told at `/event-types` for a while --> known
+    an event is stored --type and source are new--> listed at `/event-types` for a while --> known
 
-The operator asks every so often, and makes an EventType of each. A receiver itself has no rights
-at the API server. A type stays in the answers for `TOLD_FOR`, so that another caller hides none.
+The operator asks regularly and creates an EventType of each, as a receiver has no rights at the API
+server. A type stays in the answers for `ANSWERED_FOR` seconds, so that it isn't lost if somebody
+else asks.
 
-Bounded for each Broker or KafkaChannel by itself: whoever sends a new type with each event costs
-nobody else an EventType.
+Each Broker or KafkaChannel has limits of its own: a sender that invents types costs others no
+EventType.
 """
 
 from __future__ import annotations
@@ -21,98 +22,108 @@ from typing import Final
 from knafka.core.kafka_binding import RecordHeaders
 
 EVENT_TYPES: Final = b"/event-types"
-"""Path at which they are told."""
-MAX_KNOWN: Final = 1_000
-"""Types with their sources of one Broker or KafkaChannel that are told in a process's life."""
-MAX_NEW: Final = 50
-"""Of these, those that are told at a time; what is new then has to come again."""
-MAX_BYTES: Final = 512
-"""Of a type and its source together; larger ones are never told."""
-TOLD_FOR: Final = 120.0
-"""Seconds for which one is told once it was asked for: four times by the operator's interval."""
-MAX_ANSWER: Final = 60_000
-"""Bytes of an answer, about; the next one begins with whom there was no room for."""
-MAX_EACH: Final = 10
-"""Of one Broker or KafkaChannel in an answer."""
+"""Path at which new types are listed."""
+MAX_KNOWN_TYPES: Final = 1_000
+"""Pairs of type and source of one Broker or KafkaChannel that are listed in a process's life."""
+MAX_NEW_TYPES: Final = 50
+"""Pairs that are listed at a time; beyond that a new pair must come again later."""
+MAX_TYPE_BYTES: Final = 512
+"""Bytes of a type and its source together; longer ones are never listed."""
+ANSWERED_FOR: Final = 120.0
+"""Seconds for which a pair is listed after it was first asked for: four times the operator's
+interval."""
+MAX_ANSWER_BYTES: Final = 60_000
+"""Approximate bytes of an answer; the next answer begins with the paths that had no room."""
+MAX_PER_PATH: Final = 10
+"""Pairs of one Broker or KafkaChannel in an answer."""
 
 
 @dataclass(slots=True)
 class _NewType:
+    """A type with its source and schema, and since when it has been listed."""
+
     type: str
     source: str
     schema: str | None
-    told_since: float | None = None
+    answered_since: float | None = None
 
 
 class _PathTypes:
-    """Of one Broker or KafkaChannel."""
+    """The types of one Broker or KafkaChannel."""
 
     __slots__ = ("known", "new")
 
     def __init__(self) -> None:
         self.known: set[int] = set()
-        """Hashes, as the texts come from outside: who finds two with one hash loses an
-        EventType."""
+        """Hashes of the pairs of type and source. A sender that finds two pairs with one hash loses
+        an EventType."""
         self.new: list[_NewType] = []
 
 
 class SeenTypes:
-    """What one receiver has seen, by path."""
+    """The types and sources of events that one receiver has stored, by path."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock`: seconds since whenever."""
+        """`clock` returns seconds of a monotonic clock."""
         self._clock = clock
         self._seen: dict[str, _PathTypes] = {}
 
-    def note(self, path: str, headers: RecordHeaders) -> None:
-        """An event with these record headers was stored for `path`."""
-        found = dict(headers)
-        type_, source = found.get("ce_type"), found.get("ce_source")
+    def note_event(self, path: str, headers: RecordHeaders) -> None:
+        """Note the type and source of an event that was stored for `path`, from its record
+        headers."""
+        attributes = dict(headers)
+        type_, source = attributes.get("ce_type"), attributes.get("ce_source")
         seen = self._seen.get(path)
         if seen is None:
             seen = self._seen[path] = _PathTypes()
         key = hash((type_, source))
-        if key in seen.known or len(seen.known) >= MAX_KNOWN:
+        if key in seen.known or len(seen.known) >= MAX_KNOWN_TYPES:
             return
         # A record that holds a whole event has neither, and is seldom.
-        if type_ is None or source is None or len(type_) + len(source) > MAX_BYTES:
+        if type_ is None or source is None or len(type_) + len(source) > MAX_TYPE_BYTES:
             seen.known.add(key)
             return
-        if len(seen.new) >= MAX_NEW:
+        if len(seen.new) >= MAX_NEW_TYPES:
             self._forget(seen)
-            if len(seen.new) >= MAX_NEW:
+            if len(seen.new) >= MAX_NEW_TYPES:
                 return
         seen.known.add(key)
-        schema = found.get("ce_dataschema")
-        told = None if schema is None or len(schema) > MAX_BYTES else schema.decode()
-        seen.new.append(_NewType(type_.decode(), source.decode(), told))
+        schema = attributes.get("ce_dataschema")
+        short_schema = None if schema is None or len(schema) > MAX_TYPE_BYTES else schema.decode()
+        seen.new.append(_NewType(type_.decode(), source.decode(), short_schema))
 
-    def keep(self, paths: Collection[str]) -> None:
-        """Nothing is served at other paths any more."""
+    def keep_paths(self, paths: Collection[str]) -> None:
+        """Forget all other paths, which are no longer served."""
         for path in self._seen.keys() - set(paths):
             del self._seen[path]
 
     def document(self) -> str:
-        """As JSON: `{"eventTypes": [{"path", "type", "source", "schema"}, …]}`, without a schema
-        where an event named none."""
-        told: list[dict[str, str]] = []
+        """Return the new types as JSON: `{"eventTypes": [{"path", "type", "source", "schema"},
+        …]}`, without `schema` where the event named none."""
+        entries: list[dict[str, str]] = []
         size, now = 0, self._clock()
         for path, seen in list(self._seen.items()):
-            if size > MAX_ANSWER:
+            if size > MAX_ANSWER_BYTES:
                 break
             # Behind the others in the next answer.
             self._seen[path] = self._seen.pop(path)
             self._forget(seen)
-            for each in seen.new[:MAX_EACH]:
-                each.told_since = each.told_since or now
-                entry = {"path": path, "type": each.type, "source": each.source}
-                told.append(entry if each.schema is None else {**entry, "schema": each.schema})
-                size += sum(map(len, told[-1].values())) + 50
-            # Those that weren't told are first in the next answer.
-            seen.new = [*seen.new[MAX_EACH:], *seen.new[:MAX_EACH]]
-        return json.dumps({"eventTypes": told})
+            for new_type in seen.new[:MAX_PER_PATH]:
+                new_type.answered_since = new_type.answered_since or now
+                entry = {"path": path, "type": new_type.type, "source": new_type.source}
+                entries.append(
+                    entry if new_type.schema is None else {**entry, "schema": new_type.schema}
+                )
+                size += sum(map(len, entries[-1].values())) + 50
+            # Those that weren't entries are first in the next answer.
+            seen.new = [*seen.new[MAX_PER_PATH:], *seen.new[:MAX_PER_PATH]]
+        return json.dumps({"eventTypes": entries})
 
     def _forget(self, seen: _PathTypes) -> None:
-        """Tell no more what was told for long enough."""
-        since = self._clock() - TOLD_FOR
-        seen.new = [each for each in seen.new if each.told_since is None or each.told_since > since]
+        """Forget the types that were listed for `ANSWERED_FOR` seconds."""
+        since = self._clock() - ANSWERED_FOR
+        seen.new = [
+            new_type
+            for new_type in seen.new
+            if new_type.answered_since is None or new_type.answered_since > since
+        ]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from knafka import settings
-from knafka.clients.kafka_connection import connection, writing
+from knafka.clients.kafka_connection import connection_configuration, producer_configuration
 from knafka.clients.kafka_positioned import KafkaPositionedReader
 from knafka.clients.kafka_statistics import ClientStatistics
 from knafka.clients.kafka_writer import KafkaWriter
@@ -31,7 +31,7 @@ from knafka.receiver.address import HttpHeaders, address_of, decoded_path
 from knafka.receiver.answers import Answer
 from knafka.receiver.authentication import TokenVerifier
 from knafka.receiver.connections import Connections
-from knafka.receiver.direct import HOLD_TIMEOUT, LOAD, MAX_HOLDS, DirectLoad, HeldRequests
+from knafka.receiver.direct import HOLD_TIMEOUT, LOAD_PATH, MAX_HOLDS, DirectLoad, HeldRequests
 from knafka.receiver.entries import IngressEntries
 from knafka.receiver.event_types import SeenTypes
 from knafka.receiver.ingest import (
@@ -54,32 +54,33 @@ BATCH_BYTES: Final = 1_000_000
 OTHER_FILES: Final = 100
 """Open files that are no connections of senders; those to Kafka are most of them."""
 WRITER_KEPT: Final = 60.0
-"""Seconds for which a writer that is no longer needed takes events of requests that had begun."""
+"""Seconds for which an unused writer stays open, as requests that have begun may still need it."""
 STOP_TIMEOUT: Final = 5.0
-"""Seconds for what is in flight at the end; with the server's own four it stays below ten."""
+"""Seconds to finish requests at the end; with the server's own four it stays below ten."""
 
 
 class Receiver:
-    """One receiver: nothing is opened before `start`."""
+    """The receiver's function; nothing is opened before `start`."""
 
     ingest: IngestHandler
 
     def __init__(self) -> None:
         self._writers: dict[Kafka, LogWriter] = {}
         self._leaving: set[LogWriter] = set()
-        """Writers that no Ingress has any more."""
+        """Writers that no Ingress uses any more."""
         self._follower: ContractFollower[Ingress] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._tracing: Tracing | None = None
         self._keys_tried: asyncio.Event | None = None
-        """See `ApiServerKeys.tried`; None: no tokens are verified."""
+        """`ApiServerKeys.tried`; None: no tokens are verified."""
         self._verifier: TokenVerifier | None = None
         self._subscriber: HttpSubscriber | None = None
-        """Its own Service's; None: it shows no load there."""
+        """Sends requests to the receiver's own Service; None: it shows no load there."""
         self._statistics: ClientStatistics
 
     async def start(self, environment: Mapping[str, str]) -> None:
-        """Connect to Kafka; raises `InvalidDocument` for a contract that can't be used."""
+        """Connect to Kafka and serve. Raises `InvalidDocument` for a contract that can't be
+        used."""
         declared = settings.receiver(environment)
         ingresses = settings.ingresses(environment) if declared is None else ()
         self._callers = settings.callers(environment)
@@ -95,17 +96,17 @@ class Receiver:
             self._follow(declared, spans)
         self._connections = Connections(self.ingest, asyncio.get_running_loop())
         self._tasks.append(asyncio.create_task(self._wait_for_kafka()))
-        self._show_load(settings.service_url(environment))
+        self._follow_direct_load(settings.service_url(environment))
 
-    def _show_load(self, service_url: str | None) -> None:
-        """Have Knative scale by what comes past its proxy, too. Raises `InvalidDocument`."""
+    def _follow_direct_load(self, service_url: str | None) -> None:
+        """Let Knative scale by direct events too (`direct`). Raises `InvalidDocument`."""
         if service_url is None:
             return
         # Here, as most receivers send nothing.
         from knafka.clients.http_subscriber import HttpSubscriber
         from knafka.ports.subscriber import Target
 
-        target = Target.parse(service_url.rstrip("/") + LOAD.decode())
+        target = Target.parse(service_url.rstrip("/") + LOAD_PATH.decode())
         subscriber = self._subscriber = HttpSubscriber(limit=MAX_HOLDS)
 
         async def hold() -> None:
@@ -135,12 +136,16 @@ class Receiver:
         self._tasks.append(asyncio.create_task(keys.follow()))
 
     def _serve(self, ingresses: Sequence[Ingress], spans: IngestTracing | None) -> None:
+        """Serve the Ingresses that the environment declares."""
         for ingress in ingresses:
             if ingress.kafka not in self._writers:
-                configuration = {**writing(ingress.kafka), **_batches(ingress.kafka, ingresses)}
+                configuration = {
+                    **producer_configuration(ingress.kafka),
+                    **_batch_size(ingress.kafka, ingresses),
+                }
                 configuration |= self._statistics.connection
                 self._writers[ingress.kafka] = KafkaWriter(configuration)
-        writers = [self._writers[each.kafka] for each in ingresses]
+        writers = [self._writers[ingress.kafka] for ingress in ingresses]
         self.ingest = IngestHandler(
             ingresses, writers, _limits(), tracing=spans, more_metrics=self._statistics.metrics,
             callers=self._callers, scrapers=self._scrapers, verifier=self._verifier,
@@ -148,10 +153,10 @@ class Receiver:
         )  # fmt: skip
 
     def _follow(self, declared: contract.Receiver, spans: IngestTracing | None) -> None:
-        """Serve what stands in a topic. Its smallest batch isn't known, as any topic may come: the
-        writer sends a record again alone if its batch was too large."""
+        """Serve the Ingresses in a topic, following its changes. Batches have no limit here, as any
+        topic may come: the writer sends a record again alone if its batch was too large."""
         open_reader = partial(
-            KafkaPositionedReader, connection(declared.kafka), declared.contract_topic
+            KafkaPositionedReader, connection_configuration(declared.kafka), declared.contract_topic
         )
         entries = IngressEntries(declared.path)
         follower = self._follower = ContractFollower(entries, open_reader)
@@ -160,34 +165,43 @@ class Receiver:
             only_path=declared.path, callers=self._callers, scrapers=self._scrapers,
             verifier=self._verifier, types=self._types,
         )  # fmt: skip
-        always = self._writer(declared.kafka)
+        contract_writer = self._writer(declared.kafka)
 
         def changed() -> None:
-            found, mine = follower.contract, declared.path
-            if mine is not None and mine not in {*found.entries, *found.refused}:
+            """Serve what the contract declares now."""
+            current_contract, only_path = follower.contract, declared.path
+            if only_path is not None and only_path not in {
+                *current_contract.entries,
+                *current_contract.refused,
+            }:
                 # Somebody deleted the topic, or Kafka lost it: to be refused for good is the answer
                 # where nothing is declared, and this function is there since something is.
-                found = replace(found, refused={**found.refused, mine: "it isn't there"})
+                current_contract = replace(
+                    current_contract,
+                    refused={**current_contract.refused, only_path: "it isn't there"},
+                )
             served = [
-                (each, self._writer(_set_as(each, declared.kafka)))
-                for each in found.entries.values()
+                (ingress, self._writer(_with_producer_settings(ingress, declared.kafka)))
+                for ingress in current_contract.entries.values()
             ]
-            self.ingest.serve(served, found)
+            self.ingest.serve(served, current_contract)
             self._connections.forget_routes()
-            self._keep_writers({always, *(writer for _, writer in served)})
+            self._keep_writers({contract_writer, *(writer for _, writer in served)})
 
         follower.listeners.append(changed)
         self._tasks.append(asyncio.create_task(follower.follow()))
 
     def _writer(self, kafka: Kafka) -> LogWriter:
-        """The one with these settings, opened when it is first needed."""
+        """Return the writer with these settings, opened at its first use."""
         if kafka not in self._writers:
-            self._writers[kafka] = KafkaWriter({**writing(kafka), **self._statistics.connection})
+            self._writers[kafka] = KafkaWriter(
+                {**producer_configuration(kafka), **self._statistics.connection}
+            )
             self.ingest.writers.append(self._writers[kafka])
         return self._writers[kafka]
 
     def _keep_writers(self, needed: Collection[LogWriter]) -> None:
-        """Close the others, in a while: they still have events of requests that had begun."""
+        """Close the other writers in a while: requests that have begun may still need them."""
         for kafka, writer in list(self._writers.items()):
             if writer not in needed:
                 del self._writers[kafka]
@@ -197,17 +211,18 @@ class Receiver:
                 closing.add_done_callback(self._tasks.remove)
 
     async def _close_later(self, writer: LogWriter) -> None:
+        """Close a writer after `WRITER_KEPT` seconds."""
         await asyncio.sleep(WRITER_KEPT)
         await writer.close(STOP_TIMEOUT)
         self._leaving.discard(writer)
         self.ingest.writers.remove(writer)
 
     async def _wait_for_kafka(self) -> None:
-        """Be ready when every Kafka has answered, or is known to be away.
+        """Become ready when every Kafka has answered, or is known to be away.
 
-        Where it is away another pod would do no better, and Knative would start more of them for as
-        long as none is ready: this one answers 503 by itself. Where Kafka refuses us, another
-        revision of the same function may be accepted: this one is not ready.
+        If Kafka is away another pod would do no better, and Knative would start more of them while
+        none is ready: so this one becomes ready and answers 503. If Kafka refuses this client,
+        another revision of the function may be accepted: so this one stays unready.
         """
         if self._keys_tried is not None:
             # Without them its first events are refused; if they can't be had others have none.
@@ -220,7 +235,7 @@ class Receiver:
                 except LogError as error:
                     if writer.away is not None:
                         break  # it is asked on by the writer
-                    self.ingest.waiting = answers.waiting(str(error))
+                    self.ingest.waiting = answers.kafka_unanswered(str(error))
                     await asyncio.sleep(PROBE_TIMEOUT / 10)
                 else:
                     break
@@ -231,26 +246,26 @@ class Receiver:
     async def _wait_for_contract(
         self, follower: ContractFollower[Ingress], writers: Sequence[LogWriter]
     ) -> None:
-        """Without it this one doesn't know what it serves, and another may, unless Kafka is away:
-        until it is back, no event can be stored, and everything is answered 503."""
-        while not follower.is_ready and all(each.away is None for each in writers):
-            self.ingest.waiting = answers.unread(follower.problem or "no answer so far")
+        """Wait until the contract is read, unless Kafka is away: then everything is answered
+        503."""
+        while not follower.is_ready and all(writer.away is None for writer in writers):
+            self.ingest.waiting = answers.contract_unread(follower.problem or "no answer so far")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PROBE_TIMEOUT):
                     await follower.wait_until_ready()
 
     def state(self) -> Mapping[str, Any]:
-        """What the fast way in needs of a started receiver."""
+        """Return what `ReceiverProtocol` needs of a started receiver."""
         return {"connections": self._connections}
 
     def interrupt(self) -> None:
-        """Nothing takes long here: connections are answered as Kafka acknowledges."""
+        """Do nothing: requests are answered as soon as Kafka acknowledges."""
 
     async def interrupted(self) -> None:
-        """Nothing is waited for: requests go on until the server ends."""
+        """Return at once: requests go on until the server ends."""
 
     async def stop(self) -> None:
-        """Finish what is in flight, within `STOP_TIMEOUT`."""
+        """Finish the requests under way, within `STOP_TIMEOUT`, and close all clients."""
         if self.ingest.held is not None:
             self.ingest.held.close()
         self._connections.close()
@@ -266,17 +281,17 @@ class Receiver:
             await self._tracing.close()
 
     def alive(self) -> tuple[bool, str]:
-        """Whether a restart would not help, and why it would."""
+        """Return False and the reason if only a restart helps, else True."""
         failure = failure_of(self._writers.values())
         return (True, "alive") if failure is None else (False, str(failure))
 
     def ready(self) -> tuple[bool, str]:
-        """Whether Kafka has answered or is away, and why not (UX-3)."""
+        """Return whether Kafka has answered or is away, and otherwise the reason (UX-3)."""
         waiting = self.ingest.waiting
         return (True, "ready") if waiting is None else (False, waiting.body.decode().strip())
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One HTTP request, as ASGI has it."""
+        """Answer one HTTP request, as an ASGI application."""
         path = decoded_path(scope.get("raw_path") or scope["path"].encode())
         headers = list(scope["headers"])
         address = address_of(path, headers)
@@ -295,7 +310,8 @@ class Receiver:
     async def _receive(
         self, address: bytes, headers: HttpHeaders, receive: Receive
     ) -> bytes | Answer | None:
-        """The whole body; or why it isn't taken; None if it doesn't come."""
+        """Return the whole body, the answer to a request that is refused, or None if the sender
+        hung up."""
         limits, shared = self.ingest.limits, self._connections
         if header_bytes(headers) > limits.header_bytes:
             return answers.HEADERS_TOO_LARGE
@@ -330,6 +346,7 @@ class Receiver:
     async def _answer(
         self, method: bytes, address: bytes, headers: HttpHeaders, body: bytes
     ) -> Answer:
+        """Pass the whole request to `ingest`, and wait for its answer."""
         answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
         def respond(answer: Answer) -> None:
@@ -341,25 +358,26 @@ class Receiver:
 
 
 def _limits() -> Limits:
-    """Fewer connections than usual where the process may open fewer files."""
+    """Return the usual limits, with fewer connections if the process may open fewer files."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     usual = Limits()
     return replace(usual, connections=max(1, min(usual.connections, files - OTHER_FILES)))
 
 
-def _set_as(ingress: Ingress, kafka: Kafka) -> Kafka:
-    """This Kafka with the producer's settings of an Ingress."""
+def _with_producer_settings(ingress: Ingress, kafka: Kafka) -> Kafka:
+    """Return this Kafka with the producer settings of an Ingress."""
     return kafka.model_copy(update={"producer": ingress.kafka.producer})
 
 
-def _batches(kafka: Kafka, ingresses: Sequence[Ingress]) -> Mapping[str, Any]:
-    """librdkafka's limit of a batch, where a topic of this Kafka takes less than it would send.
+def _batch_size(kafka: Kafka, ingresses: Sequence[Ingress]) -> Mapping[str, Any]:
+    """Return librdkafka's `batch.size` for a Kafka where a topic takes smaller batches than the
+    default; empty: none does.
 
-    It has one for all topics: so the smallest. A topic whose limit nobody knows is served, too, as
-    the writer sends a record again alone if its batch was too large.
+    The setting is one for all topics, so it is the smallest. A topic whose limit is unknown works
+    too, as the writer sends a record again alone if its batch was too large.
     """
-    limits = [each.max_batch_bytes for each in ingresses if each.kafka == kafka]
+    limits = [ingress.max_batch_bytes for ingress in ingresses if ingress.kafka == kafka]
     declared = int(kafka.producer.get("batch.size", BATCH_BYTES))
-    smallest = min((each for each in limits if each is not None), default=BATCH_BYTES)
+    smallest = min((limit for limit in limits if limit is not None), default=BATCH_BYTES)
     smallest = min(smallest, declared)
     return {"batch.size": smallest} if smallest < BATCH_BYTES else {}

@@ -1,12 +1,12 @@
-"""Ingest: what a request to a receiver means and what becomes of it.
+"""Ingest: parse the event of a request, hand it to Kafka, and answer.
 
-The two ways in (`protocol`, `function`) hand over a whole request and a callback; the answer comes
-at once or when Kafka has acknowledged. Memory is bounded by `Limits`: what doesn't fit is answered
-503 with Retry-After, never queued, and so is every event while Kafka is known to be away. Nothing
-is answered 202 that Kafka has not (KN-BRK-07).
+The two ways in (`protocol`, `function`) pass a whole request and a callback, which is called at
+once or when Kafka has acknowledged. Memory is bounded by `Limits`: an event that doesn't fit is
+answered 503 with Retry-After, never queued, and so is every event while Kafka is known to be away.
+No event is answered 202 before Kafka has it (KN-BRK-07).
 
-Not here: sockets and HTTP's parsing (`protocol`). A failed append is not retried: the sender does,
-and knows better.
+Not here: sockets and the parsing of HTTP (`protocol`). A failed append is not retried: the sender
+does that, and knows better.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ from knafka.receiver.address import HttpHeaders, address_of_host, is_host
 from knafka.receiver.answers import Answer
 from knafka.receiver.authentication import SenderCheck, TokenVerifier
 from knafka.receiver.batches import Batch
-from knafka.receiver.direct import LOAD, HeldRequests
-from knafka.receiver.encryption import Check, EncryptedOnly
+from knafka.receiver.direct import LOAD_PATH, HeldRequests
+from knafka.receiver.encryption import EncryptedOnly, RequestCheck
 from knafka.receiver.event_types import EVENT_TYPES, SeenTypes
 from knafka.receiver.tracing import IngestTracing
 
@@ -66,30 +66,31 @@ READINESS: Final = frozenset(path.encode() for path in serving.READINESS)
 METRICS: Final = b"/metrics"
 CONTRACT: Final = b"/contract"
 HEADER_OVERHEAD: Final = 128
-"""Bytes that a header takes beside its name and value, whether its request is being received or its
-record waits: a tuple and the heads of two strings."""
+"""Bytes of memory that a header takes besides its name and value, in a request and in a waiting
+record."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a receiver holds at most; together they bound its memory."""
+    """How much a receiver holds at most; together the limits bound its memory."""
 
     in_flight: int = 10_000
-    """Events that wait for Kafka; a second's worth at full speed is about this many."""
+    """Events that wait for Kafka; about one second's worth at full speed."""
     in_flight_bytes: int = 64 * 1024 * 1024
-    """Requests being received, and events that wait for Kafka, each: headers and bodies."""
+    """Bytes of headers and bodies: of the requests being received, and again of the events that
+    wait for Kafka."""
     header_bytes: int = 64 * 1024
     """Header names and values of one request; common servers allow 8 to 64 KiB."""
     headers: int = 256
-    """Headers of one request: the 100 that common servers allow, and an event's attributes beside
-    them (`core.event.MAX_ATTRIBUTES`)."""
+    """Headers of one request: the 100 that common servers allow, and an event's attributes
+    (`core.event.MAX_ATTRIBUTES`)."""
     connections: int = 10_000
-    """Each takes a file descriptor and some 10 KB."""
+    """Open connections; each takes a file descriptor and some 10 KB."""
 
 
 class BrokerRoute:
-    """One Broker, KafkaChannel or KafkaSink: where its events go, and what was answered by status
-    code."""
+    """One Broker, KafkaChannel or KafkaSink that is served: its topic, its writer, its checks and
+    its counts."""
 
     __slots__ = (
         "answered",
@@ -110,16 +111,16 @@ class BrokerRoute:
         before: BrokerRoute | None = None,
         verifier: TokenVerifier | None = None,
     ) -> None:
-        """`before`: as it was served until now, whose counts go on. `verifier`: of the tokens that
-        it wants, if it has an audience."""
+        """`before`: the route that this one replaces, whose counts go on. `verifier`: verifies
+        senders' tokens if the Broker has an audience."""
         self.ingress = ingress
         self.writer = writer
         self.append: Append = writer.append
         if ingress.content_mode == "structured":
             self.append = partial(_append_structured, writer)
         self.topic = ingress.topic
-        self.check: Check | None = None
-        """None: everybody may send."""
+        self.check: RequestCheck | None = None
+        """What a request must pass; None: everybody may send."""
         if ingress.audience is not None:
             self.check = SenderCheck(ingress, ingress.audience, verifier)
         if ingress.encrypted_only:
@@ -128,18 +129,21 @@ class BrokerRoute:
         # To add to a Counter takes three times as long.
         self.answered: dict[int, int] = defaultdict(int) if before is None else before.answered
         self.duration: Histogram = Histogram() if before is None else before.duration
-        """From a request that is whole to its answer, of events that Kafka was given."""
+        """Seconds from a whole request to its answer, of events that Kafka was given."""
         self.too_large = answers.too_large(ingress.max_event_bytes)
 
     def respond(self, answer: Answer, respond: Respond, events: int = 1) -> None:
-        """Give `answer` to `respond`, and count it for so many events."""
+        """Call `respond` with the answer, and count it for so many events."""
         self.answered[answer.status] += events
         respond(answer)
 
 
 class IngestHandler:
-    """All Brokers and KafkaChannels that one receiver serves; `writers` has the log of each, in the
-    same order. With a `contract` they stand in a topic, and come by `serve` once it is read."""
+    """Answers the requests of all Brokers and KafkaChannels that one receiver serves.
+
+    `writers` has the writer of each Ingress, in the same order. With a `contract`, the Ingresses
+    come from a topic, and `serve` is called once that is read.
+    """
 
     def __init__(
         self,
@@ -156,10 +160,10 @@ class IngestHandler:
         verifier: TokenVerifier | None = None,
         types: SeenTypes | None = None,
     ) -> None:
-        """`clock`: seconds since whenever. `more_metrics`: of the writers' clients. `only_path`: of
-        the one Broker that a contract's receiver is for; it is known where `contract` is None.
-        `callers`: who is told of the contract, `scrapers`: of metrics. `verifier`: of senders'
-        tokens. `types`: what new types are noted in; None: nobody wants to know of them."""
+        """`clock`: seconds of any monotonic clock. `more_metrics`: those of the writers' clients.
+        `only_path`: the one path that is served for good. `callers`: who may read the contract;
+        `scrapers`: who may read metrics. `verifier`: verifies senders' tokens. `types`: where new
+        event types are noted; None: nowhere."""
         self.limits = limits
         self._types = types
         self._clock = clock
@@ -168,24 +172,24 @@ class IngestHandler:
         self._callers = callers
         self._scrapers = scrapers
         self._verifier = verifier
-        self.waiting: Answer | None = answers.waiting("")
-        """What the readiness probe is told until Kafka has answered; None since."""
+        self.waiting: Answer | None = answers.kafka_unanswered("")
+        """The answer to the readiness probe until Kafka has answered; then None."""
         self.writers = list(dict.fromkeys(writers))
-        """Those that must not fail for good."""
+        """All writers, for the liveness probe and the metrics."""
         self._served: dict[str, BrokerRoute] = {}
         """By path."""
         self._routes: dict[bytes, BrokerRoute] = {}
         """By address: path and hosts."""
         self._refused: Collection[bytes] = ()
-        """Addresses of what is declared and can't be served."""
+        """Addresses whose declaration is invalid."""
         if contract is None and len(ingresses) == 1:
             only_path = ingresses[0].path
         self._only_path = only_path
-        """The one path that this receiver will ever serve; None: there may be several."""
+        """The one path that this receiver serves for good; None: there may be several."""
         self.serve(zip(ingresses, writers, strict=True), contract)
-        self._is_read = contract is None
+        self._contract_is_read = contract is None
         self.held: HeldRequests | None = None
-        """Those that only show load; None: it shows none."""
+        """Requests that only show load (`direct`); None: it shows none."""
         self._waiting_bytes = 0
         self._unrouted: Counter[int] = Counter()
 
@@ -194,9 +198,12 @@ class IngestHandler:
         ingresses: Iterable[tuple[Ingress, LogWriter]],
         contract: Contract[Ingress] | None = None,
     ) -> None:
-        """Serve these from now on, and no others; `contract` is what they are of, if it stands in a
-        topic. What is in flight is finished, and those that were there before count on. What of it
-        is refused is answered 503: it is declared, and its senders are to try again."""
+        """Serve these Ingresses from now on, and no others; requests under way are finished, and
+        counts go on.
+
+        `contract` is what they were read from, if that is a topic. Addresses whose declaration is
+        refused are answered 503, so that their senders try again.
+        """
         served: dict[str, BrokerRoute] = {}
         routes: dict[bytes, BrokerRoute] = {}
         for ingress, writer in ingresses:
@@ -215,71 +222,78 @@ class IngestHandler:
         self._refused = frozenset(path.encode() for path in refused)
         self._served, self._routes = served, routes
         if self._types is not None:
-            self._types.keep(served)
+            self._types.keep_paths(served)
         root = None if self._only_path is None else served.get(self._only_path)
         # A host that is declared decides what `/` is, and another host is nobody's (KN-CHN-11).
         self._root = None if root is None or root.ingress.hosts else root
-        self._contract, self._is_read = contract, True
-        self.max_event_bytes = max((each.max_event_bytes for each in served.values()), default=0)
+        self._contract, self._contract_is_read = contract, True
+        self.max_event_bytes = max((route.max_event_bytes for route in served.values()), default=0)
 
     def handle(
         self, method: bytes, address: bytes, headers: HttpHeaders, body: bytes, respond: Respond
     ) -> None:
         """Answer one request: `respond` is called exactly once, now or later; nothing is raised."""
-        route = self.find(address)
+        route = self.find_route(address)
         if route is None and address == METRICS and method in (b"GET", b"HEAD"):
             if self._scrapers.accept(bearer_of(headers)):
                 self._write_metrics(respond)
             else:
                 respond(answers.METRICS_REFUSED)
-        elif route is None and address == LOAD and self.held is not None:
+        elif route is None and address == LOAD_PATH and self.held is not None:
             self.held.add(partial(respond, answers.HEALTHY))
         elif route is None:
-            respond(self._elsewhere(method, address, headers))
+            respond(self._answer_unrouted(method, address, headers))
         elif method == b"POST":
             self.receive(route, headers, body, respond)
         else:
-            route.respond(self._handshake(method, headers), respond)
+            route.respond(self._answer_without_event(method, headers), respond)
 
-    def find(self, address: bytes) -> BrokerRoute | None:
-        """What is at this address, until `serve` is called again. `/` of any host is the one path
-        of a receiver that serves no other: `func invoke` knows a function's URL only (UX-1)."""
+    def find_route(self, address: bytes) -> BrokerRoute | None:
+        """Return the route at this address, valid until `serve` is called again; None: nothing is
+        served there. A receiver of one path serves it at `/` of any host too: `func invoke` knows
+        only a function's URL (UX-1)."""
         route = self._routes.get(address) or self._routes.get(address.removesuffix(b"/"))
         return self._root if route is None and is_host(address) else route
 
     def receive(
         self, route: BrokerRoute, headers: HttpHeaders, body: bytes, respond: Respond
     ) -> None:
-        """`handle` for a POST to a Broker."""
+        """Answer a POST to a route: parse the event, check it, and hand it to Kafka."""
         limits, clock, types = self.limits, self._clock, self._types
         began = clock()
 
         def stored(error: LogError | None) -> None:
             self._waiting_bytes -= held
             if types is not None and error is None:
-                types.note(route.ingress.path, kept)
+                types.note_event(route.ingress.path, record_headers)
             route.duration.observe(clock() - began)
-            route.respond(answers.ACCEPTED if error is None else _refusal(route, error), respond)
+            route.respond(
+                answers.ACCEPTED if error is None else _answer_to_error(route, error), respond
+            )
 
         reported: Reported = stored
-        passes: Predicate | None = None
+        matches_policy: Predicate | None = None
         if route.check is not None:
             admitted = route.check.admit(headers)
             if isinstance(admitted, Answer):
                 route.respond(admitted, respond)
                 return
-            passes = admitted
+            matches_policy = admitted
         try:
-            key, kept, value = record_of(headers, body)
-            if passes is not None and not passes(read(kept, value).attributes):
+            key, record_headers, value = record_of(headers, body)
+            if matches_policy is not None and not matches_policy(
+                read(record_headers, value).attributes
+            ):
                 route.respond(answers.FORBIDDEN, respond)
                 return
             size = 0 if value is None else len(value)
-            for name, text in kept:
+            for name, text in record_headers:
                 size += len(name) + len(text)
-            held = size + HEADER_OVERHEAD * len(kept)
+            held = size + HEADER_OVERHEAD * len(record_headers)
             if self._tracing is not None:
-                respond, reported = self._tracing.receive(route.ingress, kept, respond, stored)
+                respond, reported = self._tracing.receive(
+                    route.ingress, record_headers, respond, stored
+                )
             if size > route.max_event_bytes:
                 route.respond(route.too_large, respond)
             elif route.writer.away is not None:
@@ -290,16 +304,16 @@ class IngestHandler:
             ):
                 route.respond(answers.BUSY, respond)
             else:
-                route.append(route.topic, key, value, kept, reported)
+                route.append(route.topic, key, value, record_headers, reported)
                 self._waiting_bytes += held
         except BatchedContent:
-            self._receive_batch(route, headers, body, respond, passes)
+            self._receive_batch(route, headers, body, respond, matches_policy)
         except UnsupportedContentMode as error:
             route.respond(answers.unsupported(str(error)), respond)
         except InvalidEvent as error:
             route.respond(answers.invalid(str(error)), respond)
         except LogError as error:
-            route.respond(_refusal(route, error), respond)
+            route.respond(_answer_to_error(route, error), respond)
 
     def _receive_batch(
         self,
@@ -307,11 +321,11 @@ class IngestHandler:
         headers: HttpHeaders,
         body: bytes,
         respond: Respond,
-        passes: Predicate | None,
+        matches_policy: Predicate | None,
     ) -> None:
         """`receive` for a batch (CE-H11): all of it is checked before any of it is stored, and the
-        answer comes when Kafka has answered for each of its events. `passes`: what each must
-        fulfil for its sender to be let through."""
+        answer comes when Kafka has answered for each of its events. `matches_policy`: what each
+        event must fulfil."""
         try:
             records = records_of_batch(headers, body)
         except InvalidBatch as error:
@@ -322,8 +336,8 @@ class IngestHandler:
             route.respond(answers.invalid(str(error)), respond)
             return
         batch = Batch(records)
-        if passes is not None and not all(
-            passes(read(each.headers, each.value).attributes) for each in records
+        if matches_policy is not None and not all(
+            matches_policy(read(record.headers, record.value).attributes) for record in records
         ):
             route.respond(answers.FORBIDDEN, respond, max(1, len(records)))
         elif not records:
@@ -345,72 +359,77 @@ class IngestHandler:
             def stored(error: LogError | None) -> None:
                 self._waiting_bytes -= held
                 if self._types is not None and error is None:
-                    for each in records:
-                        self._types.note(route.ingress.path, each.headers)
+                    for record in records:
+                        self._types.note_event(route.ingress.path, record.headers)
                 route.duration.observe(clock() - began)
-                answer = answers.ACCEPTED if error is None else _refusal(route, error)
+                answer = answers.ACCEPTED if error is None else _answer_to_error(route, error)
                 batch.answered(answer)
                 route.respond(answer, respond, len(records))
 
             batch.append(route.ingress, route.append, self._tracing, stored)
 
     def refuse(self, address: bytes, answer: Answer) -> Answer:
-        """Count an answer that a way in gives by itself, before the request is whole."""
-        route = self.find(address)
+        """Count and return an answer that is given before the request is whole."""
+        route = self.find_route(address)
         counts = self._unrouted if route is None else route.answered
         counts[answer.status] += 1
         return answer
 
     def body_limit(self, address: bytes) -> tuple[int, Answer]:
-        """How many bytes a request to this address may have, and the answer to more."""
-        route = self.find(address)
+        """Return the bytes that a body sent to this address may have, and the answer to a larger
+        one."""
+        route = self.find_route(address)
         if route is None:
-            return self.max_event_bytes, self._nowhere(address)
+            return self.max_event_bytes, self._not_served(address)
         return route.max_event_bytes, route.too_large
 
-    def _elsewhere(self, method: bytes, path: bytes, headers: HttpHeaders) -> Answer:
+    def _answer_unrouted(self, method: bytes, path: bytes, headers: HttpHeaders) -> Answer:
+        """Return the answer to a request that no route takes: a probe, the contract, event types,
+        or 404."""
         if method in (b"GET", b"HEAD"):
             if path in LIVENESS:
                 failure = failure_of(self.writers)
-                return answers.HEALTHY if failure is None else answers.failed(str(failure))
+                return answers.HEALTHY if failure is None else answers.not_storing(str(failure))
             if path in READINESS:
                 return self.waiting or answers.HEALTHY
             if path == CONTRACT and self._contract is not None:
                 if not self._callers.accept(bearer_of(headers)):
                     return answers.NOT_THE_OPERATOR
-                return answers.document(self._contract_read(self._contract))
+                return answers.document(self._contract_document(self._contract))
             if path == EVENT_TYPES and self._types is not None:
                 if not self._callers.accept(bearer_of(headers)):
                     return answers.NOT_THE_OPERATOR
                 return answers.document(self._types.document())
-        answer = self._nowhere(path)
+        answer = self._not_served(path)
         self._unrouted[answer.status] += 1
         return answer
 
-    def _nowhere(self, address: bytes) -> Answer:
-        """For an address at which nothing is served: 404 only if nothing is declared there."""
+    def _not_served(self, address: bytes) -> Answer:
+        """Return the answer where nothing is served: 404, or 503 if something is declared there
+        that can't be read."""
         refused = self._refused
         # Hosts are in what can't be read: any may be one's.
         is_refused = address.removesuffix(b"/") in refused or (refused and is_host(address))
-        return answers.UNREAD if is_refused or not self._is_read else answers.NOT_FOUND
+        return answers.UNREAD if is_refused or not self._contract_is_read else answers.NOT_FOUND
 
     def _write_metrics(self, respond: Respond) -> None:
-        """What is asked for is put together here, and written on a thread: for hundreds of channels
-        that takes as long as thousands of events."""
+        """Answer with the metrics: they are collected here and formatted on a thread, which for
+        hundreds of channels takes as long as thousands of events."""
 
         def written(text: asyncio.Future[bytes]) -> None:
             if text.cancelled() or (error := text.exception()) is not None:
-                why = "cancelled" if text.cancelled() else repr(error)
-                respond(answers.failed(why))
+                problem = "cancelled" if text.cancelled() else repr(error)
+                respond(answers.not_storing(problem))
             else:
-                respond(answers.plain(text.result(), CONTENT_TYPE.encode()))
+                respond(answers.plain_text(text.result(), CONTENT_TYPE.encode()))
 
         found = list(self.metrics())
         loop = asyncio.get_running_loop()
         loop.run_in_executor(None, prometheus_text, found).add_done_callback(written)
 
-    def _contract_read(self, contract: Contract[Ingress]) -> str:
-        """As JSON: how far the contract's topic is read, and what of it isn't served, and why."""
+    def _contract_document(self, contract: Contract[Ingress]) -> str:
+        """Return as JSON up to where the contract's topic is read, and which entries are refused
+        and why."""
         return json.dumps(
             {
                 "position": contract.position,
@@ -419,19 +438,21 @@ class IngestHandler:
             }
         )
 
-    def _handshake(self, method: bytes, headers: HttpHeaders) -> Answer:
-        """Requests that bring no event: OPTIONS (KN-DP-07), probes (KN-BRK-21)."""
+    def _answer_without_event(self, method: bytes, headers: HttpHeaders) -> Answer:
+        """Return the answer to a route's request that brings no event: OPTIONS (KN-DP-07), probes
+        (KN-BRK-21)."""
         if method == b"OPTIONS":
             return answers.OPTIONS
         if method == b"GET":
             lowered = {name.lower(): value for name, value in headers}
             if lowered.get(b"k-network-probe") == b"probe":
                 position = None if self._contract is None else self._contract.position
-                return answers.probed(lowered.get(b"k-network-hash", b""), position)
+                return answers.network_probe(lowered.get(b"k-network-hash", b""), position)
         return answers.NOT_ALLOWED
 
     def metrics(self) -> Iterator[Metric]:
-        """KN-DP-15: what was accepted and what was refused, by Broker and status code."""
+        """Yield the receiver's metrics (KN-DP-15): accepted and refused events by Broker and status
+        code."""
         yield Metric(
             "knafka_receiver_events_total",
             "Requests to a Broker's path by the status code they were answered with, "
@@ -472,11 +493,12 @@ class IngestHandler:
             ],
             kind="histogram",
         )
-        yield produced(self._produced())
+        yield produced(self._stored_records())
         yield from self._more_metrics()
 
-    def _produced(self) -> Iterator[tuple[str, str, Mapping[int, int]]]:
-        """Client, topic and records by partition, of each writer once: Brokers may share one."""
+    def _stored_records(self) -> Iterator[tuple[str, str, Mapping[int, int]]]:
+        """Yield client, topic and stored records by partition, of each writer once: Brokers may
+        share one."""
         for number, writer in enumerate(self.writers, 1):
             topics: dict[str, dict[int, int]] = {}
             for (topic, partition), count in writer.stored.items():
@@ -485,18 +507,19 @@ class IngestHandler:
                 yield f"rdkafka#producer-{number}", topic, counts
 
 
-def leaves_room(held: int, together: int, limit: int) -> bool:
-    """Whether a request that is being received may hold `held` bytes of the `together` that all do.
+def leaves_room(held: int, all_held: int, limit: int) -> bool:
+    """Whether a request being received may hold `held` of the `all_held` bytes that all hold.
 
-    It may have what it leaves to others: so however many are slow, one that is smaller than each
-    of them has room. A request that is larger than all others together has all that there is.
+    It may hold as much as it leaves free: so however many requests are slow, one smaller than each
+    of them has room. A request larger than all others together may use all memory.
     """
-    left = limit - together
-    return left >= 0 and (held <= left or 2 * held > together)
+    left = limit - all_held
+    return left >= 0 and (held <= left or 2 * held > all_held)
 
 
 def header_bytes(headers: HttpHeaders) -> int:
-    """What headers count as: names, values, and for each the colon, a space and the line's end."""
+    """Return the bytes that headers count as: name and value, and for each the colon, a space and
+    the line end."""
     return sum([len(name) + len(value) + 4 for name, value in headers])
 
 
@@ -508,14 +531,15 @@ def _append_structured(
     headers: RecordHeaders,
     reported: Reported,
 ) -> None:
-    """As `LogWriter.append`, of a record that is written in structured mode: here, where its trace
-    is in the headers already. Data that are no JSON take a third more room than in flight they are
-    counted for."""
+    """Append a record in structured mode, as `LogWriter.append` does. It is converted here, where
+    its headers have its trace already. Data other than JSON grow by a third beyond the size they
+    were counted with."""
     record = in_structured_mode(Draft(key, headers, value))
     writer.append(topic, record.key, record.value, record.headers, reported)
 
 
-def _refusal(route: BrokerRoute, error: LogError) -> Answer:
+def _answer_to_error(route: BrokerRoute, error: LogError) -> Answer:
+    """Return the answer to an event that was not stored."""
     if error.too_large:
         return route.too_large
     if isinstance(error, LogFull):

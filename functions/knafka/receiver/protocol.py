@@ -38,54 +38,57 @@ REQUEST_TIMEOUT: Final = 30.0
 REQUEST_DEADLINE: Final = 120.0
 """Seconds that a request may take to arrive, however little of it comes at a time."""
 LINGER: Final = 2.0
-"""Seconds that an idle connection of a direct sender stays at the end: its next request may be on
-its way, and is answered with `Connection: close`. Less than `serving.GRACEFUL_TIMEOUT`."""
+"""Seconds that an idle connection of a direct sender stays open at the end: its next request may be
+on its way, and is answered with `Connection: close`. Less than `serving.GRACEFUL_TIMEOUT`."""
 PROGRESS_BYTES: Final = 16 * 1024
-"""Bytes of which some must come in each `REQUEST_TIMEOUT`: 546 a second, as common servers want."""
+"""Bytes that must arrive in each `REQUEST_TIMEOUT`: 546 per second, as common servers want."""
 UNCOUNTED_HEAD: Final = 16 * 1024
-"""Bytes of a head that are parsed before its headers are counted: they are 4,096 at most."""
+"""Bytes of a request's head that are parsed before its headers are counted: at most 4,096
+headers."""
 BODY_PARTS: Final = 64
-"""Parts of a body that are kept as they came; more are put together, as each takes 40 bytes."""
-_NOTED: Final = frozenset({len(b"host"), len(b"transfer-encoding"), len(b"content-encoding")})
-"""How long the names are of headers that are looked at before the request is whole."""
+"""Parts of a body that are kept as they came; more are joined, as each takes 40 bytes."""
+_NOTED_LENGTHS: Final = frozenset(
+    {len(b"host"), len(b"transfer-encoding"), len(b"content-encoding")}
+)
+"""Lengths of the names of headers that are checked before the request is whole."""
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class _Refused(Exception):
-    """Raised in the parser's callback, to have it parse no more of a request that was refused."""
+    """Raised in a callback of the parser to make it stop parsing a request that was refused."""
 
 
 class ReceiverProtocol(asyncio.Protocol):
-    """One client connection. uvicorn makes it, with its own keyword arguments."""
+    """One client connection, created by uvicorn with its own keyword arguments."""
 
     __slots__ = (
         "_address",
         "_body",
         "_body_bytes",
         "_body_limit",
-        "_careful",
+        "_checks_headers",
         "_closing",
         "_counting",
         "_deadline",
         "_direct",
-        "_flaw",
+        "_has_answered_expectation",
         "_header_bytes",
         "_header_limit",
         "_headers",
-        "_heard",
+        "_heard_at",
         "_hosts",
         "_idle_since",
         "_in_body",
         "_in_request",
         "_ingest",
-        "_invited",
         "_limits",
-        "_marked_at",
-        "_marked_bytes",
-        "_most_headers",
+        "_max_headers",
         "_parser",
+        "_progressed_at",
+        "_progressed_bytes",
         "_received_bytes",
+        "_refusal",
         "_responses",
         "_route",
         "_routed_url",
@@ -111,7 +114,7 @@ class ReceiverProtocol(asyncio.Protocol):
         self._ingest = self._shared.ingest
         self._limits = self._ingest.limits
         self._header_limit = self._limits.header_bytes
-        self._most_headers = self._limits.headers
+        self._max_headers = self._limits.headers
         self._server = server_state.connections
         self._time = self._shared.loop.time
         self._parser = httptools.HttpRequestParser(self)
@@ -119,34 +122,36 @@ class ReceiverProtocol(asyncio.Protocol):
         self._stopping = False
         self._in_request = False
         self._counting = False
-        self._begin()
+        self._begin_request()
         self._find_route(b"")
 
-    def _begin(self) -> None:
+    def _begin_request(self) -> None:
+        """Reset the state of the request being received."""
         self._headers: list[tuple[bytes, bytes]] = []
         self._header_bytes = 0
         self._url = b""
         self._body: list[bytes] = []
         self._body_bytes = 0
         self._received_bytes = 0
-        self._in_body = self._invited = False
+        self._in_body = self._has_answered_expectation = False
         self._hosts = 0
-        self._flaw: Answer | None = None
-        self._careful = self._counting
+        self._refusal: Answer | None = None
+        self._checks_headers = self._counting
 
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Start a connection, or refuse it if there are too many."""
         self._transport = cast(asyncio.Transport, transport)
         self._responses = ResponseQueue(self._transport, self._shared.loop)
         self._slots = self._responses.slots
         self._direct = _is_direct(transport)
-        self._heard = self._idle_since = self._time()
+        self._heard_at = self._idle_since = self._time()
         self._deadline = 0.0
-        self._marked_at, self._marked_bytes = self._heard, 0
+        self._progressed_at, self._progressed_bytes = self._heard_at, 0
         self._shared.open.add(self)
         self._server.add(self)  # type: ignore[arg-type]  # uvicorn names its own protocols only
-        if self._shared.are_too_many:
+        if self._shared.has_too_many:
             self._refuse(answers.CROWDED)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -159,46 +164,48 @@ class ReceiverProtocol(asyncio.Protocol):
         self._server.discard(self)
 
     def eof_received(self) -> bool:
-        """Who sends no more may still wait for answers; True keeps the connection for them."""
+        """Keep the connection (True) for answers that are still to come, though its sender sends no
+        more."""
         if not self._slots:
             return False
         self._end_after_answers()
         return True
 
     def data_received(self, data: bytes) -> None:
+        """Parse received bytes; a request that isn't whole is counted."""
         if self._closing:
             return
-        self._heard = self._time()
-        if self._in_request or (len(data) > UNCOUNTED_HEAD and self._is_long(data)):
+        self._heard_at = self._time()
+        if self._in_request or (len(data) > UNCOUNTED_HEAD and self._must_count(data)):
             self._receive_counting(data)
             return
         self._parse(data)
         if self._in_request:
-            self._time_request()
-            self._count()
+            self._start_timers()
+            self._count_held()
 
-    def _is_long(self, data: bytes) -> bool:
-        """Whether a read at a request's beginning is to be counted while it is parsed."""
+    def _must_count(self, data: bytes) -> bool:
+        """Whether the first read of a request is so long that it is counted while it is parsed."""
         return len(data) > self._header_limit or data.find(b"\r\n\r\n", 0, UNCOUNTED_HEAD) < 0
 
-    def _time_request(self) -> None:
-        """A request has begun that isn't whole yet."""
-        self._deadline = self._heard + REQUEST_DEADLINE
-        self._marked_at, self._marked_bytes = self._heard, 0
+    def _start_timers(self) -> None:
+        """Start the deadlines of a request that isn't whole yet."""
+        self._deadline = self._heard_at + REQUEST_DEADLINE
+        self._progressed_at, self._progressed_bytes = self._heard_at, 0
 
     def _receive_counting(self, data: bytes) -> None:
-        """Read on in a request that isn't whole: what is held of it has its limits.
+        """Parse more of a request that isn't whole yet, and check its limits.
 
-        One that comes whole, in a read below the limit of headers, is not counted: most are.
+        A request that comes whole in one read below the limit of headers is not counted: most are.
         """
         if not self._in_request:
-            self._time_request()
-        self._count()
+            self._start_timers()
+        self._count_held()
         headers, counted = self._headers, self._header_bytes + self._body_bytes
         self._parse(data)
         is_another = self._headers is not headers
         if is_another:
-            self._time_request()
+            self._start_timers()
         if self._in_request:
             taken = self._header_bytes + self._body_bytes - (0 if is_another else counted)
             if not taken and not is_another:
@@ -207,20 +214,20 @@ class ReceiverProtocol(asyncio.Protocol):
             else:
                 # The rest of it may have, or was an earlier request's.
                 self._unfinished = 0 if self._in_body else max(0, len(data) - taken)
-            self._count()
+            self._count_held()
         else:
-            self._counting = self._careful = False
+            self._counting = self._checks_headers = False
 
-    def _count(self) -> None:
-        """Count what is held of a request that isn't whole, now and from now on."""
+    def _count_held(self) -> None:
+        """Count what is held of a request that isn't whole, and refuse it if it is too much."""
         if self._closing:
             return
         if not self._counting:
-            self._counting = self._careful = True
+            self._counting = self._checks_headers = True
             self._header_bytes = len(self._url) + header_bytes(self._headers)
             self._unfinished = 0
         headers = self._headers
-        if len(headers) > self._most_headers:
+        if len(headers) > self._max_headers:
             self._refuse(answers.TOO_MANY_HEADERS)
             return
         if len(self._body) > BODY_PARTS:
@@ -228,33 +235,34 @@ class ReceiverProtocol(asyncio.Protocol):
         held = self._body_bytes + self._header_bytes + self._unfinished
         held += HEADER_OVERHEAD * len(headers)
         shared = self._shared
-        together = shared.receiving_bytes = shared.receiving_bytes + held - self._received_bytes
+        all_held = shared.receiving_bytes = shared.receiving_bytes + held - self._received_bytes
         self._received_bytes = held
-        if held - self._marked_bytes >= PROGRESS_BYTES:
-            self._marked_at, self._marked_bytes = self._heard, held
-        if held > self._limits.in_flight_bytes - together and not self._has_room():
+        if held - self._progressed_bytes >= PROGRESS_BYTES:
+            self._progressed_at, self._progressed_bytes = self._heard_at, held
+        if held > self._limits.in_flight_bytes - all_held and not self._has_room():
             shared.make_room()
             if not self._has_room():
                 self._refuse(answers.BUSY)
                 return
-        if self._in_body and not self._invited:
-            self._invite()
+        if self._in_body and not self._has_answered_expectation:
+            self._answer_expectation()
 
     def _has_room(self) -> bool:
-        together = self._shared.receiving_bytes
-        return leaves_room(self._received_bytes, together, self._limits.in_flight_bytes)
+        """Whether the request may hold what it does."""
+        all_held = self._shared.receiving_bytes
+        return leaves_room(self._received_bytes, all_held, self._limits.in_flight_bytes)
 
     def _join_parts(self) -> None:
-        """Keep a body that comes in tiny chunks as one piece, which grows."""
+        """Join a body that comes in tiny chunks into one growing piece."""
         first, second, *rest = self._body
         whole = second if isinstance(second, bytearray) else bytearray(first + second)
         whole += b"".join(rest)
         # Two, so that they are joined into bytes in the end.
         self._body = [b"", whole]  # type: ignore[list-item]
 
-    def _invite(self) -> None:
-        """The head is whole and the body isn't: whether the rest of it may come."""
-        self._invited = True
+    def _answer_expectation(self) -> None:
+        """Check the announced length once the head is whole, and answer `Expect: 100-continue`."""
+        self._has_answered_expectation = True
         expects_continue = False
         for name, value in self._headers:
             name = name.lower()
@@ -268,12 +276,13 @@ class ReceiverProtocol(asyncio.Protocol):
             self._transport.write(CONTINUE)
 
     def _parse(self, data: bytes) -> None:
+        """Feed received bytes to the parser, and refuse what isn't HTTP."""
         while data and not self._closing:
             try:
                 self._parser.feed_data(data)
                 break
             except httptools.HttpParserUpgrade as upgrade:
-                data = self._without_upgrade(data[upgrade.args[0] :])
+                data = self._remove_upgrade(data[upgrade.args[0] :])
             except httptools.HttpParserCallbackError as error:
                 if isinstance(error.__context__, _Refused):
                     break
@@ -283,11 +292,11 @@ class ReceiverProtocol(asyncio.Protocol):
             except httptools.HttpParserError:
                 self._refuse(answers.MALFORMED)
 
-    def _without_upgrade(self, rest: bytes) -> bytes:
-        """The request that offers an upgrade, without the offer, and what follows it.
+    def _remove_upgrade(self, rest: bytes) -> bytes:
+        """Return the request that offers an upgrade without that offer, and what follows it.
 
-        The parser takes what comes after such a head for another protocol's, and so would lose
-        the event's data: Java's HttpClient offers h2c with its first request.
+        The parser takes the bytes after such a head for another protocol's, and would lose the
+        event's data: Java's HttpClient offers h2c with its first request.
         """
         method = self._parser.get_method()
         if method == b"CONNECT":
@@ -299,11 +308,11 @@ class ReceiverProtocol(asyncio.Protocol):
             self._parser.get_http_version().encode(),
         )
         head += b"".join(
-            [b"%b: %b\r\n" % each for each in self._headers if each[0].lower() != b"upgrade"]
+            [b"%b: %b\r\n" % header for header in self._headers if header[0].lower() != b"upgrade"]
         )
         self._parser = httptools.HttpRequestParser(self)
         self._forget_body()
-        self._begin()
+        self._begin_request()
         return head + b"\r\n" + rest
 
     def pause_writing(self) -> None:
@@ -315,7 +324,7 @@ class ReceiverProtocol(asyncio.Protocol):
     # uvicorn's server
 
     def shutdown(self) -> None:
-        """Answer what is under way, take no more, and close."""
+        """Answer the requests under way, take no more, and close."""
         self._stopping = True
         if self._closing or self._in_request:
             return
@@ -327,10 +336,12 @@ class ReceiverProtocol(asyncio.Protocol):
             self._transport.close()
 
     def _close_if_idle(self) -> None:
+        """Close a direct sender's connection unless another request has begun."""
         if not self._closing and not self._in_request:
             self._transport.close()
 
     def _end_after_answers(self) -> None:
+        """Take no more requests; the connection closes after its last answer."""
         self._closing = self._responses.ends = True
         self._in_request = False
         self._forget_body()
@@ -344,64 +355,68 @@ class ReceiverProtocol(asyncio.Protocol):
 
     def on_url(self, url: bytes) -> None:
         self._url += url
-        if self._careful:
+        if self._checks_headers:
             self._count_header(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._careful:
+        """Keep a header, and check those that must be checked before the request is whole."""
+        if self._checks_headers:
             self._count_header(len(name) + len(value) + 4)
-            if len(self._headers) >= self._most_headers and not self._closing:
+            if len(self._headers) >= self._max_headers and not self._closing:
                 self._refuse(answers.TOO_MANY_HEADERS)
             if self._closing:
                 raise _Refused
             if self._in_body:
                 return  # a trailer: it may not say what a header would have (RFC 9110, 6.5.1)
         self._headers.append((name, value))
-        if len(name) in _NOTED:
-            self._note(name.lower(), value.strip(b" \t").lower())
+        if len(name) in _NOTED_LENGTHS:
+            self._note_header(name.lower(), value.strip(b" \t").lower())
 
-    def _note(self, name: bytes, value: bytes) -> None:
-        """What RFC 9112 wants refused (3.2 and 6.1), and data that we couldn't hand on as it is: no
-        attribute of an event says that it is compressed."""
+    def _note_header(self, name: bytes, value: bytes) -> None:
+        """Note a header that makes the request refused: as RFC 9112 wants (3.2 and 6.1), or because
+        its data are compressed, which no attribute of an event could say."""
         if name == b"host":
             self._hosts += 1
         elif name == b"transfer-encoding" and value != b"chunked":
-            self._flaw = answers.NOT_IMPLEMENTED
+            self._refusal = answers.NOT_IMPLEMENTED
         elif name == b"content-encoding" and value not in (b"", b"identity"):
-            self._flaw = answers.ENCODED
+            self._refusal = answers.ENCODED
 
     def _count_header(self, size: int) -> None:
+        """Count the bytes of a header, and refuse the request if they are too many."""
         self._header_bytes += size
         if self._header_bytes > self._limits.header_bytes:
             self._refuse(answers.HEADERS_TOO_LARGE)
 
     def on_headers_complete(self) -> None:
+        """Find the route, and refuse requests whose head is wrong."""
         if self._closing or self._parser.should_upgrade():
             return
-        self._in_body = self._careful = True
+        self._in_body = self._checks_headers = True
         if self._url != self._routed_url:
             self._find_route(self._url)
-        if len(self._headers) > self._most_headers:
-            self._flaw = answers.TOO_MANY_HEADERS
+        if len(self._headers) > self._max_headers:
+            self._refusal = answers.TOO_MANY_HEADERS
         if self._hosts != 1 and (self._hosts or self._parser.get_http_version() == "1.1"):
-            self._flaw = answers.NO_HOST
-        if self._flaw is not None:
-            self._refuse(self._flaw)
+            self._refusal = answers.NO_HOST
+        if self._refusal is not None:
+            self._refuse(self._refusal)
 
     def _find_route(self, url: bytes) -> None:
-        """Find what this URL leads to; the next requests of a connection often have the same."""
+        """Look up the route of this URL; the next requests of a connection often have the same."""
         path = path_of(url)
         # Where the host decides, the next request of a connection may have another.
         self._routed_url = b"" if path in ROOTS else url
         self._address = address = address_of(path, self._headers)
-        self._route = self._ingest.find(address)
+        self._route = self._ingest.find_route(address)
         self._body_limit, self._too_large = self._ingest.body_limit(address)
 
     def forget_route(self) -> None:
-        """What a URL leads to has changed; a request that is being received goes where it did."""
+        """Look the route up again for the next request; one being received keeps its route."""
         self._routed_url = b""
 
     def on_body(self, body: bytes) -> None:
+        """Keep a part of the body, up to the route's limit."""
         if self._closing:
             return
         self._body.append(body)
@@ -410,6 +425,7 @@ class ReceiverProtocol(asyncio.Protocol):
             self._refuse(self._too_large)
 
     def on_message_complete(self) -> None:
+        """Hand the whole request to `ingest`."""
         if self._closing or self._parser.should_upgrade():
             return
         parts = self._body
@@ -426,9 +442,9 @@ class ReceiverProtocol(asyncio.Protocol):
         slot = Slot(self._responses, method == b"HEAD", last)
         self._slots.append(slot)
         headers = self._headers
-        self._begin()
+        self._begin_request()
         self._in_request = False
-        self._idle_since = self._heard
+        self._idle_since = self._heard_at
         if last:
             self._closing = self._responses.ends = True
         if method == b"POST" and self._route is not None:
@@ -440,6 +456,7 @@ class ReceiverProtocol(asyncio.Protocol):
             self._responses.regulate()
 
     def _forget_body(self) -> None:
+        """Drop the body and release its share of the shared memory."""
         self._shared.receiving_bytes -= self._received_bytes
         self._received_bytes = self._body_bytes = 0
         self._body = []
@@ -460,20 +477,22 @@ class ReceiverProtocol(asyncio.Protocol):
 
     @property
     def slow_since(self) -> float | None:
-        return self._marked_at if self._in_request and not self._closing else None
+        """When the request being received last made progress; None: none is being received."""
+        return self._progressed_at if self._in_request and not self._closing else None
 
-    def make_way(self) -> None:
+    def give_up_request(self) -> None:
+        """Refuse the request being received with 503, to free its memory."""
         self._refuse(answers.BUSY)
 
     def expire(self, now: float) -> None:
         """Close a connection that has been silent for too long; called every few seconds."""
-        silent = now - self._heard
+        silent = now - self._heard_at
         if self._transport.is_closing():
             # Its last answer can't be written: the client doesn't read.
             if silent > REQUEST_TIMEOUT:
                 self._transport.abort()
         elif self._in_request:
-            slow = max(silent, now - self._marked_at)
+            slow = max(silent, now - self._progressed_at)
             if slow > REQUEST_TIMEOUT or now > self._deadline:
                 self._refuse(answers.TIMED_OUT)
         elif not self._slots and now - self._idle_since > IDLE_TIMEOUT:
@@ -481,19 +500,20 @@ class ReceiverProtocol(asyncio.Protocol):
 
 
 def _is_direct(transport: asyncio.BaseTransport) -> bool:
-    """Whether the sender isn't on this machine, as Knative's proxy and func's host are."""
-    host = _peer(transport)
+    """Whether the sender is on another machine: Knative's proxy and func's host are on this one."""
+    host = _peer_address(transport)
     return bool(host) and not is_loopback(host)
 
 
-def _peer(transport: asyncio.BaseTransport) -> str:
-    """The sender's address; empty where it has none, as on a socket of Unix."""
+def _peer_address(transport: asyncio.BaseTransport) -> str:
+    """Return the sender's IP address; empty for a Unix socket."""
     peer = transport.get_extra_info("peername")
     return str(peer[0]) if isinstance(peer, tuple) else ""
 
 
 class EncryptedReceiverProtocol(ReceiverProtocol):
-    """One connection through our own TLS: its requests say so, as a gateway's do."""
+    """A connection through our own TLS: it adds to each request the header that a gateway would
+    add."""
 
     __slots__ = ()
 

@@ -1,7 +1,7 @@
-"""The responses of one connection: they leave in the order of the requests, whatever order Kafka
-acknowledges in, and reading stops while too many wait.
+"""The responses of one connection: they leave in the order of the requests, in whatever order Kafka
+acknowledges; reading stops while too many wait.
 
-Not here: what is answered (`ingest`), and when a connection takes no more requests (`protocol`).
+Not here: the answers themselves (`ingest`), and when a connection ends (`protocol`).
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Final
 from knafka.receiver.answers import Answer
 
 PIPELINED: Final = 64
-"""Requests of one connection that may wait for Kafka; reading stops until they are answered."""
+"""Requests of one connection that may wait for Kafka; reading stops while there are more."""
 LINGER_TIMEOUT: Final = 2.0
-"""Seconds in which the rest of a refused request is thrown away: closing a socket with bytes unread
-would reset it, and the sender would never read why."""
+"""Seconds in which the rest of a refused request is read and discarded: closing a socket with
+unread bytes would reset it, and the sender would never read the answer."""
 
 
 class Slot:
-    """One request's place in the order of answers; called with the answer, once."""
+    """One request's place in the order of answers; it is called once, with the answer."""
 
     __slots__ = ("_queue", "answer", "head_only", "is_cut", "last")
 
@@ -30,9 +30,9 @@ class Slot:
         self._queue = queue
         self.answer: Answer | None = None
         self.head_only = head_only
-        """Whether the answer's body is left out."""
+        """Whether the answer is sent without its body, for HEAD."""
         self.last = last
-        """Whether the connection ends with the answer."""
+        """Whether the connection is closed after the answer."""
         self.is_cut = is_cut
         """Whether a part of the request is still to come."""
 
@@ -43,7 +43,7 @@ class Slot:
 
 
 class ResponseQueue:
-    """The slots of one connection's requests that aren't answered yet."""
+    """The slots of one connection's unanswered requests."""
 
     __slots__ = (
         "_is_writable",
@@ -58,7 +58,7 @@ class ResponseQueue:
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self.slots: deque[Slot] = deque()
         self.ends = False
-        """Whether the connection takes no more requests: what still comes is thrown away."""
+        """Whether the connection takes no more requests: what still comes is discarded."""
         self.is_reading = True
         self._is_writable = True
         self._transport = transport
@@ -66,7 +66,7 @@ class ResponseQueue:
         self._lingering: asyncio.TimerHandle | None = None
 
     def flush(self) -> None:
-        """Write the answers that are known, up to the first one that isn't."""
+        """Write the answers that are known, up to the first that isn't."""
         slots, transport = self.slots, self._transport
         while slots and (answer := slots[0].answer) is not None:
             slot = slots.popleft()
@@ -85,7 +85,8 @@ class ResponseQueue:
             self.regulate()
 
     def regulate(self) -> None:
-        """Read on only while the client reads its answers and few of its requests wait."""
+        """Pause or resume reading: it goes on while the client reads its answers and few requests
+        wait."""
         enough = PIPELINED if self.is_reading else PIPELINED // 2
         reading = self.ends or (self._is_writable and len(self.slots) < enough)
         if reading != self.is_reading and not self._transport.is_closing():
@@ -96,16 +97,17 @@ class ResponseQueue:
                 self._transport.pause_reading()
 
     def set_writable(self, is_writable: bool) -> None:
-        """Whether the client reads its answers."""
+        """Note whether the client reads its answers."""
         self._is_writable = is_writable
         self.regulate()
 
     def _linger(self) -> None:
+        """Close the connection after `LINGER_TIMEOUT`, reading on until then."""
         self._transport.write_eof()
         self._lingering = self._loop.call_later(LINGER_TIMEOUT, self._transport.close)
 
     def close(self) -> None:
-        """The connection is lost."""
+        """Stop, as the connection is lost."""
         self.ends = True
         if self._lingering is not None:
             self._lingering.cancel()

@@ -23,7 +23,7 @@ Respond: TypeAlias = Callable[[Answer], None]
 
 
 class IngestTracing:
-    """Makes the spans of one receiver's events."""
+    """Creates the spans of one receiver's events."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
@@ -31,12 +31,12 @@ class IngestTracing:
     def receive(
         self, ingress: Ingress, headers: RecordHeaders, respond: Respond, reported: Reported
     ) -> tuple[Respond, Reported]:
-        """Put the trace into the record's `headers`; gives what to call in place of `respond` and
-        `reported`: they end the spans."""
+        """Start an event's spans and put its trace into the record's `headers`; returns the
+        callbacks to use in place of `respond` and `reported`, which end the spans."""
         tracer = self._tracer
         carried = dict(headers)
-        given = decode(carried.get(TRACEPARENT))
-        parent = given or decode(carried.get(EXTENSION))
+        header_context = decode(carried.get(TRACEPARENT))
+        parent = header_context or decode(carried.get(EXTENSION))
         if parent is None:
             context = tracer.begin_trace()
         elif tracer.samples(parent):
@@ -44,10 +44,10 @@ class IngestTracing:
         else:
             # Nothing of ours comes between its span and the next.
             context = SpanContext(parent.trace_id, parent.span_id, False)
-        if given is None and TRACEPARENT not in carried and TRACESTATE not in carried:
+        if header_context is None and TRACEPARENT not in carried and TRACESTATE not in carried:
             headers.append((TRACEPARENT, context.encode()))
-        elif context != given:
-            _replace(headers, context, keep_state=given is not None)
+        elif context != header_context:
+            _replace_traceparent(headers, context, keep_state=header_context is not None)
         if not context.sampled:
             return respond, reported
         kind = ingress.kind.removeprefix("Kafka").lower()
@@ -79,8 +79,9 @@ class IngestTracing:
         return responded, appended
 
 
-def _replace(headers: RecordHeaders, context: SpanContext, *, keep_state: bool) -> None:
-    """In place; a `tracestate` belongs to the `traceparent` that it came with."""
-    gone = (TRACEPARENT,) if keep_state else (TRACEPARENT, TRACESTATE)
-    headers[:] = [each for each in headers if each[0] not in gone]
+def _replace_traceparent(headers: RecordHeaders, context: SpanContext, *, keep_state: bool) -> None:
+    """Replace the `traceparent` in `headers`, and drop `tracestate` unless it belongs to the same
+    trace."""
+    replaced = (TRACEPARENT,) if keep_state else (TRACEPARENT, TRACESTATE)
+    headers[:] = [header for header in headers if header[0] not in replaced]
     headers.append((TRACEPARENT, context.encode()))

@@ -32,14 +32,14 @@ MAX_FIRING_BYTES: Final = 64 * 1024 * 1024
 """Bytes of events that are joined to one action: no producer of ours sends a larger record."""
 
 Place: TypeAlias = tuple[Partition, int | str]
-"""What something follows from: a record, by its offset, or a key of the trigger topic."""
+"""The cause of outputs: a record, by its offset, or a key of the trigger topic."""
 Refused: TypeAlias = dict[Place, dict[tuple[str, bytes | None], int]]
 """Records that were too large: what they follow from, their topic and key, and the size (bytes)
 from which on their topic doesn't take them."""
 
 
 class Batch:
-    """One transaction's outputs and positions, and what will be held after it."""
+    """The outputs and positions of one transaction, and what is held after it."""
 
     def __init__(
         self,
@@ -57,23 +57,23 @@ class Batch:
         self.let_go_keys = 0
         """Keys that it lets go of as too much was held."""
         self._units: list[Record | tuple[Partition, str]] = []
-        """What was begun: records, and keys of the trigger topic."""
+        """The causes that were begun: records, and keys of the trigger topic."""
         self._starts: list[int] = []
-        """Where the outputs of each of them begin."""
+        """Index of the first output of each cause."""
         self.spans: list[Span] = []
-        """Of what fires; they end with the transaction."""
+        """Spans of firings; they end with the transaction."""
         self._tracing = tracing
         self._outputs: list[Output] = []
         self._added: dict[tuple[int, bytes], Output] = {}
-        """What is to be held, by partition and key in the changelog: what fires within the batch is
-        never written there."""
+        """Events to be held, by partition and changelog key; what fires within the batch is never
+        written."""
         self._added_by: dict[tuple[int, bytes], int] = {}
-        """From which of `_units` each of them follows."""
+        """Index in `_units` of the cause of each."""
         self.positions: dict[Partition, int] = {}
         self.routed: dict[int, Routed] = {}
-        """How far each partition of the bus is routed with it."""
+        """Up to which time each partition of the bus is routed with this batch."""
         self.taken: dict[int, Taken | None] = {}
-        """What was taken behind the position of each partition of the trigger topic."""
+        """Records taken behind the position of each partition of the trigger topic."""
         self.counts = Counts()
         self._sensor = sensor
         self._state = state
@@ -85,33 +85,33 @@ class Batch:
             self.tidied += 1
 
     def begin(self, unit: Record | tuple[Partition, str]) -> None:
-        """What is added from now on follows from this record, or from this key of the trigger
+        """Begin a cause: what is added from now on follows from this record or key of the trigger
         topic."""
         self._units.append(unit)
         self._starts.append(len(self._outputs))
 
     def refuse(self, topic: str, key: bytes | None, *, all_as_large: bool) -> Refused:
-        """What is to be left out the next time, as a record with this key was too large for its
-        topic; `all_as_large`: so is every other one there of its size. Empty: there is none."""
-        there = [(each, unit) for each, unit in self._with_units() if each.topic == topic]
-        limit = max((_size_of(each) for each, _ in there if each.key == key), default=0)
+        """Return the causes to leave out next time, as a record with this key was too large for its
+        topic; `all_as_large`: also the causes of all others as large. Empty: none is known."""
+        there = [(output, unit) for output, unit in self._with_units() if output.topic == topic]
+        limit = max((_size_of(output) for output, _ in there if output.key == key), default=0)
         found: Refused = {}
-        for each, unit in there:
-            if _size_of(each) >= limit and (all_as_large or each.key == key):
-                found.setdefault(_place_of(unit), {})[topic, each.key] = limit
+        for output, unit in there:
+            if _size_of(output) >= limit and (all_as_large or output.key == key):
+                found.setdefault(_place_of(unit), {})[topic, output.key] = limit
         return found
 
     def _with_units(self) -> Iterator[tuple[Output, Record | tuple[Partition, str]]]:
-        """What is to be appended, with what it follows from, but for stale records that go."""
+        """Yield the outputs with their causes, except stale changelog records that are deleted."""
         ends = [*self._starts[1:], len(self._outputs)]
         for unit, start, end in zip(self._units, self._starts, ends, strict=True):
-            yield from ((each, unit) for each in self._outputs[start:end])
+            yield from ((output, unit) for output in self._outputs[start:end])
         for name, number in self._added_by.items():
             if name in self._added:
                 yield self._added[name], self._units[number]
 
-    def _check(self, output: Output) -> None:
-        """Raises `TooLarge`."""
+    def _check_size(self, output: Output) -> None:
+        """Raise `TooLarge` for a record that is larger than its topic takes."""
         limits = self._refused.get(_place_of(self._units[-1])) if self._units else None
         if limits is None:
             return
@@ -121,9 +121,9 @@ class Batch:
             raise TooLarge(f"{output.topic} takes no record of {size} bytes: raise {LIMIT} there")
 
     def _append(self, output: Output) -> None:
-        """Raises `TooLarge`."""
+        """Add an output. Raises `TooLarge`."""
         if self._refused:
-            self._check(output)
+            self._check_size(output)
         self._outputs.append(output)
 
     def dead_letter(self, letter: Draft, reason: Reason) -> None:
@@ -156,23 +156,25 @@ class Batch:
         self.keep(number, key, ())
 
     def name_events(self, number: int, key: str, events: Held, failure: tuple[Reason, str]) -> None:
-        """One dead letter that names these events of a trigger."""
+        """Add one dead letter that names these events of a trigger."""
         letter = letters.of_events(self._sensor, key, events, number, failure, self._now / 1000)
         self.dead_letter(letter, failure[0])
 
     def held(self, number: int, key: str) -> Held:
+        """Return what a key holds, including the changes of this batch."""
         changed = self._changed.get(number, {}).get(key)
         return self._state.held(number, key) if changed is None else changed
 
     @property
     def outputs(self) -> list[Output]:
-        """All that is to be appended."""
+        """Return all records to append."""
         return [*self._outputs, *self._added.values()]
 
     @property
     def changed(self) -> Iterator[tuple[int, str, Held]]:
-        for number, each in self._changed.items():
-            for key, held in each.items():
+        """Yield what this batch has changed: partition, key, and what the key holds now."""
+        for number, partition in self._changed.items():
+            for key, held in partition.items():
                 yield number, key, held
 
     def match(self, key: str, event: HeldEvent, until: int | None) -> None:
@@ -187,30 +189,33 @@ class Batch:
     def keep(self, number: int, key: str, after: Held) -> None:
         """This is what is held of a key. Raises `TooLarge`, and nothing has changed."""
         before = self.held(number, key)
-        kept, known = ({each.offset for each in held} for held in (after, before))
+        kept, known = ({event.offset for event in held} for held in (after, before))
         if self._refused:
-            for each in after:
-                if each.offset not in known:
-                    self._check(self._held_record(number, key, each))
+            for event in after:
+                if event.offset not in known:
+                    self._check_size(self._held_record(number, key, event))
         self._changed.setdefault(number, {})[key] = after
-        for each in before:
-            if each.offset not in kept:
-                self._remove(number, records.changelog_key(key, each.offset))
-        for each in after:
-            if each.offset not in known:
-                self._add(number, key, each)
+        for event in before:
+            if event.offset not in kept:
+                self._remove(number, records.changelog_key(key, event.offset))
+        for event in after:
+            if event.offset not in known:
+                self._add(number, key, event)
 
     def _add(self, number: int, key: str, event: HeldEvent) -> None:
+        """Hold an event from now on."""
         name = number, records.changelog_key(key, event.offset)
         self._added[name] = self._held_record(number, key, event)
         self._added_by[name] = len(self._units) - 1
 
     def _held_record(self, number: int, key: str, event: HeldEvent) -> Output:
+        """Return the changelog record that holds an event."""
         headers = records.headers_of(event, self._sensor.generation)
         name = records.changelog_key(key, event.offset)
         return Output(self._sensor.changelog_topic, name, event.document, headers, number)
 
     def _remove(self, number: int, name: bytes) -> None:
+        """Delete an event's changelog record, if it was written."""
         if self._added.pop((number, name), None) is None:
             self._outputs.append(Output(self._sensor.changelog_topic, name, None, [], number))
 
@@ -219,7 +224,7 @@ class Batch:
         action's id the same however often it is written; `own_key`: the record key of the one event
         that the condition wants. Raises `TooLarge`."""
         sensor, trigger = self._sensor, records.trigger_of(key)
-        size = sum(len(each.document) for each in firing.events)
+        size = sum(len(event.document) for event in firing.events)
         if size > MAX_FIRING_BYTES:
             raise TooLarge(f"{len(firing.events)} events of {size} bytes fit into no record")
         source = records.source_of(sensor.namespace, sensor.name)
@@ -243,14 +248,14 @@ class Batch:
         return key.encode() if key in self._sensor.triggers_in_order else None
 
     def metadata(self, partition: Partition) -> str:
-        """What is committed beside its position: of the bus, until when it was routed; of the
-        trigger topic, BUS-16's mapping of the triggers that are not correlated."""
+        """Return the metadata to commit with a position: of the bus, up to when it was routed; of
+        the trigger topic, BUS-16's mapping of the triggers without correlation."""
         if partition.topic != self._sensor.trigger_topic:
             return records.bus_metadata(self.routed.get(partition.number, Routed()))
         number, position = partition.number, self.positions[partition]
         needed = {
             trigger.name: min(
-                (each.offset for each in self.held(number, trigger.name)), default=position
+                (event.offset for event in self.held(number, trigger.name)), default=position
             )
             for trigger in self._sensor.triggers
             if trigger.correlation is None
@@ -260,6 +265,7 @@ class Batch:
 
 
 def _place_of(unit: Record | tuple[Partition, str]) -> Place:
+    """Return the place that identifies a cause."""
     if isinstance(unit, tuple):
         return unit
     return Partition(unit.topic(), unit.partition()), unit.offset()

@@ -1,16 +1,17 @@
-"""What was read of the bus and isn't routed yet, and until when everything was read.
+"""The events of the bus that were read and are not routed yet, and up to which time everything was
+read.
 
     read --the event's triggers hold events--> queue of its partition --in order of time--> routed
 
-An event is routed when every partition was read to a later time, so that what this process appends
-to the trigger topic is in order. How far a partition was read:
+An event is routed once every partition was read up to a later time, so that what this process
+appends to the trigger topic is in order. A partition counts as read:
 
-    behind its end     to the time of its last record
-    at its end         to the time of what was read a grace before its end was asked for
-    another process's  as that process committed beside its offset; at its end as above
+    behind its end     up to the time of its last record     at its end         up to the time of
+records read a grace period before its end was asked for     another process's  up to the time that
+it committed with its offset; at its end as above
 
-Where senders say the time, a partition is in no order itself: then events are routed as they are
-read, and it is the trigger topic's reader who waits (`core.sensor.order`).
+Where senders set the time, a partition itself is in no order: then events are routed as they are
+read, and the reader of the trigger topic waits (`core.sensor.order`).
 """
 
 from __future__ import annotations
@@ -30,207 +31,214 @@ from knafka.sensor.queues import FOR_EVER, LAST, Arrival, Bounds, Queue
 from knafka.sensor.stalls import Stalls
 
 KAFKAS_GRACE: Final = 20
-"""Milliseconds by which the clocks of Kafka's nodes may differ where the time is theirs."""
+"""Milliseconds by which the clocks of Kafka's nodes may differ, where Kafka sets the time."""
 SENDERS_GRACE: Final = 2_000
-"""Milliseconds between an event's time and the moment in which Kafka has it, where the time is its
-sender's."""
+"""Milliseconds from an event's time until Kafka has it, where its sender sets the time."""
 ASK_INTERVAL: Final = 5
-"""Milliseconds between two questions to Kafka, at least."""
+"""Milliseconds between two requests to Kafka at least."""
 UNANSWERED_INTERVAL: Final = 250
-"""The same while a partition doesn't answer: the question takes longer then."""
+"""`ASK_INTERVAL` while a partition doesn't answer, as the request takes longer then."""
 QUEUED_RECORDS: Final = 50_000
-"""Records that wait in all queues together before partitions with more than their share are paused,
-which throws away what was fetched of them; at most twice as many wait."""
+"""Records in all queues from which on partitions with more than their share are paused, which
+discards what was prefetched; at most twice as many are queued."""
 QUEUED_BYTES: Final = 64 * 1024 * 1024
-"""Bytes of their values."""
+"""`QUEUED_RECORDS` in bytes of their values."""
 AHEAD_RECORDS: Final = 10_000
-"""Events that a process may have routed of a time until which not all was read: so many wait with
-those who read the trigger topic."""
+"""Events that a process may route beyond the time up to which everything was read: as many wait at
+the readers of the trigger topic."""
 
 
 class Bus:
-    """A process's part of the bus, and what it knows of the rest. Times are ms since the Unix
-    epoch."""
+    """This process's partitions of the bus, and what it knows of the others. Times are ms since the
+    Unix epoch."""
 
     def __init__(self, sensor: Sensor, log: TransactionalLog) -> None:
         self._topic = sensor.topic
         self._log = log
         self._declared = None if sensor.grace is None else round(sensor.grace * 1000)
-        self._own: dict[int, Queue] = {}
+        self._queues: dict[int, Queue] = {}
         self.is_log_time = True
-        """Whether times are Kafka's, as far as is known."""
+        """Whether Kafka sets the times, as far as is known."""
         self._has_read = False
         self._latest: deque[tuple[int, int]] = deque()
-        """The latest time of an event that was read, and when it was, by our clock; both grow."""
-        self._before = 0
-        """The latest time of what was read a grace ago."""
+        """Rising latest times of events that were read, each with our clock's time of the
+        reading."""
+        self._latest_a_grace_ago = 0
+        """The latest time of the events read a grace period ago."""
         self._ends: Mapping[int, int | None] = {}
-        self._looked_for: tuple[int, Mapping[int, int | None]] | None = None
+        self._unreached_ends: tuple[int, Mapping[int, int | None]] | None = None
         """Ends that aren't reached yet, and when they were asked for."""
-        self._others_at: dict[int, int] = {}
-        """What others have committed."""
+        self._other_positions: dict[int, int] = {}
+        """Offsets that other processes have committed, by partition."""
         self.ended_at = 0
-        """When ends were asked for that all have reached by now, by our clock."""
+        """When the ends were asked for that all have reached by now, on our clock."""
         self._asked_until = 0
-        """What is appended after that is of no earlier time."""
-        self._looked_at: int | None = None
-        self._elsewhere: dict[int, int | None] = {}
-        """Until when the partitions of others were routed."""
+        """Records appended after the last request have no earlier time than this."""
+        self._asked_at: int | None = None
+        self._others_routed_until: dict[int, int | None] = {}
+        """Times up to which other processes have routed their partitions."""
         self._stalls = Stalls(sensor.topic)
         self._routed_ahead: deque[int] = deque()
         self.queued = self.queued_bytes = 0
 
     @property
     def is_in_order(self) -> bool:
-        """Whether each partition is in the order of time, as far as is known: where the log's own
-        clock may have been set back, its Sensor says so by a grace."""
+        """Whether each partition is in order of time, as far as is known. A Sensor that declares a
+        grace says that Kafka's clock may have been set back."""
         return self.is_log_time and self._declared is None
 
     @property
     def grace(self) -> int:
-        """Milliseconds by which an event's time may be before that of one which was read."""
+        """Milliseconds by which an event may be older than one that was read before it."""
         if self._declared is not None:
             return self._declared
         return KAFKAS_GRACE if self.is_log_time else SENDERS_GRACE
 
     @property
     def stalled(self) -> frozenset[int]:
-        """Partitions that aren't waited for any more."""
+        """Partitions that are no longer waited for."""
         return self._stalls.partitions
 
     # Partitions
 
     def assigned(self, number: int, position: int, routed: Routed) -> None:
-        """A partition is ours, read on from `position`; `routed` was committed with it."""
-        self._own[number] = Queue(position, routed.until, routed.until)
-        self._hear_of_senders(routed)
-        self._looked_at = None
+        """Start to read a partition at `position`; `routed` was committed with it."""
+        self._queues[number] = Queue(position, routed.until, routed.until)
+        self._note_sender_times(routed)
+        self._asked_at = None
 
     def revoked(self, number: int) -> None:
-        if (each := self._own.pop(number, None)) is not None:
-            self._drop(each)
+        """Forget a partition and its queued events."""
+        if (own_queue := self._queues.pop(number, None)) is not None:
+            self._drop(own_queue)
 
     def go_back(self, positions: Mapping[Partition, int]) -> None:
-        """What isn't committed is read again."""
-        for number, each in self._own.items():
-            self._drop(each)
-            each.next = positions.get(Partition(self._topic, number), 0)
-            each.seen = each.committed
+        """Empty all queues; everything after these positions is read again."""
+        for number, queue in self._queues.items():
+            self._drop(queue)
+            queue.next = positions.get(Partition(self._topic, number), 0)
+            queue.seen = queue.committed
         self._routed_ahead.clear()
 
-    def _drop(self, each: Queue) -> None:
-        self.queued -= len(each.queue)
-        self.queued_bytes -= each.bytes
-        each.queue.clear()
-        each.bytes = 0
+    def _drop(self, own_queue: Queue) -> None:
+        """Empty a partition's queue."""
+        self.queued -= len(own_queue.queue)
+        self.queued_bytes -= own_queue.bytes
+        own_queue.queue.clear()
+        own_queue.bytes = 0
 
     # What was read
 
     def read(self, record: Record, at: int, now: int) -> tuple[int, bool]:
-        """A record was read, of this time: since when it is known that none before it is missing,
-        and whether others of its partition wait."""
-        each = self._own[record.partition()]
-        each.next = record.offset() + 1
+        """Note that a record with the time `at` was read. Returns the time before which no record
+        of its partition is missing, and whether others of its partition are queued."""
+        own_queue = self._queues[record.partition()]
+        own_queue.next = record.offset() + 1
         is_log_time = record.timestamp()[0] == LOG_APPEND_TIME
         self.is_log_time, self._has_read = is_log_time, True
         if not self._latest or at > self._latest[-1][0]:
             self._latest.append((at, now))
         reached = at if self.is_in_order else at - self.grace
-        each.seen = reached if each.seen is None else max(each.seen, reached)
-        return each.seen, bool(each.queue)
+        own_queue.seen = reached if own_queue.seen is None else max(own_queue.seen, reached)
+        return own_queue.seen, bool(own_queue.queue)
 
     def reached(self, number: int, end: int) -> None:
-        """A partition was read to its end."""
-        if number in self._own:
-            self._own[number].next = max(end, self._own[number].next)
+        """Note that a partition was read to its end."""
+        if number in self._queues:
+            self._queues[number].next = max(end, self._queues[number].next)
 
     def enqueue(self, arrival: Arrival) -> None:
-        """An event waits until it is next."""
-        each = self._own[arrival.place.partition]
-        each.queue.append(arrival)
-        each.bytes += arrival.size
+        """Queue an event until it is next in order."""
+        own_queue = self._queues[arrival.place.partition]
+        own_queue.queue.append(arrival)
+        own_queue.bytes += arrival.size
         self.queued += 1
         self.queued_bytes += arrival.size
 
     def position(self, number: int) -> int:
-        """Where a partition is read on by who begins with what is routed."""
-        each = self._own[number]
-        return each.queue[0].place.offset if each.queue else each.next
+        """Return the partition's offset to commit, if everything that was routed is committed."""
+        own_queue = self._queues[number]
+        return own_queue.queue[0].place.offset if own_queue.queue else own_queue.next
 
     def routed(self, number: int) -> int | None:
-        """Until when everything of a partition of ours was routed."""
-        each = self._own[number]
-        return each.queue[0].since if each.queue else self._read_until(number)
+        """Return the time before which everything of an own partition was routed; None: that isn't
+        known."""
+        own_queue = self._queues[number]
+        return own_queue.queue[0].since if own_queue.queue else self._read_until(number)
 
     def committed(self, number: int, until: int | None) -> None:
-        self._own[number].committed = until
+        """Note the time that was committed with a partition's offset."""
+        self._queues[number].committed = until
 
     # Order
 
     @property
     def first(self) -> int | None:
-        """The time of the first event that waits; None: none does."""
+        """The time of the first queued event; None: none is queued."""
         return min(
-            (each.queue[0].place.at for each in self._own.values() if each.queue), default=None
+            (queue.queue[0].place.at for queue in self._queues.values() if queue.queue),
+            default=None,
         )
 
     @property
     def is_shared(self) -> bool:
-        """Whether others read a part of it, as far as is known."""
-        return not self._ends or not self._ends.keys() <= self._own.keys()
+        """Whether other processes read some partitions, as far as is known."""
+        return not self._ends or not self._ends.keys() <= self._queues.keys()
 
     @property
     def has_next(self) -> bool:
-        """Whether an event waits that could be routed."""
+        """Whether a queued event may be routed now."""
         if not self.queued or (self.is_in_order and self._is_full):
             return False
         bounds = self._bounds()
         return any(
-            each.queue and bounds.allows(each.queue[0].place, self.is_in_order)
-            for each in self._own.values()
+            queue.queue and bounds.allows(queue.queue[0].place, self.is_in_order)
+            for queue in self._queues.values()
         )
 
     @property
     def waits_for(self) -> int | None:
-        """The time of the first event that can't be routed before more is known; None: there is
-        none."""
+        """The time of the first queued event that can't be routed before more is known; None: there
+        is none."""
         return self.first if self.queued and not (self._ends and self.has_next) else None
 
     @property
     def first_ahead(self) -> int | None:
-        """The time of the first event that was routed ahead of others, where no more may be."""
+        """The time of the first event that was routed ahead, once no more may be routed ahead; None
+        otherwise."""
         return self._routed_ahead[0] if self._routed_ahead and self._is_full else None
 
     @property
     def next_look(self) -> int:
-        """When more will be known of what was read last, by our clock."""
+        """When more will be known of the records read last, on our clock."""
         return self._latest[0][1] + self.grace if self._latest else 0
 
     @property
     def _is_full(self) -> bool:
+        """Whether no more events may be routed ahead."""
         return len(self._routed_ahead) >= AHEAD_RECORDS
 
     def ready(self, limit: int) -> Iterator[tuple[Arrival, int | None]]:
-        """Events that are next, each taken out of its queue, with what is known for certain:
-        until when everything of the bus is in the trigger topic in front of it, but for what comes
-        later than itself; None: nothing is."""
+        """Dequeue and yield the events that are next, at most `limit`. With each comes the time
+        before which every event is in the trigger topic in front of it, apart from events later
+        than itself; None: not known."""
         if not self.queued:
             return
         in_order, bounds = self.is_in_order, self._bounds()
         elsewhere = self._minimum(None)
         before = None if in_order else self.routed_until
-        heads = [(each.queue[0].place, each) for each in self._own.values() if each.queue]
+        heads = [(queue.queue[0].place, queue) for queue in self._queues.values() if queue.queue]
         heapify(heads)
         while heads:
-            place, each = heappop(heads)
+            place, own_queue = heappop(heads)
             bound = bounds.of(place.partition) if in_order else FOR_EVER
             until = None if elsewhere is None else min(elsewhere, bound)
-            queue, following = each.queue, heads[0][0] if heads else LAST
+            queue, following = own_queue.queue, heads[0][0] if heads else LAST
             while place < following:
                 if limit <= 0 or place.at >= bound or (in_order and self._is_full):
                     return
                 arrival = queue.popleft()
-                each.bytes -= arrival.size
+                own_queue.bytes -= arrival.size
                 self.queued -= 1
                 self.queued_bytes -= arrival.size
                 limit -= 1
@@ -241,12 +249,13 @@ class Bus:
                     break
                 place = queue[0].place
             else:
-                heappush(heads, (place, each))
+                heappush(heads, (place, own_queue))
 
     def _bounds(self) -> Bounds:
+        """Return how far the own partitions were read."""
         untils = [
             (-1 if (until := self._read_until(number)) is None else until, number)
-            for number in self._own
+            for number in self._queues
             if number not in self.stalled
         ]
         untils.sort()
@@ -255,146 +264,158 @@ class Bus:
 
     @property
     def read_until(self) -> int | None:
-        """Until when everything of the bus was read, or was routed by others; None: that isn't
-        known."""
+        """The time before which everything of the bus was read here or routed by others; None: that
+        isn't known."""
         return self._minimum(self._read_until)
 
     @property
     def routed_until(self) -> int | None:
-        """Until when everything of the bus is in the trigger topic, if all that was routed is
-        committed; None: that isn't known."""
+        """The time before which everything of the bus is in the trigger topic, once all routed
+        events are committed; None: that isn't known."""
         return self._minimum(self.routed)
 
     def _minimum(self, own: Callable[[int], int | None] | None) -> int | None:
-        """Over all partitions, ours by `own`; None: over those of others, the least of none being
-        `FOR_EVER`."""
+        """Return the lowest time over all partitions, with `own` for the own ones. With `own` None:
+        over those of others, `FOR_EVER` if there are none. None: a time isn't known."""
         if not self._ends:
             return None
-        found = FOR_EVER if own is None else None
-        for number in (self._ends.keys() | self._own.keys()) - self.stalled:
-            if number not in self._own:
-                until = self._elsewhere.get(number)
+        least = FOR_EVER if own is None else None
+        for number in (self._ends.keys() | self._queues.keys()) - self.stalled:
+            if number not in self._queues:
+                until = self._others_routed_until.get(number)
             elif own is not None:
                 until = own(number)
             else:
                 continue
             if until is None:
                 return None
-            found = until if found is None else min(found, until)
-        return found
+            least = until if least is None else min(least, until)
+        return least
 
     def _read_until(self, number: int) -> int | None:
-        each = self._own[number]
+        """Return the time before which everything of an own partition was read."""
+        own_queue = self._queues[number]
         end = self._ends.get(number)
-        if end is None or each.next < end:
-            return each.seen
-        return self._asked_until if each.seen is None else max(self._asked_until, each.seen)
+        if end is None or own_queue.next < end:
+            return own_queue.seen
+        return (
+            self._asked_until if own_queue.seen is None else max(self._asked_until, own_queue.seen)
+        )
 
     def _is_behind(self, number: int) -> bool:
+        """Whether an own partition was not read to its last known end."""
         end = self._ends.get(number)
-        return end is not None and self._own[number].next < end
+        return end is not None and self._queues[number].next < end
 
     def forget_ahead(self) -> None:
-        """What was routed ahead of others is so no more where they have followed. While nothing is
-        routed that isn't committed."""
+        """Forget events that were routed ahead and that others have caught up with. Call it only
+        while every routed event is committed."""
         if self._routed_ahead and (until := self.routed_until) is not None:
             while self._routed_ahead and self._routed_ahead[0] < until:
                 self._routed_ahead.popleft()
 
     # Questions
 
-    def refresh(self, now: int, wanted: int, since: int = 0) -> None:
-        """Ask Kafka, if it may help to know more than until `wanted`, or if nothing was asked since
-        another time. Raises `LogError`."""
-        known = self.read_until if self._looked_at is not None else None
-        if known is not None and known > wanted and self.ended_at >= since:
+    def refresh(self, now: int, needed_until: int, since: int = 0) -> None:
+        """Ask Kafka for ends and commits, unless everything before `needed_until` was read and that
+        was known at `since`, or it was asked just before. Raises `LogError`."""
+        known = self.read_until if self._asked_at is not None else None
+        if known is not None and known > needed_until and self.ended_at >= since:
             return
         interval = UNANSWERED_INTERVAL if None in self._ends.values() else ASK_INTERVAL
-        if self._looked_at is not None and now - self._looked_at < interval:
+        if self._asked_at is not None and now - self._asked_at < interval:
             return
         if not self.is_shared and any(
-            self._is_behind(number) and (self._read_until(number) or 0) <= wanted
-            for number in self._own
+            self._is_behind(number) and (self._read_until(number) or 0) <= needed_until
+            for number in self._queues
         ):
-            self._note(now, wanted)
+            self._note_stalls(now, needed_until)
             return  # it is for us to read on
         ends = self._log.reachable_ends(self._topic)
-        self._ends, self._asked_until = ends, self._from_now_on(now)
+        self._ends, self._asked_until = ends, self._earliest_new_time(now)
         if self.is_shared:
             committed = self._log.committed_now(self._topic)
-            for each in committed.values():
-                self._hear_of_senders(records.routed_in(each.metadata))
-            for number in ends.keys() - self._own.keys():
-                self._hear(number, committed.get(number), ends[number])
-        self._compare(now)
-        self._note(now, wanted)
+            for commit in committed.values():
+                self._note_sender_times(records.routed_in(commit.metadata))
+            for number in ends.keys() - self._queues.keys():
+                self._note_commit(number, committed.get(number), ends[number])
+        self._note_reached_ends(now)
+        self._note_stalls(now, needed_until)
 
-    def _compare(self, now: int) -> None:
-        """Whether all ends of some moment are reached."""
-        for asked_at, ends in (*filter(None, [self._looked_for]), (now, self._ends)):
+    def _note_reached_ends(self, now: int) -> None:
+        """Note the last moment whose ends are all reached."""
+        for asked_at, ends in (*filter(None, [self._unreached_ends]), (now, self._ends)):
             if not all(map(self._is_reached, ends.items())):
-                self._looked_for = asked_at, ends
+                self._unreached_ends = asked_at, ends
                 return
-            self._looked_for, self.ended_at = None, asked_at
+            self._unreached_ends, self.ended_at = None, asked_at
 
     def _is_reached(self, end: tuple[int, int | None]) -> bool:
+        """Whether a partition was read or routed up to this end."""
         number, offset = end
-        own = self._own.get(number)
-        position = self._others_at.get(number, 0) if own is None else own.next
+        own = self._queues.get(number)
+        position = self._other_positions.get(number, 0) if own is None else own.next
         return number in self.stalled or (offset is not None and position >= offset)
 
-    def _from_now_on(self, now: int) -> int:
-        """What is appended from now on is of no earlier time: than what was read a grace ago, as it
-        was there before; and than now by our clock, which may be wrong by as much as senders'."""
+    def _earliest_new_time(self, now: int) -> int:
+        """Return the earliest time that a record appended from now on may have: after those read a
+        grace period ago, and at most a grace period before now."""
         while self._latest and self._latest[0][1] <= now - self.grace:
-            self._before = self._latest.popleft()[0] + 1
-        return max(self._before, now - max(self.grace, SENDERS_GRACE))
+            self._latest_a_grace_ago = self._latest.popleft()[0] + 1
+        return max(self._latest_a_grace_ago, now - max(self.grace, SENDERS_GRACE))
 
-    def _hear(self, number: int, committed: OffsetAndMetadata | None, end: int | None) -> None:
-        """What another process has committed of a partition, after its end was asked for."""
+    def _note_commit(
+        self, number: int, committed: OffsetAndMetadata | None, end: int | None
+    ) -> None:
+        """Note what another process has committed of a partition, after its end was asked for."""
         offset = 0 if committed is None else committed.offset
-        self._others_at[number] = offset
+        self._other_positions[number] = offset
         routed = Routed() if committed is None else records.routed_in(committed.metadata)
         until = routed.until
         if end is not None and offset >= end:
             at_end = self._asked_until
             until = at_end if until is None else max(at_end, until)
-        before = self._elsewhere.get(number)
+        before = self._others_routed_until.get(number)
         if until is not None:
-            self._elsewhere[number] = until if before is None else max(before, until)
+            self._others_routed_until[number] = until if before is None else max(before, until)
 
-    def _hear_of_senders(self, routed: Routed) -> None:
-        """Who has read no record has it from others whose the times are."""
+    def _note_sender_times(self, routed: Routed) -> None:
+        """Note from another process's commit that senders set the times, if no record was read here
+        yet."""
         if routed.by_sender and not self._has_read:
             self.is_log_time = False
 
-    def _note(self, now: int, wanted: int) -> None:
-        """Who holds up, and for how long."""
-        self._looked_at = now
+    def _note_stalls(self, now: int, needed_until: int) -> None:
+        """Note which partitions hold up the others, and for how long."""
+        self._asked_at = now
         untils: dict[int, int | None] = {}
-        for number in self._ends.keys() | self._own.keys():
-            if number not in self._own:
-                untils[number] = self._elsewhere.get(number)
+        for number in self._ends.keys() | self._queues.keys():
+            if number not in self._queues:
+                untils[number] = self._others_routed_until.get(number)
             elif self._is_behind(number) or self._ends.get(number) is None:
                 untils[number] = self._read_until(number)
-        self._stalls.note(now, wanted, untils)
+        self._stalls.note(now, needed_until, untils)
 
     def balance(self) -> None:
-        """Have no partition read on that is far ahead of the others, while much waits. The one that
-        was read least far is what they wait for, and read on unless all wait for others."""
-        share, least = max(1, len(self._own)), self._bounds().first
+        """Pause partitions that are read far ahead while much is queued, and resume them later. The
+        partition that was read least far goes on, as the others wait for it."""
+        share, least = max(1, len(self._queues)), self._bounds().first
         is_much = self.queued > QUEUED_RECORDS or self.queued_bytes > QUEUED_BYTES
         is_little = 2 * self.queued < QUEUED_RECORDS and 2 * self.queued_bytes < QUEUED_BYTES
         pausing, resuming = list[int](), list[int]()
-        for number, each in self._own.items():
-            is_ahead = len(each.queue) * share > QUEUED_RECORDS or each.bytes * share > QUEUED_BYTES
+        for number, queue in self._queues.items():
+            is_ahead = (
+                len(queue.queue) * share > QUEUED_RECORDS or queue.bytes * share > QUEUED_BYTES
+            )
             is_least = not self._is_full and (self._read_until(number) or 0) <= least
-            if is_much and is_ahead and not is_least and not each.is_paused:
+            if is_much and is_ahead and not is_least and not queue.is_paused:
                 pausing.append(number)
-            elif each.is_paused and (is_little or is_least):
+            elif queue.is_paused and (is_little or is_least):
                 resuming.append(number)
         for numbers, is_paused in ((pausing, True), (resuming, False)):
             if numbers:
-                self._log.pause([Partition(self._topic, each) for each in numbers], on=is_paused)
+                self._log.pause(
+                    [Partition(self._topic, number) for number in numbers], on=is_paused
+                )
             for number in numbers:
-                self._own[number].is_paused = is_paused
+                self._queues[number].is_paused = is_paused

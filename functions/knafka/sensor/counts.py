@@ -15,10 +15,10 @@ class Counts:
     matched: int = 0
     """Events for triggers, each as often as a trigger has it."""
     fired: Counter[str] = field(default_factory=Counter)
-    """By trigger."""
+    """Firings by trigger."""
     undecodable: int = 0
     dead_letters: Counter[str] = field(default_factory=Counter)
-    """By reason."""
+    """Dead letters by reason."""
     let_go: Counter[str] = field(default_factory=Counter)
     """Triggers, or their correlation keys, whose events were let go of as the Sensor held too much;
     by the trigger."""
@@ -47,10 +47,11 @@ class Counts:
         )
 
     def add(self, other: Counts) -> None:
-        """In place, as others read it meanwhile."""
+        """Add the counts of `other` to these in place, as other threads hold a reference to
+        these."""
         total = self + other
-        for each in fields(self):
-            setattr(self, each.name, getattr(total, each.name))
+        for counter in fields(self):
+            setattr(self, counter.name, getattr(total, counter.name))
 
     def copy(self) -> Counts:
         return self + Counts()

@@ -32,7 +32,7 @@ SOON: Final = 30.0
 
 
 class SensorDrain:
-    """One Sensor's part of this process; `draining.lease.Leased`."""
+    """The drain of one Sensor in this process; a `draining.lease.Leased`."""
 
     def __init__(
         self,
@@ -50,10 +50,10 @@ class SensorDrain:
         """None before `run`."""
         self._stopping = False
         self._reported = Counts()
-        """What is in the lines of earlier requests."""
+        """The counts that earlier requests have reported."""
         self._active_at = time.monotonic()
         self._holding: Holding | None = None
-        """What is held, if no line has said it yet."""
+        """What is held, until a line has reported it."""
         self._report_at = 0.0
 
     @property
@@ -64,10 +64,12 @@ class SensorDrain:
         self._stopping = True
 
     def request_ended(self) -> None:
+        """Start the counts of `progress` anew: the last request has reported them."""
         if self.processor is not None:
             self._reported = self.processor.counts.copy()
 
     def progress(self, ended: Ended | None = None, error: str | None = None) -> DrainProgress:
+        """Return the counts since the last request, and what is held if that is new."""
         if self.processor is None:
             return DrainProgress(slot=self.slot, ended=ended, error=error)
         now, before = self.processor.counts, self._reported
@@ -86,6 +88,8 @@ class SensorDrain:
         )
 
     async def run(self) -> DrainProgress:
+        """Process the Sensor's events on a thread of its own until idle or stopped; returns the
+        last progress."""
         self._loop = asyncio.get_running_loop()
         thread = CallThread(self._loop, "sensor")
         try:
@@ -101,6 +105,7 @@ class SensorDrain:
     # On the thread
 
     def _process(self) -> Ended:
+        """Run the processor until idle or stopped; returns which."""
         self._active_at = time.monotonic()
         processor = self.processor = self._open_processor(self.slot)
         had: tuple[int, ...] = ()
@@ -115,19 +120,21 @@ class SensorDrain:
                     self.shrunk_at = self._loop.time()
                 had = has
                 if time.monotonic() >= self._report_at:
-                    self._report(processor)
+                    self._update_holding(processor)
             return Ended.STOPPED
         finally:
-            self._report(processor)  # before what it has is forgotten
+            self._update_holding(processor)  # before what it has is forgotten
             processor.close(CLOSE_TIMEOUT)
 
-    def _report(self, processor: Processor) -> None:
+    def _update_holding(self, processor: Processor) -> None:
+        """Compute what is held, for the next lines."""
         began = time.monotonic()
         self._holding = processor.holding()
         took = time.monotonic() - began
         self._report_at = began + max(HOLDING_INTERVAL, HOLDING_SHARE * took)
 
     def _is_idle(self, processor: Processor) -> bool:
+        """Whether there has been nothing to do for long enough."""
         if self.idle is None or processor.is_waiting:
             return False
         if processor.due is not None and processor.due / 1000 <= self._now() + SOON:

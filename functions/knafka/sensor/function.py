@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from knafka import settings
 from knafka.clients.http_subscriber import HttpSubscriber
-from knafka.clients.kafka_connection import reading, writing
+from knafka.clients.kafka_connection import consumer_configuration, producer_configuration
 from knafka.clients.kafka_transactions import KafkaTransactions
 from knafka.core.documents import digest
 from knafka.core.drain import DrainRequest
@@ -29,22 +29,24 @@ from knafka.settings import Drains
 from knafka.tracing.spans import Tracer
 
 OpenLog: TypeAlias = Callable[[Sensor, str, Claims], TransactionalLog]
-"""By a transactional id. Raises `LogError`, and `InvalidDocument` for a Secret that can't work."""
+"""Opens a transactional log by its transactional id. Raises `LogError`, and `InvalidDocument` for a
+Secret that can't work."""
 
 
 def open_kafka(sensor: Sensor, transactional_id: str, claims: Claims) -> TransactionalLog:
+    """Open the transactional log on real Kafka."""
     return KafkaTransactions(
-        reading(sensor.kafka),
+        consumer_configuration(sensor.kafka),
         sensor.group,
         [sensor.topic, sensor.trigger_topic],
         claims,
         transactional_id,
-        writing=writing(sensor.kafka),
+        writing=producer_configuration(sensor.kafka),
     )
 
 
 class SensorFunction(DrainingFunction):
-    """One process of a Sensor."""
+    """A Sensor's function."""
 
     def __init__(self, open_log: OpenLog = open_kafka) -> None:
         super().__init__("knafka-sensor", self._open)
@@ -71,10 +73,10 @@ class SensorSide(LeasedSide):
         self._digest = digest(sensor)
         self._open_log = open_log
         self._slot: int | None = None
-        """Of the request under way."""
+        """Slot of the request under way."""
         self._drain: SensorDrain | None = None
         self._before = Counts()
-        """Of the drains before this one."""
+        """Counts of the earlier drains."""
         self._subscriber = HttpSubscriber(limit=1)
         renewal = None
         if service_url is not None:
@@ -84,12 +86,14 @@ class SensorSide(LeasedSide):
         super().__init__(Lease(self._new_drain, renewal))
 
     def _new_drain(self) -> SensorDrain:
+        """Create the next drain."""
         self._before = self._totals()
         # One that begins without a request has no slot: another process may have it by now.
         self._drain = SensorDrain(self._open_processor, self._slot)
         return self._drain
 
     def _open_processor(self, slot: int | None) -> Processor:
+        """Open the processor of this slot."""
         # A process that was killed leaves its transaction open; the next one in its slot ends it.
         # Without a slot no process has the name again, and Kafka ends it by its timeout.
         name = uuid.uuid4().hex[:12] if slot is None else str(slot)
@@ -101,29 +105,36 @@ class SensorSide(LeasedSide):
         )
 
     def _totals(self) -> Counts:
+        """Return the counts of all drains so far."""
         if self._drain is None or self._drain.processor is None:
             return self._before
         return self._before + self._drain.processor.counts
 
     def refusal(self, request: DrainRequest) -> str:
+        """Explain why a request for a drain is refused: it is for another Sensor; empty: it isn't
+        refused."""
         other = request.shard is not None or request.egress is not None
         if other or request.sensor not in (None, self._digest):
             return "this process has another Sensor, or another version of it"
         return ""
 
     async def stream(self, request: DrainRequest, caller: asyncio.Task[bool], send: Send) -> None:
+        """Answer a request for a drain with lines of progress."""
         self._slot = request.slot
         await super().stream(request, caller, send)
 
     def detach(self) -> None:
+        """Let the drain go on without its request."""
         self._slot = None
         super().detach()
 
     async def close(self) -> None:
+        """Wait for the drain to end, then close the client."""
         await self.drained()
         await self._subscriber.close()
 
     def metrics(self) -> Iterator[Metric]:
+        """Yield the Sensor's metrics."""
         labels = {"namespace": self._sensor.namespace, "sensor": self._sensor.name}
         totals = self._totals()
         yield Metric(

@@ -40,13 +40,13 @@ class Collected(NamedTuple):
 
     record: Record
     found: TriggerRecord | None
-    """None: it can't be read."""
+    """The trigger's record; None: it can't be read."""
     headers: RecordHeaders | None
     error: Exception | None
 
 
 class Handlers:
-    """Of one process."""
+    """Handles the events of one process: routes them to triggers, and applies them."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Handlers:
         size = len(record.value() or b"")
         place = Place(at, record.partition(), record.offset())
         arrival = Arrival(place, since, record, headers or [], envelope, routes, size)
-        if waits or not all(each.fires for each in routes):
+        if waits or not all(route.fires for route in routes):
             bus.enqueue(arrival)
         else:
             self.route(arrival, batch, None)
@@ -146,7 +146,7 @@ class Handlers:
         if at != event.at:
             found = found._replace(event=event._replace(at=at))
         collected, place = Collected(record, found, headers, None), Place(at, *event.origin)
-        if ordered.passes(offset, place, found.until):
+        if ordered.take_if_next(offset, place, found.until):
             self.reduce(collected, batch)
             return True
         ordered.add(offset, place, found.until, collected, size)
@@ -194,7 +194,7 @@ class Handlers:
 
 
 def follow(number: int, key: str, after: Step, batch: Batch) -> None:
-    """What is held of a key of a partition now, and what has fired."""
+    """Return what a key of a partition holds now, and what has fired."""
     batch.keep(number, key, after.held)
     for firing in after.firings:
         fire_or_name(number, key, firing, batch)

@@ -80,12 +80,13 @@ class Ordering:
             self._ordered[number] = InOrder(self._taken[number])
 
     def revoked(self, partition: Partition) -> None:
+        """Forget a partition."""
         self._positions.pop(partition, None)
         if partition.topic == self._sensor.topic:
             self._bus.revoked(partition.number)
         else:
-            for each in (self._read_to, self._taken, self._ordered):
-                each.pop(partition.number, None)
+            for by_partition in (self._read_to, self._taken, self._ordered):
+                by_partition.pop(partition.number, None)
 
     @property
     def partitions(self) -> Sequence[Partition]:
@@ -110,13 +111,13 @@ class Ordering:
     @property
     def first(self) -> int | None:
         """The time of the earliest event that waits for its turn; None if none waits."""
-        times = [self._bus.first, *(each.first for each in self._ordered.values())]
+        times = [self._bus.first, *(order.first for order in self._ordered.values())]
         return min((at for at in times if at is not None), default=None)
 
     @property
     def has_next(self) -> bool:
         """Whether a record is next in order, and waits only for its transaction."""
-        return self._bus.has_next or any(each.has_next for each in self._ordered.values())
+        return self._bus.has_next or any(order.has_next for order in self._ordered.values())
 
     def patience(self, now: int) -> float | None:
         """Seconds until the next check of the records that wait; None if none waits."""
@@ -131,7 +132,7 @@ class Ordering:
 
     @property
     def asked_at(self) -> int:
-        """When `known` was asked for, by our clock."""
+        """When `known` was asked for, on our clock."""
         return self._watermark.asked_at
 
     @property
@@ -170,24 +171,24 @@ class Ordering:
                 self._read_to[number] = end
         return count
 
-    def look(self, now: int, due: int | None, since: int) -> None:
-        """Find out up to which time everything was read, if a record waits for that, or `due`: then
-        by a request that was made at `since` or later. Call it only while every routed event is
-        committed."""
+    def refresh(self, now: int, due: int | None, since: int) -> None:
+        """Find out up to which time everything was read, if a record waits for that or a trigger is
+        `due` at a time; then by a request made at `since` or later. Call it only while every routed
+        event is committed."""
         bus, ordered = self._bus, self._ordered
-        held_back = [at for each in ordered.values() if (at := each.first) is not None]
+        held_back = [at for order in ordered.values() if (at := order.first) is not None]
         times = [*held_back, bus.waits_for, bus.first_ahead, due]
-        for at in sorted(each for each in times if each is not None):
+        for at in sorted(time for time in times if time is not None):
             after = since if at == due else 0
             if (known := bus.read_until) is None or known <= at or bus.ended_at < after:
                 bus.refresh(now, at, after)
                 break
         bus.forget_ahead()
         if held_back or due is not None:
-            known = self._watermark.look(bus.routed_until, bus.ended_at, self._read_to)
+            known = self._watermark.update(bus.routed_until, bus.ended_at, self._read_to)
             if known is not None:
-                for each in ordered.values():
-                    each.know(known)
+                for order in ordered.values():
+                    order.note_read_until(known)
 
     def route(self, batch: Batch) -> int:
         """Route the events that are next on the bus to the trigger topic; returns how many."""
@@ -218,7 +219,7 @@ class Ordering:
 
     def expired(self, number: int, until: int) -> None:
         """Note that all timeouts before `until` were handled in a trigger topic partition."""
-        self._ordered[number].close(until)
+        self._ordered[number].mark_decided(until)
 
     def set_positions(self, batch: Batch) -> None:
         """Add the offsets and metadata to the batch that have changed since the last commit."""

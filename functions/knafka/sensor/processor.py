@@ -43,7 +43,7 @@ from knafka.sensor.handlers import follow
 from knafka.sensor.ordering import Ordering
 from knafka.sensor.state import State
 from knafka.sensor.tracing import SensorTracing
-from knafka.sensor.watermark import INTERVAL, LATENESS
+from knafka.sensor.watermark import CHECK_INTERVAL, MIN_ABSENCE_DELAY
 from knafka.tracing.spans import Tracer
 
 log = logging.getLogger(__name__)
@@ -65,8 +65,8 @@ class MissingTopics(LogError):
 
 
 class Processor:
-    """One process's part of a Sensor: `step` is called again and again, by one thread. It is the
-    `Claims` of its own log."""
+    """One process's part of a Sensor, and the `Claims` of its log. One thread calls `step` again
+    and again."""
 
     def __init__(
         self,
@@ -77,13 +77,13 @@ class Processor:
         self._tracing = None if tracer is None else SensorTracing(tracer, sensor)
         self.counts = Counts()
         self._sensor = sensor
-        self._rules: dict[str, Rule] = {each.name: each for each in sensor.rules()}
+        self._rules: dict[str, Rule] = {rule.name: rule for rule in sensor.rules()}
         if (dedupe := sensor.dedupe_millis) is not None:
-            marks = (duplicates.rule_of(each, dedupe) for each in list(self._rules))
-            self._rules.update({each.name: each for each in marks})
+            marks = (duplicates.rule_of(rule, dedupe) for rule in list(self._rules))
+            self._rules.update({mark.name: mark for mark in marks})
         self._state = State(self._rules, sensor.max_held_keys, sensor.max_held_bytes)
         self._refused: Refused = {}
-        """What is known to be too large for its topic, and isn't committed yet."""
+        """Causes that are known to be too large for a topic, until they are committed."""
         self._is_compressed = sensor.kafka.producer.get("compression.type", "none") != "none"
         """Whether a record that is larger than another may be smaller in its topic."""
         self._has_letters = False
@@ -93,7 +93,7 @@ class Processor:
         self._moved: set[Partition] = set()
         """Partitions that came or went since the last look."""
         self._log = open_log(self)
-        router = Router(sensor, self._failed)
+        router = Router(sensor, self._handle_failure)
         self._ordering = Ordering(sensor, self._rules, router, self._log, self._tracing)
         self._first_at = 0
         """The time (ms) at which the first record of the last read was there."""
@@ -104,8 +104,8 @@ class Processor:
         is to be asked for."""
 
     def check_topics(self) -> None:
-        """Raises `MissingTopics`, which names all of them, and `LogError`: of a topic that isn't
-        there a member of a group hears nothing."""
+        """Raise `MissingTopics`, which names all missing topics, as a group's member isn't told of
+        them; or `LogError`."""
         sensor, missing = self._sensor, list[str]()
         for topic in (
             sensor.topic,
@@ -135,18 +135,18 @@ class Processor:
         self._make_room(batch)
         ordering = self._ordering
         handled = ordering.take_in(found, reached, batch, self._now, self._first_at)
-        ordering.look(self._now, self._due(now), self._found_at)
+        ordering.refresh(self._now, self._due(now), self._found_at)
         handled += ordering.route(batch) + ordering.reduce(batch)
         if found or handled:
             self._known_until, self._found_at = None, self._now
-        expired = 0 if found or handled else self._expire(now, batch)
+        expired = 0 if found or handled else self._fire_expired(now, batch)
         self._drop_marks(batch)
         ordering.set_positions(batch)
         outputs = batch.outputs
         if batch.positions or outputs:
             self._commit(batch, outputs)
             self._now = now + round((time.monotonic() - began) * 1000)
-            ordering.look(self._now, self._due(now), self._found_at)
+            ordering.refresh(self._now, self._due(now), self._found_at)
         ordering.balance()
         handled = max(len(found), handled)
         return handled + (expired if expired == BATCH else 0) + batch.tidied + batch.let_go_keys
@@ -158,15 +158,15 @@ class Processor:
         if next(self._state.stale, None) is not None or self._state.is_full:
             patience = min(patience, GATHERING)
         elif (timer := self._state.first_timer) is not None:
-            patience = min(patience, max(INTERVAL, timer + LATENESS - now) / 1000)
+            patience = min(patience, max(CHECK_INTERVAL, timer + MIN_ABSENCE_DELAY - now) / 1000)
         if first is not None:
-            patience = min(patience, INTERVAL / 1000)
+            patience = min(patience, CHECK_INTERVAL / 1000)
         waits = self._ordering.patience(now)
         return patience if waits is None else min(patience, waits)
 
     def _read(self, patience: float) -> tuple[Sequence[Record], Mapping[Partition, int]]:
-        """What has come, and what was read to its end with it: the first record, and those that
-        follow it within `GATHERING`."""
+        """Return new records and ends: the first record, and those that follow within
+        `GATHERING`."""
         began = time.monotonic()
         first = self._log.read(1, patience)
         reached = dict(self._log.reached)
@@ -176,15 +176,15 @@ class Processor:
         self._moved.clear()
         more = self._log.read(BATCH - 1, GATHERING)
         # What went meanwhile isn't ours, and what also came again is read again.
-        kept = [each for each in first if _partition_of(each) not in self._moved]
+        kept = [record for record in first if _partition_of(record) not in self._moved]
         later = {*self._moved, *map(_partition_of, more)}
-        reached = {each: end for each, end in reached.items() if each not in later}
+        reached = {partition: end for partition, end in reached.items() if partition not in later}
         return [*kept, *more], {**reached, **self._log.reached}
 
     @property
     def partitions(self) -> tuple[int, ...]:
         """Numbers of those that are this process's, of the bus or of the trigger topic."""
-        return tuple(sorted({each.number for each in self._ordering.partitions}))
+        return tuple(sorted({partition.number for partition in self._ordering.partitions}))
 
     @property
     def held_keys(self) -> int:
@@ -217,11 +217,11 @@ class Processor:
         return self._ordering.stalled
 
     def holding(self) -> Holding:
-        """What each trigger holds here; costs a look at everything."""
+        """Return what each trigger holds here; looks at all held events."""
         return self._state.holding()
 
     def held(self) -> Mapping[str, Held]:
-        """What is held in this process, by key."""
+        """Return the events held in this process, by key."""
         return self._state.all()
 
     def close(self, timeout: float) -> None:
@@ -231,6 +231,7 @@ class Processor:
     # Partitions
 
     def assigned(self, partitions: Mapping[Partition, OffsetAndMetadata | None]) -> None:
+        """Take over partitions: restore what the trigger topic's hold, from the changelog."""
         self._known_until = None
         self._moved.update(partitions)
         changelog = self._sensor.changelog_topic
@@ -243,6 +244,7 @@ class Processor:
                 self._state.restore(number, self._log.read_all(changelog, number), self._now)
 
     def revoked(self, partitions: Collection[Partition]) -> None:
+        """Forget partitions that belong to another process."""
         self._moved.update(partitions)
         for partition in partitions:
             self._ordering.revoked(partition)
@@ -253,7 +255,7 @@ class Processor:
 
     @property
     def _lateness(self) -> int:
-        return max(LATENESS, self._ordering.grace)
+        return max(MIN_ABSENCE_DELAY, self._ordering.grace)
 
     def _due(self, now: int) -> int | None:
         """The time (ms) of what is due though nothing has come for it; None: nothing is."""
@@ -264,9 +266,9 @@ class Processor:
         """Whether every event before this time was read, for certain."""
         return time is not None and self._known_until is not None and time <= self._known_until
 
-    def _expire(self, now: int, batch: Batch) -> int:
-        """What is due though nothing has come for it, of `BATCH` keys; gives of how many. Only
-        while there is nothing else to do: what decides it has been read then."""
+    def _fire_expired(self, now: int, batch: Batch) -> int:
+        """Fire what is due because nothing else has come, for at most `BATCH` keys; returns for how
+        many. Call it only when idle, as what decides it has been read then."""
         if (first := self._due(now)) is None:
             return 0
         topic = self._sensor.trigger_topic
@@ -323,12 +325,13 @@ class Processor:
             batch.keep(number, key, ())
             batch.positions.setdefault(partition, self._ordering.position(partition))
 
-    def _failed(self, kind: ErrorKind) -> None:
+    def _handle_failure(self, kind: ErrorKind) -> None:
         self.counts.errors[kind] += 1
 
     # Transactions
 
     def _commit(self, batch: Batch, outputs: Sequence[Output]) -> None:
+        """Commit the batch in one transaction."""
         offsets = {
             partition: OffsetAndMetadata(offset, batch.metadata(partition))
             for partition, offset in batch.positions.items()
@@ -360,6 +363,7 @@ class Processor:
         self.counts.add(batch.counts)
 
     def _ensure_letters(self) -> None:
+        """Create the dead-letter topic unless it exists."""
         sensor, settings = self._sensor, self._sensor.dead_letter_settings
         self._log.ensure_topic(
             sensor.dead_letter_topic, settings.partitions, settings.replication, settings.config

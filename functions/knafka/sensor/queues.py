@@ -1,4 +1,4 @@
-"""Events of the bus on their way to their triggers: a queue for each partition that is ours."""
+"""Events of the bus that wait to be routed: a queue for each partition of this process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Arrival(NamedTuple):
 
     place: Place
     since: int
-    """Everything of its partition that is of an earlier time (ms) came before it."""
+    """Every event of its partition before this time (ms) came before it."""
     record: Record
     headers: RecordHeaders
     envelope: Envelope
@@ -31,33 +31,33 @@ class Arrival(NamedTuple):
 
 @dataclass(slots=True)
 class Queue:
-    """One partition's: what was read, and what of it waits."""
+    """A partition's queued events, and how far it was read."""
 
     next: int
-    """The offset of the next record to be read."""
+    """The next offset to read."""
     seen: int | None
-    """Everything of an earlier time (ms) was read; None: that isn't known."""
+    """Time (ms) before which everything was read; None: not known."""
     committed: int | None
-    """The same of what is committed."""
+    """Time (ms) before which everything was routed, as committed; None: not known."""
     queue: deque[Arrival] = field(default_factory=deque)
     bytes: int = 0
     is_paused: bool = False
 
 
 class Bounds(NamedTuple):
-    """How far the partitions of ours were read."""
+    """Times up to which the own partitions were read: the lowest two."""
 
     first: int
-    """The one that was read least far."""
+    """The lowest time."""
     number: int
-    """Which one that is."""
+    """The partition that was read up to `first`."""
     second: int
-    """The next one."""
+    """The second lowest time."""
 
     def of(self, number: int) -> int:
-        """Until when all but this partition were read."""
+        """Return the time up to which all partitions but this one were read."""
         return self.second if number == self.number else self.first
 
     def allows(self, place: Place, in_order: bool) -> bool:
-        """Whether an event is next that is the first of its partition."""
+        """Whether the first event of its partition may be routed next."""
         return not in_order or place.at < self.of(place.partition)

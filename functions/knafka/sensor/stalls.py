@@ -25,14 +25,14 @@ class Stalls:
     def __init__(self, topic: str) -> None:
         self._topic = topic
         self._standing: dict[int, tuple[int | None, int]] = {}
-        """How far each of them was read, and since when (ms)."""
+        """Up to which time each waited-for partition was read, and since when (ms)."""
         self._noted_at = 0
         self.partitions: frozenset[int] = frozenset()
-        """Those that aren't waited for any more."""
+        """Partitions that are no longer waited for."""
 
     def note(self, now: int, wanted: int, untils: Mapping[int, int | None]) -> None:
-        """These partitions were read until these times (ms; None: not known), and until `wanted` is
-        waited for. The others hold up nobody."""
+        """Note up to which times these partitions were read (ms; None: not known) while `wanted` is
+        waited for. Other partitions hold up nothing."""
         standing = {} if now - self._noted_at > FORGET_AFTER else self._standing
         self._noted_at = now
         self._standing = {}

@@ -27,24 +27,26 @@ SHOWN: Final = 100
 
 @dataclass(slots=True)
 class _Partition:
+    """What one partition of the trigger topic holds."""
+
     held: dict[str, Held] = field(default_factory=dict)
-    """By key (`records.key_of`)."""
+    """Held events by key (`records.key_of`)."""
     stale: list[bytes] = field(default_factory=list)
     """Keys in the changelog of what isn't held any more, as the Sensor was changed."""
     timers: Timers = field(default_factory=Timers)
-    """When what is held changes by itself."""
+    """When the held events of a key change by themselves."""
     due: Timers = field(default_factory=Timers)
-    """When something fires for which nothing else is to come."""
+    """When a key fires because nothing else has come."""
     since: Timers | None = None
-    """Of when the oldest event is that is held; None: it was never asked for."""
+    """Time of the oldest held event; None: it was never asked for."""
     marks: OrderedDict[str, Held] = field(default_factory=OrderedDict)
     """See `core.sensor.duplicates`; by key, the oldest first."""
     bytes: int = 0
-    """Of all events that are held, as JSON."""
+    """Bytes of all held events as JSON."""
 
 
 class State:
-    """By partition of the trigger topic; what isn't committed yet is in no State."""
+    """Held events by partition of the trigger topic, without what isn't committed yet."""
 
     def __init__(self, rules: Mapping[str, Rule], max_keys: int, max_bytes: int) -> None:
         """`max_keys`, `max_bytes`: what it may hold at most, see `excess`."""
@@ -60,22 +62,22 @@ class State:
         for key, events in _read(changelog, now).items():
             rule = self._rules.get(records.trigger_of(key))
             names = frozenset() if rule is None else rule.condition.names
-            kept = [each for each in events if each.dependency in names]
-            gone = (each for each in events if each.dependency not in names)
-            partition.stale += [records.changelog_key(key, each.offset) for each in gone]
+            kept = [event for event in events if event.dependency in names]
+            gone = (event for event in events if event.dependency not in names)
+            partition.stale += [records.changelog_key(key, event.offset) for event in gone]
             if kept and duplicates.is_mark(key):
                 partition.marks[key] = tuple(kept)
             elif kept:
                 partition.held[key] = in_time(kept)
                 partition.bytes += _bytes_of(kept)
-        by_age = sorted(partition.marks.items(), key=lambda each: each[1][0].at)
+        by_age = sorted(partition.marks.items(), key=lambda mark: mark[1][0].at)
         partition.marks = OrderedDict(by_age)
         self._partitions[number] = partition
         for key in partition.held:
             self.set_timers(number, key)
 
     def forget(self, number: int) -> None:
-        """It is another process's (BUS-S10)."""
+        """Forget a partition, which belongs to another process (BUS-S10)."""
         self._partitions.pop(number, None)
 
     @property
@@ -83,43 +85,48 @@ class State:
         return list(self._partitions)
 
     def held(self, number: int, key: str) -> Held:
+        """Return what a key holds."""
         partition = self._partitions[number]
         return (partition.marks if duplicates.is_mark(key) else partition.held).get(key, ())
 
     def all(self) -> Mapping[str, Held]:
-        """All that is held, by key."""
-        return {key: held for each in self._partitions.values() for key, held in each.held.items()}
+        """Return all held events, by key."""
+        return {
+            key: held
+            for partition in self._partitions.values()
+            for key, held in partition.held.items()
+        }
 
     @property
     def keys(self) -> int:
         """Triggers, or their correlation keys, for which events are held."""
-        return sum(len(each.held) for each in list(self._partitions.values()))
+        return sum(len(partition.held) for partition in list(self._partitions.values()))
 
     @property
     def held_bytes(self) -> int:
-        """Of all events that are held, as JSON."""
-        return sum(each.bytes for each in list(self._partitions.values()))
+        """Bytes of all held events as JSON."""
+        return sum(partition.bytes for partition in list(self._partitions.values()))
 
     @property
     def is_full(self) -> bool:
-        """Whether it holds more than it may."""
+        """Whether more events are held than allowed."""
         return self.keys > self._max_keys or self.held_bytes > self._max_bytes
 
     def excess(self, limit: int) -> Iterator[tuple[int, str]]:
         """Partition and key of what is to be let go of, so that no more is held than may be: those
         with the oldest events, up to `limit`. Each is given once, until `set_timers` or `keep`."""
         keys, size = self.keys, self.held_bytes
-        for each in self._partitions.values():
-            if each.since is None:
+        for part in self._partitions.values():
+            if part.since is None:
                 # Kept from now on: most never hold that much.
-                each.since = Timers()
-                for key, held in each.held.items():
-                    each.since.set(key, held[0].at)
+                part.since = Timers()
+                for key, held in part.held.items():
+                    part.since.set(key, held[0].at)
         while limit > 0 and (keys > self._max_keys or size > self._max_bytes):
             times = [
                 (first, number)
-                for number, each in self._partitions.items()
-                if each.since is not None and (first := each.since.first) is not None
+                for number, partition in self._partitions.items()
+                if partition.since is not None and (first := partition.since.first) is not None
             ]
             if not times:
                 return
@@ -131,7 +138,7 @@ class State:
             yield number, key
 
     def holding(self) -> Holding:
-        """What there is of each trigger; costs a look at everything."""
+        """Return what each trigger holds; looks at all held events."""
         found: list[Waiting] = []
         for number, partition in self._partitions.items():
             keys: Counter[str] = Counter()
@@ -149,7 +156,7 @@ class State:
                         keys=keys[trigger],
                         since=since_at,
                         key=None if correlation is None else correlation[:SHOWN],
-                        has=tuple(sorted({each.dependency for each in partition.held[key]})),
+                        has=tuple(sorted({event.dependency for event in partition.held[key]})),
                     )
                 )
         return Holding(partitions=tuple(self._partitions), triggers=tuple(found))
@@ -172,12 +179,12 @@ class State:
     def old_marks(self, dedupe: int, limit: int) -> Iterator[tuple[int, str]]:
         """Partition and key of marks that are older than so many milliseconds, by the newest of
         their partition, or of which there are too many; up to `limit`."""
-        for number, each in self._partitions.items():
-            if not each.marks:
+        for number, partition in self._partitions.items():
+            if not partition.marks:
                 continue
-            newest = next(reversed(each.marks.values()))[0].at
-            excess = len(each.marks) - self._max_keys
-            for key, (mark, *_) in islice(each.marks.items(), limit):
+            newest = next(reversed(partition.marks.values()))[0].at
+            excess = len(partition.marks) - self._max_keys
+            for key, (mark, *_) in islice(partition.marks.items(), limit):
                 if mark.at + dedupe >= newest and excess <= 0:
                     break
                 excess, limit = excess - 1, limit - 1
@@ -186,21 +193,22 @@ class State:
     @property
     def stale(self) -> Iterator[tuple[int, bytes]]:
         """Partition and key of records in the changelog that nothing stands for any more."""
-        for number, each in self._partitions.items():
-            for key in reversed(each.stale):
+        for number, partition in self._partitions.items():
+            for key in reversed(partition.stale):
                 yield number, key
 
     def stale_gone(self, count: int) -> None:
         """The first so many of them."""
-        for each in self._partitions.values():
-            gone = min(count, len(each.stale))
-            del each.stale[len(each.stale) - gone :]
+        for partition in self._partitions.values():
+            gone = min(count, len(partition.stale))
+            del partition.stale[len(partition.stale) - gone :]
             count -= gone
 
     # Time
 
     def set_timers(self, number: int, key: str) -> None:
-        """By what is held of this key, which `changed_until` or `excess` may have given."""
+        """Set the timers of a key from its held events, which `changed_until` or `excess` may have
+        returned."""
         if duplicates.is_mark(key):
             return
         partition, rule = self._partitions[number], self._rules[records.trigger_of(key)]
@@ -217,25 +225,25 @@ class State:
 
     @property
     def first_timer(self) -> int | None:
-        """When (ms) something changes by itself."""
-        times = (each.timers.first for each in self._partitions.values())
+        """Return when (ms) held events change by themselves next; None: never."""
+        times = (partition.timers.first for partition in self._partitions.values())
         return min((at for at in times if at is not None), default=None)
 
     def changed_until(self, time: int) -> Iterator[tuple[int, str]]:
         """Partition and key of what changes by itself before this time; each is given once, until
         `set_timers` or `keep`."""
-        for number, each in self._partitions.items():
-            for key in each.timers.until(time):
+        for number, partition in self._partitions.items():
+            for key in partition.timers.until(time):
                 yield number, key
 
     @property
     def due(self) -> int | None:
-        """When (ms) the next firing is due that waits for no event; None: there is none."""
-        times = (each.due.first for each in list(self._partitions.values()))
+        """Return when (ms) the next firing is due that waits for no event; None: there is none."""
+        times = (partition.due.first for partition in list(self._partitions.values()))
         return min((at for at in times if at is not None), default=None)
 
     def due_with(self, number: int, changed: Mapping[str, Held]) -> int | None:
-        """The same of one partition, if this were held of some of its keys."""
+        """Return as `due` for one partition, if some of its keys held this."""
         due = self._partitions[number].due
         before = {key: due.of(key) for key in changed}
         for key, held in changed.items():
@@ -248,13 +256,15 @@ class State:
 
 
 def _bytes_of(held: Iterable[HeldEvent]) -> int:
+    """Return the bytes of events as JSON."""
     size = 0
-    for each in held:  # a sum of a generator costs twice as much, and it is asked for each event
-        size += len(each.document)
+    for event in held:  # a sum of a generator costs twice as much, and it is asked for each event
+        size += len(event.document)
     return size
 
 
 def _read(changelog: Iterable[Sequence[Record]], now: int) -> Mapping[str, Sequence[HeldEvent]]:
+    """Read the held events from a partition's changelog."""
     found: dict[str, dict[int, HeldEvent]] = {}
     for batch in changelog:
         for record in batch:

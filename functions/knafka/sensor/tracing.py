@@ -34,9 +34,9 @@ class SensorTracing:
 
     def fire(self, key: str, identity: str, firing: Firing) -> Span | None:
         """The span of an action with this id; None: none of its events is sampled."""
-        by_arrival = sorted(firing.events, key=lambda each: each.offset)
-        found = [decode(each.trace) for each in by_arrival if each.trace]
-        contexts = [each for each in found if each is not None]
+        by_arrival = sorted(firing.events, key=lambda event: event.offset)
+        found = [decode(event.trace) for event in by_arrival if event.trace]
+        contexts = [context for context in found if context is not None]
         if not contexts:
             return None
         attributes: dict[str, str | int | bool] = {

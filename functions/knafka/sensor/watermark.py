@@ -1,10 +1,10 @@
-"""Until when everything was read of this process's partitions of the trigger topic.
+"""The time before which everything was read of this process's partitions of the trigger topic.
 
-    the bus was routed until then --the trigger topic's ends are asked for--> read to these: known
+    the bus was routed up to a time --the trigger topic's ends are asked for--> read to them: known
 
-Records of the trigger topic mostly say so themselves (`TriggerRecord.until`); this is for what
-waits when no further record comes: the last events where several processes read the bus, and what
-fires as nothing has come.
+Most records of the trigger topic say it themselves (`TriggerRecord.until`). This is for events that
+wait while no further record comes: the last events where several processes read the bus, and
+triggers that fire because an event is absent.
 """
 
 from __future__ import annotations
@@ -15,51 +15,55 @@ from typing import Final
 from knafka.core.sensor.contract import Sensor
 from knafka.ports.transactions import TransactionalLog
 
-LATENESS: Final = 2_000
-"""Milliseconds after which it is decided that something hasn't come, at least: an event may reach
-Kafka so long after its time."""
-INTERVAL: Final = 100
-"""Milliseconds between two looks at what is due."""
+MIN_ABSENCE_DELAY: Final = 2_000
+"""Milliseconds after which an event counts as absent, at least: an event may reach Kafka that long
+after its time."""
+CHECK_INTERVAL: Final = 100
+"""Milliseconds between two checks for triggers that are due."""
 
 
 class Watermark:
-    """Asked again and again while there is something to decide."""
+    """Finds the time before which everything was read, while something waits for it."""
 
     def __init__(self, sensor: Sensor, log: TransactionalLog) -> None:
         self._topic = sensor.trigger_topic
         self._log = log
-        self._asked: tuple[int, int, Mapping[int, int | None]] | None = None
+        self._pending: tuple[int, int, Mapping[int, int | None]] | None = None
         self.known: int | None = None
-        """The time (ms) before which every event was read that concerns these partitions."""
+        """Time (ms) before which every event for these partitions was read; None: not known."""
         self.asked_at = 0
-        """When (ms) the bus was asked for that, by our clock."""
+        """When (ms, our clock) the bus was asked for `known`."""
 
-    def look(
+    def update(
         self, routed_until: int | None, asked_at: int, positions: Mapping[int, int]
     ) -> int | None:
-        """The same, as it is known now. `routed_until`: everything of the bus that is of an earlier
-        time is in the trigger topic, in a transaction that was committed, as was asked at
-        `asked_at`. `positions`: where each partition of ours is read on. Raises `LogError`."""
-        if self._asked is not None:
-            self._judge(*self._asked, positions)
-        if self._asked is None and routed_until is not None and routed_until >= (self.known or 0):
+        """Ask for the trigger topic's ends if necessary, and return `known`.
+
+        `routed_until`: every earlier event of the bus is in the trigger topic, in a committed
+        transaction, as was known at `asked_at`. `positions`: the next offset of each own partition.
+        Raises `LogError`.
+        """
+        if self._pending is not None:
+            self._check_reached(*self._pending, positions)
+        if self._pending is None and routed_until is not None and routed_until >= (self.known or 0):
             ends = self._log.reachable_ends(self._topic)
             if all(ends.get(number) is not None for number in positions):
-                self._asked = routed_until, asked_at, ends
-                self._judge(*self._asked, positions)
+                self._pending = routed_until, asked_at, ends
+                self._check_reached(*self._pending, positions)
         return self.known
 
-    def _judge(
+    def _check_reached(
         self,
         until: int,
         asked_at: int,
         ends: Mapping[int, int | None],
         positions: Mapping[int, int],
     ) -> None:
+        """Set `known` if the partitions were read to the ends that were asked for."""
         if all(position >= (ends.get(number) or 0) for number, position in positions.items()):
-            self._asked, self.asked_at = None, asked_at
+            self._pending, self.asked_at = None, asked_at
             self.known = until if self.known is None else max(self.known, until)
 
     def forget(self) -> None:
-        """What is known doesn't hold: partitions came, or are read again."""
-        self._asked = self.known = None
+        """Forget `known`: partitions were assigned, or are read again."""
+        self._pending = self.known = None

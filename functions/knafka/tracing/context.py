@@ -31,17 +31,17 @@ class SpanContext(NamedTuple):
     sampled: bool
 
     def encode(self) -> bytes:
-        """As a `traceparent` says it."""
+        """Return the context as the value of a `traceparent` header."""
         return b"00-%032x-%016x-%02x" % self
 
     @property
     def ids(self) -> Mapping[str, str]:
-        """As a log line has them."""
+        """Trace and span id for a log line."""
         return {"trace_id": f"{self.trace_id:032x}", "span_id": f"{self.span_id:016x}"}
 
 
 def decode(value: bytes | None) -> SpanContext | None:
-    """What a `traceparent` says; None for none, and for what W3C calls invalid."""
+    """Parse a `traceparent`; None if there is none, or one that W3C calls invalid."""
     if value is None or (found := _parts(value)) is None:
         return None
     version, trace, span, flags, more = found.groups()

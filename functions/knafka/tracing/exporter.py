@@ -17,7 +17,7 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode,
 
 from knafka.tracing import context, settings, spans
 
-_KINDS: Final = {each: SpanKind[each.value] for each in spans.Kind}
+_KINDS: Final = {kind: SpanKind[kind.value] for kind in spans.Kind}
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
 _OK: Final = Status(StatusCode.UNSET)
 # Without a version Zipkin's exporter writes null, and Zipkin refuses the batch.
@@ -44,7 +44,7 @@ class OpenTelemetryExporter:
                 parent=None if span.parent is None else _context(span.parent, is_remote=True),
                 resource=self._resource,
                 attributes=span.attributes,
-                links=[Link(_context(each, is_remote=True)) for each in span.links],
+                links=[Link(_context(link, is_remote=True)) for link in span.links],
                 kind=_KINDS[span.kind],
                 status=_OK if span.error is None else Status(StatusCode.ERROR, span.error),
                 start_time=span.start,
@@ -64,6 +64,7 @@ class OpenTelemetryExporter:
 
 
 def _exporter(name: settings.Exporter) -> SpanExporter:
+    """Return the exporter of this name."""
     if name == "zipkin":
         from opentelemetry.exporter.zipkin.json import ZipkinExporter
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 _BITS: Final = (1 << 64) - 1
-"""Of a trace id, those that OpenTelemetry's SDKs look at, too."""
+"""Bits of a trace id that decide about sampling, the same as in OpenTelemetry's SDKs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ Exporter: TypeAlias = Literal["otlp", "otlp-grpc", "zipkin"]
 
 @dataclass(frozen=True, slots=True)
 class TracingSettings:
-    """What the environment says about traces."""
+    """The environment's settings of traces."""
 
     exporter: Exporter | None = None
     """None: tracing is off."""
@@ -75,6 +75,7 @@ def tracing_settings(environment: Mapping[str, str]) -> TracingSettings:
 
 
 def _exporter(given: Mapping[str, str], problems: list[str]) -> Exporter | None:
+    """Return the declared exporter; None: tracing is off. Problems are added to `problems`."""
     named = given.get(EXPORTER, "").lower()
     if not named:
         if given.get(OTLP_ENDPOINT) or given.get(OTLP_TRACES_ENDPOINT):
@@ -92,6 +93,7 @@ def _exporter(given: Mapping[str, str], problems: list[str]) -> Exporter | None:
 
 
 def _sampler(given: Mapping[str, str], problems: list[str]) -> Sampler:
+    """Return the declared sampler, or the default after a problem, which is added to `problems`."""
     name = given.get(SAMPLER, DEFAULT_SAMPLER).lower()
     if name not in NAMES:
         problems.append(

@@ -40,7 +40,7 @@ class Span:
     attributes: Attributes = field(default_factory=dict)
     end: int = 0
     error: str | None = None
-    """What went wrong, if something has."""
+    """Why the span's operation failed; None: it didn't."""
     links: Sequence[SpanContext] = ()
     """Spans of other traces that have to do with it."""
 
@@ -86,7 +86,7 @@ class Tracer:
         return Span(name, kind, self.below(parent), parent, self.now(), attributes or {})
 
     def end(self, span: Span, error: str | None = None) -> None:
-        """It ends now."""
+        """End the span now."""
         span.end = self.now()
         span.error = error
         self._export(span)

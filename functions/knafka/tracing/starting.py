@@ -51,8 +51,8 @@ class Tracing:
 
 
 def start_tracing(environment: Mapping[str, str], service: str) -> Tracing | None:
-    """None: it is off, or can't be on, which is logged. `service` is the `service.name` of spans
-    where the environment has none."""
+    """Start the export of traces; None if it is off, or can't start, which is logged. `service` is
+    the spans' `service.name` unless the environment sets one."""
     settings = tracing_settings(environment)
     for problem in settings.problems:
         log.warning("tracing: %s", problem)

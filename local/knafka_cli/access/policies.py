@@ -87,7 +87,7 @@ def judge(
     authorization = Authorization(
         ingress.policies, ingress.default_authorization, ingress.namespace
     )
-    verdict = authorization.of(subject)
+    verdict = authorization.verdict(subject)
     passes = verdict if isinstance(verdict, bool) else None if event is None else verdict(event)
     applied = asked.applied_policies_of(broker)
     if not applied:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from knafka.clients.kafka_admin import KafkaAdmin
-from knafka.clients.kafka_connection import connection
+from knafka.clients.kafka_connection import connection_configuration
 from knafka.core.contract import Kafka
 from knafka.core.documents import parse
 from knafka.core.errors import KnafkaError
@@ -192,7 +192,7 @@ class Looking:
         }
         secret = kafka_secret_values(source.spec, found, identity.namespace)
         servers = self._servers or ",".join(source.spec.bootstrap_servers)
-        reached = connection(Kafka(bootstrap_servers=servers))
+        reached = connection_configuration(Kafka(bootstrap_servers=servers))
         if secret is not None:
             reached.update(for_librdkafka(secret))
         missing, group = asyncio.run(self._ask_kafka_of(reached, source))

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, TypeVar
 import typer
 
 from knafka.clients.kafka_admin import KafkaAdmin
-from knafka.clients.kafka_connection import connection
+from knafka.clients.kafka_connection import connection_configuration
 from knafka.core import json_format
 from knafka.core.contract import Egress, Ingress, Kafka
 from knafka.core.errors import InvalidDocument, InvalidEvent
@@ -172,7 +172,7 @@ def egress_of(running: RunningState, trigger: str) -> Egress:
 
 def kafka_of(running: RunningState) -> dict[str, Any]:
     """The librdkafka configuration that reaches the Kafka of what runs."""
-    return connection(Kafka(bootstrap_servers=running.bootstrap_servers))
+    return connection_configuration(Kafka(bootstrap_servers=running.bootstrap_servers))
 
 
 def with_kafka(running: RunningState, ask: Callable[[KafkaAdmin], Coroutine[Any, Any, T]]) -> T:

@@ -18,7 +18,7 @@ from typing import Any, Final, Literal
 import kubernetes
 from kubernetes.config import ConfigException
 
-from knafka.clients.kafka_connection import connection
+from knafka.clients.kafka_connection import connection_configuration
 from knafka.core import names
 from knafka.core.contract import Egress, Ingress, Kafka, Sink
 from knafka.core.documents import parse
@@ -181,9 +181,9 @@ class ClusterSource:
             servers = self._servers or channel.status.annotations.get(desired.BOOTSTRAP_SERVERS)
             if servers is None:
                 raise ClusterError("; ".join([str(error), *problems])) from error
-            return connection(Kafka(bootstrap_servers=servers)), base, problems
+            return connection_configuration(Kafka(bootstrap_servers=servers)), base, problems
         servers = self._servers or config.data[desired.BOOTSTRAP_SERVERS]
-        reached = connection(Kafka(bootstrap_servers=servers))
+        reached = connection_configuration(Kafka(bootstrap_servers=servers))
         if values is not None:
             reached.update(for_librdkafka(values))
         return reached, config, problems
@@ -209,9 +209,9 @@ class ClusterSource:
             servers = self._servers or broker.status.annotations.get(desired.BOOTSTRAP_SERVERS)
             if servers is None:
                 raise ClusterError("; ".join([str(error), *problems])) from error
-            return connection(Kafka(bootstrap_servers=servers)), own or base, problems
+            return connection_configuration(Kafka(bootstrap_servers=servers)), own or base, problems
         servers = self._servers or configured.config.data[desired.BOOTSTRAP_SERVERS]
-        reached = connection(Kafka(bootstrap_servers=servers))
+        reached = connection_configuration(Kafka(bootstrap_servers=servers))
         if configured.secret is not None:
             secret = self._get("Secret", configured.secret)
             if secret is None:

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from knafka.clients.kafka_connection import connection
+from knafka.clients.kafka_connection import connection_configuration
 from knafka.core.contract import Egress, Ingress, Kafka
 from knafka.core.errors import KnafkaError, LogError
 from knafka_client.declared.triggers import Unknown
@@ -124,7 +124,7 @@ class InstallationSource:
     def read(self, namespace: str | None = None) -> DeclaredView:
         """Of all namespaces if none is given. Raises `NotRunning`."""
         running = self._installation.running()
-        reached = connection(Kafka(bootstrap_servers=running.bootstrap_servers))
+        reached = connection_configuration(Kafka(bootstrap_servers=running.bootstrap_servers))
         paused: set[str] = set()
         with suppress(KnafkaError):  # it is starting; it's said where it is known
             now = snapshot_file.read(self._installation)

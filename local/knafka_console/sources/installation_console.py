@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from knafka.clients.kafka_connection import connection
+from knafka.clients.kafka_connection import connection_configuration
 from knafka.core.contract import Egress, Kafka
 from knafka.core.errors import KnafkaError
 from knafka.core.event import Event
@@ -144,7 +144,9 @@ class InstallationConsole:
         raise NotFound(f"the {trigger.kind} {trigger.id} doesn't run")
 
     def _kafka(self) -> dict[str, Any]:
-        return connection(Kafka(bootstrap_servers=self._running.state.bootstrap_servers))
+        return connection_configuration(
+            Kafka(bootstrap_servers=self._running.state.bootstrap_servers)
+        )
 
 
 def _all(declared: DeclaredObjects) -> Iterator[Trigger]:

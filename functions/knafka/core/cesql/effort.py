@@ -22,20 +22,21 @@ FREE_LENGTH: Final = 1024
 """Characters that an operation reads or makes for nothing."""
 
 SPENT: Final[list[bool]] = []
-"""Not empty once an evaluation of this process has read a large text: until then, and mostly that
-is for ever, there is nothing to forget."""
+"""Not empty once an evaluation in this process has read a large text; until then `forget_spent`
+isn't needed."""
 
 _spent: Final = ContextVar("spent", default=0)
 """Characters that the evaluation under way has read and made."""
 
 
 def forget_spent() -> None:
-    """An evaluation begins. To be called if there is anything in `SPENT`."""
+    """Reset the effort at the start of an evaluation; needed only if `SPENT` isn't empty."""
     _spent.set(0)
 
 
 def spend(characters: int) -> None:
-    """Raises `Exhausted` when the evaluation has read and made too much."""
+    """Add characters to the effort of the evaluation under way. Raises `Exhausted` beyond
+    `MAX_EFFORT`."""
     if not SPENT:
         SPENT.append(True)
     spent = _spent.get() + characters

@@ -45,6 +45,7 @@ def type_of(node: Node) -> type | None:
 
 
 def compile_node(node: Node) -> Evaluate:
+    """Compile a syntax node into a function from attributes to its value."""
     match node:
         case Literal(value):
             return lambda _: value
@@ -65,7 +66,7 @@ def compile_node(node: Node) -> Evaluate:
 
 
 def compile_test(node: Node) -> Test:
-    """As `compile_node`, with the value cast to a Boolean."""
+    """Compile a syntax node as `compile_node` does, with its value cast to a Boolean."""
     evaluate = compile_node(node)
     if type_of(node) is bool:
         return cast(Test, evaluate)
@@ -73,6 +74,8 @@ def compile_test(node: Node) -> Test:
 
 
 def _attribute(name: str) -> Evaluate:
+    """Compile the value of an attribute."""
+
     def evaluate(attributes: Attributes) -> Value:
         try:
             return attributes[name]
@@ -83,9 +86,10 @@ def _attribute(name: str) -> Evaluate:
 
 
 def _call(call: Call) -> Evaluate:
+    """Compile a function call."""
     function = resolve(call.name, len(call.arguments))
     if function is None:
-        return _missing(f"no function {call.name} takes {len(call.arguments)} arguments")
+        return _missing_function(f"no function {call.name} takes {len(call.arguments)} arguments")
     body = function.body
     rest = [function.rest or as_string] * (len(call.arguments) - len(function.parameters))
     arguments = [
@@ -104,7 +108,9 @@ def _call(call: Call) -> Evaluate:
     return evaluate
 
 
-def _missing(problem: str) -> Evaluate:
+def _missing_function(problem: str) -> Evaluate:
+    """Compile the failure of a call of an unknown function."""
+
     def evaluate(attributes: Attributes) -> Value:
         raise Failed("missingFunction", problem)
 
@@ -112,10 +118,11 @@ def _missing(problem: str) -> Evaluate:
 
 
 def _chain(chain: Chain) -> Evaluate:
+    """Compile a chain of operators."""
     if chain.joined_by("AND"):
-        return _every(_operands(chain))
+        return _all_true(_operands(chain))
     if chain.joined_by("OR"):
-        return _some(_operands(chain))
+        return _any_true(_operands(chain))
     # A chain that begins with a chain is one longer chain: its depth is not Python's.
     first: Node = chain
     runs = []
@@ -141,7 +148,9 @@ def _operands(chain: Chain) -> list[Test]:
     return [compile_test(chain.first), *(compile_test(step.operands[0]) for step in chain.steps)]
 
 
-def _every(tests: Sequence[Test]) -> Test:
+def _all_true(tests: Sequence[Test]) -> Test:
+    """Compile AND: evaluation ends at the first test that is false."""
+
     def evaluate(attributes: Attributes) -> bool:
         for test in tests:
             if not test(attributes):
@@ -151,7 +160,9 @@ def _every(tests: Sequence[Test]) -> Test:
     return evaluate
 
 
-def _some(tests: Sequence[Test]) -> Test:
+def _any_true(tests: Sequence[Test]) -> Test:
+    """Compile OR: evaluation ends at the first test that is true."""
+
     def evaluate(attributes: Attributes) -> bool:
         for test in tests:
             if test(attributes):
@@ -162,6 +173,7 @@ def _some(tests: Sequence[Test]) -> Test:
 
 
 def _step(step: Step) -> Apply:
+    """Compile one operator with its right operands, to be applied to the value on its left."""
     right = step.operands[0]
     match step.operator:
         case "AND":
@@ -203,9 +215,11 @@ def _equality(right: Node, *, equal: bool) -> Apply:
 
 
 def _numeric(operate: Callable[[int, int], Value], right: Node) -> Apply:
+    """Compile an arithmetic or ordering operator on integers."""
     evaluate = compile_node(right)
 
     def apply(value: Value, attributes: Attributes) -> Value:
+        """Apply the operator to `value` and to the right operand, both cast to integers."""
         other = evaluate(attributes)
         return operate(as_integer(value), as_integer(other))
 
@@ -213,6 +227,7 @@ def _numeric(operate: Callable[[int, int], Value], right: Node) -> Apply:
 
 
 def _like(pattern: Node, *, expected: bool) -> Apply:
+    """Compile LIKE with a literal pattern."""
     assert isinstance(pattern, Literal), "the parser takes nothing else"
     matches, steps = compile_pattern(as_string(pattern.value))
 
@@ -246,6 +261,7 @@ def _membership(elements: tuple[Node, ...], *, expected: bool) -> Apply:
 
 
 def _literal_membership(literals: Sequence[Value], *, expected: bool) -> Apply:
+    """Compile IN with a list of literals, as one set for each type."""
     sets = {kind: _castable(literals, kind) for kind in CASTS}
 
     def apply(value: Value, _: Attributes) -> bool:

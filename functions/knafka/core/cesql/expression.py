@@ -20,7 +20,8 @@ Attributes: TypeAlias = Mapping[str, Value]
 
 
 class Evaluation(NamedTuple):
-    """What an expression returned; with an error, usually its type's zero value (§3.3)."""
+    """The value that an expression returned; with an error, usually its type's zero value
+    (§3.3)."""
 
     value: Value
     errors: tuple[EvaluationError, ...] = ()
@@ -50,7 +51,7 @@ class Expression:
 
     @property
     def returns(self) -> type[str] | type[int] | type[bool]:
-        """What it returns unless it fails. A bare attribute is text, as all of an event's are."""
+        """The type of the expression's value unless it fails; a bare attribute is a string."""
         return type_of(self._syntax) or str
 
     def predicate(self, failed: Callable[[ErrorKind], None]) -> Callable[[Attributes], bool]:
@@ -92,6 +93,8 @@ class Expression:
         return tuple(objections)
 
     def _clauses(self) -> list[tuple[str, Evaluate]]:
+        """Return text and evaluation of each operand of a top-level AND; of the whole expression
+        otherwise."""
         match self._syntax:
             case Chain(first, steps, start, end) as chain if chain.joined_by("AND"):
                 rest = ((self.text[step.start : step.end], step.operands[0]) for step in steps)
@@ -101,6 +104,8 @@ class Expression:
                 return [(self.text.strip(), self._evaluate)]
 
     def _value_after(self, failure: Failed) -> Value:
+        """Return the value of an expression that failed: what the operation defines, else its
+        type's zero value."""
         if failure.value is not None and failure.origin is self._syntax:
             return failure.value
         return ZERO[type_of(self._syntax) or bool]

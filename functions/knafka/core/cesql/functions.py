@@ -42,7 +42,7 @@ class Function:
 
 
 def names() -> Sequence[str]:
-    """Of all functions that there are (§3.4)."""
+    """Return the names of all functions (§3.4)."""
     return sorted(_BUILT_IN)
 
 
@@ -56,7 +56,7 @@ def resolve(name: str, arity: int) -> Function | None:
 
 
 def negate(x: int) -> int:
-    return _within(-x)
+    return _in_range(-x)
 
 
 def divide(x: int, y: int) -> int:
@@ -64,11 +64,11 @@ def divide(x: int, y: int) -> int:
     if y == 0:
         raise Failed("math", f"division of {x} by zero")
     quotient = abs(x) // abs(y)
-    return _within(quotient if (x < 0) == (y < 0) else -quotient)
+    return _in_range(quotient if (x < 0) == (y < 0) else -quotient)
 
 
 def remainder(x: int, y: int) -> int:
-    """Has the sign of `x`."""
+    """Return the remainder of a division, with the sign of `x`."""
     if y == 0:
         raise Failed("math", f"remainder of {x} by zero")
     rest = abs(x) % abs(y)
@@ -76,9 +76,9 @@ def remainder(x: int, y: int) -> int:
 
 
 ARITHMETIC: Final[dict[str, Callable[[int, int], int]]] = {
-    "+": lambda x, y: _within(x + y),
-    "-": lambda x, y: _within(x - y),
-    "*": lambda x, y: _within(x * y),
+    "+": lambda x, y: _in_range(x + y),
+    "-": lambda x, y: _in_range(x - y),
+    "*": lambda x, y: _in_range(x * y),
     "/": divide,
     "%": remainder,
 }
@@ -91,25 +91,29 @@ COMPARISONS: Final[dict[str, Callable[[int, int], bool]]] = {
 }
 
 
-def _within(number: int) -> int:
+def _in_range(number: int) -> int:
+    """Return the number, or raise `Failed` (math) if it doesn't fit into 32 bits."""
     if not INTEGER_MIN <= number <= INTEGER_MAX:
         raise Failed("math", f"{number} does not fit into 32 bits")
     return number
 
 
 def _absolute(x: int) -> int:
+    """ABS (§3.4): return the absolute value."""
     if x == INTEGER_MIN:
         raise Failed("math", f"ABS of {x} does not fit into 32 bits", INTEGER_MAX)
     return abs(x)
 
 
-def _read(text: str) -> str:
+def _read_text(text: str) -> str:
+    """Return the text after counting its length as effort."""
     if len(text) > FREE_LENGTH:
         spend(len(text))
     return text
 
 
 def _join(glue: str, texts: Sequence[str]) -> str:
+    """Join texts after counting the result's length as effort."""
     length = sum(map(len, texts)) + len(glue) * len(texts)
     if length > FREE_LENGTH:
         spend(length)
@@ -117,15 +121,17 @@ def _join(glue: str, texts: Sequence[str]) -> str:
 
 
 def _left(text: str, length: int) -> str:
+    """LEFT (§3.4): return the first `length` characters."""
     if length < 0:
         raise Failed("functionEvaluation", f"LEFT takes no negative length: {length}", text)
-    return _read(text)[:length]
+    return _read_text(text)[:length]
 
 
 def _right(text: str, length: int) -> str:
+    """RIGHT (§3.4): return the last `length` characters."""
     if length < 0:
         raise Failed("functionEvaluation", f"RIGHT takes no negative length: {length}", text)
-    return _read(text)[max(len(text) - length, 0) :]
+    return _read_text(text)[max(len(text) - length, 0) :]
 
 
 def _substring(text: str, position: int, length: int = INTEGER_MAX) -> str:
@@ -137,10 +143,12 @@ def _substring(text: str, position: int, length: int = INTEGER_MAX) -> str:
     if position == 0:
         return ""
     start = position - 1 if position > 0 else len(text) + position
-    return _read(text)[start : start + length]
+    return _read_text(text)[start : start + length]
 
 
-def _casts(cast: Cast) -> Callable[[Value], bool]:
+def _is_castable(cast: Cast) -> Callable[[Value], bool]:
+    """Return the function that says whether a value can be cast."""
+
     def check(value: Value) -> bool:
         try:
             cast(value)
@@ -163,9 +171,9 @@ _BUILT_IN: Final[dict[str, tuple[Function, ...]]] = {
     "CONCAT_WS": (
         Function(lambda glue, *texts: _join(glue, texts), (as_string,), str, rest=as_string),
     ),
-    "LOWER": (Function(lambda text: _read(text).lower(), (as_string,), str),),
-    "UPPER": (Function(lambda text: _read(text).upper(), (as_string,), str),),
-    "TRIM": (Function(lambda text: _read(text).strip(_WHITESPACE), (as_string,), str),),
+    "LOWER": (Function(lambda text: _read_text(text).lower(), (as_string,), str),),
+    "UPPER": (Function(lambda text: _read_text(text).upper(), (as_string,), str),),
+    "TRIM": (Function(lambda text: _read_text(text).strip(_WHITESPACE), (as_string,), str),),
     "LEFT": (Function(_left, (as_string, as_integer), str),),
     "RIGHT": (Function(_right, (as_string, as_integer), str),),
     "SUBSTRING": (
@@ -176,6 +184,6 @@ _BUILT_IN: Final[dict[str, tuple[Function, ...]]] = {
     "INT": (Function(_same, (as_integer,), int),),
     "BOOL": (Function(_same, (as_boolean,), bool),),
     "STRING": (Function(_same, (as_string,), str),),
-    "IS_INT": (Function(_casts(as_integer), (_same,), bool),),
-    "IS_BOOL": (Function(_casts(as_boolean), (_same,), bool),),
+    "IS_INT": (Function(_is_castable(as_integer), (_same,), bool),),
+    "IS_BOOL": (Function(_is_castable(as_boolean), (_same,), bool),),
 }

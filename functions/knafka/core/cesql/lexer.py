@@ -41,7 +41,7 @@ class Token(NamedTuple):
 
 
 def tokenize(text: str) -> list[Token]:
-    """All tokens of `text`, the last of kind `end`; raise `InvalidExpression`."""
+    """Return all tokens of `text`, the last one of kind `end`. Raises `InvalidExpression`."""
     if len(text) > MAX_LENGTH:
         raise InvalidExpression(
             f"an expression may have {MAX_LENGTH} characters, this has {len(text)}", MAX_LENGTH
@@ -57,6 +57,7 @@ def tokenize(text: str) -> list[Token]:
 
 
 def _classify(match: re.Match[str]) -> Token:
+    """Return the token of a match."""
     name = match.lastgroup
     assert name is not None, "every alternative is named"
     text, (start, end) = match[name], match.span(name)

@@ -57,7 +57,7 @@ class _Parser:
 
     def expression(self, lowest: int = 0) -> Node:
         """An operand and the operators after it that bind at least as tight as `lowest`."""
-        self._descend()
+        self._enter_level()
         start = self._token.start
         node = self._operand()
         while (level := self._level()) >= lowest:
@@ -70,6 +70,7 @@ class _Parser:
         return node
 
     def expect_end(self) -> None:
+        """Raise `InvalidExpression` unless all tokens were parsed."""
         if self._token.kind != "end":
             self._reject("expected an operator or the end")
 
@@ -81,16 +82,17 @@ class _Parser:
         return _PRECEDENCE.get(operator, -1)
 
     def _step(self, level: int) -> Step:
-        operator = self._take().text
+        """Parse one operator of this level and its right operands."""
+        operator = self._next_token().text
         if operator == "NOT":
-            operator = f"NOT {self._take().text}"
+            operator = f"NOT {self._next_token().text}"
         start = self._token.start
         operands: tuple[Node, ...]
         match operator:
             case "LIKE" | "NOT LIKE":
                 if self._token.kind != "string":
                     self._reject("expected the pattern of LIKE, a string literal")
-                operands = (_unquote(self._take()),)
+                operands = (_unquote(self._next_token()),)
             case "IN" | "NOT IN":
                 self._expect("(")
                 operands = self._expressions()
@@ -99,7 +101,8 @@ class _Parser:
         return Step(operator, operands, start, self._previous.end)
 
     def _operand(self) -> Node:
-        token = self._take()
+        """Parse a literal, an attribute, a call, or an expression in parentheses."""
+        token = self._next_token()
         match token.kind, token.text:
             case "string", _:
                 return _unquote(token)
@@ -114,15 +117,15 @@ class _Parser:
             case "keyword", "EXISTS":
                 if self._token.kind != "word":
                     self._reject("expected the name of an attribute")
-                return Exists(_name(self._take()))
+                return Exists(_name(self._next_token()))
             case "symbol", "(":
                 node = self.expression()
                 self._expect(")")
                 return node
             case "symbol", "+" | "-" as sign if self._number_touches(token):
-                return _integer(sign + self._take().text, token.start)
+                return _integer(sign + self._next_token().text, token.start)
             case ("keyword", "NOT") | ("symbol", "-"):
-                self._descend()
+                self._enter_level()
                 node = Unary(token.text, self._operand())
                 self._depth -= 1
                 return node
@@ -133,19 +136,20 @@ class _Parser:
         return self._token.start == sign.end and _digits(self._token.text) is not None
 
     def _call(self, token: Token) -> Call:
+        """Parse the arguments of a function call."""
         if not _function_name(token.text):
             raise InvalidExpression(f"{token.text!r} cannot name a function", token.start)
         self._expect("(")
         if self._token.text == ")":
-            self._take()
+            self._next_token()
             return Call(token.text.upper(), ())
         return Call(token.text.upper(), self._expressions())
 
     def _expressions(self) -> tuple[Node, ...]:
-        """One expression or more, up to and including the closing parenthesis."""
+        """Parse one or more expressions up to and including the closing parenthesis."""
         nodes = [self.expression()]
         while self._token.text == ",":
-            self._take()
+            self._next_token()
             nodes.append(self.expression())
         self._expect(")")
         return tuple(nodes)
@@ -158,33 +162,39 @@ class _Parser:
     def _previous(self) -> Token:
         return self._tokens[self._at - 1]
 
-    def _take(self) -> Token:
+    def _next_token(self) -> Token:
+        """Return the current token and move to the next one."""
         token = self._token
         self._at += 1
         return token
 
     def _expect(self, symbol: str) -> None:
+        """Move past this symbol, or raise `InvalidExpression`."""
         if self._token.text != symbol:
             self._reject(f"expected {symbol!r}")
-        self._take()
+        self._next_token()
 
     def _reject(self, expectation: str) -> NoReturn:
+        """Raise `InvalidExpression` that says what was expected and what was found."""
         found = "the end" if self._token.kind == "end" else self._token.text[:40]
         raise InvalidExpression(f"{expectation}, found {found}", self._token.start)
 
-    def _descend(self) -> None:
+    def _enter_level(self) -> None:
+        """Count one more level of nesting, up to `MAX_DEPTH`."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise InvalidExpression(f"nested deeper than {MAX_DEPTH}", self._token.start)
 
 
 def _name(token: Token) -> str:
+    """Return the token as an attribute's name in lower case. Raises `InvalidExpression`."""
     if not _attribute_name(token.text):
         raise InvalidExpression(f"{token.text!r} cannot name an attribute", token.start)
     return token.text.lower()
 
 
 def _integer(text: str, position: int) -> Literal:
+    """Return the literal of an integer. Raises `InvalidExpression` beyond 32 bits."""
     try:
         return Literal(as_integer(text))
     except Failed:

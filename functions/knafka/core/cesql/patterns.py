@@ -13,7 +13,7 @@ from typing import Final
 _piece = re.compile(r"\\([%_])|(.)", re.DOTALL).finditer
 
 SEARCH_STEPS: Final = 8
-"""What a search for plain text costs at most for each character, as `str.find` does it."""
+"""Cost of a search for plain text per character, at most, as `str.find` does it."""
 
 
 def compile_pattern(pattern: str) -> tuple[Callable[[str], bool], int]:
@@ -45,12 +45,14 @@ def compile_pattern(pattern: str) -> tuple[Callable[[str], bool], int]:
 
 
 def _test(expression: str) -> Callable[[str], bool]:
+    """Return the test whether a whole text matches this regular expression."""
     fullmatch = re.compile(expression, re.DOTALL).fullmatch
     return lambda text: fullmatch(text) is not None
 
 
 def _plain_test(segments: list[str]) -> Callable[[str], bool]:
-    """Of a pattern without `_`: what stands between two `%` is searched as plain text."""
+    """Return the test of a pattern without `_`: the parts between `%` are searched as plain
+    text."""
     first, *rest = segments
     if not rest:
         return lambda text: text == first

@@ -28,6 +28,7 @@ _zero = re.compile(r"[+-]?0++").fullmatch
 
 
 def as_string(value: Value) -> str:
+    """Cast a value to a string."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool):
@@ -36,7 +37,8 @@ def as_string(value: Value) -> str:
 
 
 def as_integer(value: Value) -> int:
-    """Raises `Failed` (cast) for a string that isn't a decimal 32-bit integer."""
+    """Cast a value to an integer. Raises `Failed` (cast) for a string that isn't a decimal 32-bit
+    integer."""
     if not isinstance(value, str):
         return int(value)
     if len(value) > FREE_LENGTH:
@@ -52,7 +54,8 @@ def as_integer(value: Value) -> int:
 
 
 def as_boolean(value: Value) -> bool:
-    """Raises `Failed` (cast) for a string other than true and false, in any case."""
+    """Cast a value to a Boolean. Raises `Failed` (cast) for a string other than true and false, in
+    any case."""
     if not isinstance(value, str):
         return bool(value)
     match value.lower() if len(value) <= len("false") else "":

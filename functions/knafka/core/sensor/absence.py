@@ -41,41 +41,44 @@ class Round(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What follows from events, as far as they are known."""
+    """The result of the events known so far for a trigger that waits for absence."""
 
     rounds: Sequence[Round]
     partial: Held
     """Wanted events of a round that isn't complete."""
     unwanted: Held
-    """Those that may answer a round whose events are still to come."""
+    """Events that may answer a round whose own events are still to come."""
     ignored: Held = ()
     """Wanted events that came while a round waited."""
 
     @property
     def held(self) -> Held:
-        waiting = (each for round_ in self.rounds for each in round_.events)
-        ignored = (each for each in self.ignored if any(one.covers(each.at) for one in self.rounds))
+        """Return the events that must still be held."""
+        waiting = (event for round_ in self.rounds for event in round_.events)
+        ignored = (
+            event for event in self.ignored if any(one.covers(event.at) for one in self.rounds)
+        )
         return in_time((*waiting, *self.partial, *self.unwanted, *ignored))
 
 
 def decide(condition: Condition, within: int, events: Iterable[HeldEvent]) -> Decision:
-    """What these events come to, in the order of time, whatever order they came in."""
+    """Decide rounds from these events, in the order of time, whatever order they came in."""
     rounds: list[Round] = []
     partial: list[HeldEvent] = []
     unwanted: list[HeldEvent] = []
     ignored: dict[str, deque[HeldEvent]] = defaultdict(lambda: deque(maxlen=IGNORED))
-    for event in sorted(events, key=lambda each: _in_order(condition, each)):
+    for event in sorted(events, key=lambda candidate: _in_order(condition, candidate)):
         if event.dependency in condition.unwanted:
-            rounds = [each for each in rounds if not each.covers(event.at)]
+            rounds = [round_ for round_ in rounds if not round_.covers(event.at)]
             _add_unwanted(unwanted, event, within)
         elif event.dependency not in condition.wanted:
             continue
         elif rounds and event.at <= rounds[-1].until:
             ignored[event.dependency].append(event)
         else:
-            partial = [each for each in partial if each.at >= event.at - within]
+            partial = [earlier for earlier in partial if earlier.at >= event.at - within]
             _add_wanted(partial, event, condition)
-            if condition.holds(Counter(each.dependency for each in partial)):
+            if condition.holds(Counter(partial_event.dependency for partial_event in partial)):
                 rounds.append(Round(tuple(partial), event.at + within))
                 partial = []
     return Decision(
@@ -86,22 +89,22 @@ def decide(condition: Condition, within: int, events: Iterable[HeldEvent]) -> De
 def expire(
     condition: Condition, within: int, held: Held, until: int
 ) -> tuple[Held, tuple[Firing, ...]]:
-    """What is held, and what fires, once every event of a time before `until` was read."""
+    """Return the events still held, and the firings, once every event before `until` was read."""
     now = decide(condition, within, held)
-    firings = tuple(Firing(each.events) for each in now.rounds if each.until < until)
+    firings = tuple(Firing(round_.events) for round_ in now.rounds if round_.until < until)
     left = Decision(
-        [each for each in now.rounds if each.until >= until],
-        tuple(each for each in now.partial if each.at + within >= until),
-        tuple(each for each in now.unwanted if each.at >= until),
+        [round_ for round_ in now.rounds if round_.until >= until],
+        tuple(event for event in now.partial if event.at + within >= until),
+        tuple(event for event in now.unwanted if event.at >= until),
         now.ignored,
     )
     return left.held, firings
 
 
 def due(condition: Condition, within: int, held: Held) -> int | None:
-    """When the first round fires if it isn't answered."""
+    """Return when the first round fires unless it is answered."""
     return min(
-        (each.until + 1 for each in decide(condition, within, held).rounds),
+        (round_.until + 1 for round_ in decide(condition, within, held).rounds),
         default=None,
     )
 
@@ -109,9 +112,9 @@ def due(condition: Condition, within: int, held: Held) -> int | None:
 def expires(condition: Condition, within: int, held: Held) -> int | None:
     """The first time at which `expire` would change something."""
     now = decide(condition, within, held)
-    times = [each.until for each in now.rounds]
-    times += [each.at + within for each in now.partial]
-    times += [each.at for each in now.unwanted]
+    times = [round_.until for round_ in now.rounds]
+    times += [event.at + within for event in now.partial]
+    times += [event.at for event in now.unwanted]
     return min(times) + 1 if times else None
 
 
@@ -122,14 +125,15 @@ def _in_order(condition: Condition, event: HeldEvent) -> tuple[int, bool, tuple[
 
 def _add_wanted(partial: list[HeldEvent], event: HeldEvent, condition: Condition) -> None:
     """Only the latest of each dependency count (BUS-S3)."""
-    same = [each for each in partial if each.dependency == event.dependency]
+    same = [other for other in partial if other.dependency == event.dependency]
     if len(same) >= condition.wanted[event.dependency]:
         partial.remove(same[0])
     partial.append(event)
 
 
 def _add_unwanted(unwanted: list[HeldEvent], event: HeldEvent, within: int) -> None:
-    """One between two that are as near as the wait is answers nothing that they don't."""
+    """Add an event that answers rounds; one between two others within the wait adds nothing and is
+    dropped."""
     if len(unwanted) >= 2 and event.at - unwanted[-2].at <= within:
         unwanted[-1] = event
     else:

@@ -32,7 +32,7 @@ class Fired(NamedTuple):
 
     key: str
     at: int
-    """When it was known: the time of its last event, or the end of a wait."""
+    """When the firing was certain: the time of its last event, or the end of a wait."""
     firing: Firing
 
 
@@ -41,7 +41,7 @@ class Backtest:
 
     def __init__(self, sensor: Conditions, failed: CountError) -> None:
         self._router = Router(sensor, failed)
-        self._rules = {each.name: each for each in sensor.rules()}
+        self._rules = {rule.name: rule for rule in sensor.rules()}
         self._held: dict[str, Held] = {}
         self._seen = Seen(sensor.dedupe_millis)
         self._timers = Timers()
@@ -49,11 +49,12 @@ class Backtest:
 
     @property
     def held(self) -> Mapping[str, Held]:
-        """What triggers wait with, by key."""
+        """Return the events that triggers hold, by key."""
         return self._held
 
     def play(self, events: Iterable[PastEvent]) -> Iterator[Fired]:
-        """What they fire. An event that is earlier than one before it is late, as on the bus."""
+        """Apply the events in order and yield the firings. An event earlier than one before it
+        counts as late, as on the bus."""
         for event in events:
             yield from self.until(event.at)
             identity = identity_of(event.attributes)
@@ -67,22 +68,23 @@ class Backtest:
                     continue
                 rule = self._rules[trigger_of(route.key)]
                 after = rules.step(rule, self._held.get(route.key, ()), held)
-                self._keep(route.key, after.held)
+                self._hold(route.key, after.held)
                 for firing in after.firings:
                     yield Fired(route.key, event.at, firing)
 
     def until(self, time: int) -> Iterator[Fired]:
-        """What fires as nothing else has come before this time (ms)."""
+        """Return the firings that follow because nothing else has come before this time (ms)."""
         for key in self._timers.until(time):
             rule = self._rules[trigger_of(key)]
             after = rules.expire(rule, self._held[key], time)
-            self._keep(key, after.held)
+            self._hold(key, after.held)
             for firing in after.firings:
                 assert rule.within is not None
-                waited = max(each.at for each in firing.events) + rule.within
+                waited = max(event.at for event in firing.events) + rule.within
                 yield Fired(key, waited, firing)
 
-    def _keep(self, key: str, held: Held) -> None:
+    def _hold(self, key: str, held: Held) -> None:
+        """Hold these events at a key, and set its timers."""
         self._timers.set(key, rules.expires(self._rules[trigger_of(key)], held))
         if held:
             self._held[key] = held

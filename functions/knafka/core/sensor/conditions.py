@@ -27,7 +27,7 @@ MAX_COUNT: Final = 1000
 MAX_NAME: Final = 63
 """Characters of a name."""
 NAME: Final = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?"
-"""What a dependency's and a trigger's name look like."""
+"""Syntax of the names of dependencies and triggers."""
 
 _TOKEN = re.compile(rf"\s*(?:({NAME})|(&&|\|\||[()!]))")
 
@@ -49,11 +49,15 @@ class Unwanted:
 
 @dataclass(frozen=True, slots=True)
 class AllOf:
+    """A condition that all of its parts must fulfil."""
+
     parts: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AnyOf:
+    """A condition that one of its parts must fulfil."""
+
     parts: tuple[Node, ...]
 
 
@@ -62,7 +66,7 @@ Node: TypeAlias = Wanted | Unwanted | AllOf | AnyOf
 
 @dataclass(frozen=True)
 class Condition:
-    """One that was parsed."""
+    """A parsed condition of a trigger."""
 
     tree: Node
     """What is wanted; without what isn't."""
@@ -85,8 +89,9 @@ class Condition:
         return _holds(self.tree, counts)
 
 
-def every(names: Sequence[str]) -> Condition:
-    """All of these dependencies: the condition of a trigger that has none (BUS-S1)."""
+def all_of(names: Sequence[str]) -> Condition:
+    """Return the condition that all dependencies are met, which a trigger without one has
+    (BUS-S1)."""
     return _condition(_joined(AllOf, [Wanted(name) for name in names]), [])
 
 
@@ -111,6 +116,7 @@ def parse(text: str) -> Condition:
 
 
 def _condition(tree: Node, unwanted: Sequence[str]) -> Condition:
+    """Return the condition with the counts of its dependencies."""
     wanted: dict[str, int] = {}
     for node in _nodes(tree):
         if isinstance(node, Wanted):
@@ -123,6 +129,7 @@ def _joined(kind: type[AllOf | AnyOf], parts: Sequence[Node]) -> Node:
 
 
 def _nodes(node: Node) -> Iterator[Node]:
+    """Yield a node and all nodes within it."""
     yield node
     if isinstance(node, AllOf | AnyOf):
         for part in node.parts:
@@ -130,6 +137,7 @@ def _nodes(node: Node) -> Iterator[Node]:
 
 
 def _is_simple(node: Node) -> bool:
+    """Whether single events fulfil the node."""
     match node:
         case Wanted(count=count):
             return count == 1
@@ -140,6 +148,7 @@ def _is_simple(node: Node) -> bool:
 
 
 def _holds(node: Node, counts: Mapping[str, int]) -> bool:
+    """Whether so many events of each dependency fulfil the node."""
     match node:
         case Wanted(name, count):
             return counts.get(name, 0) >= count
@@ -152,6 +161,8 @@ def _holds(node: Node, counts: Mapping[str, int]) -> bool:
 
 
 class _Token(NamedTuple):
+    """A token of a condition, and where it begins."""
+
     text: str
     position: int
     is_name: bool
@@ -161,6 +172,7 @@ _END: Final = ""
 
 
 def _tokens(text: str) -> Iterator[_Token]:
+    """Yield the tokens of a condition. Raises `InvalidExpression`."""
     at = 0
     while text[at:].strip():
         match = _TOKEN.match(text, at)
@@ -183,36 +195,40 @@ class _Parser:
         self._depth = 0
 
     def condition(self) -> Node:
+        """Parse a whole condition. Raises `InvalidExpression`."""
         tree = self._any()
         if self._token.text != _END:
             raise self._unexpected("&& or ||")
         return tree
 
     def _any(self) -> Node:
+        """Parse terms joined by `||`."""
         parts = [self._all()]
-        while self._takes("||"):
+        while self._skip_if("||"):
             parts.append(self._all())
         return _joined(AnyOf, _flat(AnyOf, parts))
 
     def _all(self) -> Node:
+        """Parse terms joined by `&&`."""
         parts = [self._term()]
-        while self._takes("&&"):
+        while self._skip_if("&&"):
             parts.append(self._term())
         return _joined(AllOf, _flat(AllOf, parts))
 
     def _term(self) -> Node:
-        if self._takes("("):
+        """Parse a dependency, a count of one, or a condition in parentheses."""
+        if self._skip_if("("):
             self._depth += 1
             if self._depth > MAX_DEPTH:
                 raise InvalidExpression(
                     f"at most {MAX_DEPTH} parentheses within each other", self._token.position
                 )
             tree = self._any()
-            if not self._takes(")"):
+            if not self._skip_if(")"):
                 raise self._unexpected(")")
             self._depth -= 1
             return tree
-        if self._takes("!"):
+        if self._skip_if("!"):
             return Unwanted(self._name())
         if self._is_count():
             return self._counted()
@@ -226,6 +242,7 @@ class _Parser:
         return first.text.isdecimal() and second.text == "of" and third.is_name
 
     def _counted(self) -> Node:
+        """Parse a count and its dependency."""
         token = self._token
         count = int(token.text)
         if not 1 <= count <= MAX_COUNT:
@@ -234,13 +251,15 @@ class _Parser:
         return Wanted(self._name(), count)
 
     def _name(self) -> str:
+        """Parse the name of a dependency."""
         token = self._token
         if not token.is_name:
             raise self._unexpected("the name of a dependency")
         self._next += 1
         return token.text
 
-    def _takes(self, text: str) -> bool:
+    def _skip_if(self, text: str) -> bool:
+        """Move past this token if it is the next one; returns whether it was."""
         found = self._token.text == text
         self._next += found
         return found
@@ -250,6 +269,7 @@ class _Parser:
         return self._tokens[self._next]
 
     def _unexpected(self, wanted: str) -> InvalidExpression:
+        """Return the error that says what was expected and what was found."""
         token = self._token
         found = repr(token.text) if token.text else "the end"
         return InvalidExpression(f"want {wanted}, not {found}", token.position)

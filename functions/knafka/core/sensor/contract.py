@@ -29,9 +29,10 @@ from knafka.core.sensor.resets import Reset
 from knafka.core.sensor.rules import Rule
 
 MAX_HELD_KEYS: Final = 1_000_000
-"""Each costs some 450 bytes of memory beside its events: half a GB."""
+"""Correlation keys that are held at most; each costs some 450 bytes of memory besides its events:
+half a GB."""
 MAX_HELD_BYTES: Final = 512 * 1024 * 1024
-"""Of events as JSON: what a million keys hold with 200 bytes of data each is less."""
+"""Bytes of held events as JSON, at most: more than a million keys with 200 bytes of data each."""
 
 MAX_TRIGGERS = 100
 """Triggers of one Sensor, and dependencies: a commit of 4 KiB says what they still need."""
@@ -58,13 +59,14 @@ class Dependency(Model):
 
 
 class ByTime(Model):
-    """When the events that are held stop counting (BUS-S5)."""
+    """When held events stop counting (BUS-S5)."""
 
     cron: str
     timezone: str = "UTC"
 
     @model_validator(mode="after")
     def _is_valid(self) -> Self:
+        """Check the cron expression and its time zone."""
         try:
             Reset(self.cron, self.timezone)
         except InvalidDocument as error:
@@ -73,11 +75,13 @@ class ByTime(Model):
 
 
 class ConditionsReset(Model):
+    """One reset of a trigger's conditions."""
+
     by_time: ByTime
 
 
 class SensorTrigger(Model):
-    """What is done when a condition has become true."""
+    """A trigger of a Sensor: its condition, and the action once that is true."""
 
     name: Name
     conditions: str = ""
@@ -102,30 +106,32 @@ class SensorTrigger(Model):
             self.condition(dependencies),
             None if self.within is None else round(self.within * 1000),
             tuple(
-                Reset(each.by_time.cron, each.by_time.timezone) for each in self.conditions_reset
+                Reset(reset.by_time.cron, reset.by_time.timezone) for reset in self.conditions_reset
             ),
         )
 
     def condition(self, dependencies: Iterable[str]) -> Condition:
-        """Raises `InvalidExpression`."""
+        """Return the parsed condition. Raises `InvalidExpression`."""
         if not self.conditions.strip():
-            return conditions.every(list(dependencies))
+            return conditions.all_of(list(dependencies))
         return conditions.parse(self.conditions)
 
 
 def _names_once(named: tuple[Dependency, ...] | tuple[SensorTrigger, ...]) -> None:
-    counts = Counter(each.name for each in named)
+    """Refuse names that stand more than once."""
+    counts = Counter(item.name for item in named)
     if twice := [name for name, count in counts.items() if count > 1]:
         raise problem(f"{', '.join(sorted(twice))}: there is more than one of that name")
 
 
 def _dependencies(found: tuple[Dependency, ...]) -> tuple[Dependency, ...]:
+    """Check the names of dependencies."""
     _names_once(found)
     return found
 
 
 class Conditions(Model):
-    """What a Sensor decides by."""
+    """The triggers' conditions of a Sensor and their dependencies."""
 
     dependencies: Annotated[
         tuple[Dependency, ...],
@@ -143,8 +149,9 @@ class Conditions(Model):
 
     @model_validator(mode="after")
     def _conditions_are_valid(self) -> Self:
+        """Check the triggers' names and conditions."""
         _names_once(self.triggers)
-        names = [each.name for each in self.dependencies]
+        names = [dependency.name for dependency in self.dependencies]
         for trigger in self.triggers:
             try:
                 condition = trigger.condition(names)
@@ -163,13 +170,13 @@ class Conditions(Model):
         return self
 
     def rules(self) -> tuple[Rule, ...]:
-        """One for each trigger, in their order."""
-        names = [each.name for each in self.dependencies]
-        return tuple(each.rule(names) for each in self.triggers)
+        """Return one rule for each trigger, in their order."""
+        names = [dependency.name for dependency in self.dependencies]
+        return tuple(trigger.rule(names) for trigger in self.triggers)
 
 
 class Sensor(Conditions):
-    """One Sensor, as its function sees it."""
+    """The contract of a Sensor's function."""
 
     namespace: str
     name: str
@@ -184,13 +191,14 @@ class Sensor(Conditions):
     trigger_topic: str
     """Events of complex conditions, by trigger (BUS-10, BUS-13)."""
     changelog_topic: str
-    """What triggers hold: compacted, with as many partitions as the trigger topic."""
+    """Compacted topic with the events that triggers hold; it has as many partitions as the trigger
+    topic."""
     action_topic: str
-    """What has fired (BUS-11)."""
+    """Topic of the firings (BUS-11)."""
     bus: str
     """The name of its Broker, or `names.of_channel` of its KafkaChannel, for its dead letters."""
     dead_letter_topic: str
-    """Keeps what it could not handle; it is made with the first of them."""
+    """Topic of the events that could not be handled; created at the first of them."""
     dead_letter_settings: TopicSettings = TopicSettings(config=dict(KEPT_FOR_EVER))
     grace: Grace | None = None
     """Seconds by which the time of an event may be before that of one which was read already; None:
@@ -204,10 +212,10 @@ class Sensor(Conditions):
     @cached_property
     def triggers_in_order(self) -> frozenset[str]:
         """Names of the triggers whose actions go one after another also without a key."""
-        return frozenset(each.name for each in self.triggers if each.order == "key")
+        return frozenset(trigger.name for trigger in self.triggers if trigger.order == "key")
 
     def transactional_id(self, name: str) -> str:
-        """Of one process; its consumer has it as its client id, too."""
+        """Return the transactional id of one process, which is its consumer's client id too."""
         return f"{self.group}-{name}"
 
     def slot_of(self, client_id: str) -> int | None:

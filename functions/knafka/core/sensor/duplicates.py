@@ -19,8 +19,8 @@ MARK: Final = "@"
 
 
 def rule_of(trigger: str, dedupe: int) -> Rule:
-    """By which the marks of a trigger are known, as those of `dedupe` milliseconds; it is never
-    complete."""
+    """Return the rule that holds the marks of a trigger for `dedupe` milliseconds; it never
+    fires."""
     return Rule(MARK + trigger, Condition(Wanted(MARK, 2), {MARK: 2}, frozenset()), dedupe)
 
 
@@ -38,7 +38,7 @@ def mark_of(event: HeldEvent) -> HeldEvent:
 
 
 class Seen:
-    """The same in memory, for events in the order of time: a backtest's."""
+    """The marks of one trigger in memory, for events in the order of time, as in a backtest."""
 
     def __init__(self, dedupe: int | None) -> None:
         """`dedupe` in milliseconds; None: every event counts."""

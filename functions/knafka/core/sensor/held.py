@@ -27,11 +27,11 @@ class HeldEvent(NamedTuple):
 
     @property
     def place(self) -> Place:
-        """Where it stands among all events of the bus."""
+        """The event's place among all events of the bus."""
         return Place(self.at, *self.origin)
 
     def is_same_as(self, other: HeldEvent) -> bool:
-        """Whether it is the same event, for the same dependency."""
+        """Whether this is the same event (source and id), for the same dependency."""
         return self.dependency == other.dependency and self.identity == other.identity
 
 
@@ -48,9 +48,9 @@ class Firing(NamedTuple):
     def last(self) -> HeldEvent:
         """The event that made it true, or after which nothing came that would have kept it from
         being so."""
-        return max(self.events, key=lambda each: (each.at, each.origin, each.offset))
+        return max(self.events, key=lambda event: (event.at, event.origin, event.offset))
 
 
 def in_time(events: Iterable[HeldEvent]) -> Held:
-    """By time, and by their order on the bus where that is equal."""
-    return tuple(sorted(events, key=lambda each: (each.at, each.origin, each.offset)))
+    """Return the events sorted by time, and by their order on the bus within one time."""
+    return tuple(sorted(events, key=lambda event: (event.at, event.origin, event.offset)))

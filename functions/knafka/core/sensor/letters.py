@@ -33,7 +33,7 @@ NAME: Final = 256
 
 
 class TooLarge(Exception):
-    """What was to be written is larger than its topic takes."""
+    """Raised when a record to be written is larger than its topic takes."""
 
 
 def failure_of(error: Exception) -> tuple[Reason, str]:
@@ -85,7 +85,7 @@ def of_events(
     """The dead letter that names what a trigger held, by `records.key_of`, in a partition of the
     trigger topic; there is at least one event. `now`: seconds since the Unix epoch."""
     trigger, correlation = records.trigger_of(key), records.correlation_of(key)
-    last = max(each.offset for each in events)
+    last = max(event.offset for event in events)
     attributes = {
         "specversion": "1.0",
         "id": f"{sensor.namespace}.{sensor.name}.{trigger}.{partition}.{last}",
@@ -100,8 +100,8 @@ def of_events(
     data = json.dumps(
         {
             "count": len(events),
-            "bytes": sum(len(each.document) for each in events),
-            "events": _named(events),
+            "bytes": sum(len(event.document) for event in events),
+            "events": _named_events(events),
         },
         separators=(",", ":"),
     )
@@ -111,21 +111,22 @@ def of_events(
 
 
 def cut(letter: Draft) -> Draft:
-    """What is kept of a dead letter that is too large for its topic."""
+    """Return a dead letter without its data, for a topic that refuses it as too large."""
     # A foreign record's headers may have no values.
     return stub_of(letter._replace(headers=[(name, raw or b"") for name, raw in letter.headers]))
 
 
-def _named(events: Sequence[HeldEvent]) -> Sequence[dict[str, Any]]:
+def _named_events(events: Sequence[HeldEvent]) -> Sequence[dict[str, Any]]:
+    """Return source and id of events, as many as there is room for."""
     named, room = list[dict[str, Any]](), NAMED_BYTES
-    for each in events:
-        source, _, identity = each.identity.partition(" ")
+    for event in events:
+        source, _, identity = event.identity.partition(" ")
         name = {
-            "dependency": each.dependency,
+            "dependency": event.dependency,
             "source": source[:NAME],
             "id": identity[:NAME],
-            "time": rfc3339(each.at / 1000),
-            "offset": each.offset,
+            "time": rfc3339(event.at / 1000),
+            "offset": event.offset,
         }
         room -= len(json.dumps(name))
         if room < 0:
@@ -141,6 +142,7 @@ def _failure(
     now: float,
     extensions: Sequence[tuple[str, str]] = (),
 ) -> Failure:
+    """Return the failure of a Sensor's dead letter."""
     return Failure(
         destination=f"sensor:{sensor.name}.{sensor.namespace}",
         reason=reason,

@@ -4,8 +4,8 @@
     partition 1         b@12 b@31              whichever partition was read first
 
 Events are ordered by time, and events of the same time by their partition and offset on the bus. A
-record that was read waits until no earlier event can still be read (`InOrder.know`). Pure. Not
-here: how that is found out (`knafka.sensor.bus`, `knafka.sensor.watermark`).
+record that was read waits until no earlier event can still be read (`InOrder.note_read_until`).
+Pure. Not here: how that is found out (`knafka.sensor.bus`, `knafka.sensor.watermark`).
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class InOrder(Generic[T]):
 
     def __init__(self, taken: Taken | None = None) -> None:
         """`taken`: the records that were taken already; they are skipped if they are read again."""
-        self._again_until = 0 if taken is None else taken.read
-        self._again = BEFORE_ALL if taken is None else taken.last
-        self._last = self._again
-        """The latest place that was taken, or up to which absent events were decided (`close`)."""
-        self._known = BEFORE_ALL
+        self._taken_below = 0 if taken is None else taken.read
+        self._taken_place = BEFORE_ALL if taken is None else taken.last
+        self._last = self._taken_place
+        """The latest place that was taken, or up to which absence was decided (`mark_decided`)."""
+        self._read_place = BEFORE_ALL
         """Every event up to this place was read."""
         self._waiting: list[tuple[Place, int, int, T]] = []
         self.bytes = 0
@@ -77,29 +77,29 @@ class InOrder(Generic[T]):
         `until` (ms): every event before this time lies in front of this record in the partition,
         except events that its writer appended together with it and that come after it in order.
         """
-        if offset >= self._again_until or place > self._again:
+        if offset >= self._taken_below or place > self._taken_place:
             heappush(self._waiting, (place, offset, size, record))
             self._offsets[offset] = None
             self.bytes += size
-        self._known = max(self._known, min(Place(until), place))
+        self._read_place = max(self._read_place, min(Place(until), place))
 
-    def passes(self, offset: int, place: Place, until: int) -> bool:
+    def take_if_next(self, offset: int, place: Place, until: int) -> bool:
         """Take a record that was just read, instead of adding it, if it is next in order; returns
         whether it was taken. The arguments are those of `add`."""
-        if self._waiting or place < self._last or offset < self._again_until:
+        if self._waiting or place < self._last or offset < self._taken_below:
             return False
         if until > place.at:
-            self._known = max(self._known, place)
-        elif place > self._known:
+            self._read_place = max(self._read_place, place)
+        elif place > self._read_place:
             return False
         self._last = place
         return True
 
-    def know(self, until: int) -> None:
+    def note_read_until(self, until: int) -> None:
         """Note that every event before the time `until` (ms) was read."""
-        self._known = max(self._known, Place(until))
+        self._read_place = max(self._read_place, Place(until))
 
-    def close(self, until: int) -> None:
+    def mark_decided(self, until: int) -> None:
         """Treat every event before the time `until` (ms) as late from now on: the triggers that
         wait for an event's absence up to then have been handled."""
         self._last = max(self._last, Place(until))
@@ -115,7 +115,7 @@ class InOrder(Generic[T]):
         """
         waiting = self._waiting
         while waiting and limit > 0:
-            is_next = waiting[0][0] <= max(self._known, self._last)
+            is_next = waiting[0][0] <= max(self._read_place, self._last)
             if not is_next and len(waiting) <= room and self.bytes <= room_bytes:
                 break
             place, offset, size, record = heappop(waiting)
@@ -136,7 +136,7 @@ class InOrder(Generic[T]):
     @property
     def has_next(self) -> bool:
         """Whether a record waits of which it is known that it is next in order."""
-        return bool(self._waiting) and self._waiting[0][0] <= max(self._known, self._last)
+        return bool(self._waiting) and self._waiting[0][0] <= max(self._read_place, self._last)
 
     def position(self, read: int) -> int:
         """The offset to commit: the lowest that waits or, if none waits, the next to be read,

@@ -51,7 +51,7 @@ class TriggerRecord(NamedTuple):
 
 
 def key_of(trigger: str, correlation: str | None) -> str:
-    """What all records of one trigger and correlation key have in common."""
+    """Return the key of all records of one trigger and correlation key."""
     return trigger if correlation is None else f"{trigger}/{correlation}"
 
 
@@ -61,6 +61,7 @@ def trigger_of(key: str) -> str:
 
 
 def correlation_of(key: str) -> str | None:
+    """Return the correlation in a record's key; None: the trigger has none."""
     _, slash, correlation = key.partition("/")
     return correlation if slash else None
 
@@ -76,7 +77,8 @@ def source_of(namespace: str, sensor: str) -> str:
 
 
 def headers_of(event: HeldEvent, generation: int, until: int | None = None) -> RecordHeaders:
-    """Those of a trigger's record, with `TriggerRecord.until`; without it, of the changelog's."""
+    """Return the headers of a trigger's record, with `TriggerRecord.until`; without it, of a
+    changelog record."""
     origin = b"%d.%d" % event.origin
     headers: RecordHeaders = [
         (_DEPENDENCY, event.dependency.encode()),
@@ -112,7 +114,8 @@ def read_trigger(
 
 
 def _origin(raw: bytes | None) -> tuple[tuple[int, int], int]:
-    """Of what an earlier version wrote nothing is known. Raises `ValueError`."""
+    """Parse an event's partition and offset on the bus; unknown in records of an earlier version.
+    Raises `ValueError`."""
     if raw is None:
         return (-1, -1), NEVER
     numbers = raw.split(b".")
@@ -120,7 +123,8 @@ def _origin(raw: bytes | None) -> tuple[tuple[int, int], int]:
 
 
 def changelog_key(key: str, offset: int) -> bytes:
-    """Of the record that says that the event at this offset of the trigger topic is held."""
+    """Return the key of the changelog record that holds the event at this offset of the trigger
+    topic."""
     return f"{offset}/{key}".encode()
 
 
@@ -144,14 +148,14 @@ def action(
         "id": identity,
         "source": source,
         "type": FIRED,
-        "time": rfc3339(max(each.at for each in firing.events) / 1000),
+        "time": rfc3339(max(event.at for event in firing.events) / 1000),
         "datacontenttype": "application/json",
         TRIGGER: trigger_of(key),
-        DEPENDENCIES: ",".join(each.dependency for each in firing.events),
+        DEPENDENCIES: ",".join(event.dependency for event in firing.events),
     }
     if correlation is not None:
         attributes["subject"] = correlation
-    data = b"[" + b",".join(each.document for each in firing.events) + b"]"
+    data = b"[" + b",".join(event.document for event in firing.events) + b"]"
     passed: RecordHeaders = [(_TRACE, trace)] if trace else []
     return to_record(Event(attributes, data), passed).headers, data
 
@@ -169,12 +173,8 @@ BY_SENDER: Final = "@bysender"
 
 
 def commit_metadata(offsets: Mapping[str, int], due: int | None, taken: Taken | None = None) -> str:
-    """What is committed beside an offset of the trigger topic: the first offset of each trigger
-    that it still needs (BUS-16), and when (ms since the Unix epoch) somebody has to look again.
-
-    Nothing is read from the triggers' offsets, as the changelog says what is held: they are for
-    people.
-    """
+    """Encode the metadata of a commit of the trigger topic: the first offset that each trigger
+    still needs (BUS-16), and when (ms since the Unix epoch) its timers must be checked again."""
     ours: dict[str, Any] = {} if due is None else {DUE: due}
     if taken is not None:
         ours[TAKEN] = [taken.read, *taken.last]
@@ -185,8 +185,8 @@ def commit_metadata(offsets: Mapping[str, int], due: int | None, taken: Taken | 
 
 
 def taken_in(metadata: str) -> Taken | None:
-    """What this metadata says was taken behind its offset; None: nothing, or it isn't ours
-    (BUS-S8)."""
+    """Decode which records after the committed offset were taken already; None: none, or it isn't
+    ours (BUS-S8)."""
     try:
         read, *last = map(int, json.loads(metadata)[TAKEN])
         return Taken(read, Place(*last))
@@ -195,7 +195,7 @@ def taken_in(metadata: str) -> Taken | None:
 
 
 def bus_metadata(routed: Routed) -> str:
-    """What is committed beside an offset of the bus."""
+    """Encode the metadata of a commit of the bus."""
     ours: dict[str, Any] = {} if routed.until is None else {UNTIL: routed.until}
     if routed.by_sender:
         ours[BY_SENDER] = True
@@ -203,7 +203,7 @@ def bus_metadata(routed: Routed) -> str:
 
 
 def routed_in(metadata: str) -> Routed:
-    """What this metadata says of a partition of the bus."""
+    """Decode up to which time a partition of the bus was routed."""
     try:
         found = json.loads(metadata)
         until = found.get(UNTIL)

@@ -47,7 +47,7 @@ class Reset:
     def last(self, at: int) -> int | None:
         """The last reset at or before this time; None: there was none."""
         if not self._from <= at < self._until:
-            self._last, self._next = self._before(at), self._after(at)
+            self._last, self._next = self._last_before(at), self._next_after(at)
             self._from = at if self._last is None else self._last
             self._until = at + 1 if self._next is None else self._next
         return self._last
@@ -56,16 +56,19 @@ class Reset:
         """The first reset at or after this time; None: there is none."""
         return at if self.last(at) == at else self._next
 
-    def _before(self, at: int) -> int | None:
+    def _last_before(self, at: int) -> int | None:
+        """Return the last reset at or before this time (ms); None: there is none."""
         # What is looked for is strictly before the second that it is asked of.
-        found = self._first(_whole_second(at) + _SECOND, reverse=True)
+        found = self._first_reset(_whole_second(at) + _SECOND, reverse=True)
         return None if found is None or found > at else found
 
-    def _after(self, at: int) -> int | None:
-        found = self._first(_whole_second(at), reverse=False)
+    def _next_after(self, at: int) -> int | None:
+        """Return the first reset at or after this time (ms); None: there is none."""
+        found = self._first_reset(_whole_second(at), reverse=False)
         return None if found is None or found < at else found
 
-    def _first(self, of: datetime, *, reverse: bool) -> int | None:
+    def _first_reset(self, of: datetime, *, reverse: bool) -> int | None:
+        """Return the first reset from this moment on, or backwards; None: there is none."""
         moments = CronSim(self._cron, of.astimezone(self._zone), reverse=reverse)
         try:
             found = next(moments, None)

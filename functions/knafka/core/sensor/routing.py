@@ -30,6 +30,8 @@ class Route(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Wants:
+    """What a trigger wants of a dependency."""
+
     trigger: str
     correlate: Correlate | None
     is_simple: bool
@@ -57,29 +59,30 @@ class Router:
             self._wanted.append((dependency.name, passes, wants))
 
     def route(self, attributes: Attributes) -> list[Route]:
-        """Each trigger at most once for each of its dependencies; one with a simple condition at
-        most once."""
+        """Return the routes of an event: each trigger at most once per dependency; one with a
+        simple condition at most once."""
         routes: list[Route] = []
         fired: set[str] = set()
         for dependency, passes, wants in self._wanted:
             if not wants or not passes(attributes):
                 continue
-            for each in wants:
-                if each.trigger in fired:
+            for want in wants:
+                if want.trigger in fired:
                     continue
                 correlation = None
-                if each.correlate is not None:
-                    correlation = each.correlate(attributes)
+                if want.correlate is not None:
+                    correlation = want.correlate(attributes)
                     if correlation is None:
                         continue
-                if each.is_simple:
-                    fired.add(each.trigger)
-                fires = each.is_simple and not self._dedupes
-                routes.append(Route(dependency, key_of(each.trigger, correlation), fires))
+                if want.is_simple:
+                    fired.add(want.trigger)
+                fires = want.is_simple and not self._dedupes
+                routes.append(Route(dependency, key_of(want.trigger, correlation), fires))
         return routes
 
 
 def _correlate(trigger: SensorTrigger, failed: CountError) -> Correlate | None:
+    """Compile the correlation of a trigger; None: it has none."""
     if trigger.correlation is None:
         return None
     expression = cesql.compile_expression(trigger.correlation)

@@ -24,7 +24,7 @@ from knafka.core.sensor.resets import Reset
 
 @dataclass(frozen=True)
 class Rule:
-    """One trigger, ready to be asked."""
+    """One trigger's condition with its timing and resets."""
 
     name: str
     condition: Condition
@@ -39,7 +39,7 @@ class Rule:
 
 
 class Step(NamedTuple):
-    """What is held now, and what has fired, in the order of time."""
+    """The events that are held now, and the firings in the order of time."""
 
     held: Held
     firings: tuple[Firing, ...] = ()
@@ -48,15 +48,15 @@ class Step(NamedTuple):
 def step(rule: Rule, held: Held, event: HeldEvent) -> Step:
     """An event has come: the latest ones of each dependency count, by their time (BUS-S3); what
     fires is held no more (BUS-S4). One that came before, by its source and id, is replaced."""
-    events = _counting(rule, [*_others(rule, held, event), event])
+    events = _counting_events(rule, [*_without_same(rule, held, event), event])
     if rule.condition.unwanted:
         assert rule.within is not None
         return Step(absence.decide(rule.condition, rule.within, events).held)
     if rule.within is not None:
-        since = max((each.at for each in events), default=0) - rule.within
-        events = [each for each in events if each.at >= since]
-    events = _latest(rule.condition, events)
-    if rule.condition.holds(Counter(each.dependency for each in events)):
+        since = max((event.at for event in events), default=0) - rule.within
+        events = [event for event in events if event.at >= since]
+    events = _latest_needed(rule.condition, events)
+    if rule.condition.holds(Counter(event.dependency for event in events)):
         return Step((), (Firing(in_time(events)),))
     return Step(tuple(events))
 
@@ -69,20 +69,20 @@ def expire(rule: Rule, held: Held, until: int) -> Step:
     if rule.condition.unwanted:
         assert rule.within is not None
         left, over = absence.expire(rule.condition, rule.within, held, until)
-        return Step(left, tuple(each for each in over if not _was_reset(rule, each.events)))
+        return Step(left, tuple(firing for firing in over if not _was_reset(rule, firing.events)))
     reset = _last_reset(rule, until)
     since = None if rule.within is None else until - rule.within
     return Step(
         tuple(
-            each
-            for each in held
-            if (since is None or each.at >= since) and (reset is None or each.at > reset)
+            event
+            for event in held
+            if (since is None or event.at >= since) and (reset is None or event.at > reset)
         )
     )
 
 
 def due(rule: Rule, held: Held) -> int | None:
-    """When the next firing is due that waits for no event, in ms; None: there is none."""
+    """Return when the next firing is due that waits for no event, in ms; None: there is none."""
     if not rule.condition.unwanted or not held:
         return None
     assert rule.within is not None
@@ -96,43 +96,49 @@ def expires(rule: Rule, held: Held) -> int | None:
     if rule.condition.unwanted:
         assert rule.within is not None
         return absence.expires(rule.condition, rule.within, held)
-    oldest = min(each.at for each in held)
+    oldest = min(event.at for event in held)
     over = [] if rule.within is None else [oldest + rule.within + 1]
     resets = (reset.next(oldest) for reset in rule.resets)
     return min((*over, *(at for at in resets if at is not None)), default=None)
 
 
-def _others(rule: Rule, held: Held, event: HeldEvent) -> list[HeldEvent]:
+def _without_same(rule: Rule, held: Held, event: HeldEvent) -> list[HeldEvent]:
     """Without the same event. In a backlog, one whose wait is over hasn't fired yet, and is another
     firing's."""
-    same = [each for each in held if each.is_same_as(event)]
+    same = [other for other in held if other.is_same_as(event)]
     if same and rule.condition.unwanted:
         assert rule.within is not None
         rounds = absence.decide(rule.condition, rule.within, held).rounds
-        over = [each for waited in rounds if waited.until < event.at for each in waited.events]
-        same = [each for each in same if each not in over]
-    return [each for each in held if each not in same]
+        over = [
+            waited_event
+            for waited in rounds
+            if waited.until < event.at
+            for waited_event in waited.events
+        ]
+        same = [other for other in same if other not in over]
+    return [other for other in held if other not in same]
 
 
-def _counting(rule: Rule, events: Sequence[HeldEvent]) -> Sequence[HeldEvent]:
-    """Those that came after the last reset before the newest of them (BUS-S5); in a backlog, also
-    those whose wait was over before it, and which haven't fired yet."""
+def _counting_events(rule: Rule, events: Sequence[HeldEvent]) -> Sequence[HeldEvent]:
+    """Return the events after the last reset before the newest of them (BUS-S5); in a backlog, also
+    those whose wait ended before that reset without having fired."""
     if not rule.resets:
         return events
-    since = _last_reset(rule, max(each.at for each in events))
+    since = _last_reset(rule, max(event.at for event in events))
     if since is None:
         return events
-    after = [each for each in events if each.at > since]
+    after = [event for event in events if event.at > since]
     if not rule.condition.unwanted:
         return after
     assert rule.within is not None
-    before = [each for each in events if each.at <= since]
+    before = [event for event in events if event.at <= since]
     rounds = absence.decide(rule.condition, rule.within, before).rounds
-    over = [each for waited in rounds if waited.until < since for each in waited.events]
+    over = [event for waited in rounds if waited.until < since for event in waited.events]
     return [*over, *after]
 
 
 def _last_reset(rule: Rule, until: int) -> int | None:
+    """Return the last reset at or before this time (ms); None: there is none."""
     resets = [last for reset in rule.resets if (last := reset.last(until)) is not None]
     return max(resets, default=None)
 
@@ -144,12 +150,12 @@ def _was_reset(rule: Rule, waited: Held) -> bool:
     return last is not None and last >= waited[-1].at
 
 
-def _latest(condition: Condition, events: Iterable[HeldEvent]) -> Sequence[HeldEvent]:
-    """As many of each dependency as the condition may want, the latest by time."""
+def _latest_needed(condition: Condition, events: Iterable[HeldEvent]) -> Sequence[HeldEvent]:
+    """Return the latest events, of each dependency as many as the condition may need."""
     room = Counter(condition.wanted)
     kept = []
-    for each in reversed(in_time(events)):
-        if room[each.dependency] > 0:
-            room[each.dependency] -= 1
-            kept.append(each)
+    for event in reversed(in_time(events)):
+        if room[event.dependency] > 0:
+            room[event.dependency] -= 1
+            kept.append(event)
     return in_time(kept)

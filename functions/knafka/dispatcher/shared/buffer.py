@@ -1,13 +1,13 @@
-"""The buffer of one partition: its latest records, and how far each group has taken them.
+"""The buffer of one partition: its latest records, and each group's cursor in them.
 
-It has every record of its partition from the offset `start` up to `end`, so a group whose next
-offset lies between them can go on in it: that is all that switching from one read to another takes.
+It has every record of its partition from the offset `start` up to `end`. A group whose next offset
+lies between them can continue there: that is all it takes to switch from one read to another.
 
-    plain cursor:     gets every record, one index after the other
-    selective cursor: gets those that the filter index finds for it; `pending` has their indexes
+    plain cursor:     gets every record, one index after the other     selective cursor: gets the
+records that the filter index finds for it; `pending` has their indexes
 
-A cursor joins as a plain one, and may become selective when it has taken all there is. A selective
-one without anything pending isn't touched by what is read: it has taken all, whenever it is asked.
+A cursor joins as a plain one, and may become selective once it has taken all records. A selective
+cursor without pending records isn't touched when more are read: it counts as having taken all.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from knafka.dispatcher.selecting import Selective
 from knafka.dispatcher.shared.record import SharedRecord, envelope_of
 from knafka.ports.shared_log import NO_EPOCH, Position
 
-GIVEN_TOGETHER: Final = 50
-"""Records that are given in one turn of the event loop, to all groups together: each is filtered,
-encoded and begun to be sent there. Who gets none is woken, and takes them in a turn of its own."""
+RECORDS_PER_TURN: Final = 50
+"""Records handed to all groups together in one turn of the event loop, in which they are filtered,
+encoded and sent. Groups that get none are woken, and take theirs in a turn of their own."""
 
 
 class CursorOwner(Protocol):
@@ -34,23 +34,24 @@ class CursorOwner(Protocol):
 
     group: str
     drain: Selective | None
-    """None: it wants every record."""
+    """The drain that reads; None: it wants every record."""
 
-    def notify(self, number: int, is_record: bool, room: int = GIVEN_TOGETHER) -> int:
-        """There is more of this partition: a record, or only its end. Returns how many records were
-        given at once, `room` at most."""
+    def notify(self, number: int, is_record: bool, room: int = RECORDS_PER_TURN) -> int:
+        """Say that there is more of this partition: records, or only its end (`is_record` False).
+        Returns how many records the drain took at once, `room` at most."""
         ...
 
     def position_of(self, cursor: Cursor) -> Position:
-        """Where it goes on, should it have to read elsewhere."""
+        """Return the position from which the cursor continues if it reads elsewhere."""
         ...
 
     def restart(self, cursor: Cursor) -> None:
-        """The log has no such offset: what is there is read from its start."""
+        """Start the cursor's partition anew: the log has no such offset, as the topic was deleted
+        and created again."""
         ...
 
     def fail(self, error: LogError) -> None:
-        """Nothing can be read."""
+        """End the reader's drain with this error."""
         ...
 
 
@@ -64,141 +65,163 @@ class Cursor:
         self.owner = owner
         self.number = number
         self.offset = offset
-        """Of the next record for the group, or one below it: all before were given."""
+        """Offset of the next record for the group, or an offset below it without a record in
+        between."""
         self.paused = False
         self.reported = -1
-        """The last end that the group was given."""
+        """The last end of the partition that the group was told."""
         self.buffer: PartitionBuffer | None = None
         self.index = 0
-        """In the buffer, counted from its first record ever; of a selective one as far as it was
-        told of what is passed over."""
+        """Index of its place in the buffer, counted from the first record ever; of a selective
+        cursor, up to where skipped records were reported."""
         self.is_selective = False
         self.pending: list[int] = []
-        """Of a selective one: indexes of records that are for it."""
+        """Indexes of the records that a selective cursor has still to take."""
 
     @property
-    def next(self) -> int:
-        """Index of the next record that is for it, or may be."""
+    def next_index(self) -> int:
+        """Index of the next record that the cursor has to take, or to look at."""
         if not self.is_selective or self.buffer is None:
             return self.index
-        return self.pending[0] if self.pending else self.buffer.behind
+        return self.pending[0] if self.pending else self.buffer.end_index
 
     @property
-    def behind(self) -> int:
-        """Records in the buffer from the next one on that is for it."""
-        return 0 if self.buffer is None else self.buffer.behind - self.next
+    def lag(self) -> int:
+        """Number of records in the buffer from `next_index` on."""
+        return 0 if self.buffer is None else self.buffer.end_index - self.next_index
 
 
 class PartitionBuffer:
-    """All from `start` on: offsets that hold no record have been looked at, too."""
+    """The records of one partition from the offset `start` on; offsets without a record were read
+    too."""
 
-    __slots__ = ("cursors", "end", "epoch", "fastest", "first", "index", "number", "paused",
-                 "plain", "reached", "records", "size", "start", "waiting",
-                 "wants_trace")  # fmt: skip
+    __slots__ = (
+        "cursors",
+        "end",
+        "epoch",
+        "fastest_index",
+        "first_index",
+        "index",
+        "known_end",
+        "number",
+        "paused",
+        "pending_cursors",
+        "plain_cursors",
+        "records",
+        "size",
+        "start",
+        "wants_trace",
+    )  # fmt: skip
 
     def __init__(self, number: int, start: int) -> None:
         self.number = number
         self.start = start
         self.end = start
-        """The offset to be read next."""
-        self.reached = -1
-        """The partition's end, when it was seen last."""
+        """The next offset to read."""
+        self.known_end = -1
+        """The partition's end when it was last seen; -1: not yet."""
         self.epoch = NO_EPOCH
-        """The leader's, of the last record."""
+        """Leader epoch of the last record."""
         self.records: list[SharedRecord] = []
-        self.first = 0
-        """Index of the first one: how many were forgotten."""
-        self.fastest = 0
-        """The highest index up to which a plain cursor has taken all."""
+        self.first_index = 0
+        """Index of the first record in the buffer: how many were forgotten."""
+        self.fastest_index = 0
+        """Index up to which the fastest plain cursor has taken all records."""
         self.size = 0
-        """Bytes, about."""
+        """Approximate bytes of the records."""
         self.paused = False
         self.cursors: set[Cursor] = set()
-        self.plain: set[Cursor] = set()
-        self.waiting: set[Cursor] = set()
-        """Selective ones that have something pending."""
+        self.plain_cursors: set[Cursor] = set()
+        self.pending_cursors: set[Cursor] = set()
+        """Selective cursors that have pending records."""
         self.index: FilterIndex[Cursor] = FilterIndex()
-        """Of the selective ones."""
+        """Filters of the selective cursors."""
         self.wants_trace: Callable[[Envelope], bool] = lambda envelope: False
 
     @property
-    def behind(self) -> int:
+    def end_index(self) -> int:
         """The index behind the last record."""
-        return self.first + len(self.records)
+        return self.first_index + len(self.records)
 
     @property
-    def ahead(self) -> int:
-        """Records that no group has taken."""
-        if len(self.index) > len(self.waiting) or not self.cursors:
+    def untaken(self) -> int:
+        """Number of records that no group has taken."""
+        if len(self.index) > len(self.pending_cursors) or not self.cursors:
             return 0  # one has taken all that was for it
-        fastest = max((each.pending[0] for each in self.waiting), default=0)
-        return self.behind - max(self.fastest, self.first, fastest)
+        fastest = max((cursor.pending[0] for cursor in self.pending_cursors), default=0)
+        return self.end_index - max(self.fastest_index, self.first_index, fastest)
 
     @property
-    def held(self) -> int:
-        """Records that not all groups have taken."""
-        return self.behind - self.slowest
+    def held_records(self) -> int:
+        """Number of records that some group has still to take."""
+        return self.end_index - self.slowest_index
 
     @property
-    def slowest(self) -> int:
-        plain = min((each.index for each in self.plain), default=self.behind)
-        return min([plain, *(each.pending[0] for each in self.waiting)])
+    def slowest_index(self) -> int:
+        """Index of the first record that some group has still to take."""
+        plain = min((cursor.index for cursor in self.plain_cursors), default=self.end_index)
+        return min([plain, *(cursor.pending[0] for cursor in self.pending_cursors)])
 
     def covers(self, offset: int) -> bool:
+        """Whether a group that needs this offset next can continue here."""
         return self.start <= offset <= self.end
 
     def join(self, cursor: Cursor) -> None:
-        """Have it go on here; its offset is covered, or lies ahead and is still to be read."""
+        """Add a cursor, whose offset is covered or still to be read, and notify its owner."""
         cursor.buffer = self
-        cursor.index = self.first + bisect_left(self.records, cursor.offset, key=_offset_of)
+        cursor.index = self.first_index + bisect_left(self.records, cursor.offset, key=_offset_of)
         self.cursors.add(cursor)
-        self.plain.add(cursor)
-        self.fastest = max(self.fastest, cursor.index)
-        if cursor.index < self.behind:
+        self.plain_cursors.add(cursor)
+        self.fastest_index = max(self.fastest_index, cursor.index)
+        if cursor.index < self.end_index:
             cursor.owner.notify(self.number, True)
-        elif self.reached > cursor.reported:
+        elif self.known_end > cursor.reported:
             cursor.owner.notify(self.number, False)
 
     def leave(self, cursor: Cursor) -> None:
-        """It may join another one, as a plain cursor."""
+        """Remove a cursor; it becomes a plain one, which may join another buffer."""
         if cursor.is_selective:
             self.catch_up(cursor)
             self.index.remove(cursor)
-            self.waiting.discard(cursor)
+            self.pending_cursors.discard(cursor)
             cursor.is_selective, cursor.pending = False, []
             if cursor.owner.drain is not None:
                 cursor.owner.drain.selected_from(self.number, math.inf)
         else:
-            self.plain.discard(cursor)
-            self.fastest = max((each.index for each in self.plain), default=self.first)
+            self.plain_cursors.discard(cursor)
+            self.fastest_index = max(
+                (other.index for other in self.plain_cursors), default=self.first_index
+            )
         cursor.buffer = None
         self.cursors.discard(cursor)
 
     def append(self, records: Sequence[SharedRecord]) -> None:
-        """Records that were read, in order."""
-        at = self.behind
+        """Append records that were read, in order, and notify the cursors that they are for."""
+        at = self.end_index
         self.records.extend(records)
         self.end = records[-1].offset() + 1
-        self.size += sum(each.size for each in records)
-        concerned = self._selected(at, records) if len(self.index) else []
-        concerned += self.plain
-        room = GIVEN_TOGETHER
+        self.size += sum(record.size for record in records)
+        concerned = self._note_matches(at, records) if len(self.index) else []
+        concerned += self.plain_cursors
+        room = RECORDS_PER_TURN
         for cursor in concerned:
             room -= cursor.owner.notify(self.number, True, room)
 
-    def _selected(self, at: int, records: Sequence[SharedRecord]) -> list[Cursor]:
-        """Note of each record for whom it is, the first one at index `at`; those who have
-        something pending now and had nothing."""
+    def _note_matches(self, at: int, records: Sequence[SharedRecord]) -> list[Cursor]:
+        """Add each record to the pending ones of the selective cursors that it matches; the first
+        record has index `at`. Returns the cursors that had nothing pending before."""
         concerned: list[Cursor] = []
         for index, record in enumerate(records, at):
-            for cursor in self._matching(record):
+            for cursor in self._matching_cursors(record):
                 if not cursor.pending:
                     concerned.append(cursor)
                 cursor.pending.append(index)
-        self.waiting.update(concerned)
+        self.pending_cursors.update(concerned)
         return concerned
 
-    def _matching(self, record: SharedRecord) -> Iterable[Cursor]:
+    def _matching_cursors(self, record: SharedRecord) -> Iterable[Cursor]:
+        """Return the selective cursors that want this record; all of them if it can't be parsed or
+        is traced."""
         try:
             envelope = envelope_of(record)
             if not self.wants_trace(envelope):
@@ -206,23 +229,23 @@ class PartitionBuffer:
         except Exception:  # each drain has to give up the event, or to say what is wrong
             pass
         record.is_for_all = True
-        return [each for each in self.cursors if each.is_selective]
+        return [cursor for cursor in self.cursors if cursor.is_selective]
 
-    def reach(self, end: int) -> None:
-        """Everything below `end` was read, and there is no more for now."""
-        self.end = self.reached = max(self.end, end)
-        for cursor in self.plain:
+    def reach_end(self, end: int) -> None:
+        """Note that everything below `end` was read and nothing follows for now."""
+        self.end = self.known_end = max(self.end, end)
+        for cursor in self.plain_cursors:
             cursor.owner.notify(self.number, False)
 
     def take(self, cursor: Cursor, limit: int) -> Sequence[SharedRecord]:
-        """What is next for a group."""
+        """Return at most `limit` next records of a cursor, which moves behind them."""
         if cursor.is_selective:
             return self._take_pending(cursor, limit)
-        at = cursor.index - self.first
+        at = cursor.index - self.first_index
         some = self.records[at : at + limit]
         if some:
             cursor.index += len(some)
-            self.fastest = max(self.fastest, cursor.index)
+            self.fastest_index = max(self.fastest_index, cursor.index)
             if some[0].offset() < cursor.offset:
                 some = some[bisect_left(some, cursor.offset, key=_offset_of) :]
             if some:
@@ -230,78 +253,89 @@ class PartitionBuffer:
         return some
 
     def _take_pending(self, cursor: Cursor, limit: int) -> Sequence[SharedRecord]:
+        """Return at most `limit` pending records of a selective cursor, and report those skipped
+        between."""
         pending, drain = cursor.pending, cursor.owner.drain
         if not pending or limit <= 0 or drain is None:
             return ()
         taken = pending[:limit]
         del pending[:limit]
         if not pending:
-            self.waiting.discard(cursor)
-        first = self.first
-        some = [self.records[each - first] for each in taken]
-        behind = taken[-1] + 1
-        if passed := behind - cursor.index - len(taken):
-            drain.passed_over(self.number, passed, 0)
-        cursor.index = behind
+            self.pending_cursors.discard(cursor)
+        first = self.first_index
+        some = [self.records[index - first] for index in taken]
+        next_index = taken[-1] + 1
+        if skipped := next_index - cursor.index - len(taken):
+            drain.passed_over(self.number, skipped, 0)
+        cursor.index = next_index
         cursor.offset = some[-1].offset() + 1
         return some
 
-    def select(self, cursor: Cursor) -> None:
-        """Have a plain cursor that has taken all become selective, if its drain lets it."""
+    def make_selective(self, cursor: Cursor) -> None:
+        """Make a plain cursor that has taken all records selective, if its drain allows it."""
         drain = cursor.owner.drain
         if drain is None or (selection := drain.selection) is None:
             return
-        taken_all = cursor.index == self.behind and cursor.offset <= self.end
+        taken_all = cursor.index == self.end_index and cursor.offset <= self.end
         if taken_all and drain.may_select(self.number):
-            self.plain.discard(cursor)
-            self.fastest = max((each.index for each in self.plain), default=self.first)
+            self.plain_cursors.discard(cursor)
+            self.fastest_index = max(
+                (other.index for other in self.plain_cursors), default=self.first_index
+            )
             cursor.is_selective = True
             self.index.add(cursor, selection)
             self.wants_trace = drain.wants_trace
             drain.selected_from(self.number, self.end)
 
     def catch_up(self, cursor: Cursor) -> None:
-        """Tell its drain what was passed over, or where a partition without more records ends."""
+        """Report to the cursor's drain which records were skipped, or where the partition ends."""
         drain = cursor.owner.drain
         if drain is None:
             return
         if not cursor.is_selective:
-            if (end := self.end_for(cursor)) is not None:
+            if (end := self.take_end(cursor)) is not None:
                 drain.passed_over(self.number, 0, end)
             return
-        index, offset = cursor.next, self.offset_for(cursor)
+        index, offset = cursor.next_index, self.next_offset(cursor)
         if offset > cursor.offset or index > cursor.index:
             drain.passed_over(self.number, index - cursor.index, offset)
             cursor.index, cursor.offset = index, max(cursor.offset, offset)
             cursor.reported = max(cursor.reported, cursor.offset)
 
-    def offset_for(self, cursor: Cursor) -> int:
-        """Where it goes on: all below that was given to it, or isn't for it."""
+    def next_offset(self, cursor: Cursor) -> int:
+        """Return the offset from which the cursor continues: all below was taken or isn't for
+        it."""
         if not cursor.is_selective:
             return cursor.offset
         if not cursor.pending:
             return max(cursor.offset, self.end)
-        return self.records[cursor.pending[0] - self.first].offset()
+        return self.records[cursor.pending[0] - self.first_index].offset()
 
-    def end_for(self, cursor: Cursor) -> int | None:
-        """The partition's end, if a group has taken all up to it and does not have it."""
-        if cursor.next < self.behind or self.reached != self.end or self.end <= cursor.reported:
+    def take_end(self, cursor: Cursor) -> int | None:
+        """Return the partition's end, once, if the cursor has taken all records below; otherwise
+        None."""
+        if (
+            cursor.next_index < self.end_index
+            or self.known_end != self.end
+            or self.end <= cursor.reported
+        ):
             return None
         cursor.reported = self.end
         cursor.offset = max(cursor.offset, self.end)
         return self.end
 
     def trim(self, spare: int) -> None:
-        """Forget what every group has taken, but for the last `spare` records: a group that is a
-        little behind can go on there."""
-        count = min(self.slowest, self.behind - spare) - self.first
+        """Forget the records that every group has taken, except the last `spare` ones, where a
+        group that lags a little can continue."""
+        count = min(self.slowest_index, self.end_index - spare) - self.first_index
         if count > 0:
-            gone = self.records[:count]
+            forgotten = self.records[:count]
             del self.records[:count]
-            self.first += count
-            self.start = gone[-1].offset() + 1
-            self.size -= sum(each.size for each in gone)
+            self.first_index += count
+            self.start = forgotten[-1].offset() + 1
+            self.size -= sum(record.size for record in forgotten)
 
 
 def _offset_of(record: SharedRecord) -> int:
+    """Return the record's offset, as the key of a binary search."""
     return record.offset()

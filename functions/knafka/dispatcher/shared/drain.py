@@ -1,12 +1,12 @@
-"""The drain of a shard: a drain for each Egress of its contract, which it follows.
+"""The drain of a shard: one drain for each Egress of its contract, started and stopped as that
+changes.
 
-    a record is new          --> its drain begins
-    it is another or removed --> its drain ends; then the new one begins, if there is one
-    a drain failed           --> it begins again by itself, later each time
-    all of them are idle     --> all end, and so does this
+    a record is new                --> its drain starts     a record is changed or removed --> its
+drain stops; then the changed one starts     a drain failed                 --> it starts again by
+itself, later each time     all drains are idle            --> all end, and the shard's drain too
 
-Neighbours go on whatever happens to one. The contract's position is reported when every drain has
-ended that was begun by what stood before it.
+A change or failure of one Egress doesn't disturb the others. The contract's position is reported
+once all drains have ended that an earlier record started.
 """
 
 from __future__ import annotations
@@ -25,37 +25,41 @@ from knafka.core.contract import Egress
 from knafka.core.drain import DrainProgress, Ended, Settled, ShardProgress
 from knafka.core.restarts import LAST_RESTART, restart_after
 from knafka.dispatcher.connecting import Clients
-from knafka.dispatcher.counts import Reported
+from knafka.dispatcher.counts import ReportedCounts
 from knafka.dispatcher.drain import JOIN_PATIENCE, REVOKE_TIMEOUT, Drain, OpenReader
-from knafka.dispatcher.served import Served
+from knafka.dispatcher.served import ServedEgress
 from knafka.dispatcher.shared.reader import GroupReader
 from knafka.ports.log import Assignment, LogReader, Positions
 
 log = logging.getLogger(__name__)
 
-SETTLED: Final = LAST_RESTART
-"""Seconds that a drain must have run for its failures before to be forgotten."""
+SETTLED_AFTER: Final = LAST_RESTART
+"""Seconds that a drain must have run before its earlier failures are forgotten."""
 
 LOOK_INTERVAL: Final = 1.0
-"""Seconds between two looks whether all are idle, at most."""
+"""Seconds between two checks whether all drains are idle, at most."""
 
 Connect = Callable[[Egress], Clients]
 
 
 class EgressDrains:
-    """Drains of one Egress as one record has it, one after the other; `before` is the end of those
-    by the record before."""
+    """The successive drains of one Egress as one contract record declares it; `before` is the task
+    of the drains by the previous record."""
 
     def __init__(
-        self, served: Served, egress: Egress, connect: Connect, before: asyncio.Task[None] | None
+        self,
+        served: ServedEgress,
+        egress: Egress,
+        connect: Connect,
+        before: asyncio.Task[None] | None,
     ) -> None:
         self.egress = egress
         self.served = served
         self.error: str | None = None
-        """Why the last one failed, until there is one that works."""
+        """Why the last drain failed; None: the current one works."""
         self.drain: Drain | None = None
         self.committed: Positions = {}
-        """What the group has committed when its drain is over; nothing of one that failed."""
+        """Offsets that the group has committed when its drain ended; empty after a failure."""
         self._connect = connect
         self._clients: Clients | None = None
         self._reader: LogReader | None = None
@@ -66,27 +70,31 @@ class EgressDrains:
         self.task = asyncio.create_task(self._run(before))
 
     def stop(self, timeout: float) -> None:
+        """Stop the running drain within `timeout` seconds and start no other."""
         self._stopping.set()
         if self.drain is not None:
             self.drain.stop(timeout)
 
-    def share(self) -> None:
-        """Its share of the connections may be another one now."""
+    def apply_share(self) -> None:
+        """Limit the running drain to its current share of the shard's connections."""
         if self.drain is not None and self._clients is not None:
-            most = self._clients.max_in_flight
-            allowed = self.egress.max_in_flight
-            self.drain.congestion.allow(allowed if most is None else min(allowed, most()))
+            share = self._clients.max_in_flight
+            declared = self.egress.max_in_flight
+            self.drain.congestion.set_max_in_flight(
+                declared if share is None else min(declared, share())
+            )
 
-    def until_idle(self, idle: float) -> float:
-        """As `Drain.until_idle`. One that keeps failing holds nobody up for longer than one that
-        has no partitions."""
+    def seconds_until_idle(self, idle: float) -> float:
+        """Return as `Drain.seconds_until_idle`. A drain that keeps failing counts as idle after as
+        long as one without partitions does."""
         if self.drain is not None and self.drain.owns_partitions:
-            return self.drain.until_idle(idle)
+            return self.drain.seconds_until_idle(idle)
         if self._failing_since is not None:
             return self._failing_since + max(idle, JOIN_PATIENCE) - self._loop.time()
-        return idle if self.drain is None else self.drain.until_idle(idle)
+        return idle if self.drain is None else self.drain.seconds_until_idle(idle)
 
     async def _run(self, before: asyncio.Task[None] | None) -> None:
+        """Wait for the previous record's drains, then drain again and again until stopped."""
         if before is not None:
             await asyncio.wait({before})
         while not self._stopping.is_set():
@@ -95,7 +103,7 @@ class EgressDrains:
             if self._stopping.is_set():
                 return
             now = self._loop.time()
-            if now - began > SETTLED:
+            if now - began > SETTLED_AFTER:
                 self._failures, self._failing_since = 0, None
             if self._failing_since is None:
                 self._failing_since = now
@@ -106,15 +114,15 @@ class EgressDrains:
             self._failures += 1
 
     async def _drain_once(self) -> str:
-        """Why it ended, unless it was stopped."""
-        settled: asyncio.TimerHandle | None = None
+        """Run one drain to its end; returns why it ended."""
+        forgetting: asyncio.TimerHandle | None = None
         self.committed = {}
         try:
             clients = self._clients = self._connect(self.egress)
             clients = replace(clients, open_reader=partial(self._open, clients.open_reader))
             drain = self.drain = self.served.new_drain(self.egress, clients)
-            self.share()
-            settled = self._loop.call_later(SETTLED, self._settled)
+            self.apply_share()
+            forgetting = self._loop.call_later(SETTLED_AFTER, self._forget_failures)
             problem = (await drain.run()).error
             if problem is None and isinstance(self._reader, GroupReader):
                 self.committed = dict(self._reader.committed)
@@ -124,43 +132,46 @@ class EgressDrains:
             return f"{type(error).__name__}: {error}"
         finally:
             self.drain = None
-            if settled is not None:
-                settled.cancel()
+            if forgetting is not None:
+                forgetting.cancel()
             if self._clients is not None:
                 await self._clients.subscriber.close()
 
     def _open(self, open_reader: OpenReader, assignment: Assignment) -> LogReader:
+        """Open the reader and remember it, for its committed offsets."""
         self._reader = open_reader(assignment)
         return self._reader
 
-    def _settled(self) -> None:
+    def _forget_failures(self) -> None:
+        """Forget earlier failures: the drain has run for long enough."""
         self.error, self._failing_since, self._failures = None, None, 0
 
 
 class ShardDrain:
-    """A `lease.Leased`; `served_of` gives what outlives it of an Egress."""
+    """A `lease.Leased` that drains all Egresses of a shard; `served_egress` returns what outlives a
+    drain."""
 
     def __init__(
         self,
         follower: ContractFollower[Egress],
-        served_of: Callable[[Egress], Served],
+        served_egress: Callable[[Egress], ServedEgress],
         connect: Connect,
         news: asyncio.Event,
     ) -> None:
         self._follower = follower
         self._contract = follower.contract
-        self._served_of = served_of
+        self._served_egress = served_egress
         self._connect = connect
         self._news = news
-        """Set when another position is reported."""
+        """Set when another position is to be reported."""
         self._idle: float | None = None
         self._drains: dict[str, EgressDrains] = {}
         self._last: dict[str, asyncio.Task[None]] = {}
-        """By group, those that run: the last one begun."""
+        """The drains' task that started last and is still running, by group."""
         self._leaving: dict[asyncio.Task[None], int] = {}
-        """Those that have to end before a position above this is reported."""
-        self._reported: dict[str, Reported] = {}
-        """By group, what is in the lines of earlier requests."""
+        """Tasks of stopped drains, each with the position that is reported until it has ended."""
+        self._reported: dict[str, ReportedCounts] = {}
+        """The counts that earlier requests have reported, by group."""
         self._stopping = False
         self._moved = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -170,6 +181,7 @@ class ShardDrain:
 
     @property
     def idle(self) -> float | None:
+        """Seconds without work after which the drain ends; None: never."""
         return self._idle
 
     @idle.setter
@@ -179,47 +191,59 @@ class ShardDrain:
 
     @property
     def shrunk_at(self) -> float | None:
-        drains = [each.drain for each in self._drains.values()]
-        times = [each.shrunk_at for each in drains if each is not None]
-        return max((each for each in times if each is not None), default=None)
+        """When a drain last lost partitions to another dispatcher, on the event loop's clock; None:
+        never."""
+        running = [drains.drain for drains in self._drains.values()]
+        times = [drain.shrunk_at for drain in running if drain is not None]
+        return max((shrunk_at for shrunk_at in times if shrunk_at is not None), default=None)
 
     @property
     def is_stopping(self) -> bool:
+        """Whether the drain was told to stop."""
         return self._stopping
 
     def stop(self, timeout: float = REVOKE_TIMEOUT) -> None:
+        """Stop all drains within `timeout` seconds."""
         self._stopping = True
-        for each in self._drains.values():
-            each.stop(timeout)
+        for drains in self._drains.values():
+            drains.stop(timeout)
         self._moved.set()
 
     def request_ended(self) -> None:
+        """Start the counts of `progress` anew: the last request has reported them."""
         self._reported = {
-            group: each.served.totals().reported() for group, each in self._drains.items()
+            group: drains.served.totals().snapshot() for group, drains in self._drains.items()
         }
 
     def progress(self, ended: Ended | None = None, error: str | None = None) -> ShardProgress:
+        """Return the progress of all Egresses, and the errors of those whose record is refused."""
         egresses = {group: self._progress_of(group) for group in self._contract.entries}
         for group, why in self._contract.refused.items():
             egresses[group] = DrainProgress(error=why)
         return ShardProgress(contract=self.position, egresses=egresses, ended=ended, error=error)
 
     async def run(self) -> ShardProgress:
+        """Drain, following the contract, until all Egresses are idle or `stop` is called; returns
+        the last progress."""
         self._follower.listeners.append(self._moved.set)
         ended = Ended.STOPPED
         try:
-            self._change()
+            self._apply_contract()
             while not self._stopping:
                 self._moved.clear()
                 if self._contract is not self._follower.contract:
-                    self._change()
-                until_idle = self._until_idle()
-                if until_idle <= 0:
+                    self._apply_contract()
+                seconds_until_idle = self._seconds_until_idle()
+                if seconds_until_idle <= 0:
                     ended = Ended.IDLE
                     self.stop()
                     break
                 # What is known now may be the patience of drains that have no partitions yet.
-                timeout = None if until_idle == math.inf else min(until_idle, LOOK_INTERVAL)
+                timeout = (
+                    None
+                    if seconds_until_idle == math.inf
+                    else min(seconds_until_idle, LOOK_INTERVAL)
+                )
                 with suppress(TimeoutError):
                     async with asyncio.timeout(timeout):
                         await self._moved.wait()
@@ -232,57 +256,61 @@ class ShardDrain:
                 task.cancel()
         progress = self.progress(ended)
         if ended is Ended.IDLE:
-            return progress.model_copy(update={"settled": self._settled()})
+            return progress.model_copy(update={"settled": self._settled_offsets()})
         return progress
 
-    def _settled(self) -> Settled | None:
-        """What they have committed, as all drains are over."""
+    def _settled_offsets(self) -> Settled | None:
+        """Return the offsets that the groups of the shard's topic have committed; None: there are
+        no drains. All drains must be over."""
         if not self._drains:
             return None
         topic = next(iter(self._drains.values())).egress.topic
         committed = {
-            group: each.committed if each.egress.topic == topic else {}
-            for group, each in self._drains.items()
+            group: drains.committed if drains.egress.topic == topic else {}
+            for group, drains in self._drains.items()
         }
         offsets: dict[int, int] = {}
-        for each in committed.values():
-            for number, offset in each.items():
+        for group_offsets in committed.values():
+            for number, offset in group_offsets.items():
                 offsets[number] = max(offset, offsets.get(number, 0))
-        without = [group for group, each in committed.items() if each != offsets]
+        without = [group for group, group_offsets in committed.items() if group_offsets != offsets]
         return Settled(topic=topic, offsets=offsets, without=tuple(without))
 
     # The contract
 
     @property
     def position(self) -> int:
-        """Offset before which every record of the contract counts."""
+        """Offset of the contract topic below which every record is in effect."""
         return min(self._leaving.values(), default=self._contract.position)
 
-    def _change(self) -> None:
-        told, before = self.position, self._contract.position
+    def _apply_contract(self) -> None:
+        """Stop the drains of removed and changed Egresses, and start those of new and changed
+        ones."""
+        reported_position, earlier_position = self.position, self._contract.position
         self._contract = self._follower.contract
-        wanted = self._contract.entries
+        desired = self._contract.entries
         for group, drains in list(self._drains.items()):
-            if wanted.get(group) != drains.egress:
-                self._leaving[drains.task] = before
+            if desired.get(group) != drains.egress:
+                self._leaving[drains.task] = earlier_position
                 drains.stop(REVOKE_TIMEOUT)
                 del self._drains[group]
             else:
-                drains.share()
-            if group not in wanted:
+                drains.apply_share()
+            if group not in desired:
                 del self._reported[group]
-        for group, egress in wanted.items():
+        for group, egress in desired.items():
             if group not in self._drains:
                 self._begin(group, egress)
         self._active_at = self._loop.time()
-        if self.position != told:
+        if self.position != reported_position:
             self._news.set()
 
     def _begin(self, group: str, egress: Egress) -> None:
-        served = self._served_of(egress)
+        """Start the drains of an Egress, after those of its previous record."""
+        served = self._served_egress(egress)
         drains = EgressDrains(served, egress, self._connect, self._last.get(group))
         self._drains[group], self._last[group] = drains, drains.task
-        self._reported.setdefault(group, served.totals().reported())
+        self._reported.setdefault(group, served.totals().snapshot())
 
         def ended(task: asyncio.Task[None]) -> None:
             if self._last.get(group) is task:
@@ -292,17 +320,21 @@ class ShardDrain:
 
         drains.task.add_done_callback(ended)
 
-    def _until_idle(self) -> float:
+    def _seconds_until_idle(self) -> float:
+        """Return the seconds until all drains are idle; infinity: they never end by themselves."""
         if self._idle is None:
             return math.inf
         idle = self._idle
         since_change = self._active_at + idle - self._loop.time()
-        return max([since_change, *(each.until_idle(idle) for each in self._drains.values())])
+        return max(
+            [since_change, *(drains.seconds_until_idle(idle) for drains in self._drains.values())]
+        )
 
     def _progress_of(self, group: str) -> DrainProgress:
+        """Return the progress of one group's drain."""
         if (drains := self._drains.get(group)) is None:
             return DrainProgress()
-        counts = drains.served.totals().since(self._reported.get(group, Reported()))
+        counts = drains.served.totals().grown_since(self._reported.get(group, ReportedCounts()))
         drain = drains.served.drain
         progress = DrainProgress() if drain is None else drain.progress()
         error = None if progress.partitions else drains.error

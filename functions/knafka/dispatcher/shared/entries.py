@@ -1,4 +1,4 @@
-"""What a shard delivers of its Broker's contract: the Egresses whose records name the shard."""
+"""The Egresses that a shard delivers: those whose contract records name the shard."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ from knafka.core.errors import InvalidDocument
 
 
 class ShardEntries:
-    """`contract_topic.Entries`, by group."""
+    """A `contract_topic.Entries` of Egresses, by group."""
 
     def __init__(self, shard: str) -> None:
         self._shard = shard
 
     def entry_of(self, key: str, value: bytes) -> Egress | None:
+        """Parse a contract record; returns its Egress, or None if it belongs to another shard.
+        Raises `InvalidDocument`."""
         shared = parse_json(SharedEgress, value.decode())
         if shared.egress.group != key:
             raise InvalidDocument("egress.group", f"invalid value: {shared.egress.group}")
         return shared.egress if shared.shard == self._shard else None
 
     def concerns(self, value: bytes) -> bool:
-        """Whether it names the shard, if that at least can be read."""
+        """Whether an invalid record names this shard, as far as it can be read."""
         with suppress(Exception):
             return bool(json.loads(value)["shard"] == self._shard)
         return False

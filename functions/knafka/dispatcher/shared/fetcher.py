@@ -1,7 +1,7 @@
-"""A fetcher: one consumer that fills buffers, one for each partition that it reads.
+"""A fetcher: one consumer that fills one buffer for each partition that it reads.
 
-It reads while somebody has taken nearly all there is, so it goes at the pace of the fastest group
-in it; a group that falls behind by a whole buffer leaves it and reads elsewhere (`Placement`).
+It reads as soon as some group has taken nearly all records, so it keeps up with the fastest group.
+A group that falls behind by a whole buffer is moved to another fetcher (`Placement`).
 """
 
 from __future__ import annotations
@@ -23,57 +23,61 @@ from knafka.ports.shared_log import BEGINNING, Position, PositionedReader
 log = logging.getLogger(__name__)
 
 READ_LIMIT: Final = 100
-"""Records taken at once: fewer than in a drain of its own, since all neighbours wait meanwhile."""
+"""Records of one read at most: fewer than in a drain of its own, as all groups wait meanwhile."""
 READ_TIMEOUT: Final = 0.5
-"""Seconds a read waits for a first record; also how soon another partition is read."""
+"""Seconds a read waits for a first record; also how soon a newly added partition is read."""
 CLOSE_TIMEOUT: Final = 5.0
+"""Seconds to close the consumer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """How much a fetcher holds. `records` are those of one partition."""
+class FetchLimits:
+    """How many records a fetcher holds; `records` are those of one partition."""
 
     ahead: int = 1000
-    """Records that no group has taken: while there are more, none are read."""
+    """Records that no group has taken: while there are as many, no more are read."""
     records: int = 5000
-    """Records that the slowest group of a partition may be behind the last one read."""
+    """Records by which the slowest group of a partition may lag behind the last one read."""
     size: int = 32 * 1024 * 1024
-    """Bytes, about, over all partitions."""
+    """Approximate bytes over all partitions."""
     spare: int = 1000
-    """Records that all groups have taken, over all partitions: one that reads by itself finds its
-    way back among them."""
+    """Records that all groups have taken and that are kept, over all partitions: a group that lags
+    a little can continue in them."""
     patience: float = 0.1
     """Seconds that a full buffer waits for its slowest groups."""
     pause_after: float = 1.0
-    """Seconds without a move after which partitions that nobody takes are paused, which throws away
-    what librdkafka prefetched."""
+    """Seconds without progress after which partitions that nobody takes from are paused, which
+    discards what librdkafka has prefetched."""
 
 
 class Placement(Protocol):
-    """Says where groups read."""
+    """Decides which fetcher a group reads from."""
 
     def evict(self, cursor: Cursor, fetcher: Fetcher) -> None:
-        """Have it read elsewhere."""
+        """Move a cursor that lags behind from this fetcher to another one."""
         ...
 
     def merge(self, fetcher: Fetcher) -> None:
-        """Have those go on elsewhere for whom another fetcher has read everything already."""
+        """Move the cursors of this fetcher for which another fetcher has read all records
+        already."""
         ...
 
     def fail(self, fetcher: Fetcher, error: LogError) -> None:
-        """It can't go on."""
+        """Fail the readers of a fetcher that can't read on."""
         ...
 
-    def ended(self, fetcher: Fetcher) -> None: ...
+    def ended(self, fetcher: Fetcher) -> None:
+        """Forget a fetcher that has ended."""
+        ...
 
 
 class Fetcher:
-    """Runs from its first partition until it has none; `run` is its whole life."""
+    """Reads partitions for many groups; `run` lasts until it has no partitions left."""
 
-    def __init__(self, source: PositionedReader, placement: Placement, limits: Limits) -> None:
+    def __init__(self, source: PositionedReader, placement: Placement, limits: FetchLimits) -> None:
         self.buffers: dict[int, PartitionBuffer] = {}
         self.moved = asyncio.Event()
-        """A group has taken records, or has come or gone."""
+        """Set when a group has taken records, has come or has gone."""
         self._source = source
         self._placement = placement
         self._limits = limits
@@ -81,7 +85,7 @@ class Fetcher:
         self._dropping: set[int] = set()
 
     def add(self, number: int, position: Position) -> PartitionBuffer:
-        """Read this partition too, from here."""
+        """Start to read a partition from this position; returns its buffer."""
         start = 0 if position.offset == BEGINNING else position.offset
         buffer = self.buffers[number] = PartitionBuffer(number, start)
         buffer.epoch = position.epoch
@@ -90,7 +94,7 @@ class Fetcher:
         return buffer
 
     def drop(self, number: int) -> None:
-        """Read this partition no more; nobody is in it."""
+        """Stop reading a partition, whose buffer must have no cursors."""
         buffer = self.buffers.pop(number)
         assert not buffer.cursors
         if self._beginning.pop(number, None) is None:
@@ -98,10 +102,12 @@ class Fetcher:
         self.moved.set()
 
     def drop_unused(self) -> None:
-        for number in [each for each, buffer in self.buffers.items() if not buffer.cursors]:
+        """Stop reading the partitions whose buffers have no cursors."""
+        for number in [number for number, buffer in self.buffers.items() if not buffer.cursors]:
             self.drop(number)
 
     async def run(self) -> None:
+        """Read until there are no partitions left; errors go to `Placement.fail`."""
         try:
             while self.buffers:
                 await self._wait_for_demand()
@@ -119,6 +125,7 @@ class Fetcher:
             await self._source.close(CLOSE_TIMEOUT)
 
     def _change_assignment(self) -> None:
+        """Tell the consumer which partitions were added and dropped."""
         if self._dropping:
             self._source.drop(self._dropping)
             self._dropping = set()
@@ -127,36 +134,44 @@ class Fetcher:
             self._beginning = {}
 
     def _store(self, records: Sequence[Record], reading: dict[int, PartitionBuffer]) -> None:
+        """Append records to the buffers that were there when the read began, and note the
+        partitions' ends."""
         for number in self._source.restarted:
-            if (buffer := self._same(number, reading)) is not None:
+            if (buffer := self._current_buffer(number, reading)) is not None:
                 reading[number] = self._restart(buffer)
         by_partition: defaultdict[int, list[SharedRecord]] = defaultdict(list)
         for record in records:
             by_partition[record.partition()].append(SharedRecord(record))
         for number, some in by_partition.items():
-            if (buffer := self._same(number, reading)) is not None:
+            if (buffer := self._current_buffer(number, reading)) is not None:
                 buffer.epoch = self._source.epochs.get(number, buffer.epoch)
                 buffer.append(some)
         for number, end in self._source.ends.items():
-            if (buffer := self._same(number, reading)) is not None:
-                buffer.reach(end)
+            if (buffer := self._current_buffer(number, reading)) is not None:
+                buffer.reach_end(end)
         self._trim()
 
-    def _same(self, number: int, reading: dict[int, PartitionBuffer]) -> PartitionBuffer | None:
+    def _current_buffer(
+        self, number: int, reading: dict[int, PartitionBuffer]
+    ) -> PartitionBuffer | None:
+        """Return the partition's buffer if it is the same as when the read began; otherwise
+        None."""
         buffer = self.buffers.get(number)
         return buffer if buffer is not None and reading.get(number) is buffer else None
 
     def _restart(self, buffer: PartitionBuffer) -> PartitionBuffer:
-        anew = self.buffers[buffer.number] = PartitionBuffer(buffer.number, 0)
+        """Replace the buffer of a partition that was created anew; its cursors start there."""
+        new_buffer = self.buffers[buffer.number] = PartitionBuffer(buffer.number, 0)
         for cursor in list(buffer.cursors):
             buffer.leave(cursor)
             cursor.owner.restart(cursor)
-            anew.join(cursor)
-        return anew
+            new_buffer.join(cursor)
+        return new_buffer
 
     # How much is read
 
     def _trim(self) -> None:
+        """Forget the records that all groups have taken and that exceed the spare ones."""
         limits = self._limits
         spare = limits.spare // max(1, len(self.buffers))
         if self.size > limits.size // 2:
@@ -166,72 +181,80 @@ class Fetcher:
 
     @property
     def size(self) -> int:
-        return sum(each.size for each in self.buffers.values())
+        """Approximate bytes of the records in all buffers."""
+        return sum(buffer.size for buffer in self.buffers.values())
 
     async def _wait_for_demand(self) -> None:
-        """Until more may be read."""
+        """Wait until more records may be read; pauses partitions and evicts slow groups
+        meanwhile."""
         limits = self._limits
         while self.buffers:
             self.moved.clear()
             self._resume()
-            active = [each for each in self.buffers.values() if not each.paused]
-            wanted = bool(active) and sum(each.ahead for each in active) < limits.ahead
-            full = self._full(active) if wanted else []
-            if wanted and not full:
+            active = [buffer for buffer in self.buffers.values() if not buffer.paused]
+            has_demand = bool(active) and sum(buffer.untaken for buffer in active) < limits.ahead
+            full = self._full_buffers(active) if has_demand else []
+            if has_demand and not full:
                 return
             if not active:
                 await self.moved.wait()
             elif full:
-                await self._has_moved(limits.patience)
+                await self._wait_for_move(limits.patience)
                 self._trim()
-                for buffer in self._full(active):
+                for buffer in self._full_buffers(active):
                     self._evict_slow(buffer)
-                if not self._room_for(active):
-                    await self._has_moved(limits.pause_after)
-            elif not await self._has_moved(limits.pause_after):
+                if not self._has_room(active):
+                    await self._wait_for_move(limits.pause_after)
+            elif not await self._wait_for_move(limits.pause_after):
                 self._pause(active)
 
-    def _full(self, active: Sequence[PartitionBuffer]) -> list[PartitionBuffer]:
-        """Those that may take no more as long as their slowest group is in them."""
+    def _full_buffers(self, active: Sequence[PartitionBuffer]) -> list[PartitionBuffer]:
+        """Return the buffers that may take no more records before their slowest group has moved
+        on."""
         limits = self._limits
-        full = [each for each in active if each.held >= limits.records]
+        full = [buffer for buffer in active if buffer.held_records >= limits.records]
         if not full and self.size >= limits.size:
-            full = [max(active, key=lambda each: each.size)]
+            full = [max(active, key=lambda buffer: buffer.size)]
         return full
 
-    def _room_for(self, active: Sequence[PartitionBuffer]) -> bool:
+    def _has_room(self, active: Sequence[PartitionBuffer]) -> bool:
+        """Whether no buffer is full, after forgetting what all groups have taken."""
         self._trim()
-        return not self._full(active)
+        return not self._full_buffers(active)
 
     def _evict_slow(self, buffer: PartitionBuffer) -> None:
-        """Those behind by more than half of the buffer, the slowest first: the others can join it
-        where it goes on."""
-        slow = [each for each in buffer.cursors if each.behind > len(buffer.records) // 2]
+        """Evict the groups that lag by more than half of the buffer, the slowest first, so that the
+        others can join them where they continue."""
+        slow = [cursor for cursor in buffer.cursors if cursor.lag > len(buffer.records) // 2]
         if len(slow) < len(buffer.cursors):
-            for cursor in sorted(slow, key=buffer.offset_for):
+            for cursor in sorted(slow, key=buffer.next_offset):
                 self._placement.evict(cursor, self)
         self._trim()
 
-    async def _has_moved(self, timeout: float) -> bool:
+    async def _wait_for_move(self, timeout: float) -> bool:
+        """Wait until `moved` is set, at most `timeout` seconds; returns whether it is."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await self.moved.wait()
         return self.moved.is_set()
 
     def _pause(self, active: Sequence[PartitionBuffer]) -> None:
-        """Those that nobody takes, so that the others are read."""
+        """Pause the partitions that nobody takes from, so that the others are read."""
         share = self._limits.ahead // max(1, len(active))
-        stuck = [each for each in active if each.ahead >= max(1, share)]
+        stuck = [buffer for buffer in active if buffer.untaken >= max(1, share)]
         for buffer in stuck:
             buffer.paused = True
-        begun = {each.number for each in stuck} - self._beginning.keys()
+        begun = {buffer.number for buffer in stuck} - self._beginning.keys()
         if begun:
             self._source.pause(begun)
 
     def _resume(self) -> None:
+        """Resume the paused partitions of which enough records were taken."""
         share = self._limits.ahead // max(1, len(self.buffers))
-        moved = [each for each in self.buffers.values() if each.paused and each.ahead < share]
+        moved = [
+            buffer for buffer in self.buffers.values() if buffer.paused and buffer.untaken < share
+        ]
         for buffer in moved:
             buffer.paused = False
         if moved:
-            self._source.resume({each.number for each in moved})
+            self._source.resume({buffer.number for buffer in moved})

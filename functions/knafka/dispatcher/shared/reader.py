@@ -1,8 +1,8 @@
-"""One group's reader in a shared topic: a `LogReader` fed from buffers.
+"""The reader of one group in a shared topic: a `LogReader` fed from buffers.
 
-Each record is given once and in order, whichever buffer it comes from: a cursor knows the offset
-that is next. What is to be committed waits here until the topic commits it. A drain that is
-`Selective` is given only what is for it; and while it waits in `read`, without being woken for it.
+Each record is returned once and in order, whichever buffer it comes from: a cursor knows the next
+offset. Commits wait here until the topic makes them. A `Selective` drain gets only the records that
+are for it; while it waits in `read` they are handed over without waking it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final, Protocol
 from knafka.core.errors import LogError
 from knafka.core.progress import MAX_METADATA
 from knafka.dispatcher.selecting import Selective
-from knafka.dispatcher.shared.buffer import GIVEN_TOGETHER, Cursor
+from knafka.dispatcher.shared.buffer import RECORDS_PER_TURN, Cursor
 from knafka.ports.log import Assignment, Commits, OffsetAndMetadata, Positions, Record
 from knafka.ports.shared_log import (
     BEGINNING,
@@ -29,113 +29,121 @@ from knafka.ports.shared_log import (
 
 log = logging.getLogger(__name__)
 
-TAKE_LIMIT: Final = 50
-"""Records given at once: all neighbours wait while they are filtered and encoded. Also how many a
-drain is given while it waits in one read: then it looks again whether it has room."""
-QUIET_COMMITS: Final = 200
-"""Commits a second of all groups of a topic for which nothing comes: each takes 0.2 ms of CPU, and
-all that it saves is to look at events again that aren't for them."""
+RECORDS_PER_READ: Final = 50
+"""Records of one read at most, as all groups wait while they are filtered and encoded; also how
+many a drain takes while it waits in one read, before it checks again whether it has room."""
+MAX_QUIET_COMMITS_PER_SECOND: Final = 200
+"""Commits per second of all groups of a topic that get no records: each takes 0.2 ms of CPU, and
+saves only that skipped events are looked at again."""
 COMMIT_INTERVAL: Final = 1.0
-"""Seconds between two of one group at least."""
+"""Seconds between two commits of one group at least."""
 
 
-class Places(Protocol):
-    """The topic, as its readers know it."""
+class ReaderTopic(Protocol):
+    """The shared topic, as its readers know it."""
 
     name: str
 
     @property
     def readers(self) -> int:
-        """How many groups read here."""
+        """Number of groups that read here."""
         ...
 
     def place(self, cursor: Cursor, position: Position) -> None:
-        """Have it read from there, in some buffer."""
+        """Let a cursor read from this position, in some buffer."""
         ...
 
-    def leave(self, cursor: Cursor) -> None: ...
+    def leave(self, cursor: Cursor) -> None:
+        """Remove a cursor from its buffer."""
+        ...
 
     def taken(self, cursor: Cursor) -> None:
-        """It has taken records."""
+        """Note that a cursor has taken records."""
         ...
 
     def detach(self, reader: GroupReader) -> None:
-        """The reader is closed."""
+        """Forget a reader that is closed."""
         ...
 
 
 class GroupReader:
-    """`LogReader`; made by `SharedTopic.reader`."""
+    """A `LogReader` of one group in a shared topic; `SharedTopic.open_reader` creates it."""
 
     pause_is_free: Final = True
 
     def __init__(
-        self, topic: Places, group: str, assignment: Assignment, offsets: GroupOffsets
+        self, topic: ReaderTopic, group: str, assignment: Assignment, offsets: GroupOffsets
     ) -> None:
         self.group = group
         self.ends: Positions = {}
         self.cursors: dict[int, Cursor] = {}
-        """By partition that is ours."""
+        """By assigned partition."""
         self.committed: dict[int, int] = {}
-        """By partition that is ours, or was until it closed: what Kafka has confirmed last."""
+        """The offset that Kafka has confirmed last, by partition that is assigned, or was when the
+        reader closed."""
         self.is_closing = False
         self.drain: Selective | None = assignment if isinstance(assignment, Selective) else None
         self._topic = topic
         self._assignment = assignment
         self._offsets = offsets
-        self._news: dict[int, None] = {}
-        """Partitions with records that weren't taken, or an end that was not given."""
+        self._partitions_with_news: dict[int, None] = {}
+        """Partitions with untaken records, or with an end that was not reported."""
         self._waiter: asyncio.Future[None] | None = None
-        self._given = 0
-        """Records that the drain got since its last `read` began."""
+        self._given_records = 0
+        """Records that the drain has taken since its last `read` began."""
         self._crash: Exception | None = None
-        """What the drain has raised for some of them, a bug of ours: its next read raises it."""
+        """The error that the drain raised when it took records, a bug of ours; its next read raises
+        it."""
         self._interrupted = False
         self._failure: LogError | None = None
         self._epochs: dict[int, int] = {}
-        """Of what was committed when a partition was assigned."""
+        """Leader epochs of the commits at the partitions' assignment, or of later records."""
         self._to_commit: dict[int, OffsetAndMetadata] = {}
         self._committing: asyncio.Task[None] | None = None
         self._restarted: set[int] = set()
-        """Partitions that are others since the last commit began: it is not for them."""
+        """Partitions that were created anew since the last commit began: that commit is not for
+        them."""
         self._last_commits: asyncio.Future[Commits] | None = None
-        """Known when it closes."""
+        """The drain's last commits, once the reader closes."""
         self._committed = asyncio.Event()
-        """A commit is over."""
+        """Set when a commit has ended."""
 
     # Reading
 
     async def read(self, limit: int, timeout: float) -> Sequence[Record]:
-        loop, limit = asyncio.get_running_loop(), min(limit, TAKE_LIMIT)
-        self.ends, self._given = {}, 0
+        """Return at most `limit` next records, waiting up to `timeout` seconds for the first.
+        Raises `LogError`."""
+        loop, limit = asyncio.get_running_loop(), min(limit, RECORDS_PER_READ)
+        self.ends, self._given_records = {}, 0
         await asyncio.sleep(0)  # a backlog is taken bit by bit: neighbours have turns between
         records = self._take(limit)
-        if records or self._is_over() or timeout <= 0:
-            return self._or_failure(records)
+        if records or self._must_return() or timeout <= 0:
+            return self._or_raise(records)
         # One timer, not the clock again: after a timer it may still be a hair before the time.
         over = loop.create_future()
         timer = loop.call_later(timeout, self._end_wait, over)
         try:
-            while not (records or over.done() or self._is_over()):
+            while not (records or over.done() or self._must_return()):
                 self._waiter = loop.create_future()
                 await self._waiter
                 records = self._take(limit)
         finally:
             timer.cancel()
             self._waiter = None
-        return self._or_failure(records)
+        return self._or_raise(records)
 
-    def _is_over(self) -> bool:
-        """Whether a read has to return, also without records."""
+    def _must_return(self) -> bool:
+        """Whether a read has to return, even without records."""
         return (
             self._failure is not None
             or self.is_closing
             or self._interrupted
-            or self._given >= TAKE_LIMIT
+            or self._given_records >= RECORDS_PER_READ
             or self._crash is not None
         )
 
-    def _or_failure(self, records: list[Record]) -> list[Record]:
+    def _or_raise(self, records: list[Record]) -> list[Record]:
+        """Return the records of a read, or raise the error that ended the drain or the topic."""
         self._interrupted = False
         if self._crash is not None:
             raise self._crash
@@ -144,31 +152,35 @@ class GroupReader:
         return records
 
     def _end_wait(self, over: asyncio.Future[None]) -> None:
+        """End a read that has waited for its full_commits timeout."""
         over.set_result(None)
         self._wake()
 
     def _take(self, limit: int) -> list[Record]:
+        """Take at most `limit` records from the buffers, and note the ends of partitions."""
         records: list[Record] = []
-        for number in list(self._news):
+        for number in list(self._partitions_with_news):
             cursor = self.cursors.get(number)
             if cursor is None or cursor.paused or cursor.buffer is None:
-                del self._news[number]
+                del self._partitions_with_news[number]
                 continue
             buffer = cursor.buffer
-            while len(records) < limit and cursor.next < buffer.behind:
+            while len(records) < limit and cursor.next_index < buffer.end_index:
                 records += buffer.take(cursor, limit - len(records))
-            if cursor.next < buffer.behind:
+            if cursor.next_index < buffer.end_index:
                 break
-            del self._news[number]
-            if (end := buffer.end_for(cursor)) is not None:
+            del self._partitions_with_news[number]
+            if (end := buffer.take_end(cursor)) is not None:
                 self.ends = {**self.ends, number: end}
             if not cursor.is_selective:
-                buffer.select(cursor)
+                buffer.make_selective(cursor)
             self._topic.taken(cursor)
         return records
 
-    def notify(self, number: int, is_record: bool, room: int = GIVEN_TOGETHER) -> int:
-        self._news[number] = None
+    def notify(self, number: int, is_record: bool, room: int = RECORDS_PER_TURN) -> int:
+        """Note that there is more of a partition; hands records to a waiting drain at once, `room`
+        at most, and returns how many it took."""
+        self._partitions_with_news[number] = None
         if not is_record:
             return 0
         if room > 0 and self.drain is not None and self._waiter and not self._waiter.done():
@@ -177,42 +189,53 @@ class GroupReader:
         return 0
 
     def _give(self, drain: Selective, room: int) -> int:
-        """Give what is new to a drain that waits for it; to wake it costs more than to take one."""
-        records = self._take(min(room, TAKE_LIMIT - self._given))
+        """Hand new records to a drain that waits in `read`: waking it would cost more than taking a
+        record does. Returns how many it took."""
+        records = self._take(min(room, RECORDS_PER_READ - self._given_records))
         if not records:
             return 0
-        self._given += len(records)
+        self._given_records += len(records)
         try:
             drain.take(records)
         except Exception as error:  # it is not to end whoever reads for all
             self._crash = error
-        if self._crash is not None or self._given >= TAKE_LIMIT or self._news:
+        if (
+            self._crash is not None
+            or self._given_records >= RECORDS_PER_READ
+            or self._partitions_with_news
+        ):
             self._wake()
         return len(records)
 
     @property
     def commit_interval(self) -> float:
-        return max(COMMIT_INTERVAL, self._topic.readers / QUIET_COMMITS)
+        """Seconds between commits of a drain that gets no records."""
+        return max(COMMIT_INTERVAL, self._topic.readers / MAX_QUIET_COMMITS_PER_SECOND)
 
     def catch_up(self) -> None:
+        """Report to the drain which records were skipped until now."""
         for cursor in self.cursors.values():
             if cursor.buffer is not None:
                 cursor.buffer.catch_up(cursor)
 
     def interrupt(self) -> None:
+        """Make the read that is under way return at once."""
         self._interrupted = True
         self._wake()
 
     def _wake(self) -> None:
+        """Wake the read that is waiting, if there is one."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def pause(self, partitions: Sequence[int]) -> None:
+        """Hand over no records of these partitions, until `resume`."""
         for number in partitions:
             if cursor := self.cursors.get(number):
                 cursor.paused = True
 
     def resume(self, partitions: Sequence[int]) -> None:
+        """Hand over records of these partitions again."""
         for number in partitions:
             if (cursor := self.cursors.get(number)) is not None and cursor.paused:
                 cursor.paused = False
@@ -222,32 +245,35 @@ class GroupReader:
 
     # Partitions
 
-    async def ask(self, numbers: Collection[int]) -> Mapping[int, Commit]:
-        """What the group has committed. Raises `LogError`."""
+    async def fetch_committed(self, numbers: Collection[int]) -> Mapping[int, Commit]:
+        """Ask Kafka what the group has committed for these partitions. Raises `LogError`."""
         return await self._offsets.committed(self.group, self._topic.name, numbers)
 
-    def assign(self, committed: Mapping[int, Commit | None]) -> None:
-        """They are ours; `begin` follows for each."""
-        for number, found in committed.items():
-            self._epochs[number] = NO_EPOCH if found is None else found.epoch
-            offset = 0 if found is None else found.offset
+    def assign_partitions(self, committed: Mapping[int, Commit | None]) -> None:
+        """Take over partitions, from the group's commits; `begin` must follow for each."""
+        for number, commit in committed.items():
+            self._epochs[number] = NO_EPOCH if commit is None else commit.epoch
+            offset = 0 if commit is None else commit.offset
             self.cursors[number] = Cursor(number, offset, self)
-            if found is not None:
-                self.committed[number] = found.offset
+            if commit is not None:
+                self.committed[number] = commit.offset
         self._assignment.assigned(
-            {number: found and found.value for number, found in committed.items()}
+            {number: commit and commit.value for number, commit in committed.items()}
         )
 
     def begin(self, number: int, committed: Commit | None) -> None:
+        """Start to read an assigned partition from its commit, or from its beginning."""
         if cursor := self.cursors.get(number):
             offset = BEGINNING if committed is None else committed.offset
             self._topic.place(cursor, Position(offset, self._epochs[number]))
 
     def position_of(self, cursor: Cursor) -> Position:
+        """Return the cursor's next offset with its leader epoch."""
         return Position(cursor.offset, self._epochs.get(cursor.number, NO_EPOCH))
 
     def restart(self, cursor: Cursor) -> None:
-        """Its log has no such offset: it is another partition, read from its start."""
+        """Start a partition anew that was deleted and created again: its old commits are
+        dropped."""
         number = cursor.number
         cursor.offset, cursor.reported, cursor.paused = 0, -1, False
         self._to_commit.pop(number, None)
@@ -257,8 +283,8 @@ class GroupReader:
         self._assignment.lost([number])
         self._assignment.assigned({number: None})
 
-    async def give_up(self, numbers: Collection[int]) -> None:
-        """They go to another process: finish with them, and commit."""
+    async def release_partitions(self, numbers: Collection[int]) -> None:
+        """Give up partitions that go to another process: finish their attempts, then commit."""
         mine = sorted(self.cursors.keys() & set(numbers))
         if not mine:
             return
@@ -269,11 +295,15 @@ class GroupReader:
             commits = await self._assignment.revoked(mine)
         else:
             commits = await asyncio.shield(self._last_commits)
-        waiting = {each: self._to_commit.pop(each) for each in mine if each in self._to_commit}
+        waiting = {
+            number: self._to_commit.pop(number) for number in mine if number in self._to_commit
+        }
         await self._wait_for_commit()
         for number in mine:
             self.committed.pop(number, None)
-        last = {number: each for number, each in {**waiting, **commits}.items() if number in mine}
+        last = {
+            number: commit for number, commit in {**waiting, **commits}.items() if number in mine
+        }
         if last:
             try:
                 await self._commit(last, epochs)
@@ -282,8 +312,8 @@ class GroupReader:
                 log.warning("the last commit of %s failed: %s", self.group, error)
         self._committed.set()
 
-    def lose(self, numbers: Collection[int]) -> None:
-        """They belong to somebody else: nothing may be committed."""
+    def lose_partitions(self, numbers: Collection[int]) -> None:
+        """Forget partitions that belong to another process: nothing may be committed."""
         mine = sorted(self.cursors.keys() & set(numbers))
         for number in mine:
             self._topic.leave(self.cursors.pop(number))
@@ -293,69 +323,75 @@ class GroupReader:
             self._assignment.lost(mine)
 
     def fail(self, error: LogError) -> None:
-        """Every read raises it; what was delivered since the last commit will be again."""
+        """Make every read raise this error; events delivered since the last commit will be
+        delivered again."""
         self._failure = error
-        self.lose(list(self.cursors))
+        self.lose_partitions(list(self.cursors))
         self._committed.set()
         self._wake()
 
     # Commits
 
     def commit(self, commits: Commits) -> None:
-        for number, each in commits.items():
+        """Store commits until the topic makes them; those with too long metadata are dropped."""
+        for number, commit in commits.items():
             # Kafka refuses longer ones with their offsets; those before them would be lost here.
-            if number in self.cursors and len(each.metadata) <= MAX_METADATA:
-                self._to_commit[number] = each
+            if number in self.cursors and len(commit.metadata) <= MAX_METADATA:
+                self._to_commit[number] = commit
 
     @property
     def to_commit(self) -> Mapping[int, OffsetAndMetadata]:
-        """What may be committed now: nothing, as long as a commit is under way."""
+        """The commits that may be made now; none while another commit is under way."""
         return self._to_commit if self._committing is None else {}
 
     def begin_commit(self) -> None:
-        """Commit what waits, without waiting for it."""
+        """Start to commit what is stored, without waiting for Kafka."""
         commits, self._to_commit = self._to_commit, {}
         self._restarted.clear()
         self._committing = asyncio.create_task(self._commit_regularly(commits))
 
     async def _commit_regularly(self, commits: dict[int, OffsetAndMetadata]) -> None:
+        """Make one commit; if it fails, its offsets are committed with the next one."""
         try:
             await self._commit(commits, self._epochs_of(commits))
         except GroupHasMembers as error:
             self.fail(error)
         except LogError as error:
             log.info("a commit of %s failed, and is made again: %s", self.group, error)
-            same = self.cursors.keys() - self._restarted
-            again = {number: each for number, each in commits.items() if number in same}
+            unchanged = self.cursors.keys() - self._restarted
+            again = {number: commit for number, commit in commits.items() if number in unchanged}
             self._to_commit = {**again, **self._to_commit}
         finally:
             self._committing = None
             self._committed.set()
 
     async def _commit(self, commits: Commits, epochs: Mapping[int, int]) -> None:
-        whole = {
-            number: Commit(each.offset, each.metadata, epochs[number])
-            for number, each in commits.items()
+        """Commit these offsets and wait for Kafka. Raises `LogError`."""
+        full_commits = {
+            number: Commit(commit.offset, commit.metadata, epochs[number])
+            for number, commit in commits.items()
         }
         # Until Kafka has answered, either may be so.
-        for number in whole:
+        for number in full_commits:
             self.committed.pop(number, None)
-        await self._offsets.commit(self.group, self._topic.name, whole)
-        for number in whole.keys() & self.cursors.keys() - self._restarted:
-            self.committed[number] = whole[number].offset
+        await self._offsets.commit(self.group, self._topic.name, full_commits)
+        for number in full_commits.keys() & self.cursors.keys() - self._restarted:
+            self.committed[number] = full_commits[number].offset
 
     def _epochs_of(self, numbers: Collection[int]) -> dict[int, int]:
-        """The leader epoch of the last record read; too low a one would be taken for a loss."""
-        found: dict[int, int] = {}
+        """Return the leader epoch of the last record read, by partition; Kafka would take too low
+        an epoch for a loss of data."""
+        epochs: dict[int, int] = {}
         for number in numbers:
             cursor = self.cursors.get(number)
-            known = self._epochs.get(number, NO_EPOCH)
+            epoch = self._epochs.get(number, NO_EPOCH)
             if cursor is not None and cursor.buffer is not None:
-                known = self._epochs[number] = max(known, cursor.buffer.epoch)
-            found[number] = known
-        return found
+                epoch = self._epochs[number] = max(epoch, cursor.buffer.epoch)
+            epochs[number] = epoch
+        return epochs
 
     async def _wait_for_commit(self) -> None:
+        """Wait until no commit is under way."""
         while self._committing is not None:
             self._committed.clear()
             await self._committed.wait()
@@ -363,6 +399,7 @@ class GroupReader:
     # Closing
 
     async def close(self, timeout: float) -> None:
+        """Revoke all partitions and make the last commits, within `timeout` seconds."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         self.is_closing = True

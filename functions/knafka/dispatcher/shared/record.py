@@ -1,4 +1,4 @@
-"""A record that many drains get: taken apart once, and its request made once for each form."""
+"""A record that many drains read: parsed once, and its request encoded once for each format."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from knafka.ports.log import Record
 
 
 class SharedRecord:
-    """A `Record` that keeps what was asked of it."""
+    """A `Record` that caches its parsed event and its encoded requests."""
 
     __slots__ = ("_headers", "_offset", "_partition", "_problem", "_record", "_value",
                  "is_for_all", "parsed", "requests")  # fmt: skip
@@ -28,7 +28,7 @@ class SharedRecord:
         except Exception as error:  # a SystemError for a name that isn't UTF-8
             self._problem = error
         self.is_for_all = False
-        """Whether every drain is given it, and looks itself whether it is for it."""
+        """Whether every drain gets it and applies its own filter."""
         self.parsed: Envelope | InvalidEvent | None = None
         self.requests: dict[tuple[Format, bytes, bool], tuple[bytes, bytes]] = {}
 
@@ -48,6 +48,7 @@ class SharedRecord:
         return self._value
 
     def headers(self) -> RecordHeaders | None:
+        """Return the headers, or raise what reading them has raised."""
         if self._problem is not None:
             raise self._problem.with_traceback(None)
         return self._headers
@@ -57,13 +58,13 @@ class SharedRecord:
 
     @property
     def size(self) -> int:
-        """Bytes, about."""
+        """Approximate bytes in memory."""
         return len(self._value or b"") + 1000
 
 
 def envelope_of(record: SharedRecord) -> Envelope:
-    """The event in it, taken apart once for all. Raises `InvalidEvent`, or what confluent-kafka
-    raises for headers that can't be read."""
+    """Return the record's event, parsed at the first call. Raises `InvalidEvent`, or what
+    confluent-kafka raises for headers that can't be read."""
     parsed = record.parsed
     if parsed is None:
         try:
@@ -77,18 +78,17 @@ def envelope_of(record: SharedRecord) -> Envelope:
 
 
 class SharedParser:
-    """A `Parser` for `SharedRecord`s. What one drain has found is what all are given: nobody may
-    change it."""
+    """A `Parser` for `SharedRecord`s. All drains get the same objects: nobody may change them."""
 
     def envelope(self, record: Record, headers: RecordHeaders | None) -> Envelope:
         return envelope_of(cast(SharedRecord, record))
 
     def request(
-        self, record: Record, envelope: Envelope, form: Format, prefix: bytes, located: bool
+        self, record: Record, envelope: Envelope, format_: Format, prefix: bytes, located: bool
     ) -> tuple[bytes, bytes]:
         requests = cast(SharedRecord, record).requests
-        found = requests.get((form, prefix, located))
-        if found is None:
-            head, body = request_for(record, envelope, form, located)
-            found = requests[form, prefix, located] = prefix + head, body
-        return found
+        encoded = requests.get((format_, prefix, located))
+        if encoded is None:
+            head, body = request_for(record, envelope, format_, located)
+            encoded = requests[format_, prefix, located] = prefix + head, body
+        return encoded

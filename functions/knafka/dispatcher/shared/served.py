@@ -1,4 +1,5 @@
-"""A shard in a process: the contract that it follows, its lease, and the request for its drain."""
+"""A shard that this process serves: the contract that it follows, its lease, and the request for
+its drain."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from knafka.core.contract import Egress, Shard
 from knafka.core.drain import DrainProgress, DrainRequest, ShardProgress
 from knafka.core.errors import LogError
 from knafka.dispatcher.connecting import Clients, ShardClients
-from knafka.dispatcher.served import STOP_TIMEOUT, Served, metrics_of
+from knafka.dispatcher.served import STOP_TIMEOUT, ServedEgress, egress_metrics
 from knafka.dispatcher.shared.drain import ShardDrain
 from knafka.dispatcher.shared.entries import ShardEntries
 from knafka.draining.lease import Lease
@@ -24,8 +25,8 @@ from knafka.tracing.spans import Tracer
 
 
 class ServedShard:
-    """A `draining.function.Side`; `service_url` as in `settings.Drains`. Raises `InvalidDocument`
-    for one that can't be used."""
+    """A `draining.function.Side` that drains a shard; `service_url` as in `settings.Drains`. Raises
+    `InvalidDocument` for a shard that can't be used."""
 
     def __init__(
         self,
@@ -38,8 +39,8 @@ class ServedShard:
         self._writer = clients.writer
         self._shard = shard
         self._clients = clients
-        self._served: dict[str, Served] = {}
-        """By group."""
+        self._served: dict[str, ServedEgress] = {}
+        """By group, those of the contract."""
         self._follower = ContractFollower(ShardEntries(shard.group), clients.open_contract)
         self._follower.listeners.append(self._follow)
         self._following: asyncio.Task[None] | None = None
@@ -52,65 +53,82 @@ class ServedShard:
 
     @property
     def failure(self) -> LogError | None:
+        """Why Kafka takes no records any more; None: it does."""
         return self._writer.failure
 
     def metrics(self) -> Iterator[Metric]:
-        return metrics_of(list(self._served.values()), time.time())
+        """Yield the metrics of all Egresses of the shard."""
+        return egress_metrics(list(self._served.values()), time.time())
 
     @property
     def is_attached(self) -> bool:
+        """Whether a request for a drain is under way."""
         return self._lease.is_attached
 
     @property
     def problem(self) -> str:
+        """Why the shard isn't ready: the contract isn't read yet; empty: it is ready."""
         if self._follower.is_ready:
             return ""
         return f"the contract isn't read yet: {self._follower.problem or 'no answer so far'}"
 
     async def wait_until_ready(self, timeout: float) -> None:
+        """Wait until the contract is read, at most `timeout` seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await self._follower.wait_until_ready()
 
     def start(self, *, drain: bool) -> None:
+        """Start to follow the contract; `drain`: also start a drain without a request."""
         self._following = asyncio.create_task(self._follower.follow())
         if drain:
             self._at_start = asyncio.create_task(self._drain_from_start())
 
     async def _drain_from_start(self) -> None:
+        """Start a drain once the contract is read."""
         await self._follower.wait_until_ready()
         self._lease.drain_from_start()
 
     def _new_drain(self) -> ShardDrain:
-        return ShardDrain(self._follower, self._served_of, self._connect, self._news)
+        return ShardDrain(self._follower, self._served_egress, self._connect, self._news)
 
     def _connect(self, egress: Egress) -> Clients:
-        return self._clients.of(egress, lambda: len(self._follower.contract.entries))
+        return self._clients.clients_for(egress, lambda: len(self._follower.contract.entries))
 
-    def _served_of(self, egress: Egress) -> Served:
-        return self._served.setdefault(egress.group, Served(egress, self._tracer))
+    def _served_egress(self, egress: Egress) -> ServedEgress:
+        """Return what outlives the drains of this Egress's group, created at its first use."""
+        return self._served.setdefault(egress.group, ServedEgress(egress, self._tracer))
 
     def _follow(self) -> None:
+        """Keep what the contract declares now: forget removed Egresses, update the others."""
         egresses = self._follower.contract.entries
-        self._served = {group: each for group, each in self._served.items() if group in egresses}
+        self._served = {
+            group: served for group, served in self._served.items() if group in egresses
+        }
         for egress in egresses.values():
-            self._served_of(egress).egress = egress
+            self._served_egress(egress).egress = egress
 
     def refusal(self, request: DrainRequest) -> str:
+        """Explain why a request for a drain is refused: it is for another shard; empty: it isn't
+        refused."""
         if request.egress is not None or request.shard != self._shard.group:
             return f"this dispatcher has the shard {self._shard.group}"
         return ""
 
     async def stream(self, request: DrainRequest, caller: asyncio.Task[bool], send: Send) -> None:
-        await stream(self._lease, request, caller, send, changes(), self._news)
+        """Answer a request for a drain with lines of progress; see `streaming.stream`."""
+        await stream(self._lease, request, caller, send, line_maker(), self._news)
 
     def refused(self) -> None:
+        """Note that another process has refused the shard's own request."""
         self._lease.refused()
 
     def detach(self) -> None:
+        """Let the drain go on without its request."""
         self._lease.detach()
 
     def stop(self, timeout: float) -> None:
+        """Stop following the contract, and stop the drain within `timeout` seconds."""
         if self._at_start is not None:
             self._at_start.cancel()
         if self._following is not None:
@@ -118,9 +136,11 @@ class ServedShard:
         self._lease.stop(timeout)
 
     async def drained(self) -> None:
+        """Wait until the drain has ended."""
         await self._lease.wait()
 
     async def close(self) -> None:
+        """Wait for the drain to end, then close the clients."""
         await self.drained()
         if self._following is not None:
             with suppress(asyncio.CancelledError):
@@ -129,9 +149,9 @@ class ServedShard:
         await self._writer.close(STOP_TIMEOUT)
 
 
-def changes() -> Callable[[ShardProgress], ShardProgress]:
-    """Makes the lines of one request: all Egresses in the first and the last, between them those
-    that have changed."""
+def line_maker() -> Callable[[ShardProgress], ShardProgress]:
+    """Return a function that reduces each progress of one request to a line: all Egresses in the
+    first and the last, between them only those that have changed."""
     last: dict[str, DrainProgress] = {}
 
     def line_of(progress: ShardProgress) -> ShardProgress:
@@ -140,7 +160,9 @@ def changes() -> Callable[[ShardProgress], ShardProgress]:
         if progress.ended is not None:
             return progress
         changed = {
-            group: each for group, each in progress.egresses.items() if before.get(group) != each
+            group: drain_progress
+            for group, drain_progress in progress.egresses.items()
+            if before.get(group) != drain_progress
         }
         return progress.model_copy(update={"egresses": changed})
 

@@ -1,11 +1,12 @@
 """A shared topic: one process's partitions of one topic, read for many groups.
 
-    member: which partitions are this process's
-    fetchers: one, while all groups are near each other; more for those that lag far behind
-    readers: one for each group, which drains as if it were alone
+    member: decides which partitions are this process's     fetchers: one, while all groups are near
+each other; more for groups that lag far behind     readers: one for each group, whose drain works
+as if it were alone
 
-A commit is made as nobody's member, so what fences this process off is its own membership: Kafka
-confirms it before each round of commits, and has others wait while partitions are given up.
+Offsets are committed without membership in their group, so only the membership of this process
+excludes others: Kafka confirms it before each round of commits, and lets others wait while
+partitions are given up.
 """
 
 from __future__ import annotations
@@ -17,30 +18,31 @@ from typing import Final
 
 from knafka.core.errors import LogError
 from knafka.dispatcher.shared.buffer import Cursor
-from knafka.dispatcher.shared.fetcher import Fetcher, Limits
+from knafka.dispatcher.shared.fetcher import Fetcher, FetchLimits
 from knafka.dispatcher.shared.reader import GroupReader
 from knafka.ports.log import Assignment, Commits, OffsetAndMetadata
 from knafka.ports.shared_log import Commit, GroupMember, GroupOffsets, Position, PositionedReader
 
 log = logging.getLogger(__name__)
 
-SERVE: Final = 0.1
-"""Seconds that a round of commits takes: as much later a commit comes than its group wanted it."""
-COMMITS_TOGETHER: Final = 4
-"""Of a round, those that begin at once; the others follow, spread over its time. Those of 200
-groups together would hold up all neighbours' events for tens of milliseconds."""
-CONFIRMED_FOR: Final = 2.0
-"""Seconds for which a confirmation counts: less than any session. What stood still for longer asks
-again before it commits."""
-GIVE_TOGETHER: Final = 2.0
-"""Seconds to wait for what all groups have committed, so that those near each other begin in one
-buffer; who answers later begins later."""
+COMMIT_ROUND_SECONDS: Final = 0.1
+"""Seconds of one round of commits: a commit is made that much later than its group asked for it."""
+CONCURRENT_COMMITS: Final = 4
+"""Commits of a round that begin together; the others follow, spread over the round. Those of 200
+groups together would delay all groups' events by tens of milliseconds."""
+CONFIRMATION_VALID_SECONDS: Final = 2.0
+"""Seconds for which a confirmed membership counts: less than any session. A process that stood
+still for longer asks again before it commits."""
+COMMITTED_TIMEOUT: Final = 2.0
+"""Seconds to wait for all groups' committed offsets, so that groups near each other start in one
+buffer; a group that answers later starts later."""
 CLOSE_TIMEOUT: Final = 5.0
+"""Seconds to leave the consumer group."""
 
 
 class SharedTopic:
-    """Is a member as long as it has readers. It is the `Assignment` of its member, and the
-    `Placement` of its fetchers."""
+    """Reads one topic for many groups, as a member of a consumer group while it has readers. It is
+    the `Assignment` of its member, and the `Placement` of its fetchers."""
 
     def __init__(
         self,
@@ -48,40 +50,41 @@ class SharedTopic:
         open_member: Callable[[Assignment], GroupMember],
         open_source: Callable[[], PositionedReader],
         offsets: GroupOffsets,
-        limits: Limits | None = None,
+        limits: FetchLimits | None = None,
     ) -> None:
         self.name = name
         self.fetchers: list[Fetcher] = []
         self._open_member = open_member
         self._open_source = open_source
         self._offsets = offsets
-        self._limits = limits or Limits()
+        self._limits = limits or FetchLimits()
         self._readers: list[GroupReader] = []
         self._owned: set[int] = set()
         self._serving: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def reader(self, group: str, assignment: Assignment) -> GroupReader:
-        """Another group that reads here."""
+    def open_reader(self, group: str, assignment: Assignment) -> GroupReader:
+        """Open the reader of another group."""
         reader = GroupReader(self, group, assignment, self._offsets)
         self._readers.append(reader)
         if self._owned:
-            self._begin(self._give([reader], sorted(self._owned)))
+            self._start_task(self._assign_readers([reader], sorted(self._owned)))
         if self._serving is None:
             self._serving = asyncio.create_task(self._serve())
         return reader
 
     @property
     def readers(self) -> int:
-        """How many groups read here."""
+        """Number of groups that read here."""
         return len(self._readers)
 
     def detach(self, reader: GroupReader) -> None:
+        """Forget a reader that is closed."""
         if reader in self._readers:
             self._readers.remove(reader)
 
     async def close(self) -> None:
-        """Wait until it has left its group; all readers are closed already."""
+        """Wait until the process has left the consumer group; all readers must be closed."""
         if self._serving is not None:
             await asyncio.wait({self._serving})
         while self._tasks:
@@ -90,6 +93,7 @@ class SharedTopic:
     # The membership
 
     async def _serve(self) -> None:
+        """Be a member while there are readers."""
         try:
             while self._readers:
                 await self._be_member()
@@ -97,11 +101,12 @@ class SharedTopic:
             self._serving = None
 
     async def _be_member(self) -> None:
+        """Join the consumer group and commit round after round; an error fails all readers."""
         member: GroupMember | None = None
         try:
             member = self._open_member(self)
             while self._readers:
-                await self._commit(member)
+                await self._commit_round(member)
         except LogError as error:
             for reader in list(self._readers):
                 reader.fail(error)
@@ -111,56 +116,63 @@ class SharedTopic:
                 await member.close(CLOSE_TIMEOUT)
             self._owned.clear()
 
-    async def _commit(self, member: GroupMember) -> None:
-        """A round: what waits of all groups, as long as Kafka knows us still."""
+    async def _commit_round(self, member: GroupMember) -> None:
+        """Make the commits that wait, if Kafka confirms that the partitions are still this
+        process's."""
         loop = asyncio.get_running_loop()
-        waiting = [each for each in self._readers if each.to_commit]
+        waiting = [reader for reader in self._readers if reader.to_commit]
         asked_at = loop.time()
-        if waiting and not await member.confirm(_positions(waiting)):
+        if waiting and not await member.confirm(_highest_positions(waiting)):
             waiting = []
-        starts = range(0, len(waiting) or 1, COMMITS_TOGETHER)
+        starts = range(0, len(waiting) or 1, CONCURRENT_COMMITS)
         for start in starts:
-            if loop.time() - asked_at < CONFIRMED_FOR:
-                for reader in waiting[start : start + COMMITS_TOGETHER]:
+            if loop.time() - asked_at < CONFIRMATION_VALID_SECONDS:
+                for reader in waiting[start : start + CONCURRENT_COMMITS]:
                     if reader.to_commit:
                         reader.begin_commit()
-            await member.serve(SERVE / len(starts))
+            await member.serve(COMMIT_ROUND_SECONDS / len(starts))
 
     def assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None:
+        """Start to read these partitions for all groups."""
         self._owned.update(partitions)
-        self._begin(self._give(list(self._readers), sorted(partitions)))
+        self._start_task(self._assign_readers(list(self._readers), sorted(partitions)))
 
     async def revoked(self, partitions: Sequence[int]) -> Commits:
+        """Make all readers finish with these partitions and commit."""
         self._owned.difference_update(partitions)
-        given_up = (each.give_up(partitions) for each in self._readers)
+        given_up = (reader.release_partitions(partitions) for reader in self._readers)
         for error in await asyncio.gather(*given_up, return_exceptions=True):
             if error is not None:
                 log.error("partitions were not given up in order", exc_info=error)
         return {}
 
     def lost(self, partitions: Sequence[int]) -> None:
+        """Make all readers forget these partitions."""
         self._owned.difference_update(partitions)
         for reader in self._readers:
-            reader.lose(partitions)
+            reader.lose_partitions(partitions)
 
-    def _begin(self, work: Coroutine[None, None, None]) -> None:
+    def _start_task(self, work: Coroutine[None, None, None]) -> None:
+        """Run this coroutine in the background until `close`."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _give(self, readers: Sequence[GroupReader], numbers: Sequence[int]) -> None:
-        """Have them begin where their groups are, those near each other together."""
-        asked = {asyncio.create_task(each.ask(numbers)): each for each in readers}
-        waiting = set(asked)
+    async def _assign_readers(self, readers: Sequence[GroupReader], numbers: Sequence[int]) -> None:
+        """Start readers at their groups' committed offsets, those near each other in one buffer."""
+        readers_by_task = {
+            asyncio.create_task(reader.fetch_committed(numbers)): reader for reader in readers
+        }
+        waiting = set(readers_by_task)
         while waiting:
             done, waiting = await asyncio.wait(
                 waiting,
-                timeout=GIVE_TOGETHER,
+                timeout=COMMITTED_TIMEOUT,
                 return_when=asyncio.ALL_COMPLETED,
             )
             begun: list[tuple[int, int, GroupReader, Commit | None]] = []
             for task in done:
-                reader = asked[task]
+                reader = readers_by_task[task]
                 if reader not in self._readers or reader.is_closing:
                     task.exception()
                     continue
@@ -169,23 +181,30 @@ class SharedTopic:
                         error = LogError(f"{type(error).__name__}: {error}")
                     reader.fail(error)
                     continue
-                found = task.result()
-                mine = [each for each in numbers if each in self._owned - reader.cursors.keys()]
-                committed = {number: found.get(number) for number in mine}
+                group_commits = task.result()
+                new_numbers = [
+                    number for number in numbers if number in self._owned - reader.cursors.keys()
+                ]
+                committed = {number: group_commits.get(number) for number in new_numbers}
                 if committed:
-                    reader.assign(committed)
-                for number, each in committed.items():
-                    begun.append((number, -1 if each is None else each.offset, reader, each))
-            for number, _, reader, each in sorted(begun, key=lambda some: some[:2]):
-                reader.begin(number, each)
+                    reader.assign_partitions(committed)
+                for number, commit in committed.items():
+                    begun.append((number, -1 if commit is None else commit.offset, reader, commit))
+            for number, _, reader, commit in sorted(begun, key=lambda start: start[:2]):
+                reader.begin(number, commit)
 
     # Where groups read
 
     def place(self, cursor: Cursor, position: Position) -> None:
+        """Let a cursor read from this position, in some buffer."""
         self._place(cursor, position, None)
 
     def _place(self, cursor: Cursor, position: Position, avoid: Fetcher | None) -> None:
-        number, others = cursor.number, [each for each in self.fetchers if each is not avoid]
+        """Place a cursor in a buffer of any fetcher but `avoid`, or in a new fetcher."""
+        number, others = (
+            cursor.number,
+            [fetcher for fetcher in self.fetchers if fetcher is not avoid],
+        )
         offset = max(0, position.offset)
         for fetcher in others:
             buffer = fetcher.buffers.get(number)
@@ -205,9 +224,10 @@ class SharedTopic:
         fetcher = Fetcher(source, self, self._limits)
         fetcher.add(number, position).join(cursor)
         self.fetchers.append(fetcher)
-        self._begin(fetcher.run())
+        self._start_task(fetcher.run())
 
     def leave(self, cursor: Cursor) -> None:
+        """Remove a cursor from its buffer; a buffer without cursors is dropped."""
         buffer = cursor.buffer
         if buffer is None:
             return
@@ -219,12 +239,14 @@ class SharedTopic:
                 fetcher.moved.set()
 
     def taken(self, cursor: Cursor) -> None:
+        """Wake the fetcher of the cursor, which has taken records."""
         for fetcher in self.fetchers:
             if fetcher.buffers.get(cursor.number) is cursor.buffer:
                 fetcher.moved.set()
 
     def evict(self, cursor: Cursor, fetcher: Fetcher) -> None:
-        """A paused one is placed when it is resumed."""
+        """Move a cursor that lags behind to another fetcher; a paused one is placed when it is
+        resumed."""
         assert cursor.buffer is not None
         cursor.buffer.leave(cursor)
         log.info("%s lags behind in partition %d", cursor.owner.group, cursor.number)
@@ -232,15 +254,19 @@ class SharedTopic:
             self._place(cursor, cursor.owner.position_of(cursor), fetcher)
 
     def merge(self, fetcher: Fetcher) -> None:
-        mine = self.fetchers.index(fetcher)
+        """Move this fetcher's cursors to fetchers that have read further, where these cover their
+        offsets."""
+        own_index = self.fetchers.index(fetcher)
         for number, buffer in list(fetcher.buffers.items()):
-            for place, other in enumerate(self.fetchers):
+            for index, other in enumerate(self.fetchers):
                 ahead = other.buffers.get(number)
                 if other is fetcher or ahead is None:
                     continue
-                if (ahead.end, -place) > (buffer.end, -mine):
+                if (ahead.end, -index) > (buffer.end, -own_index):
                     covered = [
-                        each for each in buffer.cursors if ahead.covers(buffer.offset_for(each))
+                        cursor
+                        for cursor in buffer.cursors
+                        if ahead.covers(buffer.next_offset(cursor))
                     ]
                     for cursor in covered:
                         buffer.leave(cursor)
@@ -249,19 +275,21 @@ class SharedTopic:
         fetcher.drop_unused()
 
     def fail(self, fetcher: Fetcher, error: LogError) -> None:
-        cursors = [each for buffer in fetcher.buffers.values() for each in buffer.cursors]
-        for owner in {each.owner for each in cursors}:
+        """Fail all readers that read from this fetcher."""
+        cursors = [cursor for buffer in fetcher.buffers.values() for cursor in buffer.cursors]
+        for owner in {cursor.owner for cursor in cursors}:
             owner.fail(error)
 
     def ended(self, fetcher: Fetcher) -> None:
+        """Forget a fetcher that has ended."""
         if fetcher in self.fetchers:
             self.fetchers.remove(fetcher)
 
 
-def _positions(readers: Iterable[GroupReader]) -> dict[int, int]:
-    """By partition, the highest one that waits to be committed."""
+def _highest_positions(readers: Iterable[GroupReader]) -> dict[int, int]:
+    """Return the highest offset that waits to be committed, by partition."""
     positions: dict[int, int] = {}
     for reader in readers:
-        for number, each in reader.to_commit.items():
-            positions[number] = max(each.offset, positions.get(number, 0))
+        for number, commit in reader.to_commit.items():
+            positions[number] = max(commit.offset, positions.get(number, 0))
     return positions

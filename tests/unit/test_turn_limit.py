@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from knafka.dispatcher.pace import Pace
+from knafka.dispatcher.turn_limit import TurnLimit
 
 pytestmark = pytest.mark.looptime
 
 
-async def turns_of(pace: Pace, attempts: int) -> list[int]:
+async def turns_of(pace: TurnLimit, attempts: int) -> list[int]:
     """The turn of the event loop in which each attempt began."""
     loop, turn, found = asyncio.get_running_loop(), 0, list[int]()
 
@@ -22,7 +22,7 @@ async def turns_of(pace: Pace, attempts: int) -> list[int]:
             loop.call_soon(count)
 
     async def attempt() -> None:
-        await pace.take()
+        await pace.wait_for_turn()
         found.append(turn)
 
     loop.call_soon(count)
@@ -31,21 +31,21 @@ async def turns_of(pace: Pace, attempts: int) -> list[int]:
 
 
 async def test_no_more_attempts_begin_in_one_turn_than_may() -> None:
-    turns = await turns_of(Pace(8), 100)
+    turns = await turns_of(TurnLimit(8), 100)
     assert len(turns) == 100
     assert max(map(turns.count, turns)) <= 8
     assert max(turns) <= 100 // 8 + 4, "every turn is used"
 
 
 async def test_a_few_attempts_wait_for_nobody() -> None:
-    pace = Pace(8)
+    pace = TurnLimit(8)
     for _ in range(8):
         assert (await turns_of(pace, 1)) == [1]
 
 
 async def test_an_attempt_that_is_given_up_takes_no_other_ones_turn() -> None:
-    pace = Pace(1)
-    attempts = [asyncio.create_task(pace.take()) for _ in range(4)]
+    pace = TurnLimit(1)
+    attempts = [asyncio.create_task(pace.wait_for_turn()) for _ in range(4)]
     await asyncio.sleep(0)
     attempts[1].cancel()
     async with asyncio.timeout(1):
@@ -55,7 +55,7 @@ async def test_an_attempt_that_is_given_up_takes_no_other_ones_turn() -> None:
 
 async def test_nothing_goes_on_by_itself_once_all_have_begun() -> None:
     """An event loop that turns for nothing is a busy core."""
-    pace = Pace(2)
+    pace = TurnLimit(2)
     await turns_of(pace, 5)
     await asyncio.sleep(1)
     assert not asyncio.get_running_loop()._ready  # type: ignore[attr-defined]

@@ -1,9 +1,9 @@
-"""Pace: how much one Egress does in one turn of the event loop that it shares with others.
+"""Turn limit: how many attempts an Egress may begin in one turn of an event loop that it shares.
 
-    take --some are left--> go on
-    take --none are left--> wait --next turn--> go on
+    wait_for_turn --some are left in this turn--> return     wait_for_turn --none are left--> wait
+--next turn--> return
 
-A turn with a hundred attempts takes milliseconds, in which no neighbour's event moves on.
+A turn with a hundred attempts takes milliseconds, in which no other Egress's event moves on.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import asyncio
 from collections import deque
 
 
-class Pace:
-    """`limit` attempts begin in one turn; the others wait in their order."""
+class TurnLimit:
+    """Lets `limit` attempts begin in one turn of the event loop; the others wait in order."""
 
     def __init__(self, limit: int) -> None:
         self._limit = self._left = limit
@@ -21,8 +21,8 @@ class Pace:
         self._loop = asyncio.get_running_loop()
         self._is_counting = False
 
-    async def take(self) -> None:
-        """Returns in this turn, or in a later one."""
+    async def wait_for_turn(self) -> None:
+        """Return in this turn if an attempt is left in it, else in a later turn."""
         if not self._is_counting:
             self._is_counting = True
             self._loop.call_soon(self._next_turn)
@@ -34,6 +34,7 @@ class Pace:
         await waiting
 
     def _next_turn(self) -> None:
+        """Begin a turn: let `limit` waiting attempts begin."""
         self._left = self._limit
         while self._waiting and self._left > 0:
             waiting = self._waiting.popleft()
