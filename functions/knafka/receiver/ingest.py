@@ -45,7 +45,7 @@ from knafka.observability import (
     produced,
     prometheus_text,
 )
-from knafka.ports.log import Append, LogWriter, Reported, failure_of
+from knafka.ports.log import Append, AppendAll, LogWriter, Reported, failure_of
 from knafka.receiver import answers
 from knafka.receiver.address import HttpHeaders, address_of_host, is_host
 from knafka.receiver.answers import Answer
@@ -94,6 +94,7 @@ class BrokerRoute:
     __slots__ = (
         "answered",
         "append",
+        "append_all",
         "check",
         "duration",
         "ingress",
@@ -115,8 +116,10 @@ class BrokerRoute:
         self.ingress = ingress
         self.writer = writer
         self.append: Append = writer.append
+        self.append_all: AppendAll = writer.append_all
         if ingress.content_mode == "structured":
             self.append = partial(_append_structured, writer)
+            self.append_all = partial(_append_all_structured, writer)
         self.topic = ingress.topic
         self.check: Check | None = None
         """None: everybody may send."""
@@ -352,7 +355,7 @@ class IngestHandler:
                 batch.answered(answer)
                 route.respond(answer, respond, len(records))
 
-            batch.append(route.ingress, route.append, self._tracing, stored)
+            batch.append(route.ingress, route.append, route.append_all, self._tracing, stored)
 
     def refuse(self, address: bytes, answer: Answer) -> Answer:
         """Count an answer that a way in gives by itself, before the request is whole."""
@@ -513,6 +516,13 @@ def _append_structured(
     counted for."""
     record = in_structured_mode(Draft(key, headers, value))
     writer.append(topic, record.key, record.value, record.headers, reported)
+
+
+def _append_all_structured(
+    writer: LogWriter, topic: str, records: Sequence[Draft], reported: Reported
+) -> None:
+    """As `_append_structured`, of `LogWriter.append_all`."""
+    writer.append_all(topic, list(map(in_structured_mode, records)), reported)
 
 
 def _refusal(route: BrokerRoute, error: LogError) -> Answer:
