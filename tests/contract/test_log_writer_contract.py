@@ -11,6 +11,7 @@ from support.logs import SOON, Log, values
 
 from knafka.core.contract import MAX_EVENT_BYTES
 from knafka.core.errors import LogError
+from knafka.core.kafka_binding import Draft
 
 
 async def test_an_append_is_reported_once_when_it_is_durable(log: Log) -> None:
@@ -50,6 +51,34 @@ async def test_equal_keys_share_a_partition_and_stay_in_order(log: Log) -> None:
         numbers = [int(record.value() or b"") for record in mine]
         assert numbers == sorted(numbers)
         assert len(numbers) == 20
+
+
+@pytest.mark.parametrize("size", [3, 200])
+async def test_what_is_appended_together_is_reported_once_and_stays_in_order(
+    log: Log, size: int
+) -> None:
+    """CE-H11, CE-K9. Few go one way, many another, and one of a key that is in flight goes its."""
+    topic = await log.topic(partitions=4)
+    reports: asyncio.Queue[LogError | None] = asyncio.Queue()
+    sent = [
+        Draft(None if number % 7 == 6 else b"key-%d" % (number % 5), [("n", b"%d" % number)], b"x")
+        for number in range(5 * size)
+    ]
+    for start in range(0, len(sent), size):
+        log.writer.append_all(topic, sent[start : start + size], reports.put_nowait)
+    assert reports.empty(), "never from within append_all"
+    assert log.writer.in_flight == len(sent)
+    async with asyncio.timeout(SOON):
+        assert [await reports.get() for _ in range(5)] == [None] * 5
+    records = await log.admin.read_all(topic, 10_000)
+    assert (log.writer.in_flight, reports.empty()) == (0, True)
+    assert sum(log.writer.stored[topic, number] for number in range(4)) == len(sent)
+    numbers: dict[bytes | None, list[int]] = {}
+    for record in sorted(records, key=lambda record: (record.partition(), record.offset())):
+        ((_, number),) = record.headers() or []
+        numbers.setdefault(record.key(), []).append(int(number or b""))
+    assert sorted(itertools.chain(*numbers.values())) == list(range(len(sent)))
+    assert all(each == sorted(each) for key, each in numbers.items() if key is not None)
 
 
 async def test_a_record_survives_byte_for_byte(log: Log) -> None:

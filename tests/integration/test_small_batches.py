@@ -12,6 +12,7 @@ from support.kafka import Kafka, MakeTopic
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.clients.kafka_writer import KafkaWriter
 from knafka.core.errors import LogError
+from knafka.core.kafka_binding import Draft
 
 pytestmark = pytest.mark.kafka
 
@@ -67,6 +68,30 @@ async def test_of_a_batch_that_is_too_large_a_record_that_is_is_reported_and_the
     assert [each is None for each in answers] == [number != 100 for number in range(200)]
     assert answers[100] is not None
     assert answers[100].too_large
+    await writer.close(SOON)
+
+
+async def test_records_appended_together_are_sent_alone_with_their_own_headers(
+    kafka: Kafka, topic: MakeTopic
+) -> None:
+    """They differ in their headers only, and one of them is too large (CE-H11)."""
+    name = topic(max_message_bytes=LIMIT)
+    writer = KafkaWriter({"bootstrap.servers": kafka.bootstrap_servers})
+    await writer.reach(SOON)
+    sent = [Draft(b"k", [("n", b"%d" % number)], b"x" * 1024) for number in range(200)]
+    answers = []
+    for records in (sent, [Draft(b"k", [], b"x" * (LIMIT + 1)), *sent]):
+        answer: asyncio.Future[LogError | None] = asyncio.Future()
+        writer.append_all(name, records, answer.set_result)
+        answers.append(await asyncio.wait_for(answer, SOON))
+    assert answers[0] is None
+    assert answers[1] is not None
+    assert answers[1].too_large
+    admin = KafkaAdmin({"bootstrap.servers": kafka.bootstrap_servers})
+    stored = [record.headers() for record in await admin.read_all(name, 1000)]
+    assert stored == 2 * [record.headers for record in sent]
+    assert writer.in_flight == 0
+    await admin.close()
     await writer.close(SOON)
 
 

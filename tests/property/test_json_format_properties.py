@@ -7,10 +7,10 @@ import json
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from knafka.core import json_format
+from knafka.core import json_format, json_records
 from knafka.core.errors import InvalidEvent
-from knafka.core.event import Event, is_valid_1_0, problems_of
-from knafka.core.http_binding import _structured_carefully, _structured_fast
+from knafka.core.event import Event, is_timestamp, is_valid_1_0, problems_of
+from knafka.core.http_binding import MAX_BATCH, _structured_carefully
 
 NAMES = st.sampled_from(
     ["specversion", "id", "source", "type", "subject", "time", "datacontenttype", "dataschema",
@@ -64,9 +64,76 @@ def test_the_fast_ways_take_what_the_careful_one_takes_and_nothing_else(document
         assert event == careful(document)
         assert list(event.attributes) == list(json_format._read_carefully(document).attributes)
     beside = [("traceparent", b"x")]
-    draft = _structured_fast(document, beside)
+    draft = json_records.record_of(document, beside)
     if draft is not None:
         assert draft == _structured_carefully(document, beside)
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[bytes, list[bytes]]:
+    """Arrays of documents, about, many of them with the same members; and the documents."""
+    drawn = draw(st.lists(documents(), max_size=2))
+    if draw(st.booleans()):
+        names = draw(st.lists(NAMES, max_size=3, unique=True))
+        drawn += [
+            _compact([*VALID, *((name, draw(VALUES)) for name in names)])
+            for _ in range(draw(st.integers(1, 3)))
+        ]
+    comma = draw(st.sampled_from([b",", b",", b", ", b",\n"]))
+    return b"[" + comma.join(drawn) + draw(st.sampled_from([b"]", b"]", b"]\n", b" ]"])), drawn
+
+
+def _compact(members: list[tuple[str, str]]) -> bytes:
+    return b"{%b}" % b",".join(f'"{name}":{value}'.encode() for name, value in members)
+
+
+ALIKE = [_compact([*VALID, ("data", f'{{"n":{number}}}')]) for number in range(3)]
+
+
+@given(batches())
+@example((b"[" + b",".join(ALIKE) + b"]", ALIKE))
+@example((b'[{"specversion":"1.0"},{"id":"1"}]', [b'{"specversion":"1.0"}', b'{"id":"1"}']))
+def test_one_pass_over_a_batch_takes_what_its_events_are_alone(
+    batch: tuple[bytes, list[bytes]],
+) -> None:
+    """CE-H11"""
+    whole, alone = batch
+    beside = [("traceparent", b"x")]
+    records = json_records.records_of(whole, beside, MAX_BATCH)
+    if records is not None:
+        assert json_format.elements_of(whole, MAX_BATCH) == [each.strip() for each in alone]
+        assert records == [_structured_carefully(each, beside) for each in alone]
+
+
+def test_common_batches_take_one_pass_also_if_their_events_differ() -> None:
+    event = {"specversion": "1.0", "id": "1", "source": "/a", "type": "t", "subject": "k"}
+    events = [
+        {**event, "n": 5, "data": {"x": "ü"}},
+        {**event, "datacontenttype": "text/xml", "data": 5},
+        {"data": "x", **event},
+    ]
+    for batch in (events, events[:1] * 3, events[1:2] * 3, events[2:] * 3, []):
+        for separators in ((",", ":"), (", ", ": ")):
+            written = json.dumps(batch, separators=separators).encode()
+            records = json_records.records_of(written, [], MAX_BATCH)
+            assert records is not None
+            assert [each.key for each in records] == [b"k"] * len(batch)
+
+
+def test_a_batch_that_may_have_far_more_members_than_events_have_is_not_split_at_once() -> None:
+    """Every sender waits meanwhile."""
+    many = b",".join(b'"%d":0' % number for number in range(json_format.MAX_BATCH_COLONS + 1))
+    assert json_format.split_batch(b"[{%b}]" % many, MAX_BATCH) is None
+    assert json_format.split_batch(b"[{},{}]", 1) is None
+
+
+@given(st.binary(max_size=30) | st.from_regex(r"\d{4}-\d\d-\d\dT\d\d:\d\d:.{0,8}", fullmatch=True))
+@example("2026-02-29T00:00:00Z")
+@example("2024-02-29T23:59:60.5+01:00")
+def test_a_time_is_one_as_a_header_too(time: str | bytes) -> None:
+    value = time if isinstance(time, bytes) else time.encode()
+    if value.isascii():
+        assert json_records.is_time(value) == is_timestamp(value.decode())
 
 
 @given(st.dictionaries(NAMES, st.text(max_size=3) | st.sampled_from(["1.0", "/a"]), max_size=6))
@@ -106,4 +173,4 @@ def test_common_documents_take_the_fast_way() -> None:
         json.dumps(event, ensure_ascii=False).encode(),
     ):
         assert json_format._read_fast(document) is not None
-        assert _structured_fast(document, []) is not None
+        assert json_records.record_of(document, []) is not None

@@ -15,7 +15,8 @@ from support.waiting import until
 from knafka.clients import kafka_writer
 from knafka.clients.kafka_producer import ReplaceableProducer
 from knafka.clients.kafka_writer import KafkaWriter
-from knafka.core.errors import LogError
+from knafka.core.errors import LogError, LogFull
+from knafka.core.kafka_binding import Draft
 
 SOON = 10.0
 TOO_LARGE = 3
@@ -143,7 +144,54 @@ async def test_records_of_one_key_that_are_in_flight_stay_with_one_producer(worl
     for each in world.opened.values():
         each.report()
     await until(lambda: world.writer.in_flight == 0)
-    assert (world.writer._producer_of, world.writer._more_of) == ({}, {})
+    assert len(world.writer._keys) == 0
+
+
+async def test_many_that_come_together_are_gathered_but_for_keys_that_are_in_flight_elsewhere(
+    world: World,
+) -> None:
+    """CE-K9"""
+    world.append(1, b"early")
+    records = [Draft(b"early", [], b"x"), *[Draft(None, [], b"x")] * kafka_writer.MANY_IN_FLIGHT]
+    world.writer.append_all("t", records, world._reported)
+    assert world.taken == {0: 2, kafka_writer.LINGER_MS: kafka_writer.MANY_IN_FLIGHT}
+    world.opened[kafka_writer.LINGER_MS].report()
+    await until(lambda: world.writer.in_flight == 2)
+    assert world.told == []
+    world.opened[0].report()
+    await until(lambda: world.writer.in_flight == 0)
+    assert world.told == [threading.current_thread()] * 2
+    assert len(world.writer._keys) == 0
+
+
+async def test_few_that_come_together_do_not_linger(world: World) -> None:
+    world.writer.append_all("t", [Draft(None, [], b"x")] * 3, world._reported)
+    assert world.taken == {0: 3}
+    world.opened[0].report()
+    await until(lambda: len(world.told) == 1)
+
+
+async def test_what_is_not_taken_is_reported_with_what_was(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind it none is: the sender is to send them all again, in their order."""
+    errors: list[LogError | None] = []
+    taken = world.opened[0].produce
+
+    def full(*arguments: Any) -> None:
+        if len(world.opened[0].taken) == 2:
+            raise LogFull("full")
+        taken(*arguments)
+
+    monkeypatch.setattr(world.opened[0], "produce", full)
+    world.writer.append_all("t", [Draft(b"k", [], b"x")] * 5, errors.append)
+    assert (world.taken, world.writer.in_flight, errors) == ({0: 2}, 2, [])
+    world.opened[0].report()
+    await until(lambda: world.writer.in_flight == 0)
+    assert [type(error) for error in errors] == [LogFull]
+    await world.writer.close(0)
+    world.writer.append_all("t", [Draft(None, [], b"x")], errors.append)
+    assert "closed" in str(errors[1])
 
 
 async def test_all_reports_are_told_on_the_loop(world: World) -> None:

@@ -11,7 +11,8 @@ from gunicorn.http.parser import RequestParser  # type: ignore[import-untyped]  
 
 from knafka.core.dead_letter import Failure, Origin, dead_letter_of, restored
 from knafka.core.delivery import Reason
-from knafka.core.http_binding import MAX_HEAD_BYTES, MAX_HEAD_LINES, record_of, request_of
+from knafka.core.http_binding import record_of, request_of
+from knafka.core.json_records import MAX_HEAD_BYTES, MAX_HEAD_LINES
 from knafka.core.kafka_binding import Draft, Envelope, RecordHeaders, read
 
 EVENT = {"specversion": "1.0", "id": "1", "source": "/s", "type": "t"}

@@ -18,18 +18,20 @@ import contextlib
 import logging
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, TypeAlias, cast
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from knafka.clients.kafka_acls import named
 from knafka.clients.kafka_client import Connection, log_error, log_error_of
+from knafka.clients.kafka_in_flight import KeysInFlight, Together
 from knafka.clients.kafka_producer import ReplaceableProducer
 from knafka.clients.reachability import Reachability
 from knafka.core.connection_errors import ConnectionErrors
 from knafka.core.errors import LogError
-from knafka.core.kafka_binding import RecordHeaders
+from knafka.core.kafka_binding import Draft, RecordHeaders
 from knafka.core.kafka_oauth import MSK_REGION
 from knafka.ports.log import Reported
 
@@ -82,12 +84,12 @@ class KafkaWriter:
         self._in_flight = 0
         self._stored: dict[str, _Counts] = {}
         """By topic."""
-        self._producer_of: dict[bytes, ReplaceableProducer] = {}
-        """By key in flight: all records of one key are with one producer, or they would overtake
-        each other."""
-        self._more_of: dict[bytes, int] = {}
-        """How many of a key are in flight beside the first: mostly none is."""
+        self._keys = KeysInFlight[ReplaceableProducer]()
         self._reports: deque[_Report] = deque()
+        self._settled: deque[Together] = deque()
+        """Those whose last report has come."""
+        self._has_stored = False
+        """Whether Kafka has stored something since `_reachability` was told so."""
         self._woken = False
         self._answered = False
         self._closed = False
@@ -146,34 +148,69 @@ class KafkaWriter:
 
         if self._closed:
             raise LogError("the writer is closed")
-        held = None if key is None else self._producer_of.get(key)
-        producer = held
+        producer = None if key is None else self._keys.producer_of.get(key)
         if producer is None:
             producer = self._gatherer() if self._are_many() else self._prompt
         producer.produce(topic, key, value, headers, on_delivery)
         self._in_flight += 1
         if key is not None:
-            if held is None:
-                self._producer_of[key] = producer
-            else:
-                self._more_of[key] = self._more_of.get(key, 0) + 1
+            self._keys.hold(key, producer)
         if self._in_flight == 1:
+            self._reachability.watch(lambda: self._in_flight)
+
+    def append_all(self, topic: str, records: Sequence[Draft], reported: Reported) -> None:
+        if (counts := self._stored.get(topic)) is None:
+            counts = self._stored[topic] = defaultdict(int)
+        together = Together(len(records), reported)
+
+        def on_report(record: Draft, error: KafkaError | None, message: Message) -> None:
+            # On whichever thread polls.
+            report = (together.settle, error, message, record.headers, record.key, counts)
+            self._reports.append(report)
+
+        def on_gathered(record: Draft, error: KafkaError | None, message: Message) -> None:
+            # Always on the loop, where most needs nobody else.
+            if error is not None:
+                on_report(record, error, message)
+                return
+            counts[message.partition()] += 1
+            self._has_stored = True
+            self._in_flight -= 1
+            if (key := record[0]) is not None:
+                self._keys.release(key)
+            together.left -= 1
+            if not together.left:
+                self._settled.append(together)
+
+        taken = 0
+        try:
+            if self._closed:
+                raise LogError("the writer is closed")
+            usual = self._gatherer() if self._are_many(len(records)) else self._prompt
+            for record in records:
+                key, headers, value = record
+                producer = usual if key is None else self._keys.producer_of.get(key, usual)
+                report = on_gathered if producer is self._gathering else on_report
+                producer.produce(topic, key, value, headers, partial(report, record))
+                taken += 1
+                if key is not None:
+                    self._keys.hold(key, producer)
+        except LogError as error:
+            together.settle(error, len(records) - taken)
+        self._in_flight += taken
+        if self._in_flight:
             self._reachability.watch(lambda: self._in_flight)
 
     def _release(self, key: bytes | None) -> None:
         """One record less in flight."""
         self._in_flight -= 1
         if key is not None:
-            if not (more := self._more_of.get(key)):
-                del self._producer_of[key]
-            elif more == 1:
-                del self._more_of[key]
-            else:
-                self._more_of[key] = more - 1
+            self._keys.release(key)
 
-    def _are_many(self) -> bool:
+    def _are_many(self, more: int = 0) -> bool:
+        """Whether what is appended now, with so many more beside it, is to be gathered."""
         now = self._loop.time()
-        if self._in_flight >= MANY_IN_FLIGHT:
+        if self._in_flight + more >= MANY_IN_FLIGHT:
             self._gather_until = now + GATHERING_TIME
         return now < self._gather_until
 
@@ -225,12 +262,15 @@ class KafkaWriter:
         self._report()
 
     def _report(self) -> None:
-        reports, stored = self._reports, False
+        reports, settled = self._reports, self._settled
         try:
+            while settled:
+                together = settled.popleft()
+                together.report(together.error)
             while reports:
                 reported, error, message, headers, key, counts = reports.popleft()
                 if error is None:
-                    stored = True
+                    self._has_stored = True
                     self._release(key)
                     counts[message.partition()] += 1
                     reported(None)
@@ -240,9 +280,10 @@ class KafkaWriter:
                     self._release(key)
                     reported(_refused(error, message))
         finally:
-            if stored:
+            if self._has_stored:
+                self._has_stored = False
                 self._reachability.acknowledged()
-            if reports:  # a callback broke: it must not silence those that follow
+            if reports or settled:  # a callback broke: it must not silence those that follow
                 self._loop.call_soon(self._report)
 
     def _send_alone(
@@ -268,7 +309,7 @@ class KafkaWriter:
         if self._alone is None:
             self._alone = self._open(0, **ALONE)
         if key is not None:
-            self._producer_of[key] = self._alone
+            self._keys.producer_of[key] = self._alone
         self._poll_soon()
         try:
             self._alone.produce(

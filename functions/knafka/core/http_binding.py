@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Literal, TypeAlias
 from urllib.parse import quote, unquote_to_bytes
 
-from knafka.core import json_format
+from knafka.core import json_format, json_records
 from knafka.core.errors import (
     BatchedContent,
     InvalidBatch,
@@ -21,18 +21,23 @@ from knafka.core.errors import (
     UnsupportedContentMode,
 )
 from knafka.core.event import (
-    CORE,
     MAX_ATTRIBUTES,
     URIS,
     Attributes,
     Event,
     is_attribute_name,
-    is_timestamp,
     is_uri,
     is_uri_reference,
     problems_of,
     refusal,
     too_many,
+)
+from knafka.core.json_records import (
+    IS_URI_REFERENCE,
+    MAX_HEAD_BYTES,
+    MAX_HEAD_LINES,
+    ORDINARY_CONTENT_TYPE,
+    is_time,
 )
 from knafka.core.kafka_binding import (
     CONTENT_TYPE,
@@ -51,13 +56,6 @@ from knafka.core.kafka_binding import (
 HttpHeaders: TypeAlias = Sequence[tuple[bytes, bytes]]
 """As an HTTP parser gives them: names in any letter case, order and duplicates kept."""
 
-MAX_HEAD_BYTES: Final = 7 * 1024
-"""An event's attributes as header lines, at most, of one that came as JSON. Tomcat and Jetty take
-8 KiB of all header lines; Apache, nginx and gunicorn, so functions-framework, of each; Node.js 16
-KiB of all. The rest is for what isn't the event's: Host, traceparent and the like."""
-MAX_HEAD_LINES: Final = 80
-"""Apache and gunicorn take 100."""
-
 MAX_BATCH: Final = 1_000
 """Events in one batch: a sender's requests become a thousandth, and others wait 20 ms at most."""
 MAX_TOLD: Final = 10
@@ -65,8 +63,6 @@ MAX_TOLD: Final = 10
 
 _PLAIN: Final = bytes(byte for byte in range(0x21, 0x7F) if byte not in b'"%')
 """What stands for itself in a header value, written and read (CE-H5)."""
-_PLAIN_JSON: Final = bytes(byte for byte in range(0x20, 0x7F) if byte not in b'"\\')
-"""What stands for itself in a JSON string, and is legal in every attribute."""
 _PLAIN_TEXT = _PLAIN.decode()
 
 _PLAIN_CODINGS: Final = {
@@ -81,9 +77,6 @@ OFFSET: Final = "knativekafkaoffset"
 _PARTITION, _OFFSET = b"ce-" + PARTITION.encode(), b"ce-" + OFFSET.encode()
 
 _NOT_AN_ATTRIBUTE = "ce-"
-_ORDINARY_CONTENT_TYPE = BoundedCache[bytes, object](
-    re.compile(rb"(?!application/cloudevents)[!-~](?:[ -~]*[!-~])?", re.IGNORECASE).fullmatch
-)
 _MODES = BoundedCache[bytes, Mode](lambda value: mode_of(value.decode("latin-1")))
 _QUOTED = re.compile(rb'"((?:[^"\\]|\\.)*)"', re.DOTALL).fullmatch
 _QUOTED_PAIR = re.compile(rb"\\(.)", re.DOTALL)
@@ -109,9 +102,9 @@ def record_of(headers: HttpHeaders, body: bytes) -> Draft:
         and found.get("ce_type")
         and source
         and not b"".join(found.values()).translate(None, _PLAIN)
-        and (content_type is None or _ORDINARY_CONTENT_TYPE[content_type])
-        and is_uri_reference(source.decode())
-        and (time is None or is_timestamp(time.decode()))
+        and (content_type is None or ORDINARY_CONTENT_TYPE[content_type])
+        and IS_URI_REFERENCE[source]
+        and (time is None or is_time(time))
         and (subject := found.get("ce_subject")) != b""
         and ((schema := found.get("ce_dataschema")) is None or is_uri(schema.decode()))
         and "ce_schemaurl" not in found
@@ -131,11 +124,6 @@ def records_of_batch(headers: HttpHeaders, body: bytes) -> list[Draft]:
     What travels beside an event travels beside each of them. Raises `InvalidBatch` that names the
     position of every event that isn't valid, from 0 on, and `InvalidEvent` if there is no array.
     """
-    documents = json_format.elements_of(body, MAX_BATCH)
-    if len(documents) > MAX_BATCH:
-        raise InvalidBatch(
-            f"a batch may have {MAX_BATCH} events: send it in several", too_many=True
-        )
     beside: dict[str, bytes] = {}
     for name, raw in headers:
         kept = _HEADER_NAMES[name]
@@ -143,8 +131,14 @@ def records_of_batch(headers: HttpHeaders, body: bytes) -> list[Draft]:
             value = raw.strip(b" \t")
             beside[kept] = beside[kept] + b", " + value if kept in beside else value
     passed = list(beside.items())
-    records: list[Draft] = []
-    problems: dict[int, str] = {}
+    if (records := json_records.records_of(body, passed, MAX_BATCH)) is not None:
+        return records
+    documents = json_format.elements_of(body, MAX_BATCH)
+    if len(documents) > MAX_BATCH:
+        raise InvalidBatch(
+            f"a batch may have {MAX_BATCH} events: send it in several", too_many=True
+        )
+    records, problems = [], {}
     for position, document in enumerate(documents):
         try:
             records.append(_structured(document, passed))
@@ -356,58 +350,7 @@ def _read_carefully(headers: HttpHeaders, body: bytes) -> Draft:
 
 
 def _structured(body: bytes, beside: RecordHeaders) -> Draft:
-    return _structured_fast(body, beside) or _structured_carefully(body, beside)
-
-
-def _structured_fast(body: bytes, beside: RecordHeaders) -> Draft | None:
-    """The record, for an event whose values stand for themselves; None: only the other way knows.
-
-    It goes from the document's bytes to header bytes, without an event between.
-    """
-    try:
-        members = json_format.split(body)
-    except (ValueError, RecursionError):
-        return None
-    if members is None or len(members) > MAX_HEAD_LINES:
-        return None
-    data = members.pop("data", None)
-    found: dict[str, bytes] = {}
-    for name, member in members.items():
-        value = bytes(member)
-        if not (header := _MEMBER_NAMES[name]):
-            return None
-        if value[0] == json_format.QUOTE:
-            found[header] = value[1:-1]
-        elif name not in CORE and json_format.is_integer_or_boolean(value):
-            found[header] = value
-        else:
-            return None
-    content_type, time = found.get(CONTENT_TYPE), found.get("ce_time")
-    source, subject = found.get("ce_source"), found.get("ce_subject")
-    values = b"".join(found.values())
-    if not (
-        found.get("ce_specversion") == b"1.0"
-        and found.get("ce_id")
-        and found.get("ce_type")
-        and source
-        and not values.translate(None, _PLAIN_JSON)
-        and 12 * (len(values) + len("".join(found))) <= MAX_HEAD_BYTES
-        and (content_type is None or _ORDINARY_CONTENT_TYPE[content_type])
-        and is_uri_reference(source.decode())
-        and (time is None or is_timestamp(time.decode()))
-        and subject != b""
-        and "ce_dataschema" not in found
-    ):
-        return None
-    key, headers = found.get("ce_partitionkey") or subject, list(found.items())
-    if data is None:
-        return Draft(key, headers + beside, None)
-    text = bytes(data)
-    if content_type is None:
-        headers.append((CONTENT_TYPE, b"application/json"))
-    elif text[0] == json_format.QUOTE and not json_format.is_json(content_type.decode()):
-        return None
-    return Draft(key, headers + beside, text)
+    return json_records.record_of(body, beside) or _structured_carefully(body, beside)
 
 
 def _structured_carefully(body: bytes, beside: RecordHeaders) -> Draft:
@@ -442,13 +385,3 @@ def _record_header_of(name: bytes) -> str:
 
 
 _HEADER_NAMES = BoundedCache[bytes, str](_record_header_of)
-
-
-def _member_header_of(name: str) -> str:
-    """The record header of a member, or "" if only the careful way knows."""
-    if name == "datacontenttype":
-        return CONTENT_TYPE
-    return f"ce_{name}" if is_attribute_name(name) else ""
-
-
-_MEMBER_NAMES = BoundedCache[str, str](_member_header_of)

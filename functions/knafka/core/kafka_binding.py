@@ -91,23 +91,25 @@ def fits_binary(attributes: Attributes) -> bool:
     return mode not in (Mode.STRUCTURED, Mode.BATCH)
 
 
-Key = TypeVar("Key", bound=str | bytes)
+Key = TypeVar("Key", bound=str | bytes | tuple[str, ...])
 Value = TypeVar("Value")
 
 
 class BoundedCache(dict[Key, Value], Generic[Key, Value]):
     """`compute(key)` by key, each computed once: for header names and content types.
 
-    Bounded, as they come from outside: long keys are not kept, and a full cache starts anew.
+    Bounded, as they come from outside: keys that weigh more than 64, their length unless it is
+    said how, are not kept, and a full cache starts anew.
     """
 
-    def __init__(self, compute: Callable[[Key], Value]) -> None:
+    def __init__(self, compute: Callable[[Key], Value], weigh: Callable[[Key], int] = len) -> None:
         super().__init__()
         self._compute = compute
+        self._weigh = weigh
 
     def __missing__(self, key: Key) -> Value:
         value = self._compute(key)
-        if len(key) <= 64:
+        if self._weigh(key) <= 64:
             if len(self) >= 1024:
                 self.clear()
             self[key] = value

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from knafka.core.errors import InvalidEvent, LogError
-from knafka.core.kafka_binding import RecordHeaders
+from knafka.core.kafka_binding import Draft, RecordHeaders
 from knafka.core.progress import settled_ahead
 
 Positions: TypeAlias = Mapping[int, int]
@@ -39,6 +39,9 @@ a time (milliseconds since the Unix epoch); behind the last one if there is none
 
 Reported: TypeAlias = Callable[[LogError | None], None]
 """Called once per appended record, on the event loop: None when it is durable."""
+
+AppendAll: TypeAlias = Callable[[str, Sequence[Draft], Reported], None]
+"""`LogWriter.append_all`, or what ends in it."""
 
 Append: TypeAlias = Callable[[str, bytes | None, bytes | None, RecordHeaders, Reported], None]
 """`LogWriter.append`, or a function that calls it."""
@@ -86,6 +89,12 @@ class LogWriter(Protocol):
 
         Records with equal keys go to one partition (CE-K9), records without a key to any.
         """
+        ...
+
+    def append_all(self, topic: str, records: Sequence[Draft], reported: Reported) -> None:
+        """Take records in their order, one at least. `reported` follows once, when all that were
+        taken have been reported, with the first error. Behind one that isn't taken, which is
+        reported too, none is."""
         ...
 
     @property

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from knafka.core.contract import Ingress
 from knafka.core.errors import LogError
 from knafka.core.kafka_binding import Draft
-from knafka.ports.log import Append, Reported
+from knafka.ports.log import Append, AppendAll, Reported
 from knafka.receiver.answers import Answer
 from knafka.receiver.tracing import IngestTracing
 
@@ -27,7 +27,7 @@ class Batch:
         self._error: LogError | None = None
         self._stored: Reported
         self._traced: list[Callable[[Answer], None]] = []
-        sizes = [_size(each) for each in records]
+        sizes = list(map(_size, records))
         self.largest = max(sizes, default=0)
         """Bytes of its largest event, headers included."""
         self.held = sum(sizes)
@@ -37,17 +37,19 @@ class Batch:
         self,
         ingress: Ingress,
         append: Append,
+        append_all: AppendAll,
         tracing: IngestTracing | None,
         stored: Reported,
     ) -> None:
-        """Have all stored by `append`, in their order; `stored` is called once, with the first
-        error."""
+        """Have all stored in their order, by `append_all`, or by `append` if each of them has spans
+        of its own; `stored` is called once, with the first error."""
+        if tracing is None:
+            append_all(ingress.topic, self._records, stored)
+            return
         self._stored = stored
         for number, (key, headers, value) in enumerate(self._records):
-            reported: Reported = self._reported
-            if tracing is not None:
-                respond, reported = tracing.receive(ingress, headers, _ignore, self._reported)
-                self._traced.append(respond)
+            respond, reported = tracing.receive(ingress, headers, _ignore, self._reported)
+            self._traced.append(respond)
             try:
                 append(ingress.topic, key, value, headers, reported)
             except LogError as error:
@@ -71,5 +73,8 @@ def _ignore(answer: Answer) -> None: ...
 
 
 def _size(record: Draft) -> int:
-    size = 0 if record.value is None else len(record.value)
-    return size + sum(len(name) + len(text) for name, text in record.headers)
+    _, headers, value = record
+    size = 0 if value is None else len(value)
+    for name, text in headers:
+        size += len(name) + len(text)
+    return size

@@ -45,7 +45,7 @@ from knafka.observability import (
     produced,
     prometheus_text,
 )
-from knafka.ports.log import Append, LogWriter, Reported, failure_of
+from knafka.ports.log import Append, AppendAll, LogWriter, Reported, failure_of
 from knafka.receiver import answers
 from knafka.receiver.address import HttpHeaders, address_of_host, is_host
 from knafka.receiver.answers import Answer
@@ -95,6 +95,7 @@ class BrokerRoute:
     __slots__ = (
         "answered",
         "append",
+        "append_all",
         "check",
         "duration",
         "ingress",
@@ -116,8 +117,10 @@ class BrokerRoute:
         self.ingress = ingress
         self.writer = writer
         self.append: Append = writer.append
+        self.append_all: AppendAll = writer.append_all
         if ingress.content_mode == "structured":
             self.append = partial(_append_structured, writer)
+            self.append_all = partial(_append_all_structured, writer)
         self.topic = ingress.topic
         self.check: RequestCheck | None = None
         """What a request must pass; None: everybody may send."""
@@ -366,7 +369,7 @@ class IngestHandler:
                 batch.answered(answer)
                 route.respond(answer, respond, len(records))
 
-            batch.append(route.ingress, route.append, self._tracing, stored)
+            batch.append(route.ingress, route.append, route.append_all, self._tracing, stored)
 
     def refuse(self, address: bytes, answer: Answer) -> Answer:
         """Count and return an answer that is given before the request is whole."""
@@ -536,6 +539,13 @@ def _append_structured(
     were counted with."""
     record = in_structured_mode(Draft(key, headers, value))
     writer.append(topic, record.key, record.value, record.headers, reported)
+
+
+def _append_all_structured(
+    writer: LogWriter, topic: str, records: Sequence[Draft], reported: Reported
+) -> None:
+    """As `_append_structured`, of `LogWriter.append_all`."""
+    writer.append_all(topic, list(map(in_structured_mode, records)), reported)
 
 
 def _answer_to_error(route: BrokerRoute, error: LogError) -> Answer:

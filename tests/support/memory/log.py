@@ -30,7 +30,7 @@ from support.memory.records import (
 
 from knafka.core.contract import MAX_RECORD_BYTES
 from knafka.core.errors import LogError, LogFull
-from knafka.core.kafka_binding import RecordHeaders
+from knafka.core.kafka_binding import Draft, RecordHeaders
 from knafka.core.progress import MAX_METADATA
 from knafka.ports.log import (
     Assignment,
@@ -225,6 +225,22 @@ class MemoryWriter:
         if error is None:
             self.stored[topic, memory.store(topic, key, value, headers).partition()] += 1
         asyncio.get_running_loop().call_soon(report, error)
+
+    def append_all(self, topic: str, records: Sequence[Draft], reported: Reported) -> None:
+        left, first = len(records), None
+
+        def report(error: LogError | None, count: int = 1) -> None:
+            nonlocal left, first
+            left, first = left - count, first or error
+            if not left:
+                reported(first)
+
+        for number, (key, headers, value) in enumerate(records):
+            try:
+                self.append(topic, key, value, headers, report)
+            except LogError as error:
+                report(error, len(records) - number)
+                break
 
     async def reach(self, timeout: float) -> None:
         if self._memory.failing is not None:
