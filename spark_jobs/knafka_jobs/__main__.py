@@ -18,6 +18,7 @@ from knafka_jobs.command_options import parser
 from knafka_jobs.job_errors import error_in_one_line
 
 FAILED: Final = 1
+"""Exit code of a job that failed."""
 
 PREFIX: Final = "knafka: "
 """Beginning of each line that a job itself writes to stderr; all other lines are Spark's."""
@@ -42,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _progress(line: str) -> None:
+    """Print a line of progress on stderr."""
     print(f"{PREFIX}{line}", file=sys.stderr, flush=True)
 
 
