@@ -15,7 +15,7 @@ from knafka.core.delivery import Reason
 from knafka_jobs import __main__ as program
 from knafka_jobs import command_options, commands
 from knafka_jobs.io import session
-from knafka_jobs.io.delta import Tables, explained
+from knafka_jobs.io.delta import Tables, explain_spark_errors
 from knafka_jobs.job_errors import JobError
 from knafka_jobs.report.report_document import Change, ChangeKind
 from knafka_jobs.topic_offsets import BrokerName
@@ -115,5 +115,5 @@ def test_without_jars_for_s3_it_says_where_they_are() -> None:
     class_name = "org.apache.hadoop.fs.s3a.S3AFileSystem"
     missing = Py4JError(f"java.lang.ClassNotFoundException: Class {class_name} not found")
     with pytest.raises(JobError, match=r"^Spark: Spark has no jars for s3a://.*archive-dead"):
-        with explained("Spark"):
+        with explain_spark_errors("Spark"):
             raise missing

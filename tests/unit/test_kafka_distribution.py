@@ -97,7 +97,7 @@ def test_a_download_that_fails_or_is_wrong_is_tried_once_more(
 @pytest.mark.parametrize(
     ("second", "problem"),
     [
-        (b"forged", r"what came \(6 bytes\) is not what is pinned"),
+        (b"forged", r"the file \(6 bytes\) has another digest"),
         (OSError("no route"), "OSError: no route"),
     ],
 )
