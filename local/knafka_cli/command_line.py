@@ -85,6 +85,7 @@ def main() -> None:
 
 
 def _print_version(is_given: bool) -> None:
+    """Print the version and exit, if the option is given."""
     if is_given:
         typer.echo(f"knafka {version('knafka')}")
         raise typer.Exit

@@ -202,6 +202,7 @@ class Supervisor:
         self._server = server
 
         async def ensure_running() -> KafkaServer:
+            """Start Kafka again if it has ended."""
             if server.pid is None:
                 await server.start()
             return server

@@ -32,17 +32,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     try:
         with explained_faults():
-            answer = commands.run(parsed, _progress)
+            answer = commands.run(parsed, _print_progress)
     except Exception as error:
         if not isinstance(error, KnafkaError):
             traceback.print_exc()
-        _progress(f"error: {error_in_one_line(error)}")
+        _print_progress(f"error: {error_in_one_line(error)}")
         return FAILED
     print(json.dumps(answer), flush=True)
     return 0
 
 
-def _progress(line: str) -> None:
+def _print_progress(line: str) -> None:
     """Print a line of progress on stderr."""
     print(f"{PREFIX}{line}", file=sys.stderr, flush=True)
 

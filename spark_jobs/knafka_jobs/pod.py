@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         EXECUTOR_TEMPLATE_FILE.write_text(template)
     try:
         with explained_faults():
-            answer = (backtest if is_backtest else run)(parsed, _progress)
+            answer = (backtest if is_backtest else run)(parsed, _print_progress)
     except Exception as error:
         if not isinstance(error, KnafkaError):
             traceback.print_exc()
@@ -124,7 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     return argument_parser
 
 
-def _progress(line: str) -> None:
+def _print_progress(line: str) -> None:
     """Print a line of progress on stderr."""
     print(PREFIX + line, file=sys.stderr, flush=True)
 
@@ -170,6 +170,7 @@ def run_in(
     waiting = kafka.dead_letter_topics(arguments.broker)
 
     def ask(command: str, *words: object, ids: Sequence[str] = ()) -> dict[str, Any]:
+        """Run a command on the archive's tables in this session."""
         tables_and_broker = ("--tables", arguments.tables, "--broker", arguments.broker)
         parsed = parser().parse_args(
             [command, *(str(word) for word in (*tables_and_broker, *words))]

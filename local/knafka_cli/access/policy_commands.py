@@ -65,9 +65,9 @@ def check_sender(
         declared = read_declared(files, data_dir)
         target = policies.find_target(declared, broker)
         structured_event = None if event is None else read_event(event)
-        asked = policies.authentication_of(declared, target.metadata.namespace)
+        authentication = policies.authentication_of(declared, target.metadata.namespace)
         attributes = None if structured_event is None else structured_event.attributes
-        verdict = policies.judge(asked, target, subject, attributes)
+        verdict = policies.judge(authentication, target, subject, attributes)
     event_text = (
         "any event"
         if structured_event is None

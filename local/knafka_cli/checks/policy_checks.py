@@ -49,6 +49,7 @@ class _Target(Declared):
 
     @model_validator(mode="after")
     def _one_reference(self) -> Self:
+        """Require either `ref` or `selector`."""
         _require_exactly_one(ref=self.ref, selector=self.selector)
         return self
 
@@ -59,6 +60,7 @@ class _Sender(Declared):
 
     @model_validator(mode="after")
     def _one_sender(self) -> Self:
+        """Require either `ref` or `sub`, with `*` only at the end of `sub`."""
         _require_exactly_one(ref=self.ref, sub=self.sub or None)
         if self.sub is not None and "*" in self.sub[:-1]:
             raise problem(f"invalid value: {self.sub:.200}: '*' is only allowed as suffix", "sub")

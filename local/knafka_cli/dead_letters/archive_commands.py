@@ -123,6 +123,7 @@ def on_cluster(
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        """Give the command the options of `target`."""
         own = inspect.signature(command, eval_str=True)
         added = inspect.signature(target, eval_str=True).parameters
         positional = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -130,14 +131,15 @@ def on_cluster(
 
         @wraps(command)
         def run(*arguments: Any, **options: Any) -> None:
-            where = target(
+            """Run the command, or `run_on_cluster` if the user chose a cluster."""
+            chosen_target = target(
                 **{name: options.pop(name, parameter.default) for name, parameter in added.items()}
             )
-            if where.is_cluster:
-                run_on_cluster(where, *arguments, **options)
+            if chosen_target.is_cluster:
+                run_on_cluster(chosen_target, *arguments, **options)
                 return
-            for field in fields(where):
-                if getattr(where, field.name) != added[field.name].default:
+            for field in fields(chosen_target):
+                if getattr(chosen_target, field.name) != added[field.name].default:
                     option = field.name.replace("_", "-")
                     raise refuse(f"--{option} needs a cluster: name its --context")
             command(*arguments, **options)
@@ -153,10 +155,10 @@ def on_cluster(
     return decorate
 
 
-def list_letters(where: TopicsTarget, trigger: str | None = None, **given: Any) -> None:
+def list_letters(target: TopicsTarget, trigger: str | None = None, **local_options: Any) -> None:
     """Count the dead letters of a cluster's Triggers, from their topics."""
-    _refuse_local_options(given)
-    view = where.view(trigger)
+    _refuse_local_options(local_options)
+    view = target.view(trigger)
     with exit_on_bad_input():
         egresses = list(view.egresses) if trigger is None else [view.find_egress(trigger)]
     if trigger is None:
@@ -173,18 +175,18 @@ def list_letters(where: TopicsTarget, trigger: str | None = None, **given: Any) 
 
 
 def show_letters(
-    where: TopicsTarget,
+    target: TopicsTarget,
     trigger: str | None = None,
     broker: str | None = None,
     limit: int = 20,
     as_json: bool = False,
-    **given: Any,
+    **local_options: Any,
 ) -> None:
     """Show the newest dead letters of a Trigger or Broker in a cluster, from its topic."""
-    _refuse_local_options(given)
+    _refuse_local_options(local_options)
     if (trigger is None) is (broker is None):
         raise refuse(WHOSE_DEAD_LETTERS)
-    view = where.view(trigger or broker)
+    view = target.view(trigger or broker)
     with exit_on_bad_input():
         if trigger is not None:
             egress = view.find_egress(trigger)
@@ -201,16 +203,16 @@ def show_letters(
         typer.echo(f"the topic of {owner} has no dead letters")
 
 
-def compact(where: WaitingTarget, asked: JobArguments, **given: Any) -> None:
+def compact(target: WaitingTarget, job_options: JobArguments, **local_options: Any) -> None:
     """Have a DeadLetterArchive compact now."""
-    status = _run_archive(where, asked, given)
+    status = _run_archive(target, job_options, local_options)
     if status is not None:
         typer.echo(f"{status['lastRun'].get('records', 0)} new dead letters")
 
 
-def report(where: WaitingTarget, asked: JobArguments, **given: Any) -> None:
+def report(target: WaitingTarget, job_options: JobArguments, **local_options: Any) -> None:
     """Have a DeadLetterArchive compact and report now."""
-    status = _run_archive(where, asked, given, needs_report=True)
+    status = _run_archive(target, job_options, local_options, needs_report=True)
     if status is None:
         return
     last_report = status.get("report") or {}
@@ -226,17 +228,20 @@ def report(where: WaitingTarget, asked: JobArguments, **given: Any) -> None:
 
 
 def replay(
-    where: WaitingTarget, asked: JobArguments, ids: list[str] | None = None, **given: Any
+    target: WaitingTarget,
+    job_options: JobArguments,
+    ids: list[str] | None = None,
+    **local_options: Any,
 ) -> None:
     """Create a DeadLetterReplay for the selected events."""
-    _refuse_local_options({**given, **_options_named(asked, "where", "replay-id")})
-    spec: dict[str, Any] = {"select": _selection(asked, ids)}
-    if asked["rate"] is not None:
-        spec["rate"] = float(asked["rate"])
-    status = _run_operation(where, "DeadLetterReplay", asked, spec)
+    _refuse_local_options({**local_options, **_options_named(job_options, "where", "replay-id")})
+    spec: dict[str, Any] = {"select": _selection(job_options, ids)}
+    if job_options["rate"] is not None:
+        spec["rate"] = float(job_options["rate"])
+    status = _run_operation(target, "DeadLetterReplay", job_options, spec)
     if status is None:
         return
-    if not asked["dry-run"]:
+    if not job_options["dry-run"]:
         typer.echo(f"{status.get('sent', 0)} events sent again by the replay {status['replayID']}")
         return
     preview = {
@@ -249,13 +254,13 @@ def replay(
         typer.echo(line)
 
 
-def purge(where: WaitingTarget, asked: JobArguments, **given: Any) -> None:
+def purge(target: WaitingTarget, job_options: JobArguments, **local_options: Any) -> None:
     """Create a DeadLetterPurge for the selected failures."""
-    _refuse_local_options({**given, **_options_named(asked, "where")})
-    ids = None if asked["id"] is None else [asked["id"]]
-    spec = {"select": _selection(asked, ids), "unresolved": asked["unresolved"]}
-    status = _run_operation(where, "DeadLetterPurge", asked, spec)
-    if status is not None and asked["dry-run"]:
+    _refuse_local_options({**local_options, **_options_named(job_options, "where")})
+    ids = None if job_options["id"] is None else [job_options["id"]]
+    spec = {"select": _selection(job_options, ids), "unresolved": job_options["unresolved"]}
+    status = _run_operation(target, "DeadLetterPurge", job_options, spec)
+    if status is not None and job_options["dry-run"]:
         typer.echo(f"{status.get('selected', 0)} failures would purge")
     elif status is not None:
         typer.echo(f"{status.get('purged', 0)} failures purged")
@@ -267,10 +272,10 @@ def _ask_about(view: DeclaredView, egress: Egress, ask: Callable[[KafkaAdmin, Eg
         return ask_kafka(view.connection(egress), lambda admin: ask(admin, egress))
 
 
-def _refuse_local_options(given: Mapping[str, Any]) -> None:
+def _refuse_local_options(options: Mapping[str, Any]) -> None:
     """Refuse options that only apply to this machine, or that a DeadLetterArchive's spec sets in a
     cluster."""
-    for name, value in given.items():
+    for name, value in options.items():
         if name != "data_dir" and value not in (None, False):
             option = OPTIONS_BY_NAME.get(name, name.replace("_", "-"))
             raise refuse(
@@ -278,9 +283,9 @@ def _refuse_local_options(given: Mapping[str, Any]) -> None:
             )
 
 
-def _options_named(asked: JobArguments, *names: str) -> dict[str, Any]:
+def _options_named(job_options: JobArguments, *names: str) -> dict[str, Any]:
     """Some of the options, by name."""
-    return {name: asked[name] for name in names}
+    return {name: job_options[name] for name in names}
 
 
 @contextmanager
@@ -298,34 +303,34 @@ def _print_error(line: str) -> None:
     typer.echo(f"knafka: {line}", err=True)
 
 
-def _open_operations(where: ClusterTarget, asked: JobArguments) -> ArchiveOperations:
+def _open_operations(target: ClusterTarget, job_options: JobArguments) -> ArchiveOperations:
     """The operations on archives in the chosen cluster and namespace."""
     # The client takes half a second to import: only commands about a cluster pay for it.
     from knafka_cli.dead_letters import archive_operations
     from knafka_client.declared import cluster_source
     from knafka_client.declared.kubernetes_api import KubernetesApi
 
-    client, context_namespace = cluster_source.client_of(where.context, where.kubeconfig)
+    client, context_namespace = cluster_source.client_of(target.context, target.kubeconfig)
     return archive_operations.ArchiveOperations(
-        KubernetesApi(client), where.namespace or context_namespace, _print_error
+        KubernetesApi(client), target.namespace or context_namespace, _print_error
     )
 
 
 def _run_operation(
-    where: WaitingTarget, kind: str, asked: JobArguments, spec: dict[str, Any]
+    target: WaitingTarget, kind: str, job_options: JobArguments, spec: dict[str, Any]
 ) -> Mapping[str, Any] | None:
     """Create an operation and wait for it; returns its status, or None with --no-wait.
 
     Exits with code 1 if it failed.
     """
-    operations = _open_operations(where, asked)
-    if asked["dry-run"]:
+    operations = _open_operations(target, job_options)
+    if job_options["dry-run"]:
         spec["dryRun"] = True
     with exit_on_bad_input():
-        archive = operations.find_archive(where.archive, asked["broker"])
+        archive = operations.find_archive(target.archive, job_options["broker"])
     name = operations.create(kind, archive, spec)
     # A dry run always waits: its result is all that it is for.
-    if not where.wait and not asked["dry-run"]:
+    if not target.wait and not job_options["dry-run"]:
         return None
     with _interruptible():
         status: Mapping[str, Any] = operations.follow(kind, name)
@@ -336,9 +341,9 @@ def _run_operation(
 
 
 def _run_archive(
-    where: WaitingTarget,
-    asked: JobArguments,
-    given: Mapping[str, Any],
+    target: WaitingTarget,
+    job_options: JobArguments,
+    local_options: Mapping[str, Any],
     *,
     needs_report: bool = False,
 ) -> Mapping[str, Any] | None:
@@ -347,18 +352,21 @@ def _run_archive(
     Exits with code 1 if the run failed.
     """
     _refuse_local_options(
-        {**given, **_options_named(asked, *(name for name in asked if name != "broker"))}
+        {
+            **local_options,
+            **_options_named(job_options, *(name for name in job_options if name != "broker")),
+        }
     )
-    operations = _open_operations(where, asked)
+    operations = _open_operations(target, job_options)
     with exit_on_bad_input():
-        archive = operations.find_archive(where.archive, asked["broker"])
+        archive = operations.find_archive(target.archive, job_options["broker"])
     if needs_report and "report" not in archive["spec"]:
         raise refuse(
             f"DeadLetterArchive {archive['metadata']['name']} makes no reports: set its "
             "spec.report.schedule"
         )
     compaction = operations.ask_to_run(archive)
-    if not where.wait:
+    if not target.wait:
         return None
     with _interruptible():
         status: Mapping[str, Any] = operations.follow_run(archive, compaction)
@@ -368,9 +376,9 @@ def _run_archive(
     return status
 
 
-def _selection(asked: JobArguments, ids: list[str] | None) -> dict[str, Any]:
+def _selection(job_options: JobArguments, ids: list[str] | None) -> dict[str, Any]:
     """The selection as `spec.select` of a DeadLetterReplay has it."""
     names = [name for name in SELECTION if name not in ("broker", "id", "where")]
-    selection = {name: asked[name] for name in names if asked.get(name) is not None}
+    selection = {name: job_options[name] for name in names if job_options.get(name) is not None}
     selection |= {name: int(selection[name]) for name in INTEGER_OPTIONS if name in selection}
     return {**selection, "ids": list(ids)} if ids else selection

@@ -113,6 +113,7 @@ class ArchiveOperations:
         """Wait until an archive has run for this request; returns its status."""
 
         def has_run(status: Mapping[str, Any]) -> bool:
+            """Whether the archive has run for this request."""
             return status.get("requested") == request_id and status.get("phase") in IDLE_PHASES
 
         return self._poll_until(ARCHIVE_OBJECTS, _name_of(archive), has_run)
@@ -140,8 +141,10 @@ class ArchiveOperations:
 
 
 def _name_of(document: Document) -> str:
+    """An object's name."""
     return str(document["metadata"]["name"])
 
 
 def _broker_of(archive: Document) -> str:
+    """The name of an archive's Broker."""
     return str((archive.get("spec") or {}).get("broker") or "default")

@@ -119,10 +119,11 @@ def list_letters(
             egresses += map(dead_letters.broker_dead_letter_egress, running.ingresses)
         tabled = _tabled_offsets(files)
 
-        async def look(admin: KafkaAdmin) -> list[dead_letters.Overview]:
+        async def count_letters(admin: KafkaAdmin) -> list[dead_letters.Overview]:
+            """Count the dead letters of each Egress."""
             return [await dead_letters.read_overview(admin, egress, tabled) for egress in egresses]
 
-        for egress, overview in zip(egresses, with_kafka(running, look), strict=True):
+        for egress, overview in zip(egresses, with_kafka(running, count_letters), strict=True):
             name = dead_letters.dead_letter_key(egress)
             if name in by_trigger:
                 by_trigger[name] = overview + by_trigger[name]
@@ -233,9 +234,13 @@ def _print_error(line: str) -> None:
 
 @takes_job_options("broker", "keep-hours", "forget-resolved-days", "forget-unresolved-days")
 @on_cluster(WaitingTarget, archive_commands.compact)
-def compact(asked: JobArguments, tables: Tables = None, data_dir: DataDir = DEFAULT_DATA) -> None:
+def compact(
+    job_options: JobArguments, tables: Tables = None, data_dir: DataDir = DEFAULT_DATA
+) -> None:
     """Take dead letters from their topics into compacted tables."""
-    result = run_job("compact", _tables_option(data_dir, tables), _kafka_option(data_dir), asked)
+    result = run_job(
+        "compact", _tables_option(data_dir, tables), _kafka_option(data_dir), job_options
+    )
     typer.echo(
         f"{result['records']} new dead letters in {result['topics']} topics; "
         f"{result['deleted']} deleted"
@@ -247,7 +252,7 @@ def compact(asked: JobArguments, tables: Tables = None, data_dir: DataDir = DEFA
 @takes_job_options("broker", "days", "trace-url")
 @on_cluster(WaitingTarget, archive_commands.report)
 def report(
-    asked: JobArguments,
+    job_options: JobArguments,
     html: Annotated[
         Path | None,
         typer.Option(help="File for the HTML page (default: report.html in the tables' folder)."),
@@ -276,7 +281,7 @@ def report(
     except NotRunning:
         kafka = {}
     files = {"html": page, "json": document}
-    result = run_job("report", _tables_option(data_dir, tables), kafka, asked, files)
+    result = run_job("report", _tables_option(data_dir, tables), kafka, job_options, files)
     changes = ", ".join(
         f"{count} {kind.replace('_', ' ')}" for kind, count in result["changes"].items() if count
     )
@@ -292,7 +297,7 @@ def report(
 @takes_job_options(*(name for name in SELECTION if name != "id"), "dry-run", "replay-id", "rate")
 @on_cluster(WaitingTarget, archive_commands.replay)
 def replay(
-    asked: JobArguments,
+    job_options: JobArguments,
     ids: Annotated[
         list[str] | None,
         typer.Option("--id", help="Only the event with this id. Can be repeated. Needs no Spark."),
@@ -306,8 +311,8 @@ def replay(
     straight from their topics, without Spark, where there are no tables or the tables lack them;
     later reports don't know of that.
     """
-    dry_run = asked["dry-run"]
-    needs_tables = tables is not None or any(asked[name] is not None for name in JOB_OPTIONS)
+    dry_run = job_options["dry-run"]
+    needs_tables = tables is not None or any(job_options[name] is not None for name in JOB_OPTIONS)
     direct = bool(ids) and not needs_tables
     place = _tables_option(data_dir, tables)
     if tables is not None and "://" not in tables and not Path(tables).exists():
@@ -317,18 +322,18 @@ def replay(
         and direct
         and not (Path(place["tables"]).exists() and dead_letter_jobs.is_pyspark_installed())
     ):
-        _replay_directly(data_dir, asked, ids)
+        _replay_directly(data_dir, job_options, ids)
         return
-    options = dict(asked)
+    options = dict(job_options)
     if ids and len(ids) > 1:
-        options["where"] = _id_predicate(ids, asked["where"])
+        options["where"] = _id_predicate(ids, job_options["where"])
     elif ids:
         options["id"] = ids[0]
-    result = _preview_from_tables(place["tables"], asked, ids or ()) if dry_run else None
+    result = _preview_from_tables(place["tables"], job_options, ids or ()) if dry_run else None
     if result is None:
         result = run_job("replay", place, _kafka_option(data_dir), options)
     if ids and direct and not result["would_send" if dry_run else "sent"]:
-        _replay_directly(data_dir, asked, ids)
+        _replay_directly(data_dir, job_options, ids)
         return
     if not dry_run:
         events = "1 event" if result["sent"] == 1 else f"{result['sent']} events"
@@ -341,18 +346,18 @@ def replay(
 
 
 def _preview_from_tables(
-    place: str, asked: JobArguments, ids: Sequence[str]
+    place: str, job_options: JobArguments, ids: Sequence[str]
 ) -> dict[str, Any] | None:
     """The result of a dry run by the tables' files alone; None if only the Spark job can evaluate
     it."""
-    if asked["where"] is not None:
+    if job_options["where"] is not None:
         return None
     files = dead_letter_tables.open_tables(place, _print_error)
     if files is None:
         return None
     from knafka_jobs.lookup.lookup_run import preview
 
-    selection = {name: asked[name] for name in SELECTION if name in asked}
+    selection = {name: job_options[name] for name in SELECTION if name in job_options}
     arguments = parser().parse_args(
         ["purge", f"--tables={place}", *arguments_of(selection)]  # which takes what selects
     )
@@ -370,19 +375,20 @@ def _id_predicate(ids: Sequence[str], where: str | None) -> str:
     return one_of if where is None else f"({where}) AND {one_of}"
 
 
-def _replay_directly(data_dir: Path, asked: JobArguments, ids: Sequence[str]) -> None:
+def _replay_directly(data_dir: Path, job_options: JobArguments, ids: Sequence[str]) -> None:
     """Send events again straight from their dead-letter topics, without Spark."""
     running = Installation(data_dir).read_state()
-    dry_run, broker, trigger = asked["dry-run"], asked["broker"], asked["trigger"]
+    dry_run, broker, trigger = job_options["dry-run"], job_options["broker"], job_options["trigger"]
     egresses = [
         egress
         for egress in running.egresses
         if broker in (None, f"{egress.namespace}/{egress.broker}")
         and trigger in (None, egress.trigger)
     ]
-    fields = {name: asked[name] for name in FIELD_OPTIONS if asked[name] is not None}
+    fields = {name: job_options[name] for name in FIELD_OPTIONS if job_options[name] is not None}
 
-    async def replayed(admin: KafkaAdmin) -> tuple[Sequence[replaying.ReplayChoice], str]:
+    async def choose_and_send(admin: KafkaAdmin) -> tuple[Sequence[replaying.ReplayChoice], str]:
+        """Choose the dead letters, and send them unless it is a dry run."""
         letters = await replaying.choose_dead_letters(admin, egresses, ids, fields)
         sendable = [letter for letter in letters if not letter.obstacle]
         if dry_run or not sendable:
@@ -393,7 +399,7 @@ def _replay_directly(data_dir: Path, asked: JobArguments, ids: Sequence[str]) ->
         finally:
             await writer.close(WRITER_CLOSE_TIMEOUT)
 
-    letters, replay_id = with_kafka(running, replayed)
+    letters, replay_id = with_kafka(running, choose_and_send)
     for letter in letters:
         typer.echo(
             f"{letter.description}{f': left out: {letter.obstacle}' if letter.obstacle else ''}"
@@ -411,11 +417,13 @@ def _replay_directly(data_dir: Path, asked: JobArguments, ids: Sequence[str]) ->
 
 @takes_job_options(*SELECTION, "unresolved", "dry-run")
 @on_cluster(WaitingTarget, archive_commands.purge)
-def purge(asked: JobArguments, tables: Tables = None, data_dir: DataDir = DEFAULT_DATA) -> None:
+def purge(
+    job_options: JobArguments, tables: Tables = None, data_dir: DataDir = DEFAULT_DATA
+) -> None:
     """Delete resolved failures and their events for good."""
-    result = run_job("purge", _tables_option(data_dir, tables), asked)
-    for what, count in result.items():
-        typer.echo(f"{count} failures {what.replace('_', ' ')}")
+    result = run_job("purge", _tables_option(data_dir, tables), job_options)
+    for counted, count in result.items():
+        typer.echo(f"{count} failures {counted.replace('_', ' ')}")
 
 
 def _tables_option(data_dir: Path, tables: str | None) -> dict[str, Any]:

@@ -61,15 +61,19 @@ def overviews(
     for row in lookup.count_unresolved(files, conditions):
         reason = f"{row.reason} {'' if row.code is None else row.code}".strip()
         times = (_time_text(row.oldest), _time_text(row.newest))
-        one = DeadLetterOverview(
+        reason_overview = DeadLetterOverview(
             owner_name(*row.trigger), row.number, *times, Counter({reason: row.number})
         )
         by_trigger[row.trigger] = (
-            by_trigger[row.trigger] + one if row.trigger in by_trigger else one
+            by_trigger[row.trigger] + reason_overview
+            if row.trigger in by_trigger
+            else reason_overview
         )
     for trigger, count in sent.items():
-        one = DeadLetterOverview(owner_name(*trigger), 0, "", "", Counter(), count)
-        by_trigger[trigger] = by_trigger[trigger] + one if trigger in by_trigger else one
+        reason_overview = DeadLetterOverview(owner_name(*trigger), 0, "", "", Counter(), count)
+        by_trigger[trigger] = (
+            by_trigger[trigger] + reason_overview if trigger in by_trigger else reason_overview
+        )
     return by_trigger
 
 

@@ -49,7 +49,8 @@ def attributes_predicate(pairs: Sequence[str]) -> Predicate:
 def all_of(predicates: Sequence[Predicate]) -> Predicate | None:
     """A predicate that is true if all of these are; None if there are none."""
 
-    def wants(event: Attributes) -> bool:
+    def passes_all(event: Attributes) -> bool:
+        """Whether an event passes all predicates."""
         return all(predicate(event) for predicate in predicates)
 
-    return wants if predicates else None
+    return passes_all if predicates else None

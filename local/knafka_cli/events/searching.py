@@ -46,7 +46,8 @@ def holds_event_with(id_: str, source: str | None) -> Callable[[Record], bool]:
     encoded_id = id_.encode()
     encoded_source = None if source is None else source.encode()
 
-    def is_it(record: Record) -> bool:
+    def is_same_event(record: Record) -> bool:
+        """Whether a record holds the event; its headers decide if they can."""
         headers = dict(record.headers() or ())
         if (record_id := headers.get("ce_id")) is not None:
             return record_id == encoded_id and encoded_source in (None, headers.get("ce_source"))
@@ -58,7 +59,7 @@ def holds_event_with(id_: str, source: str | None) -> Callable[[Record], bool]:
             return False
         return about["id"] == id_ and source in (None, about["source"])
 
-    return is_it
+    return is_same_event
 
 
 def _content_type(headers: Mapping[str, bytes | None]) -> str:

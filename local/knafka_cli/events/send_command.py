@@ -133,6 +133,7 @@ def send(
         answer_numbers = itertools.count(1)
 
         def show(answer: sending.SendResult) -> None:
+            """Print an answer: the first ones, and then refusals only."""
             if next(answer_numbers) <= SHOWN_ANSWERS or not answer.is_accepted:
                 typer.echo(str(answer))
 

@@ -113,6 +113,7 @@ async def send(
     start = loop.time()
 
     async def work() -> None:
+        """Send group after group, until all are sent."""
         for number, group_of_events in numbered_groups:  # all workers take from it, in turn
             if rate is not None:
                 await asyncio.sleep(start + number / rate - loop.time())

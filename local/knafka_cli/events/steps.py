@@ -33,6 +33,7 @@ def merge_steps(from_kafka: Iterable[TraceStep], spans: Sequence[TraceStep]) -> 
     attempts = [_step_time(step) for step in spans if step.what == ATTEMPT]
 
     def has_span(step: TraceStep) -> bool:
+        """Whether a span records the same attempt."""
         return step.what == ATTEMPT and any(
             abs(_step_time(step) - attempt) < SAME_ATTEMPT_SECONDS for attempt in attempts
         )

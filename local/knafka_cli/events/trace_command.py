@@ -146,6 +146,7 @@ def _trace_records(view: DeclaredView, ingress: Ingress, search: TopicSearch) ->
     configuration = view.connection(ingress)
 
     async def trace_records(admin: KafkaAdmin) -> list[Trace]:
+        """Trace one record after the other."""
         committed = tracing.commits_reader(configuration)
         return [
             await tracing.trace_record(
@@ -172,6 +173,7 @@ def _search_topic(
     with Console(stderr=True).status(f"searching {ingress.topic}") as line:
 
         def progress(state: TopicSearch) -> None:
+            """Show how many records were searched."""
             line.update(
                 f"searching {state.topic}: {state.offsets_read} of {state.offsets_total} records"
             )

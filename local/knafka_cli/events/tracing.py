@@ -355,6 +355,7 @@ def commits_reader(connection: Mapping[str, Any]) -> ReadCommits:
     """A function that reads commits from Kafka without joining the group."""
 
     def committed(group: str, topic: str, partitions: Collection[int]) -> Commits:
+        """The group's commits, from Kafka."""
         with RangeReader(connection, group) as reader:
             return reader.committed(topic, partitions)
 

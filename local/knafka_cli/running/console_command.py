@@ -83,6 +83,7 @@ def console(
             raise refuse("no port is free: choose one with --port")
 
         async def serve() -> None:
+            """Serve until SIGINT or SIGTERM."""
             source = ClusterConsole(
                 api,
                 SharedFigures(ProxiedMetrics(api, system_namespace)),

@@ -140,7 +140,7 @@ def _change_lines(changes: Iterable[_Change]) -> Iterator[str]:
     by_text: dict[tuple[str, str], list[_Change]] = {}
     for change in changes:
         by_text.setdefault((change.row.kind, change.text_of_several), []).append(change)
-    for (kind, many), same_changes in by_text.items():
+    for (kind, text_of_several), same_changes in by_text.items():
         if len(same_changes) <= LINES_FOR_SAME_CHANGE:
             yield from (
                 f"{kind} {change.row.name}{change.text}{change.detail}" for change in same_changes
@@ -152,7 +152,7 @@ def _change_lines(changes: Iterable[_Change]) -> Iterator[str]:
             if len(details) > 1
             else details.pop()
         )
-        yield f"{len(same_changes)} {kind}s{many}{detail}"
+        yield f"{len(same_changes)} {kind}s{text_of_several}{detail}"
 
 
 def _trigger_changes(

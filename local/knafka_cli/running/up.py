@@ -76,10 +76,12 @@ def _stop_on_signals(supervisor: Supervisor, view: View) -> None:
     signals = (signal.SIGINT, signal.SIGTERM)
 
     def force() -> None:
+        """Kill every process and exit."""
         supervisor.kill()
         os._exit(EXIT_FORCED)
 
     def stop() -> None:
+        """Begin to stop cleanly; another signal forces it."""
         view.say("stopping: deliveries in flight are finished; press Ctrl-C again to force it")
         for number in signals:
             loop.add_signal_handler(number, force)

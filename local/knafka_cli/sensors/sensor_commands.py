@@ -101,7 +101,7 @@ def _cluster_sensors(
 
 @takes_job_options("topic", "archive", "bootstrap-servers", "secret", "limit", "output")
 def backtest_sensor(
-    asked: JobArguments,
+    job_options: JobArguments,
     file: Annotated[Path, typer.Argument(help="A YAML file with one Sensor.")],
     events: Annotated[
         Path | None,
@@ -130,7 +130,7 @@ def backtest_sensor(
     with exit_on_bad_input():
         sensor = _read_sensor(file)
         if events is not None:
-            conflicting = [name for name, value in asked.items() if value is not None]
+            conflicting = [name for name, value in job_options.items() if value is not None]
             conflicting += [name for name, value in (("since", since), ("until", until)) if value]
             if conflicting:
                 raise event_input.BadInput(
@@ -138,20 +138,20 @@ def backtest_sensor(
                 )
             _test_file(sensor.spec, events, as_json)
             return
-        if asked["archive"] is not None:
-            if conflicting := [name for name in TOPIC_OPTIONS if asked[name] is not None]:
+        if job_options["archive"] is not None:
+            if conflicting := [name for name in TOPIC_OPTIONS if job_options[name] is not None]:
                 raise event_input.BadInput(
                     f"--{conflicting[0]} can't be used with --archive: it is about a topic"
                 )
         elif since is None:
             raise event_input.BadInput("give --events FILE, --since TIME, or --archive FOLDER")
         else:
-            asked.update(_topic_options(sensor, asked, data_dir))
+            job_options.update(_topic_options(sensor, job_options, data_dir))
         time_options = {"events-since": _iso_moment(since), "events-until": _iso_moment(until)}
     with tempfile.TemporaryDirectory() as folder:
         document = Path(folder, "sensor.json")
         document.write_text(json.dumps(_conditions_document(sensor)))
-        result = run_job("backtest", {"sensor": document}, time_options, asked)
+        result = run_job("backtest", {"sensor": document}, time_options, job_options)
     if as_json:
         typer.echo(json.dumps(result))
         return
@@ -173,20 +173,20 @@ def backtest_sensor(
     _print_errors(result["errors"])
 
 
-def _topic_options(sensor: Sensor, asked: JobArguments, data_dir: Path) -> Mapping[str, str]:
+def _topic_options(sensor: Sensor, job_options: JobArguments, data_dir: Path) -> Mapping[str, str]:
     """The job's options for a topic and its Kafka; by default those of the Sensor's bus in `knafka
     up`."""
-    if asked["bootstrap-servers"] is not None:
-        if asked["topic"] is None:
+    if job_options["bootstrap-servers"] is not None:
+        if job_options["topic"] is None:
             raise event_input.BadInput(
                 "--bootstrap-servers needs --topic, the topic with the events"
             )
         return {}
-    if asked["secret"] is not None:
+    if job_options["secret"] is not None:
         raise event_input.BadInput("--secret needs --bootstrap-servers, the Kafka that it is for")
     running = Installation(data_dir).read_state()
     options = {"bootstrap-servers": running.bootstrap_servers}
-    if asked["topic"] is not None:
+    if job_options["topic"] is not None:
         return options
     family, identity = sensor.bus
     for ingress in running.ingresses:

@@ -187,6 +187,7 @@ def _store_dead_letter(
     letter = letters.of_record(sensor_contract, place, draft, failure, time.time())
 
     async def store(admin: KafkaAdmin) -> None:
+        """Append the dead letter, cut if it is too large."""
         settings, topic = sensor.dead_letter_settings, sensor.dead_letter_topic
         await admin.ensure_topic(topic, settings.partitions, settings.replication, settings.config)
         writer = KafkaWriter(dict(connection))

@@ -113,6 +113,7 @@ def show_letters(
     connection, sensor = _find_sensor(name, *source_options)
 
     async def read(admin: KafkaAdmin) -> list[dead_letters.StoredDeadLetter]:
+        """Read the newest records of the dead-letter topic."""
         records = await dead_letters.read_topic(admin, sensor.dead_letter_topic, limit)
         return [dead_letters.parse_dead_letter(record) for record in records]
 

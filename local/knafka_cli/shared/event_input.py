@@ -54,6 +54,7 @@ def read_events(lines: Iterable[bytes], name: str) -> Iterator[Event]:
 
 
 def _is_json(data: bytes) -> bool:
+    """Whether data is JSON."""
     try:
         json.loads(data)
     except ValueError:

@@ -28,13 +28,17 @@ def takes_job_options(*names: str) -> Callable[[Callable[..., None]], Callable[.
     """Decorate a command so that it takes these options of the jobs, as its first parameter."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        """Give the command these options."""
         _, *own = inspect.signature(command, eval_str=True).parameters.values()
         parameters = {name: _typer_parameter(name) for name in names}
 
         @wraps(command)
-        def run(**given: Any) -> None:
-            asked = {name: given.pop(parameter.name) for name, parameter in parameters.items()}
-            command(asked, **given)
+        def run(**options: Any) -> None:
+            """Run the command with the jobs' options as its first argument."""
+            job_arguments = {
+                name: options.pop(parameter.name) for name, parameter in parameters.items()
+            }
+            command(job_arguments, **options)
 
         # Typer reads the signature and the annotations.
         all_parameters = [*parameters.values(), *own]
@@ -77,6 +81,7 @@ def _checking_parser(read: Callable[[str], Any]) -> Callable[[str], str]:
     `typer.BadParameter`."""
 
     def check(text: str) -> str:
+        """Return the text if the job can read it."""
         try:
             read(text)
         except (ValueError, argparse.ArgumentTypeError) as error:

@@ -202,14 +202,15 @@ def ask_kafka(
 ) -> T:
     """Call `ask` with a connection of this librdkafka configuration; returns its result."""
 
-    async def asked() -> T:
+    async def ask_and_close() -> T:
+        """Ask, and close the client."""
         admin = KafkaAdmin(configuration)
         try:
             return await ask(admin)
         finally:
             await admin.close()
 
-    return asyncio.run(asked())
+    return asyncio.run(ask_and_close())
 
 
 def arguments_of(options: Mapping[str, Any]) -> list[str]:

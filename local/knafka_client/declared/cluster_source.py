@@ -285,10 +285,12 @@ class ClusterSource:
         }[kind]
         return self._request(f"get {kind} {identity}", read, identity.name, identity.namespace)
 
-    def _request(self, what: str, ask: Callable[..., Any], *arguments: str) -> Document | None:
+    def _request(
+        self, request_text: str, ask: Callable[..., Any], *arguments: str
+    ) -> Document | None:
         """The JSON answer to a request; None if it was 404. Raises `ClusterError`."""
         answer = request_body(
-            what,
+            request_text,
             lambda: ask(*arguments, _preload_content=False, _request_timeout=API_SERVER_TIMEOUT),
         )
         return None if answer is None else json.loads(answer)

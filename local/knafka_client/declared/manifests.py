@@ -179,10 +179,11 @@ class Manifests:
 
         # Editors replace files, which only a watch of the folder notices.
         folders = {path if path.is_dir() else path.parent for path in self.paths}
-        named = set(self.paths)
+        named_paths = set(self.paths)
 
         def concerns_us(_: Change, path: str) -> bool:
-            return Path(path) in named or Path(path).suffix in SUFFIXES
+            """Whether a changed path may be a manifest."""
+            return Path(path) in named_paths or Path(path).suffix in SUFFIXES
 
         async for _ in awatch(
             *folders,

@@ -282,6 +282,7 @@ def parse_dead_letter(record: Record, replayed: int | None = None) -> StoredDead
     ]
 
     def text(name: str, otherwise: str = "") -> str:
+        """An attribute, fit for a terminal."""
         return printable(attributes.get(name, otherwise))
 
     return StoredDeadLetter(

@@ -70,7 +70,7 @@ def _broker_document(row: BrokerRow) -> ConsoleBroker:
 def _trigger_document(row: TriggerRow, declared: Trigger | None) -> ConsoleTrigger:
     """The document of a Trigger or Subscription."""
     namespace, _, name = row.name.rpartition("/")
-    health, why = health_of(row)
+    health, health_text = health_of(row)
     assert row.kind != "Sensor", "a snapshot has those apart"
     return ConsoleTrigger(
         kind=row.kind,
@@ -80,7 +80,7 @@ def _trigger_document(row: TriggerRow, declared: Trigger | None) -> ConsoleTrigg
         filters=_filters_text(declared),
         subscriber=triggers.destination_text(declared.spec.subscriber) if declared else "",
         health=health,
-        why=why,
+        why=health_text,
         lag=row.lag,
         replicas=row.replicas,
         most_replicas=row.most_replicas,

@@ -181,9 +181,9 @@ class ClusterConsole:
     async def pause(self, trigger: TriggerName, *, paused: bool) -> str:
         """Set the annotation that pauses a Trigger, as `kubectl annotate` does."""
         document = await self._read_trigger(trigger)
-        done = "is paused" if paused else "goes on"
+        sentence_end = "is paused" if paused else "goes on"
         if triggers.is_paused(family_of(trigger.kind).read_trigger(document)) is paused:
-            return f"{trigger} {done} already"
+            return f"{trigger} {sentence_end} already"
         value = "true" if paused else "false"
         target = OBJECTS_BY_KIND[trigger.kind], trigger.namespace, trigger.name
         if not await _translating_refusals(
@@ -191,7 +191,7 @@ class ClusterConsole:
         ):
             raise NotFound(f"there is no {trigger.kind} {trigger.id}")
         self._stored = None
-        return f"{trigger} {done}"
+        return f"{trigger} {sentence_end}"
 
     async def replay(
         self, trigger: TriggerName, events: Sequence[EventName], *, dry_run: bool

@@ -121,12 +121,12 @@ class InstallationConsole:
     async def pause(self, trigger: TriggerName, *, paused: bool) -> str:
         """Write the annotation into the Trigger's file, as `knafka trigger pause` does."""
         declared_trigger, place = self._declared_trigger(trigger)
-        done = "is paused" if paused else "goes on"
+        sentence_end = "is paused" if paused else "goes on"
         if triggers.is_paused(declared_trigger) is paused:
-            return f"{trigger} {done} already"
+            return f"{trigger} {sentence_end} already"
         value = "true" if paused else "false"
         await asyncio.to_thread(annotating.annotate, place.file, _identity(trigger), PAUSED, value)
-        return f"{trigger} {done}: written into {place.file}"
+        return f"{trigger} {sentence_end}: written into {place.file}"
 
     async def replay(
         self, trigger: TriggerName, events: Sequence[EventName], *, dry_run: bool

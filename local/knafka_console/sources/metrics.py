@@ -61,6 +61,7 @@ class ProxiedMetrics:
         self._namespace = namespace
 
     def read(self) -> Sequence[str]:
+        """The metrics of each replica that answers. Raises `KnafkaError`."""
         pods = self._api.list(PODS, self._namespace) or ()
         texts, failures = [], []
         for pod_document in pods:
@@ -94,6 +95,7 @@ class DirectMetrics:
         self._port = port
 
     def read(self) -> Sequence[str]:
+        """The metrics of each replica that answers. Raises `MetricsUnavailable`."""
         try:
             addresses = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
         except OSError as error:

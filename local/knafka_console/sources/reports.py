@@ -244,6 +244,7 @@ def _report_row(document: Document) -> ReportRow:
     report = status.get("report") or {}
 
     def number(name: str) -> int | None:
+        """A whole number in the report's status; None if it has none."""
         value = report.get(name)
         return value if isinstance(value, int) else None
 

@@ -129,6 +129,7 @@ class ConsoleServer:
 
     @classmethod
     async def _start(cls, listener: socket.socket, app: web.Application) -> ConsoleServer:
+        """Serve an application on `listener`."""
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=SERVER_STOP_TIMEOUT)
         await runner.setup()
         await web.SockSite(runner, listener).start()
@@ -195,6 +196,7 @@ def _guard_middleware(hosts: Collection[str] | None) -> Middleware:
 
     @web.middleware
     async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Answer a request, or refuse it."""
         if problem := refusal_reason(hosts, request.method, request.path, request.headers):
             response: web.StreamResponse = _json_answer(
                 ProblemDocument(error=problem), HTTPStatus.FORBIDDEN

@@ -64,5 +64,6 @@ class KeptNames:
             self._write()
 
     def _write(self) -> None:
+        """Write the kept names of all clusters to the file."""
         if self._file is not None:
             replace_file(self._file, json.dumps(self._clusters, indent=2, sort_keys=True))

@@ -125,6 +125,8 @@ class LocalCluster(MemoryCluster):
         self._names.drop(name_of(document))
 
     async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
+        """The stored document, with what only a real cluster has: ConfigMaps of Knative and of the
+        installation."""
         stored = await super().get(_stored_version(api_version, kind), kind, namespace, name)
         if (api_version, kind) != (CORE, "ConfigMap"):
             return stored
@@ -144,6 +146,8 @@ class LocalCluster(MemoryCluster):
             document["status"] = service_status(document, Condition(SERVES, Status.TRUE))
 
     async def apply(self, manifest: Document) -> Document:
+        """Apply a manifest as an API server does; a new Trigger or Subscription gets its kept
+        names."""
         if manifest["kind"] in RECONCILED:  # a Trigger or Subscription of a Sensor's
             metadata = {
                 **localize.with_local_scaling(manifest["metadata"]),
@@ -158,6 +162,7 @@ class LocalCluster(MemoryCluster):
         return await super().apply(manifest)
 
     async def write_status(self, document: Document, status: Document) -> None:
+        """Write an object's status, with a local address, and keep its names."""
         if (url := self._urls.get(document["kind"])) is not None:
             status = localize.with_local_address(status, url)
         # Before anybody acts on the status: a topic whose id is written nowhere has no owner.
@@ -251,8 +256,10 @@ def _subscription_uid(group: str | None) -> str:
 
 
 def _namespace(document: Document) -> str:
+    """An object's namespace."""
     return _namespace_and_name(document)[0]
 
 
 def _namespace_and_name(document: Document) -> tuple[str, str]:
+    """An object's namespace and name."""
     return document["metadata"]["namespace"], document["metadata"]["name"]

@@ -84,6 +84,7 @@ class _LocalStore:
     async def set_finalizers(
         self, document: Document, finalizers: Sequence[str]
     ) -> Document | None:
+        """Set an object's finalizers; returns the object, or None if it is gone."""
         key = key_of(document)
         self._cluster.set_finalizers(version_of(key[0]), *key, *finalizers)
         return self._cluster.find_reconciled(*key)
@@ -347,6 +348,7 @@ async def _wake(url: str) -> None:
 
 
 def _annotations(document: Document) -> Mapping[str, str]:
+    """An object's annotations."""
     return document["metadata"].get("annotations") or {}
 
 

@@ -55,10 +55,10 @@ class Observer:
         problems: Sequence[str],
         kafka: str,
     ) -> Snapshot:
-        """Take a snapshot.
+        """Take a snapshot of all objects.
 
-        Requests to Brokers (`answered`) and to KafkaChannels (`channels_answered`) are counted
-        apart, since a Broker and a channel may have the same name.
+        `answered` counts requests to Brokers and `channels_answered` those to KafkaChannels, since
+        both may have the same name. `problems` are those of the files, `kafka` describes Kafka.
         """
         cluster, is_ours = self._cluster, self._controller.is_ours
         kinds = [*(family.trigger for family in FAMILIES), SENSOR]

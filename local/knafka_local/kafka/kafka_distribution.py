@@ -59,6 +59,7 @@ class Jar:
 
     @property
     def file_name(self) -> str:
+        """The jar's file name, as Maven has it."""
         _, artifact, version = self.coordinate.split(":")
         return f"{artifact}-{version}.jar"
 
@@ -170,15 +171,17 @@ def _report_progress(
 
     Raises the error of the first download that failed.
     """
-    total, done, size = len(unfinished), 0, 0
+    total, fetched_count, size = len(unfinished), 0, 0
     while unfinished:
         fetched, unfinished = wait(unfinished, PROGRESS_INTERVAL, FIRST_COMPLETED)
         for jar in sorted((future.result() for future in fetched), key=lambda jar: jar.file_name):
-            done += 1
+            fetched_count += 1
             size += (folder / jar.file_name).stat().st_size
-            progress(f"{done} of {total}: {jar.file_name}")
+            progress(f"{fetched_count} of {total}: {jar.file_name}")
         if not fetched:
-            progress(f"{done} of {total}, {(size + _size_of(scratch)) / 1e6:.1f} MB so far")
+            progress(
+                f"{fetched_count} of {total}, {(size + _size_of(scratch)) / 1e6:.1f} MB so far"
+            )
 
 
 def _size_of(folder: Path) -> int:

@@ -160,8 +160,13 @@ async def _forward_output(pipe: int, log: Path, show: Say) -> None:
 class Runnable(Protocol):
     """A process that `Supervised` can keep running: a `Child`, or Kafka's node."""
 
-    async def wait(self) -> int: ...
-    async def stop(self) -> None: ...
+    async def wait(self) -> int:
+        """Wait until it ends; returns its exit code."""
+        ...
+
+    async def stop(self) -> None:
+        """Stop it."""
+        ...
 
 
 class Supervised:
@@ -178,14 +183,15 @@ class Supervised:
         await cancel(self._task)
 
     async def _run(self) -> None:
+        """Run the process again and again."""
         loop = asyncio.get_running_loop()
         backoff = FIRST_RESTART_BACKOFF
         while True:
             started = loop.time()
-            how = await self._run_once()
+            exit_description = await self._run_once()
             if loop.time() - started > STEADY_RUN_TIME:
                 backoff = FIRST_RESTART_BACKOFF
-            self._say(f"{self._name} {how}; starting it again in {backoff:g} s")
+            self._say(f"{self._name} {exit_description}; starting it again in {backoff:g} s")
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, LONGEST_RESTART_BACKOFF)
 

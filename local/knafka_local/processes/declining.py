@@ -50,6 +50,7 @@ class DecliningServer:
             await asyncio.wait(self._answering)
 
     def _decline(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer a connection in a task."""
         task = asyncio.create_task(self._answer_request(reader, writer))
         self._answering.add(task)
         task.add_done_callback(self._answering.discard)
@@ -57,6 +58,7 @@ class DecliningServer:
     async def _answer_request(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
+        """Read a request and answer 404."""
         try:
             async with asyncio.timeout(DECLINED_REQUEST_TIMEOUT):
                 await reader.readuntil(b"\r\n\r\n")

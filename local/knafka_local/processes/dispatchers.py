@@ -56,8 +56,8 @@ class _DispatcherFunction:
         """The dispatcher of one Trigger or Subscription."""
         contract = json.dumps(documents.dump(egress), sort_keys=True)
         # A Subscription may have the name of a Trigger.
-        what = "subscription" if egress.kind == "Subscription" else "dispatcher"
-        return cls(f"{what}-{egress.namespace}-{egress.trigger}", settings.EGRESS, contract)
+        prefix = "subscription" if egress.kind == "Subscription" else "dispatcher"
+        return cls(f"{prefix}-{egress.namespace}-{egress.trigger}", settings.EGRESS, contract)
 
     @classmethod
     def for_shard(cls, shard: Shard) -> _DispatcherFunction:
@@ -214,4 +214,5 @@ class DispatcherProcesses:
 
 
 def _url(port: int) -> str:
+    """The URL of a port on this machine."""
     return f"http://{HOST}:{port}"

@@ -31,6 +31,7 @@ def die_with_parent() -> Callable[[], None] | None:
     parent = os.getpid()
 
     def arm() -> None:
+        """Ask the kernel for SIGKILL at the parent's death; runs in the child."""
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
             os.kill(os.getpid(), signal.SIGKILL)  # the parent was gone before we asked

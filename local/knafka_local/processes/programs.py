@@ -90,6 +90,7 @@ class Programs:
         return f"http://{HOST}:{self._port(service)}/"
 
     def _port(self, service: Identity) -> int:
+        """The port of a Service's program, the same at each start."""
         return self._ports.setdefault(service, free_port())
 
     async def run(self, service: Identity, program: Program) -> None:
@@ -147,6 +148,7 @@ class Programs:
                     await self._start_program(service, program)
 
     async def _stop_program(self, service: Identity) -> None:
+        """Stop a Service's program, if it runs."""
         if service in self._running:
             await self._running.pop(service)[1].stop()
 
@@ -193,6 +195,7 @@ class _ReportingChild:
         self._opening = asyncio.create_task(self._report_once_open(port))
 
     async def wait(self) -> int:
+        """Wait until the process ends, report that, and return its exit code."""
         code = await self._child.wait()
         self._opening.cancel()
         await self._report(
@@ -201,10 +204,12 @@ class _ReportingChild:
         return code
 
     async def stop(self) -> None:
+        """Stop the process without a report."""
         self._opening.cancel()
         await self._child.stop()
 
     async def _report_once_open(self, port: int) -> None:
+        """Report once the port accepts connections."""
         while not await is_port_open(HOST, port):  # noqa: ASYNC110  # nobody else knows when
             await asyncio.sleep(PORT_POLL_INTERVAL)
         await self._report(self._service, Status.TRUE, "")

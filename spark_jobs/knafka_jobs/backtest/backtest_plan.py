@@ -158,6 +158,7 @@ def firing_rows(outcome_rows: DataFrame) -> DataFrame:
     """The rows of FIRINGS, from the rows of `compute_firings`."""
 
     def event_struct(event: Column) -> Column:
+        """An event as a struct of `FIRING_EVENT`."""
         # A source has no spaces.
         identity = F.split(event["identity"], " ", 2)
         return F.struct(
@@ -233,9 +234,9 @@ def _route_task(document: Any, rows: Iterable[Any]) -> Iterator[tuple[Any, ...]]
         if routes := router.route(attributes):
             counted[MATCHED] += len(routes)
             identity = identity_of(attributes)
-            where = (record_time, place, number, offset)
+            position = (record_time, place, number, offset)
             for order, (dependency, key, fires) in enumerate(routes):
-                yield key, *where, order, dependency, identity, fires, None
+                yield key, *position, order, dependency, identity, fires, None
     yield *[None] * (len(ROUTED) - 1), json.dumps(counted)
 
 

@@ -213,8 +213,9 @@ def _records_of_table(rows: DataFrame, path: str) -> DataFrame:
             f"{path} is no archive of records: it lacks the columns {', '.join(missing)}"
         )
 
-    def optional_column(name: str, otherwise: Column) -> Column:
-        return (F.col(name) if name in columns else otherwise).alias(name)
+    def optional_column(name: str, default: Column) -> Column:
+        """A column of the archive, or a default."""
+        return (F.col(name) if name in columns else default).alias(name)
 
     return rows.select(
         (F.col("topic") if "topic" in columns else F.lit("")).alias("place"),

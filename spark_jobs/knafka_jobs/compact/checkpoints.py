@@ -201,6 +201,7 @@ class Checkpoints:
         count = 0
 
         def merge(batch: DataFrame, number: int) -> None:
+            """Fold one batch, and merge it into `failures`."""
             nonlocal count
             spark = batch.sparkSession
             batch_tables = Tables(spark, tables.root)
@@ -234,6 +235,7 @@ class Checkpoints:
         return count
 
     def _fold_checkpoint(self) -> str:
+        """The folder of the stream's checkpoint, for these two tables."""
         failures, records = map(self._tables.table_id, ("failures", "records"))
         return f"checkpoints/failures-{failures}-{records}"
 

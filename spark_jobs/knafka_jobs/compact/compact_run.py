@@ -114,6 +114,7 @@ def _ingest(
     appended = 0
 
     def append(batch: IngestBatch, number: int, last: int | None) -> int:
+        """Append a batch, and report it."""
         with explain_spark_errors(
             "the dead letters can't be read (if a topic or its oldest records were deleted "
             "meanwhile, run the job again)"
@@ -125,6 +126,7 @@ def _ingest(
         return count
 
     def ingest_with_reader(spans: Mapping[Partition, OffsetSpan]) -> IngestResult:
+        """Ingest these spans with this run's reader."""
         return ingest_spans(checkpoints, spans, reader.log, batch_records, append, time.time_ns)
 
     ingested = ingest_around(
@@ -226,6 +228,7 @@ def forget_expired(
     in_topics = tables.rows(starts, {"topic_id": "string", "partition": "int", "start": "bigint"})
 
     def choose(failures: DataFrame) -> DataFrame:
+        """The failures whose retention has ended."""
         return expired_failures(failures, *days_before)
 
     count = delete_failures(tables, choose, partial(fold, Checkpoints(tables)), in_topics)

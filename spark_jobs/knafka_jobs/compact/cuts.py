@@ -122,11 +122,11 @@ def find_cuts(
     return cuts, new_marks
 
 
-def is_same_record(record: RecordMark, other: RecordMark) -> bool:
+def is_same_record(record: RecordMark, read_before: RecordMark) -> bool:
     """Whether Kafka's record is the one that was read; an impossible time is not compared."""
-    epochs_fit = None in (record.epoch, other.epoch) or record.epoch == other.epoch
-    times_fit = record.time == other.time or not 0 <= record.time <= LATEST * 1000
-    content_fits = (record.offset, record.digest) == (other.offset, other.digest)
+    epochs_fit = None in (record.epoch, read_before.epoch) or record.epoch == read_before.epoch
+    times_fit = record.time == read_before.time or not 0 <= record.time <= LATEST * 1000
+    content_fits = (record.offset, record.digest) == (read_before.offset, read_before.digest)
     return content_fits and epochs_fit and times_fit
 
 
@@ -142,11 +142,13 @@ def _find_cut(
     read = range(span.start, min(reached.next, span.end))
 
     def first_at(offset: int) -> RecordMark | None:
+        """The first record at or after an offset; None if there is none."""
         return log.first_at({partition: offset}).get(partition)
 
     if mark is not None and (epoch := mark.epoch) is not None:
 
         def is_newer(offset: int) -> bool:
+            """Whether the record at an offset was appended after an election."""
             record = first_at(offset)
             return record is None or record.epoch is None or record.epoch > epoch
 
@@ -154,10 +156,12 @@ def _find_cut(
             return cut
 
     def row_at(offset: int) -> RecordMark | None:
+        """The last row up to an offset that Kafka may still have; None if there is none."""
         row = rows.last_row(partition, reached._replace(next=offset + 1))
         return row if row is not None and row.offset >= span.start else None
 
     def differs(offset: int) -> bool:
+        """Whether the last row up to an offset isn't the record that Kafka has there."""
         if (row := row_at(offset)) is None:
             return False  # the row was purged, so nothing can be compared
         record = first_at(row.offset)

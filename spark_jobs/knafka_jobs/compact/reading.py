@@ -187,8 +187,8 @@ def read_ranges(
     `read` has the log of each partition, `names` the topic's name of each topic id. Reading fails
     with Spark's error if Kafka has deleted a part of a range.
     """
-    named = {(names[topic_id], number): span for (topic_id, number), span in ranges.items()}
-    rows = read_spans(tables.spark, kafka.connection, named)
+    spans_by_name = {(names[topic_id], number): span for (topic_id, number), span in ranges.items()}
+    rows = read_spans(tables.spark, kafka.connection, spans_by_name)
     return rows.transform(compact_plan.records_of, _log_rows(tables, ranges, read, names))
 
 
@@ -220,13 +220,13 @@ def _add_offset(stretches: list[OffsetSpan], offset: int) -> None:
         stretches.append(OffsetSpan(offset, offset + 1))
 
 
-def _sum_ingested(one: IngestResult, other: IngestResult) -> IngestResult:
+def _sum_ingested(first: IngestResult, second: IngestResult) -> IngestResult:
     """The sum of two results."""
     return replace(
-        one,
-        records=one.records + other.records,
-        missed=one.missed + other.missed,
-        cuts={**one.cuts, **other.cuts},
+        first,
+        records=first.records + second.records,
+        missed=first.missed + second.missed,
+        cuts={**first.cuts, **second.cuts},
     )
 
 

@@ -347,12 +347,12 @@ def in_days(column: str, days: Iterable[date | None]) -> str:
 
 
 @contextlib.contextmanager
-def explain_spark_errors(what: str) -> Iterator[None]:
-    """Turn Spark's errors into a `JobError` whose text begins with `what`."""
+def explain_spark_errors(prefix: str) -> Iterator[None]:
+    """Turn Spark's errors into a `JobError` whose text begins with `prefix`."""
     try:
         yield
     except (PySparkException, Py4JError) as error:
-        raise JobError(f"{what}: {first_line(error)}") from error
+        raise JobError(f"{prefix}: {first_line(error)}") from error
 
 
 def first_line(error: PySparkException | Py4JError) -> str:

@@ -266,6 +266,7 @@ class KafkaClient:
         problems: list[KafkaError] = []
 
         def report(error: KafkaError | None, _: object) -> None:
+            """Note an error of the record."""
             if error is not None:
                 problems.append(error)
 
@@ -364,6 +365,7 @@ def _results(
     """Send a request and return its answers, except those that fail with code `leaving_out`."""
 
     def answers() -> dict[K, T]:
+        """The answers, without those that may fail."""
         results = {}
         for key, answer in ask().items():
             try:

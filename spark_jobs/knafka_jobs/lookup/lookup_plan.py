@@ -31,7 +31,9 @@ def column_list(names: Iterable[str], prefix: str = "") -> str:
 
 def predicate(conditions: Iterable[FailureCondition]) -> str:
     """A predicate that is true for rows of `failures` that pass all comparisons."""
-    comparisons = (f'"{column}" {how} {sql_literal(value)}' for column, how, value in conditions)
+    comparisons = (
+        f'"{column}" {operator} {sql_literal(value)}' for column, operator, value in conditions
+    )
     return " AND ".join(comparisons) or "true"
 
 

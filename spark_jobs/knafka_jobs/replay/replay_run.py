@@ -204,14 +204,15 @@ def _send_in_lanes(
     group = f"knafka-replay-{secrets.token_hex(4)}"
     errors: list[Exception] = []
 
-    def run() -> None:
+    def run_spark_job() -> None:
+        """Run Spark's job in a thread; its error is kept."""
         context.setJobGroup(group, "replay", interruptOnCancel=True)
         try:
             rows.rdd.mapPartitionsWithIndex(partial(_send_lane, sender)).count()
         except Exception as error:
             errors.append(error)
 
-    thread = InheritableThread(target=run)
+    thread = InheritableThread(target=run_spark_job)
     start = last_report = time.monotonic()
     first: tuple[float, int] | None = None  # None while Spark still sorts
     thread.start()
@@ -246,6 +247,7 @@ def _sent_since(kafka: KafkaClient, starts: Mapping[Position, int]) -> Callable[
     topics = sorted({name for name, _ in starts})
 
     def count() -> int:
+        """The number of events sent so far."""
         ends = spans_of(kafka.topics(topics))
         return sum(max(0, span.end - starts.get(partition, 0)) for partition, span in ends.items())
 
@@ -263,6 +265,7 @@ def purge(
     """
 
     def choose(failures: DataFrame) -> DataFrame:
+        """The failures to delete."""
         return _purgeable(failures, selection, unresolved)
 
     with tables.locked():

@@ -194,6 +194,7 @@ def _send_transaction(producer: Producer, replay_id: str, batch: list[FailedEven
     delivered = 0
 
     def report(error: KafkaError | None, message: Message) -> None:
+        """Count an acknowledged record, or note its error."""
         nonlocal delivered
         if error is None:
             delivered += 1
