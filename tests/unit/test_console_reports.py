@@ -83,7 +83,7 @@ def memory() -> MemoryLog:
 
 
 class NoFigures:
-    async def get(self) -> Figures:
+    async def current(self) -> Figures:
         return Figures()
 
 

@@ -237,7 +237,7 @@ def test_names_of_namespaces_in_a_cookie_are_names() -> None:
 
 
 class NoFigures:
-    async def get(self) -> Figures:
+    async def current(self) -> Figures:
         return Figures()
 
 

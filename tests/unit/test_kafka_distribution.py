@@ -190,7 +190,7 @@ def test_no_java_that_fits_is_an_error_that_lists_what_was_seen(
 ) -> None:
     unfit = java(tmp_path, "11.0.27")
     missing = tmp_path / "missing" / "bin" / "java"
-    monkeypatch.setattr(kafka_distribution, "_candidates", lambda: iter([unfit, missing]))
+    monkeypatch.setattr(kafka_distribution, "_java_candidates", lambda: iter([unfit, missing]))
     with pytest.raises(LocalKafkaError) as failure:
         find_java()
     assert f"{unfit} is version 11; {missing} is no working Java" in str(failure.value)

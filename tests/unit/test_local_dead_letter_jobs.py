@@ -70,7 +70,7 @@ def job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     (tmp_path / "pyspark.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(
-        dead_letter_jobs, "environment", lambda progress, s3: {"PYTHONPATH": str(tmp_path)}
+        dead_letter_jobs, "spark_environment", lambda progress, s3: {"PYTHONPATH": str(tmp_path)}
     )
     return package / "__main__.py"
 
@@ -97,7 +97,7 @@ def test_only_a_job_on_tables_in_a_bucket_gets_the_jars_for_s3(
         asked.append(s3)
         return {"PYTHONPATH": str(tmp_path)}
 
-    monkeypatch.setattr(dead_letter_jobs, "environment", environment)
+    monkeypatch.setattr(dead_letter_jobs, "spark_environment", environment)
     job.touch()
     run_job_process(["compact", "--tables=/tables"], lambda line: None)
     run_job_process(["compact", "--tables=s3a://bucket/shop"], lambda line: None)

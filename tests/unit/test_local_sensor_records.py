@@ -66,7 +66,7 @@ def test_what_is_next_is_shown_with_its_place_size_and_time(
         standing("trigger", of_trigger),
         standing("trigger", None),
     ]
-    monkeypatch.setattr(sensor_positions, "standings", lambda *_: found)
+    monkeypatch.setattr(sensor_positions, "unread_positions", lambda *_: found)
     code, output = run("next", "shop/paid")
     assert code == 0
     assert output.splitlines() == [
@@ -79,7 +79,7 @@ def test_what_is_next_is_shown_with_its_place_size_and_time(
         " order, of generation 4 of the Sensor: o-1 from /s",
         "trigger/0/7, 2 offsets before the end: nothing to read",
     ]
-    monkeypatch.setattr(sensor_positions, "standings", lambda *_: [])
+    monkeypatch.setattr(sensor_positions, "unread_positions", lambda *_: [])
     assert run("next", "paid", "-n", "shop") == (0, "shop/paid has read everything\n")
 
 

@@ -112,8 +112,8 @@ def fake_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_up_in_the_background_returns_once_all_is_up_and_down_ends_it(
     fake_up: Path, tmp_path: Path
 ) -> None:
-    write = "snapshot_file.write(installation, Snapshot('up'))"
-    then = f"with installation.held():\n    {write}\n    time.sleep(60)"
+    write = "snapshot_file.write_snapshot(installation, Snapshot('up'))"
+    then = f"with installation.hold_lock():\n    {write}\n    time.sleep(60)"
     fake_up.write_text(UP.replace("{then}", then))
     code, output = knafka("up", "--detach", "--data-dir", tmp_path / "data")
     assert code == 0

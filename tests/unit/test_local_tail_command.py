@@ -90,7 +90,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[TailStart]:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Installation, "running", lambda _: RUNNING)
-    monkeypatch.setattr(tailing, "records", records)
+    monkeypatch.setattr(tailing, "tail_records", records)
     return asked
 
 
@@ -223,6 +223,6 @@ def test_a_cluster_is_asked_by_its_context(
     def unreached(*_: Any) -> Iterator[Record]:
         raise LogError("no answer")
 
-    monkeypatch.setattr(tailing, "records", unreached)
+    monkeypatch.setattr(tailing, "tail_records", unreached)
     result = CliRunner().invoke(app, ["tail", "shop/main", *arguments])
     assert "Kafka at k:1: no answer: port-forward" in str(result.exception)

@@ -68,9 +68,9 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> MemoryLog:
         return lambda group, topic, partitions: dict.fromkeys(partitions, OffsetAndMetadata(1))
 
     monkeypatch.setattr(Installation, "running", lambda _: RUNNING)
-    monkeypatch.setattr(searching, "run", run)
+    monkeypatch.setattr(searching, "run_search", run)
     monkeypatch.setattr(trace_command, "ask_kafka", ask_kafka)
-    monkeypatch.setattr(tracing, "committed_in", committed_in)
+    monkeypatch.setattr(tracing, "commits_reader", committed_in)
     return found
 
 
@@ -230,7 +230,7 @@ def test_each_attempt_is_shown_with_what_a_zipkin_has_of_them(
         tags = {"messaging.destination": "trigger:audit.shop", "http.response.status_code": "202"}
         return [{"name": "attempt", "timestamp": 2_000_000, "duration": 1000, "tags": tags}]
 
-    monkeypatch.setattr(zipkin, "spans_of", spans_of)
+    monkeypatch.setattr(zipkin, "fetch_spans", spans_of)
     lines = knafka("1", data=tmp_path)[1].splitlines()
     assert "1970-01-01T00:00:00.000Z  shop/mail  attempt      500" in lines
     assert "1970-01-01T00:00:01.500Z  shop/mail  attempt      503" in lines

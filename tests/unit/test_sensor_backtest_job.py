@@ -56,7 +56,7 @@ class Job:
 @pytest.fixture
 def job(monkeypatch: pytest.MonkeyPatch) -> Job:
     made = Job()
-    monkeypatch.setattr(dead_letter_jobs, "run", made.run)
+    monkeypatch.setattr(dead_letter_jobs, "run_job_process", made.run)
     of: dict[str, Any] = {"namespace": "default", "broker": "default"}
     of["kafka"] = Kafka(bootstrap_servers="k:1")
     of_channel = Ingress(**of, kind="KafkaChannel", topic="of-channel")

@@ -110,7 +110,7 @@ def list_letters(
     under broker/NAMESPACE/NAME.
     """
     running, files = _open_sources(tables, data_dir)
-    by_trigger: dict[TriggerName, dead_letters.Overview] = {}
+    by_trigger: dict[TriggerName, dead_letters.DeadLetterOverview] = {}
     if files is not None:
         by_trigger = dead_letter_tables.overviews(files, _failure_conditions(running, trigger))
     if running is not None:
@@ -119,7 +119,7 @@ def list_letters(
             egresses += map(dead_letters.broker_dead_letter_egress, running.ingresses)
         tabled = _tabled_offsets(files)
 
-        async def count_letters(admin: KafkaAdmin) -> list[dead_letters.Overview]:
+        async def count_letters(admin: KafkaAdmin) -> list[dead_letters.DeadLetterOverview]:
             """Count the dead letters of each Egress."""
             return [await dead_letters.read_overview(admin, egress, tabled) for egress in egresses]
 
@@ -218,7 +218,7 @@ def _failure_conditions(
     return [FailureCondition(name, "=", value) for name, value in fields.items()]
 
 
-def _tabled_offsets(files: TableFiles | None) -> dead_letters.Tabled:
+def _tabled_offsets(files: TableFiles | None) -> dead_letters.TabledOffsets:
     """Up to which offset the tables hold each dead-letter topic."""
     if files is None:
         return {}
