@@ -100,4 +100,4 @@ def knafka(
         ),
     ] = False,
 ) -> None:
-    pass
+    pass  # it only holds --version
