@@ -1,7 +1,7 @@
-"""The command line: `knafka up` runs everything on this machine, the rest talk to what it runs.
+"""The command line: `knafka up` runs everything on this machine; other commands use what it runs.
 
-The commands are in files of their own, by what they are about; each reads its arguments, calls
-`local`, and prints. What they share is in `options`.
+Commands about one subject are in one folder. Each reads its arguments, calls `knafka_local`,
+`knafka_client` or a job, and prints the result. `shared` has options that several commands take.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ app.add_typer(letters_app, name="dead-letters")
 
 
 def main() -> None:
-    """Run a command; what went wrong is one line on stderr."""
+    """Run a command; an expected error is printed as one line on stderr, with exit code 1."""
     try:
         with explained_faults():
             app()
@@ -85,6 +85,7 @@ def main() -> None:
 
 
 def _print_version(is_given: bool) -> None:
+    """Print the version and exit, if the option is given."""
     if is_given:
         typer.echo(f"knafka {version('knafka')}")
         raise typer.Exit
@@ -99,4 +100,4 @@ def knafka(
         ),
     ] = False,
 ) -> None:
-    pass
+    pass  # it only holds --version

@@ -1,4 +1,4 @@
-"""Sockets on the loopback address: listen at one, find a free port, see whether one answers."""
+"""Sockets on the loopback address: listens, finds free ports, and checks whether a port answers."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from knafka.core.errors import KnafkaError
 
 HOST: Final = "127.0.0.1"
 _BELOW_EPHEMERAL: Final = range(10_000, 30_000)
-"""Ports that no kernel gives to connections by itself: Linux begins at 32,768."""
+"""Ports below those that a kernel assigns to outgoing connections (Linux: from 32,768)."""
 
 
 class PortTaken(KnafkaError):
-    """Another process already listens on a port that was asked for."""
+    """The requested port is in use by another process."""
 
 
 def listen(port: int = 0) -> socket.socket:
-    """A listening socket on this machine, to be inherited; port 0 takes a free one.
+    """Listen on a port of this machine; returns the socket, which a child can inherit.
 
-    While we keep it open, connections to it wait, whether or not a child accepts them. Raises
-    `OSError` if the port is taken.
+    Port 0 takes a free port. Connections wait while the socket is open, even before a child accepts
+    them. Raises `OSError` if the port is in use.
     """
     listener = socket.socket()
     try:
@@ -38,13 +38,14 @@ def listen(port: int = 0) -> socket.socket:
 
 
 def port_of(listener: socket.socket) -> int:
+    """The port that a socket listens on."""
     return int(listener.getsockname()[1])
 
 
 def free_port() -> int:
-    """A port that was free just now, for a program that wants to bind it itself.
+    """A port that is free now, for a program that binds it itself.
 
-    None of those that connections get, or one could have it before the program binds it.
+    It is below the ports of outgoing connections, so that none of these takes it first.
     """
     for port in random.sample(_BELOW_EPHEMERAL, 100):
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -53,8 +54,8 @@ def free_port() -> int:
     raise OSError(errno.EADDRINUSE, "a hundred ports were tried and none is free")
 
 
-async def accepts(host: str, port: int) -> bool:
-    """Whether somebody listens there."""
+async def is_port_open(host: str, port: int) -> bool:
+    """Whether a process accepts connections at this address."""
     try:
         _, writer = await asyncio.open_connection(host, port)
     except OSError:

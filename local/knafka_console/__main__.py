@@ -7,11 +7,11 @@ import os
 import sys
 
 from knafka.core.errors import KnafkaError
-from knafka_console.function import own_account, serve
+from knafka_console.function import own_client, serve
 from knafka_console.settings import ConsoleSettings
 
 if __name__ == "__main__":
     try:
-        asyncio.run(serve(ConsoleSettings.from_environment(os.environ), own_account()))
+        asyncio.run(serve(ConsoleSettings.from_environment(os.environ), own_client()))
     except KnafkaError as error:
         sys.exit(f"knafka console: {error}")

@@ -1,7 +1,7 @@
-"""The console as a function in a cluster: a source for each viewer's token, and none without one.
+"""The console as a function in a cluster, with one source for each viewer's token.
 
-Its own account reads the ConfigMaps and Secrets of the installation's Kafka, and nothing else: all
-other requests to the API server are the viewer's. Nothing is kept but lists of some seconds.
+The function's own account reads only the ConfigMaps and Secrets of the installation's Kafka: all
+other requests to the API server carry the viewer's token. Lists of objects are kept for seconds.
 """
 
 from __future__ import annotations
@@ -20,55 +20,62 @@ import kubernetes
 
 from knafka_client.declared.kubernetes_api import KubernetesApi
 from knafka_console.settings import ConsoleSettings
-from knafka_console.sources.cluster_console import ClusterConsole, GetsFigures
+from knafka_console.sources.cluster_console import ClusterConsole, FiguresSource
 from knafka_console.sources.cluster_kafka import ClusterKafka
 from knafka_console.sources.metrics import DirectMetrics, SharedFigures
 from knafka_console.sources.reports import ReportTopics
 from knafka_console.web.server import ConsoleServer
 from knafka_console.web.sign_in import SignIn, Viewer
 
-MOST_VIEWERS: Final = 100
-"""Whose lists are kept at once."""
-VIEWER_KEPT_FOR: Final = 60.0
-"""Seconds after which a viewer who didn't ask is forgotten, with the token."""
+MAX_KEPT_VIEWERS: Final = 100
+"""The most viewers whose sources are kept at once."""
+VIEWER_IDLE_TIMEOUT: Final = 60.0
+"""Seconds without a request after which a viewer's source and token are forgotten."""
 
 
-class Viewers:
-    """A source for each viewer who has asked lately."""
+class ViewerSources:
+    """Keeps a source for each viewer who has sent a request lately."""
 
     def __init__(
         self,
         system: kubernetes.client.ApiClient,
-        figures: GetsFigures,
+        figures: FiguresSource,
         settings: ConsoleSettings,
         clock: Callable[[], float] = time.monotonic,
         topics: ReportTopics | None = None,
     ) -> None:
-        """`system` is the function's own account."""
+        """`system` is the client of the function's own account."""
         self._topics = topics
         self._system = system
         self._figures = figures
         self._settings = settings
         self._clock = clock
-        self._known: OrderedDict[bytes, tuple[float, ClusterConsole]] = OrderedDict()
-        """By a digest of token and namespaces, those who asked last at the end."""
+        self._sources: OrderedDict[bytes, tuple[float, ClusterConsole]] = OrderedDict()
+        """Time of the last request and source by a digest of token and namespaces; the latest at
+        the end."""
 
-    def source(self, viewer: Viewer) -> ClusterConsole:
-        """The source of this viewer, made if need be; the API server judges the token."""
+    def source_for(self, viewer: Viewer) -> ClusterConsole:
+        """The source of this viewer, created at the first request; the API server checks the
+        token."""
         now = self._clock()
         key = hashlib.sha256("\n".join([viewer.token, *viewer.namespaces]).encode()).digest()
-        _, kept_source = self._known.pop(key, (now, None))
-        source = kept_source or self._made(viewer)
-        self._known[key] = now, source
-        while len(self._known) > MOST_VIEWERS or self._oldest() < now - VIEWER_KEPT_FOR:
-            self._known.popitem(last=False)
+        _, kept_source = self._sources.pop(key, (now, None))
+        source = kept_source or self._create_source(viewer)
+        self._sources[key] = now, source
+        while (
+            len(self._sources) > MAX_KEPT_VIEWERS
+            or self._oldest_request() < now - VIEWER_IDLE_TIMEOUT
+        ):
+            self._sources.popitem(last=False)
         return source
 
-    def _oldest(self) -> float:
-        return next(iter(self._known.values()))[0]
+    def _oldest_request(self) -> float:
+        """When the viewer who has been silent longest sent the last request."""
+        return next(iter(self._sources.values()))[0]
 
-    def _made(self, viewer: Viewer) -> ClusterConsole:
-        client = as_bearer(self._system, viewer.token)
+    def _create_source(self, viewer: Viewer) -> ClusterConsole:
+        """Create the source of a viewer."""
+        client = client_with_token(self._system, viewer.token)
         namespace = self._settings.namespace
         return ClusterConsole(
             KubernetesApi(client),
@@ -83,9 +90,10 @@ class Viewers:
         )
 
 
-def as_bearer(client: kubernetes.client.ApiClient, token: str) -> kubernetes.client.ApiClient:
-    """A client of the same API server with another token, and with no other credentials of
-    `client`."""
+def client_with_token(
+    client: kubernetes.client.ApiClient, token: str
+) -> kubernetes.client.ApiClient:
+    """A client of the same API server with this token, and without the credentials of `client`."""
     configuration = kubernetes.client.Configuration()
     configuration.host = client.configuration.host
     configuration.ssl_ca_cert = client.configuration.ssl_ca_cert
@@ -93,17 +101,17 @@ def as_bearer(client: kubernetes.client.ApiClient, token: str) -> kubernetes.cli
     return kubernetes.client.ApiClient(configuration)
 
 
-def own_account() -> kubernetes.client.ApiClient:
-    """The function's, whose token Kubernetes renews in its file."""
+def own_client() -> kubernetes.client.ApiClient:
+    """A client with the function's own account; Kubernetes renews its token in a file."""
     configuration = kubernetes.client.Configuration()
     kubernetes.config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
     return kubernetes.client.ApiClient(configuration)
 
 
 async def serve(settings: ConsoleSettings, system: kubernetes.client.ApiClient) -> None:
-    """Until SIGTERM."""
-    viewers = Viewers(system, SharedFigures(DirectMetrics(settings.metrics)), settings)
-    sign_in = SignIn(viewers.source, plain_http=settings.plain_http)
+    """Serve the console until SIGTERM."""
+    viewers = ViewerSources(system, SharedFigures(DirectMetrics(settings.metrics)), settings)
+    sign_in = SignIn(viewers.source_for, plain_http=settings.plain_http)
     stop = asyncio.Event()
     for signal_number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(signal_number, stop.set)

@@ -1,4 +1,4 @@
-"""Opening a console on this machine: at which port, and under which names."""
+"""Serves a console on this machine: chooses the port, and the host names that it accepts."""
 
 from __future__ import annotations
 
@@ -14,26 +14,28 @@ from knafka_client.sockets import HOST, PortTaken, listen, port_of
 
 if TYPE_CHECKING:
     from knafka_console.model.source import Source
-    from knafka_console.sources.installation_console import Running
+    from knafka_console.sources.installation_console import RunningInstallation
 
 CONSOLE_PORT: Final = 8090
+"""The first port that is tried."""
 CONSOLE_PORTS_TRIED: Final = 20
-"""How many are tried from there on: somebody may have as many installations on a machine."""
+"""Number of ports that are tried, so that one machine can have as many installations."""
 
 
 @contextlib.contextmanager
-def listener(
+def open_listener(
     port: int | None,
     *,
     enabled: bool = True,
     option: str = "--console-port, or --no-console",
 ) -> Iterator[socket.socket | None]:
-    """A listening socket for the console: at `port`, or at the first free port from
-    `CONSOLE_PORT` on. None: the console is not `enabled`, or no port is free.
+    """Open a listening socket for the console, at `port` or at the first free port from
+    `CONSOLE_PORT`.
 
-    Raises `PortTaken` if `port` can't be had.
+    Yields None if the console is not `enabled`, or no port is free. Raises `PortTaken` if `port` is
+    in use.
     """
-    opened_listener = _listen(port, option) if enabled else None
+    opened_listener = _listen_on_free_port(port, option) if enabled else None
     try:
         yield opened_listener
     finally:
@@ -42,24 +44,25 @@ def listener(
 
 
 @contextlib.asynccontextmanager
-async def opened(
-    running: Running, data: Path, listener: socket.socket | None
+async def serve_installation(
+    running: RunningInstallation, data: Path, listener: socket.socket | None
 ) -> AsyncIterator[str]:
-    """Serve the console inside; gives its URL, empty without a listener."""
+    """Serve the console of a `knafka up` inside; yields its URL, which is empty without a
+    listener."""
     if listener is None:
         yield ""
         return
-    # Not above: an HTTP server that every other command would import; it takes 0.1 s.
+    # Imported here: it takes 0.1 s, and other commands need no HTTP server.
     await asyncio.to_thread(import_module, "knafka_console.web.server")
     from knafka_console.sources.installation_console import InstallationConsole
 
-    async with served(InstallationConsole(running, data), listener) as url:
+    async with serve_source(InstallationConsole(running, data), listener) as url:
         yield url
 
 
 @contextlib.asynccontextmanager
-async def served(source: Source, listener: socket.socket) -> AsyncIterator[str]:
-    """Serve a source to users of this machine; gives the URL."""
+async def serve_source(source: Source, listener: socket.socket) -> AsyncIterator[str]:
+    """Serve a source to users of this machine inside; yields the URL."""
     from knafka_console.web.server import ConsoleServer
 
     port = port_of(listener)
@@ -71,7 +74,9 @@ async def served(source: Source, listener: socket.socket) -> AsyncIterator[str]:
         await server.close()
 
 
-def _listen(port: int | None, option: str) -> socket.socket | None:
+def _listen_on_free_port(port: int | None, option: str) -> socket.socket | None:
+    """A listening socket at the port, or at the first free one; None if none is free. Raises
+    `PortTaken`."""
     for candidate in (
         range(CONSOLE_PORT, CONSOLE_PORT + CONSOLE_PORTS_TRIED) if port is None else (port,)
     ):

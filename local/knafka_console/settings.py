@@ -2,12 +2,12 @@
 
 KNAFKA_NAMESPACE            the operator's namespace, where this runs
 KNAFKA_CONSOLE_NAME         what the page calls the cluster ("cluster")
-KNAFKA_CONSOLE_METRICS      host that has the operator's replicas as its addresses
+KNAFKA_CONSOLE_METRICS      host name that resolves to the operator's replicas
                             ("knafka-operator-replicas.NAMESPACE.svc")
-KNAFKA_METRICS_TOKENS       the operator's: the first opens its metrics (none: they are open)
-KNAFKA_CONSOLE_PLAIN_HTTP   true: a token may come without TLS (false)
-KNAFKA_TRACE_URL            where people look at a trace, {trace} in the place of its id ("")
-PORT                        where to serve (8080); Knative says it
+KNAFKA_METRICS_TOKENS       as the operator has it: the first reads its metrics (none: open to all)
+KNAFKA_CONSOLE_PLAIN_HTTP   true: accept tokens over plain HTTP (false)
+KNAFKA_TRACE_URL            the URL of a trace for people, with {trace} for its id ("")
+PORT                        the port to serve at (8080); set by Knative
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from knafka.core.trace_url import trace_url
 
 @dataclass(frozen=True, slots=True)
 class ConsoleSettings:
-    """How this function is installed."""
+    """Settings of the console's function; the module's docstring explains each."""
 
     namespace: str
     name: str = "cluster"
@@ -34,16 +34,16 @@ class ConsoleSettings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> ConsoleSettings:
-        """Raises `InvalidDocument` that names the variable."""
+        """Read the settings. Raises `InvalidDocument`, which names the variable."""
         namespace = environment.get("KNAFKA_NAMESPACE", "")
         if not namespace:
-            raise InvalidDocument("KNAFKA_NAMESPACE", "missing: want the operator's namespace")
+            raise InvalidDocument("KNAFKA_NAMESPACE", "missing: set it to the operator's namespace")
         plain = environment.get("KNAFKA_CONSOLE_PLAIN_HTTP", "false").strip().lower()
         if plain not in ("true", "false"):
-            raise InvalidDocument("KNAFKA_CONSOLE_PLAIN_HTTP", "want true or false")
+            raise InvalidDocument("KNAFKA_CONSOLE_PLAIN_HTTP", "must be true or false")
         port = environment.get("PORT", "8080")
         if not port.isdecimal() or not 0 < int(port) < 65_536:
-            raise InvalidDocument("PORT", f"{port:.80}: want a port")
+            raise InvalidDocument("PORT", f"{port:.80}: must be a port from 1 to 65535")
         return cls(
             namespace,
             environment.get("KNAFKA_CONSOLE_NAME", "cluster"),

@@ -1,4 +1,4 @@
-"""The supervisor: everything that `knafka up` runs, put together and kept up.
+"""The supervisor: starts, watches and stops everything that `knafka up` runs.
 
     data folder, port -> Kafka -> LocalKnative <- files, at the start and when they change
 
@@ -35,68 +35,72 @@ from knafka_local.processes.children import Child, Supervised, cancel
 from knafka_local.view import View
 
 RECEIVER_COUNT_INTERVAL: Final = 0.5
-"""Seconds between two looks at the receiver's counters."""
+"""Seconds between two readings of the receivers' counters."""
 REMOVAL_DELAY: Final = 1.0
 """Seconds for which an object must be missing from the files before it is deleted with its data: an
 editor, or git, may be about to write the file again."""
 
 
 class BadData(KnafkaError):
-    """The data folder holds what can't be used."""
+    """A file of the data folder can't be used."""
 
 
 class NoKafka(KnafkaError):
-    """The Kafka that should be used does not answer."""
+    """The Kafka that --bootstrap-servers names does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class UpOptions:
     """The options of `knafka up`."""
 
     manifests: tuple[Path, ...]
     data: Path
     port: int = 8080
-    """Where Brokers are served, on this machine only."""
+    """Port on this machine at which Brokers are served."""
     kafka_port: int = 9092
+    """Port of the Kafka that is started."""
     bootstrap_servers: str | None = None
-    """A Kafka that runs already; None: start one."""
+    """Address of a Kafka that runs already; None: start one."""
     console_port: int | None = None
-    """Where the console is served; None: at its own port or one of the next ones."""
+    """Port of the console; None: its default port, or the next one that is free."""
     console: bool = True
+    """Whether to serve the console."""
     channels_port: int | None = None
-    """Where KafkaChannels are served; None: at the port after that of Brokers, if it is free."""
+    """Port at which KafkaChannels are served; None: the port after that of Brokers, if it is
+    free."""
     require_auth: bool = False
-    """Whether senders must show a token, of an issuer of our own."""
+    """Whether senders must show a token of the issuer that runs on this machine."""
 
 
 class Supervisor:
-    """One `knafka up`: inside `async with supervisor.running():` it is up."""
+    """Runs everything that `knafka up` starts: all of it is up inside `async with
+    supervisor.running():`."""
 
-    def __init__(self, options: Options, view: View) -> None:
-        """Raises `NoManifests` if a file isn't there."""
+    def __init__(self, options: UpOptions, view: View) -> None:
+        """Raises `NoManifests` if a file doesn't exist."""
         self._options = options
         self._view = view
         self._manifests = Manifests(options.manifests)
         self._installation = Installation(options.data)
         self._declared = DeclaredObjects({})
         self._state: RunningState | None = None
-        """As it was written last."""
+        """The state that was last written for other commands."""
         self._server: KafkaServer | None = None
         self.url = f"http://{HOST}:{options.port}"
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Everything is up inside, and down again afterwards, Kafka last.
+        """Start everything on entry, and stop it on exit, Kafka last.
 
-        Raises `KnafkaError` with what to do about it if it can't come up.
+        Raises `KnafkaError` with what to do about it if something can't be started.
         """
         async with AsyncExitStack() as stack:
             adopt = self._installation.kafka.exists() and not self._installation.names.exists()
-            stack.enter_context(self._installation.held())
-            listener = stack.enter_context(self._listen())
+            stack.enter_context(self._installation.hold_lock())
+            listener = stack.enter_context(self._listen_for_brokers())
             channels = stack.enter_context(self._listen_for_channels())
             logs = self._installation.logs
-            stack.enter_context(_logged_to(logs / "operator.log"))
+            stack.enter_context(_logging_to(logs / "operator.log"))
             kafka = await stack.enter_async_context(AsyncExitStack())  # it stops last
             starting = asyncio.create_task(self._start_kafka(kafka))
             stack.push_async_callback(cancel, starting)
@@ -111,13 +115,15 @@ class Supervisor:
             )
             async with knative.serving(self._declared):
                 self._kafka = Kafka(bootstrap_servers=await starting)
-                knative.connect(self._kafka.bootstrap_servers, await self._names(), adopt=adopt)
+                knative.connect(
+                    self._kafka.bootstrap_servers, await self._read_kept_names(), adopt=adopt
+                )
                 async with asyncio.TaskGroup() as group:
                     tasks = [group.create_task(knative.run())]
                     try:
                         await knative.apply(self._declared)
                         self._write_state()
-                        works = self._follow_files(), self._look()
+                        works = self._follow_files(), self._refresh_state()
                         tasks += [group.create_task(work) for work in works]
                         yield
                     finally:
@@ -125,38 +131,40 @@ class Supervisor:
                             task.cancel()
 
     def kill(self) -> None:
-        """End every process at once, for somebody who won't wait."""
+        """Kill every child process at once, for a user who won't wait."""
         for child in Child.running:
             child.kill()
 
     def snapshot(self) -> Snapshot:
-        """A snapshot of everything that runs."""
-        self._write_state()  # what is shown is found by the other commands
+        """The state of everything that runs, also written to the data folder for other commands."""
+        self._write_state()  # other commands must find what is shown here
         problems = tuple(map(str, self._declared.problems))
         return self._knative.snapshot(problems, self.kafka)
 
     @property
     def declared(self) -> DeclaredObjects:
-        """What the files declare."""
+        """The objects that the manifest files declare."""
         return self._declared
 
     @property
     def state(self) -> RunningState:
-        """What runs, as it was written last for the other commands."""
+        """The state that was last written for other commands."""
         assert self._state is not None, "it is up"
         return self._state
 
     @property
     def kafka(self) -> str:
-        """The address of Kafka, whether it is ours, and whether it is up."""
+        """Kafka's address, followed by `(not ours)`, `(up)` or `(down)`."""
         if self._server is None:
             return f"{self._kafka.bootstrap_servers} (not ours)"
         return f"{self._kafka.bootstrap_servers} ({'up' if self._server.pid else 'down'})"
 
-    def _listen(self) -> socket.socket:
+    def _listen_for_brokers(self) -> socket.socket:
+        """Listen on the port of Brokers; raises `PortTaken`."""
         return _listen_at(self._options.port, "--port")
 
     def _listen_for_channels(self) -> socket.socket:
+        """Listen on the port of KafkaChannels; raises `PortTaken` if the user chose it."""
         options = self._options
         if options.channels_port is not None:
             return _listen_at(options.channels_port, "--channels-port")
@@ -167,8 +175,10 @@ class Supervisor:
         return listen()
 
     async def _serve_issuer(self, stack: AsyncExitStack) -> Mapping[str, str] | None:
-        """Serve an issuer of tokens; returns the environment by which receivers know it. None if
-        senders need no token. Raises `BadIssuer`."""
+        """Serve the token issuer; returns the environment variables by which receivers find it.
+
+        None if senders need no token. Raises `BadIssuer`.
+        """
         if not self._options.require_auth:
             return None
         # Here, as cryptography and kopf take half a second, and most ask for no tokens.
@@ -181,7 +191,7 @@ class Supervisor:
         return environment
 
     async def _start_kafka(self, stack: AsyncExitStack) -> str:
-        """Start Kafka, unless the options name one; returns its bootstrap servers."""
+        """Start Kafka, unless --bootstrap-servers names one; returns its bootstrap servers."""
         if self._options.bootstrap_servers is not None:
             return self._options.bootstrap_servers
         say = self._view.say
@@ -192,6 +202,7 @@ class Supervisor:
         self._server = server
 
         async def ensure_running() -> KafkaServer:
+            """Start Kafka again if it has ended."""
             if server.pid is None:
                 await server.start()
             return server
@@ -200,8 +211,9 @@ class Supervisor:
         stack.push_async_callback(supervised.stop)
         return server.bootstrap_servers
 
-    async def _names(self) -> KeptNames:
-        """The names that are kept for this Kafka cluster. Raises `NoKafka` and `BadData`."""
+    async def _read_kept_names(self) -> KeptNames:
+        """The topic and group names that were kept for this Kafka cluster. Raises `NoKafka` and
+        `BadData`."""
         admin = KafkaAdmin(connection_configuration(self._kafka))
         try:
             return KeptNames(self._installation.names, await admin.cluster_id())
@@ -219,7 +231,7 @@ class Supervisor:
             await admin.close()
 
     async def _follow_files(self) -> None:
-        """Apply what is declared after each change of a file."""
+        """Apply the declared objects again after each change of a manifest file."""
         async for _ in self._manifests.changes():
             declared = self._manifests.read()
             if not self._declared.documents.keys() <= declared.documents.keys():
@@ -228,14 +240,15 @@ class Supervisor:
             self._declared = declared
             await self._knative.apply(declared)
 
-    async def _look(self) -> None:
+    async def _refresh_state(self) -> None:
+        """Read the receivers' counters and write the state, again and again."""
         while True:
-            await self._knative.count()
+            await self._knative.read_counters()
             self._write_state()
             await asyncio.sleep(RECEIVER_COUNT_INTERVAL)
 
     def _write_state(self) -> None:
-        """Write the state that other commands read, if it has changed."""
+        """Write the state for other commands, if it has changed."""
         state = RunningState(
             pid=os.getpid(),
             url=self.url,
@@ -244,15 +257,15 @@ class Supervisor:
             manifests=tuple(map(str, self._manifests.paths)),
             ingresses=self._knative.ingresses,
             egresses=self._knative.egresses,
-            sensors=self._knative.sensors,
+            sensors=self._knative.sensor_places,
         )
         if state != self._state:
-            self._installation.write(state)
+            self._installation.write_state(state)
             self._state = state
 
 
 def _listen_at(port: int, option: str) -> socket.socket:
-    """Listen at `port`; raises `PortTaken`, which names `option` as the way to choose another."""
+    """Listen on `port`; raises `PortTaken`, which says that `option` chooses another port."""
     try:
         return listen(port)
     except OSError as error:
@@ -262,8 +275,8 @@ def _listen_at(port: int, option: str) -> socket.socket:
 
 
 @contextlib.contextmanager
-def _logged_to(file: Path) -> Iterator[None]:
-    """What the operator logs goes to a file: the terminal shows conditions."""
+def _logging_to(file: Path) -> Iterator[None]:
+    """Write what the operator logs to a file, so that the terminal shows conditions only."""
     handler = logging.FileHandler(file, delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger()

@@ -1,4 +1,4 @@
-"""View: who shows what happens in a `knafka up`. The command line has them (`terminal_views`)."""
+"""View: how `knafka up` shows what happens. The command line implements it (`terminal_views`)."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from typing import Protocol
 
 from knafka_client.state.snapshot import Snapshot
 
-Snap = Callable[[], Snapshot]
+TakeSnapshot = Callable[[], Snapshot]
+"""Takes a snapshot of everything that runs."""
 
 
 class View(Protocol):
     """Shows a person what happens in a `knafka up`."""
 
     def say(self, line: str) -> None:
-        """Something happened, for a person."""
+        """Show one line of text about something that happened."""
         ...
 
-    def printed(self, program: str, line: str) -> None:
-        """A subscriber's program printed a line."""
+    def show_printed(self, program: str, line: str) -> None:
+        """Show one line that a subscriber's program printed."""
         ...
 
-    async def follow(self, snapshot: Snap) -> None:
-        """Show how everything stands, until cancelled."""
+    async def follow(self, snapshot: TakeSnapshot) -> None:
+        """Show snapshots of everything that runs, until cancelled."""
         ...

@@ -18,6 +18,7 @@ from knafka_jobs.command_options import parser
 from knafka_jobs.job_errors import error_in_one_line
 
 FAILED: Final = 1
+"""Exit code of a job that failed."""
 
 PREFIX: Final = "knafka: "
 """Beginning of each line that a job itself writes to stderr; all other lines are Spark's."""
@@ -31,17 +32,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     try:
         with explained_faults():
-            answer = commands.run(parsed, _progress)
+            answer = commands.run(parsed, _print_progress)
     except Exception as error:
         if not isinstance(error, KnafkaError):
             traceback.print_exc()
-        _progress(f"error: {error_in_one_line(error)}")
+        _print_progress(f"error: {error_in_one_line(error)}")
         return FAILED
     print(json.dumps(answer), flush=True)
     return 0
 
 
-def _progress(line: str) -> None:
+def _print_progress(line: str) -> None:
+    """Print a line of progress on stderr."""
     print(f"{PREFIX}{line}", file=sys.stderr, flush=True)
 
 

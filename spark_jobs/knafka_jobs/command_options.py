@@ -28,6 +28,7 @@ SHOWN_FIRINGS: Final = 20
 """Firings that a backtest prints."""
 
 N = TypeVar("N", int, float)
+"""A type of numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,33 +71,37 @@ class FailureSelection:
 
     def __str__(self) -> str:
         """The selection as options of the command line; `everything` if no field is set."""
-        said = [
+        options = [
             f"--{field.name} {value}"
             for field in fields(self)
             if (value := getattr(self, field.name)) is not None and field.name != "ids"
         ]
-        said += [f"--id {event_id}" for event_id in self.ids or ()]
-        return " ".join(said) or "everything"
+        options += [f"--id {event_id}" for event_id in self.ids or ()]
+        return " ".join(options) or "everything"
 
 
 def parser() -> argparse.ArgumentParser:
     """The parser of `python -m knafka_jobs`."""
-    made = argparse.ArgumentParser(
+    argument_parser = argparse.ArgumentParser(
         prog="knafka_jobs",
         description="Jobs on Spark. For dead letters: compact, report, replay and purge. For "
         "Sensors: backtest.",
     )
-    commands = made.add_subparsers(dest="command", required=True)
-    for name, (text, options) in COMMANDS.items():
-        added = commands.add_parser(name, help=text, description=text)
+    commands = argument_parser.add_subparsers(dest="command", required=True)
+    for name, (description, options) in COMMANDS.items():
+        subcommand = commands.add_parser(name, help=description, description=description)
         for option in options.split():
-            bare = option.rstrip("!")
-            argument = {**OPTIONS[bare], **({"required": True} if option != bare else {})}
-            added.add_argument(f"--{bare}", **argument)
-    return made
+            option_name = option.rstrip("!")
+            argument = {
+                **OPTIONS[option_name],
+                **({"required": True} if option != option_name else {}),
+            }
+            subcommand.add_argument(f"--{option_name}", **argument)
+    return argument_parser
 
 
-def _broker(text: str) -> BrokerName:
+def _parse_broker(text: str) -> BrokerName:
+    """Parse `NAMESPACE/NAME`. Raises `ArgumentTypeError`."""
     if re.fullmatch("[^/]+/[^/]+", text) is None:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not NAMESPACE/NAME: give for example shop/orders"
@@ -104,7 +109,8 @@ def _broker(text: str) -> BrokerName:
     return BrokerName(*text.split("/"))
 
 
-def _replay_id(text: str) -> str:
+def _parse_replay_id(text: str) -> str:
+    """Check the characters of a replay id. Raises `ArgumentTypeError`."""
     if re.fullmatch("[A-Za-z0-9._-]{1,64}", text) is None:
         raise argparse.ArgumentTypeError(
             f"{text!r} is no replay id: use 1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-'"
@@ -112,13 +118,16 @@ def _replay_id(text: str) -> str:
     return text
 
 
-def _trace_url(text: str) -> str:
+def _parse_trace_url(text: str) -> str:
+    """Check that a URL can link to traces. Raises `ArgumentTypeError`."""
     if not is_trace_url(text):
         raise argparse.ArgumentTypeError(f"{text!r}: {WANTED}")
     return text
 
 
-def _positive(kind: Callable[[str], N]) -> Callable[[str], N]:
+def _positive_parser(kind: Callable[[str], N]) -> Callable[[str], N]:
+    """A parser of numbers above 0."""
+
     def number(text: str) -> N:
         if not (value := kind(text)) > 0:
             raise argparse.ArgumentTypeError(f"{text!r} is too small: give a number above 0")
@@ -127,13 +136,15 @@ def _positive(kind: Callable[[str], N]) -> Callable[[str], N]:
     return number
 
 
-def _not_negative(text: str) -> float:
+def _parse_not_negative(text: str) -> float:
+    """Parse a number that is at least 0. Raises `ArgumentTypeError`."""
     if not (value := float(text)) >= 0:
         raise argparse.ArgumentTypeError(f"{text!r} is too small: give 0 or more")
     return value
 
 
-def _moment(text: str) -> datetime:
+def _parse_moment(text: str) -> datetime:
+    """Parse a time in ISO 8601; a time without an offset is in UTC."""
     moment = datetime.fromisoformat(text)
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
@@ -142,18 +153,18 @@ _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w":
 _ago = re.compile(r"(\d+(?:\.\d+)?)([smhdw])").fullmatch
 
 
-def moment_or_ago(text: str) -> datetime:
+def parse_moment_or_age(text: str) -> datetime:
     """Read a time (ISO 8601, UTC without an offset) or an age (`30d`, `12h`) as a moment.
 
     Raises `ArgumentTypeError`.
     """
     try:
         if (ago := _ago(text)) is None:
-            return _moment(text)
+            return _parse_moment(text)
         return datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: float(ago[1])})
     except (ValueError, OverflowError):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no time: want how long ago, such as 30d, 12h or 90m, or a time such as "
+            f"{text!r} is no time: give an age such as 30d, 12h or 90m, or a time such as "
             "2026-01-31T12:00"
         ) from None
 
@@ -168,34 +179,34 @@ OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
     "keep-hours": {
         "help": "hours for which a dead letter stays in its topic after the tables have it "
         "(default: %(default)s)",
-        "type": _not_negative,
+        "type": _parse_not_negative,
         "default": KEEP_HOURS,
     },
     "batch-records": {
         "help": "dead letters that are read and stored at a time (default: %(default)s)",
-        "type": _positive(int),
+        "type": _positive_parser(int),
         "default": BATCH_RECORDS,
     },
     "forget-resolved-days": {
         "help": "delete failures and their records this many days after they were resolved "
         "(default: never)",
-        "type": _positive(int),
+        "type": _positive_parser(int),
     },
     "forget-unresolved-days": {
         "help": "delete unresolved failures and their records this many days after they last "
         "failed: they can no longer be replayed (default: never)",
-        "type": _positive(int),
+        "type": _positive_parser(int),
     },
     "days": {
         "help": "days that the report's timeline covers (default: %(default)s)",
-        "type": _positive(float),
+        "type": _positive_parser(float),
         "default": TIMELINE_DAYS,
     },
     "json": {"help": "file to write the report to, as JSON", "type": Path},
     "html": {"help": "file to write the report to, as an HTML page", "type": Path},
     "trace-url": {
         "help": "address that links to a trace; {trace} stands for the trace's id",
-        "type": _trace_url,
+        "type": _parse_trace_url,
         "default": "",
     },
     "compact": {
@@ -205,11 +216,11 @@ OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
     "dry-run": {"help": "only print what would be done", "action": "store_true"},
     "replay-id": {
         "help": "continue the interrupted replay that has this id",
-        "type": _replay_id,
+        "type": _parse_replay_id,
     },
     "rate": {
         "help": "send at most this many events a second (default: no limit)",
-        "type": _positive(float),
+        "type": _positive_parser(float),
     },
     "by": {"help": "name to record as the person who replays (default: your user name)"},
     "unresolved": {
@@ -229,17 +240,17 @@ OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
     "events-since": {
         "help": "use only events of this time or later: an age (30d, 12h) or an ISO 8601 time "
         "(UTC without an offset)",
-        "type": moment_or_ago,
+        "type": parse_moment_or_age,
     },
-    "events-until": {"help": "use only events before this time", "type": moment_or_ago},
+    "events-until": {"help": "use only events before this time", "type": parse_moment_or_age},
     "limit": {
         "help": "number of firings to print (default: %(default)s)",
-        "type": _positive(int),
+        "type": _positive_parser(int),
         "default": SHOWN_FIRINGS,
     },
     "output": {"help": "folder or URI where a new Delta table of all firings is written"},
     # Options that select failures: a failure is selected if it fits all of them.
-    "broker": {"help": "only dead letters of this Broker: NAMESPACE/NAME", "type": _broker},
+    "broker": {"help": "only dead letters of this Broker: NAMESPACE/NAME", "type": _parse_broker},
     "trigger": {"help": "only failures of the Trigger with this name"},
     "destination": {"help": "only failures at this URL of a subscriber"},
     "reason": {
@@ -255,9 +266,12 @@ OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
     "since": {
         "help": "only failures whose last attempt was at this time or later: ISO 8601 (UTC "
         "without an offset)",
-        "type": _moment,
+        "type": _parse_moment,
     },
-    "until": {"help": "only failures whose last attempt was before this time", "type": _moment},
+    "until": {
+        "help": "only failures whose last attempt was before this time",
+        "type": _parse_moment,
+    },
     "where": {
         "help": "only failures for which this SQL predicate over the table `failures` is true"
     },

@@ -24,16 +24,18 @@ from knafka_jobs.backtest.backtest_run import (
 from knafka_jobs.command_options import CompactOptions, FailureSelection
 from knafka_jobs.compact.compact_run import compact, fold_all
 from knafka_jobs.io import kept_rows, session
-from knafka_jobs.io.delta import Tables, explained
+from knafka_jobs.io.delta import Tables, explain_spark_errors
 from knafka_jobs.io.kafka import KafkaClient, KafkaConnection
 from knafka_jobs.job_errors import JobError
 from knafka_jobs.replay.replay_run import preview, purge, purgeable, replay
 from knafka_jobs.replay.runs import finished_event_count
-from knafka_jobs.report.report_page import render
-from knafka_jobs.report.report_run import report, settled_spans
+from knafka_jobs.report.report_page import render_file
+from knafka_jobs.report.report_run import make_report, settled_spans
 
 Progress: TypeAlias = Callable[[str], None]
+"""Called with one line of progress."""
 Answer: TypeAlias = dict[str, Any]
+"""A command's result, which is printed as JSON."""
 
 
 MAX_SHOWN_PROBLEMS: Final = 5
@@ -45,7 +47,7 @@ def run(arguments: Namespace, progress: Progress) -> Answer:
 
     Raises `KnafkaError`.
     """
-    spark = session.start(arguments.command)
+    spark = session.start_session(arguments.command)
     try:
         return run_in(spark, arguments, progress)
     finally:
@@ -57,9 +59,9 @@ def run_in(spark: SparkSession, arguments: Namespace, progress: Progress) -> Ans
 
     Raises `KnafkaError`.
     """
-    with explained("Spark"):
+    with explain_spark_errors("Spark"):
         if arguments.command == BACKTEST:
-            return _backtest(arguments, spark, progress)
+            return _run_backtest(arguments, spark, progress)
         tables = Tables(spark, arguments.tables)
         tables.check_layouts()
         kept_rows.use_folder(spark, tables.root)
@@ -69,44 +71,53 @@ def run_in(spark: SparkSession, arguments: Namespace, progress: Progress) -> Ans
             kept_rows.remove_own(spark)
 
 
-def store(spark: SparkSession, root: str, file: Path, name: str) -> None:
+def store_file(spark: SparkSession, root: str, file: Path, name: str) -> None:
     """Copy a local file to `name` below the tables' root, a folder or URI. Raises `JobError`."""
-    with explained(f"{name} can't be written to {root}"):
+    with explain_spark_errors(f"{name} can't be written to {root}"):
         target, system = Tables(spark, root).file(name)
         stream = system.create(target, True)
         stream.write(bytearray(file.read_bytes()))
         stream.close()
 
 
-def sent_by(spark: SparkSession, arguments: Namespace) -> int | None:
+def sent_event_count(spark: SparkSession, arguments: Namespace) -> int | None:
     """The number of events that the replay `arguments.replay_id` sent; None until it finishes."""
-    with explained("Spark"):
+    with explain_spark_errors("Spark"):
         return finished_event_count(Tables(spark, arguments.tables), arguments.replay_id)
 
 
-def _compact(arguments: Namespace, tables: Tables, progress: Progress) -> Answer:
-    options = replace(_compaction(arguments), batch_records=arguments.batch_records)
+def _run_compact(arguments: Namespace, tables: Tables, progress: Progress) -> Answer:
+    """Run the command `compact`."""
+    options = replace(_compact_options(arguments), batch_records=arguments.batch_records)
     return asdict(compact(tables, connect(arguments), options, progress))
 
 
-def _report(arguments: Namespace, tables: Tables, progress: Progress) -> Answer:
+def _run_report(arguments: Namespace, tables: Tables, progress: Progress) -> Answer:
+    """Run the command `report`: compact first if asked to, then write the files."""
     kafka = connect(arguments) if arguments.bootstrap_servers or arguments.compact else None
     if kafka is not None and arguments.compact:
-        compact(tables, kafka, _compaction(arguments), progress)
+        compact(tables, kafka, _compact_options(arguments), progress)
     settled = partial(settled_spans, kafka) if kafka else None
-    made = report(tables, arguments.broker, datetime.now(UTC), arguments.days, settled)
+    report_document = make_report(
+        tables, arguments.broker, datetime.now(UTC), arguments.days, settled
+    )
     if arguments.json is not None:
-        _write(arguments.json, made.model_dump_json(by_alias=True, indent=1) + "\n", progress)
+        _write_file(
+            arguments.json,
+            report_document.model_dump_json(by_alias=True, indent=1) + "\n",
+            progress,
+        )
     if arguments.html is not None:
-        _write(arguments.html, render(made, arguments.trace_url), progress)
+        _write_file(arguments.html, render_file(report_document, arguments.trace_url), progress)
     return {
-        "report": made.id,
-        **made.totals.model_dump(mode="json"),
-        "changes": made.changes.model_dump(mode="json"),
+        "report": report_document.id,
+        **report_document.totals.model_dump(mode="json"),
+        "changes": report_document.changes.model_dump(mode="json"),
     }
 
 
-def _compaction(arguments: Namespace) -> CompactOptions:
+def _compact_options(arguments: Namespace) -> CompactOptions:
+    """The options of a compaction before a report or by the command `compact`."""
     return CompactOptions(
         broker=arguments.broker,
         keep_hours=arguments.keep_hours,
@@ -115,27 +126,32 @@ def _compaction(arguments: Namespace) -> CompactOptions:
     )
 
 
-def _replay(arguments: Namespace, tables: Tables, progress: Progress) -> Answer:
+def _run_replay(arguments: Namespace, tables: Tables, progress: Progress) -> Answer:
+    """Run the command `replay`, or preview it for a dry run."""
     selection = FailureSelection.from_arguments(arguments)
     if arguments.dry_run:
         return preview(tables, selection).document()
-    done = replay(
+    result = replay(
         tables,
         connect(arguments),
         selection,
         arguments.replay_id,
-        arguments.by or _user(),
+        arguments.by or _user_name(),
         arguments.rate,
         progress,
         is_alone=getattr(arguments, "is_alone", False),
     )
-    answer: Answer = {"replay": done.replay_id, "sent": done.sent}
-    if done.problems:
-        answer |= {"left_out": done.left_out, "problems": list(done.problems[:MAX_SHOWN_PROBLEMS])}
+    answer: Answer = {"replay": result.replay_id, "sent": result.sent}
+    if result.problems:
+        answer |= {
+            "left_out": result.left_out,
+            "problems": list(result.problems[:MAX_SHOWN_PROBLEMS]),
+        }
     return answer
 
 
-def _purge(arguments: Namespace, tables: Tables, progress: Progress) -> Answer:
+def _run_purge(arguments: Namespace, tables: Tables, progress: Progress) -> Answer:
+    """Run the command `purge`, or count the failures for a dry run."""
     selection = FailureSelection.from_arguments(arguments)
     if arguments.dry_run:
         return {"would_purge": purgeable(tables, selection, arguments.unresolved).count()}
@@ -147,7 +163,8 @@ BACKTEST: Final = "backtest"
 """The command that needs no tables."""
 
 
-def _backtest(arguments: Namespace, spark: SparkSession, progress: Progress) -> Answer:
+def _run_backtest(arguments: Namespace, spark: SparkSession, progress: Progress) -> Answer:
+    """Run the command `backtest`."""
     if (arguments.topic is None) is (arguments.archive is None):
         raise JobError("give either --topic or --archive: a backtest reads one of them")
     sensor = read_sensor(arguments.sensor)
@@ -163,15 +180,17 @@ def _backtest(arguments: Namespace, spark: SparkSession, progress: Progress) -> 
 
 
 def _milliseconds(moment: datetime | None) -> int | None:
+    """A time in milliseconds since the Unix epoch."""
     return None if moment is None else round(moment.timestamp() * 1000)
 
 
 _COMMANDS: Final[Mapping[str, Callable[[Namespace, Tables, Progress], Answer]]] = {
-    "compact": _compact,
-    "report": _report,
-    "replay": _replay,
-    "purge": _purge,
+    "compact": _run_compact,
+    "report": _run_report,
+    "replay": _run_replay,
+    "purge": _run_purge,
 }
+"""The commands that need the tables, by name."""
 
 
 def connect(arguments: Namespace) -> KafkaClient:
@@ -183,14 +202,16 @@ def connect(arguments: Namespace) -> KafkaClient:
     return kafka
 
 
-def _user() -> str:
+def _user_name() -> str:
+    """The name of the user who runs the job."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a container's user without a name
         return str(os.getuid())
 
 
-def _write(path: Path, text: str, progress: Progress) -> None:
+def _write_file(path: Path, text: str, progress: Progress) -> None:
+    """Write a text file. Raises `JobError`."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)

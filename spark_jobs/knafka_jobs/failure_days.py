@@ -30,27 +30,27 @@ def load_known_days(tables: Tables, failures: DataFrame) -> DataFrame:
     If `failure_days` was removed, it is written anew first, from the table `failures`.
     """
     if tables.is_empty("failure_days") and not tables.is_empty("failures"):
-        rows = tables.read("failures").select(_key().alias("key"), "day")
+        rows = tables.read("failures").select(_failure_key().alias("key"), "day")
         tables.append(rows.coalesce(1), "failure_days")
     if tables.is_empty("failure_days"):
         return tables.rows([], {"key": "bigint", "day": "date"})
-    keys = failures.select(_key().alias("key")).distinct()
+    keys = failures.select(_failure_key().alias("key")).distinct()
     key_days = tables.read("failure_days").join(F.broadcast(keys), "key", "left_semi")
     return materialized(key_days.distinct())
 
 
-def days_in(known: DataFrame) -> list[date]:
+def distinct_days(known: DataFrame) -> list[date]:
     """The distinct days of rows of `load_known_days`: those to open in `failures`."""
     return [row["day"] for row in known.select("day").distinct().collect()]
 
 
 def assign_days(tables: Tables, failures: DataFrame, known: DataFrame, today: date) -> DataFrame:
     """Set the `day` of each failure: the known one, else `today`, also added to `failure_days`."""
-    keyed = failures.drop("day").withColumn("key", _key())
+    keyed = failures.drop("day").withColumn("key", _failure_key())
     # A key that two failures share is there twice, which changes nothing.
-    fresh = keyed.select("key").join(F.broadcast(known), "key", "left_anti")
-    if not fresh.isEmpty():
-        tables.append(fresh.withColumn("day", F.lit(today)).coalesce(1), "failure_days")
+    new_keys = keyed.select("key").join(F.broadcast(known), "key", "left_anti")
+    if not new_keys.isEmpty():
+        tables.append(new_keys.withColumn("day", F.lit(today)).coalesce(1), "failure_days")
     one_day = known.groupBy("key").agg(F.max("day").alias("day"))
     return (
         keyed.join(F.broadcast(one_day), "key", "left")
@@ -61,11 +61,14 @@ def assign_days(tables: Tables, failures: DataFrame, known: DataFrame, today: da
 
 def rewrite_days(tables: Tables, days: Iterable[date]) -> None:
     """Rewrite these days of `failure_days` after failures of them were deleted."""
-    if (listed := list(days)) and tables.exists("failure_days"):
-        where = in_days("day", listed)
-        rows = tables.read("failures").where(where).select(_key().alias("key"), "day")
-        tables.replace(rows.coalesce(1), "failure_days", where)
+    if (listed_days := list(days)) and tables.exists("failure_days"):
+        of_these_days = in_days("day", listed_days)
+        rows = (
+            tables.read("failures").where(of_these_days).select(_failure_key().alias("key"), "day")
+        )
+        tables.replace(rows.coalesce(1), "failure_days", of_these_days)
 
 
-def _key() -> Column:
+def _failure_key() -> Column:
+    """64 bits of a failure's id, as a column."""
     return F.xxhash64("failure_id")

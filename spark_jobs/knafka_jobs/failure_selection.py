@@ -71,7 +71,9 @@ PENDING: Final = "outcome IS NULL"
 SHOWN_EVENTS: Final = 20
 """Events that a dry run lists: the first ones by `SHOWN_ORDER`."""
 SHOWN_ORDER: Final = ("first_failed", "failure_id")
+"""Columns by which a dry run's events are ordered."""
 SHOWN_COLUMNS: Final = (*TRIGGER, "id", "source", "type", "reason", "code")
+"""Columns of the events that a dry run lists."""
 
 TriggerName: TypeAlias = tuple[str, str, str]
 """Namespace, Broker and name of a Trigger."""

@@ -24,9 +24,12 @@ FINGERPRINT_CHARACTERS: Final = 160
 """Characters of a fingerprint, at most."""
 
 _FIRST_LINE: Final = r"[^\r\n]*[^\s!-/:-@\[-`{-~][^\r\n]*"
+"""Matches the first line that has a letter or a digit."""
 
 _ALONE: Final = r"(?<![0-9A-Za-z])"
+"""Matches where no letter or digit stands before."""
 _ENDS: Final = r"(?![0-9A-Za-z])"
+"""Matches where no letter or digit follows."""
 _HEX: Final = "[0-9A-Fa-f]"
 _OCTET: Final = "[0-9]{1,3}"
 

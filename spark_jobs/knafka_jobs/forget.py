@@ -25,7 +25,7 @@ FORGOTTEN: Final = ("failure_id", "first_day", "last_day", "day")
 """Columns of `failures` that name a failure to delete, and the days of its rows."""
 
 
-def forget(
+def delete_failures(
     tables: Tables,
     choose: Callable[[DataFrame], DataFrame],
     fold: Callable[[], object],
@@ -42,8 +42,8 @@ def forget(
     chosen = materialized(tables.read("failures").transform(choose).select(*FORGOTTEN))
     if count := chosen.count():
         days = [row["day"] for row in chosen.select("day").distinct().collect()]
-        between = _between(chosen)
-        records = tables.read("records").where(between).select("failure_id", *KEY)
+        of_their_days = _days_predicate(chosen)
+        records = tables.read("records").where(of_their_days).select("failure_id", *KEY)
         positions = records.join(chosen, "failure_id", "left_semi").select(*KEY)
         if in_topics is not None:
             # The topic's own id, without the number of a log.
@@ -58,9 +58,12 @@ def forget(
         # The positions first, as the compaction deletes from a topic only what it can account for,
         # and the failures last: a run that was cut short finds them again.
         tables.append(positions, "purged")
-        for name, where in (("records", between), ("failures", in_days("day", days))):
+        for name, days_predicate in (
+            ("records", of_their_days),
+            ("failures", in_days("day", days)),
+        ):
             on = f"{name}.failure_id = more.failure_id"
-            tables.remove(chosen.select("failure_id"), name, f"{where} AND {on}")
+            tables.remove(chosen.select("failure_id"), name, f"{days_predicate} AND {on}")
         # Again, as on an object store nothing has kept a compaction from appending meanwhile.
         fold()
         rewrite_days(tables, days)
@@ -71,7 +74,7 @@ def forget(
     return count
 
 
-def expired(
+def expired_failures(
     failures: DataFrame, resolved_before: date | None, unresolved_before: date | None
 ) -> DataFrame:
     """Failures resolved before the one day, and unresolved ones that last failed before the other.
@@ -88,7 +91,7 @@ def expired(
     return failures.where(is_old)
 
 
-def _between(chosen: DataFrame) -> str:
+def _days_predicate(chosen: DataFrame) -> str:
     """The days of these failures' records, as SQL; `true` if a failure lacks its days."""
     unknown = "first_day IS NULL OR last_day IS NULL"
     row = chosen.selectExpr(

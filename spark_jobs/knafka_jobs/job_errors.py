@@ -19,7 +19,8 @@ class NeedsSpark(JobError):
     """A lookup can't answer from Delta's files alone; the same question to a job on Spark can."""
 
 
-_IN_WORKER: Final = re.compile(r"knafka_jobs\.errors\.JobError: ([^\n]*)")
+_WORKER_JOB_ERROR: Final = re.compile(rf"{re.escape(JobError.__module__)}\.JobError: ([^\n]*)")
+"""Finds the text of a `JobError` in the stack trace of a Python worker."""
 
 
 def worker_error_text(error: Exception) -> str:
@@ -28,7 +29,7 @@ def worker_error_text(error: Exception) -> str:
     It is the text of the `JobError` that was raised there, else the last line of the stack trace.
     """
     text = str(error)
-    if job_errors := _IN_WORKER.findall(text):
+    if job_errors := _WORKER_JOB_ERROR.findall(text):
         return str(job_errors[-1])
     return next(
         (line for line in reversed(text.splitlines()) if line.strip()), type(error).__name__
@@ -40,5 +41,5 @@ def error_in_one_line(error: Exception) -> str:
     text = " ".join(str(error).split())
     if isinstance(error, KnafkaError):
         return text
-    said = f"{type(error).__name__}: {text[:MAX_ERROR_CHARACTERS]}"
-    return f"{said}; this is a fault of Knafka: please report it"
+    summary = f"{type(error).__name__}: {text[:MAX_ERROR_CHARACTERS]}"
+    return f"{summary}; this is a fault of Knafka: please report it"

@@ -57,7 +57,7 @@ POD_COMMANDS: Final[Mapping[str, Sequence[str]]] = {
 """Each command's own options; `_parser` adds those that all commands have."""
 
 
-class Ask(Protocol):
+class RunCommand(Protocol):
     """Runs a command of `python -m knafka_jobs` on the tables, in the Spark session of this pod."""
 
     def __call__(self, command: str, *words: object, ids: Sequence[str] = ()) -> dict[str, Any]: ...
@@ -65,14 +65,14 @@ class Ask(Protocol):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command in a pod and return its exit code; `executor` replaces this process."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    command_words = list(sys.argv[1:] if arguments is None else arguments)
     # Spark makes folders where it is started; all else of the container is read-only.
     os.chdir(WRITABLE_FOLDER)
-    if words == ["executor"]:
+    if command_words == ["executor"]:
         command = executor_command(os.environ)
         os.execv(command[0], command)
-    is_backtest = words[:1] == ["backtest"]
-    parsed = (parser() if is_backtest else _parser()).parse_args(words)
+    is_backtest = command_words[:1] == ["backtest"]
+    parsed = (parser() if is_backtest else _parser()).parse_args(command_words)
     os.environ["PYSPARK_SUBMIT_ARGS"] = shlex.join(submit_arguments(os.environ))
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     alone = int(os.environ.get("KNAFKA_EXECUTORS", "0")) == 0
@@ -81,13 +81,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         EXECUTOR_TEMPLATE_FILE.write_text(template)
     try:
         with explained_faults():
-            answer = (backtest if is_backtest else run)(parsed, _progress)
+            answer = (backtest if is_backtest else run)(parsed, _print_progress)
     except Exception as error:
         if not isinstance(error, KnafkaError):
             traceback.print_exc()
-        told = error_in_one_line(error)
-        print(f"{PREFIX}error: {told}", file=sys.stderr, flush=True)
-        _write_termination_message({"error": told[: MAX_MESSAGE_CHARACTERS // 2]})
+        message = error_in_one_line(error)
+        print(f"{PREFIX}error: {message}", file=sys.stderr, flush=True)
+        _write_termination_message({"error": message[: MAX_MESSAGE_CHARACTERS // 2]})
         return FAILED
     if not is_backtest:  # whose firings have no room in a termination message
         _write_termination_message(answer)
@@ -96,34 +96,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="knafka_jobs.pod")
-    commands = made.add_subparsers(dest="command", required=True)
+    """The parser of the commands `archive`, `replay` and `purge`."""
+    argument_parser = argparse.ArgumentParser(prog="knafka_jobs.pod")
+    commands = argument_parser.add_subparsers(dest="command", required=True)
     for command, options in POD_COMMANDS.items():
-        added = commands.add_parser(command)
+        subcommand = commands.add_parser(command)
         for name in ("tables", "bootstrap-servers", "broker"):
-            added.add_argument(f"--{name}", **{**OPTIONS[name], "required": True})
+            subcommand.add_argument(f"--{name}", **{**OPTIONS[name], "required": True})
         for name in ("secret", "keep-hours", *options):
-            added.add_argument(f"--{name}", **OPTIONS[name])
+            subcommand.add_argument(f"--{name}", **OPTIONS[name])
         group = "consumer group that commits how far the dead letters are in the tables"
-        added.add_argument("--group", required=True, help=group)
+        subcommand.add_argument("--group", required=True, help=group)
         if command == "archive":
-            added.add_argument("--report", action="store_true", help="also write a report")
+            subcommand.add_argument("--report", action="store_true", help="also write a report")
             for name, text in (
                 ("archive", "name of the DeadLetterArchive: its report is served under this name"),
                 ("announce", "URL of the Broker that gets an event about each report"),
                 ("console-url", "URL of the console that serves the report"),
             ):
-                added.add_argument(f"--{name}", default="", help=text)
+                subcommand.add_argument(f"--{name}", default="", help=text)
             for name in ("resolved", "unresolved"):
                 text = f"hours for which {name} failures are kept (default: for ever)"
-                added.add_argument(f"--{name}-hours", type=float, help=text)
+                subcommand.add_argument(f"--{name}-hours", type=float, help=text)
         else:
             text = "failures to select: a JSON object of the selecting options and `ids`"
-            added.add_argument("--select", type=json.loads, default={}, help=text)
-    return made
+            subcommand.add_argument("--select", type=json.loads, default={}, help=text)
+    return argument_parser
 
 
-def _progress(line: str) -> None:
+def _print_progress(line: str) -> None:
+    """Print a line of progress on stderr."""
     print(PREFIX + line, file=sys.stderr, flush=True)
 
 
@@ -145,7 +147,7 @@ def run(arguments: argparse.Namespace, progress: Callable[[str], None]) -> dict[
 
     progress(f"copying dead letters of {arguments.broker} into {arguments.tables}")
     kafka = commands.connect(arguments)
-    spark = session.start(arguments.command)
+    spark = session.start_session(arguments.command)
     try:
         return run_in(spark, kafka, arguments, progress)
     finally:
@@ -168,6 +170,7 @@ def run_in(
     waiting = kafka.dead_letter_topics(arguments.broker)
 
     def ask(command: str, *words: object, ids: Sequence[str] = ()) -> dict[str, Any]:
+        """Run a command on the archive's tables in this session."""
         tables_and_broker = ("--tables", arguments.tables, "--broker", arguments.broker)
         parsed = parser().parse_args(
             [command, *(str(word) for word in (*tables_and_broker, *words))]
@@ -185,39 +188,42 @@ def run_in(
             if arguments.report and arguments.archive:
                 answer["report"] |= _publish_report(arguments, kafka, waiting, progress)
             return answer
-        case "replay" if (sent := commands.sent_by(spark, arguments)) is not None:
+        case "replay" if (sent := commands.sent_event_count(spark, arguments)) is not None:
             # An earlier run finished the replay and was killed before it could report that.
             return answer | {"replay": arguments.replay_id, "sent": sent}
-    return answer | _operation(arguments, ask)
+    return answer | _run_operation(arguments, ask)
 
 
 def _apply_archive(
-    arguments: argparse.Namespace, started: datetime, spark: SparkSession, ask: Ask
+    arguments: argparse.Namespace, started: datetime, spark: SparkSession, ask: RunCommand
 ) -> dict[str, Any]:
+    """Apply the archive's retention and write its report; returns their part of the answer."""
     from knafka_jobs import commands
 
     answer: dict[str, Any] = {}
-    for hours, more in (
+    for hours, purge_options in (
         (arguments.resolved_hours, ()),
         (arguments.unresolved_hours, ("--unresolved",)),
     ):
         if hours is not None:
             until = (started - timedelta(hours=hours)).isoformat()
-            purged = ask("purge", "--until", until, *more)["purged"]
+            purged = ask("purge", "--until", until, *purge_options)["purged"]
             answer["purged"] = answer.get("purged", 0) + purged
     if arguments.report:
         files = {
             format_name: REPORT_FOLDER / f"report.{format_name}" for format_name in ("json", "html")
         }
-        named = [word for format_name, path in files.items() for word in (f"--{format_name}", path)]
-        named += ["--trace-url", arguments.trace_url]
+        report_options = [
+            word for format_name, path in files.items() for word in (f"--{format_name}", path)
+        ]
+        report_options += ["--trace-url", arguments.trace_url]
         answer["report"] = ask(
-            "report", *_kafka_options(arguments), "--days", arguments.days, *named
+            "report", *_kafka_options(arguments), "--days", arguments.days, *report_options
         )
         for path in files.values():
-            commands.store(spark, arguments.tables, path, f"reports/{path.name}")
-            kept = f"reports/history/{started:%Y%m%dT%H%M%SZ}-{path.name}"
-            commands.store(spark, arguments.tables, path, kept)
+            commands.store_file(spark, arguments.tables, path, f"reports/{path.name}")
+            history_name = f"reports/history/{started:%Y%m%dT%H%M%SZ}-{path.name}"
+            commands.store_file(spark, arguments.tables, path, history_name)
     return answer
 
 
@@ -231,11 +237,11 @@ def _publish_report(
     from knafka_jobs.report.publish import publish
     from knafka_jobs.report.report_document import Report
 
-    made = parse_json(Report, (REPORT_FOLDER / "report.json").read_text())
+    report = parse_json(Report, (REPORT_FOLDER / "report.json").read_text())
     replication = max((topic.replication for topic in topics.values()), default=-1)
     return publish(
         kafka,
-        made,
+        report,
         arguments.archive,
         replication,
         arguments.announce,
@@ -244,24 +250,32 @@ def _publish_report(
     )
 
 
-def _operation(arguments: argparse.Namespace, ask: Ask) -> dict[str, Any]:
+def _run_operation(arguments: argparse.Namespace, ask: RunCommand) -> dict[str, Any]:
     """Run a replay or a purge by its command of `python -m knafka_jobs`."""
     select = dict(arguments.select)
     ids = select.pop("ids", ())
     words = [f"--{name}={value}" for name, value in select.items()]
     if arguments.command == "replay":
         words += _kafka_options(arguments)
-        named = {"replay-id": arguments.replay_id, "by": arguments.by, "rate": arguments.rate}
-        words += [f"--{name}={value}" for name, value in named.items() if value is not None]
+        replay_options = {
+            "replay-id": arguments.replay_id,
+            "by": arguments.by,
+            "rate": arguments.rate,
+        }
+        words += [
+            f"--{name}={value}" for name, value in replay_options.items() if value is not None
+        ]
     words += [f"--{name}" for name in ("dry-run", "unresolved") if _is_given(arguments, name)]
     return ask(arguments.command, *words, ids=ids)
 
 
 def _is_given(arguments: argparse.Namespace, flag: str) -> bool:
+    """Whether a flag is set; False if the command has no such flag."""
     return bool(getattr(arguments, flag.replace("-", "_"), False))
 
 
 def _kafka_options(arguments: argparse.Namespace) -> list[str]:
+    """The options that tell a job how to reach Kafka."""
     secret = [] if arguments.secret is None else [f"--secret={arguments.secret}"]
     return [f"--bootstrap-servers={arguments.bootstrap_servers}", *secret]
 

@@ -30,13 +30,13 @@ class OffsetBounds(NamedTuple):
     """Inclusive, like `first`."""
 
 
-def bounds(rows: DataFrame) -> list[OffsetBounds]:
+def offset_bounds(rows: DataFrame) -> list[OffsetBounds]:
     """The bounds of rows with the columns `KEY`, one per partition. Runs a Spark job."""
     ends = rows.groupBy("topic_id", "partition").agg(F.min("offset"), F.max("offset")).collect()
     return [OffsetBounds(*row) for row in ends if None not in row]
 
 
-def within(bounds: Iterable[OffsetBounds]) -> Column:
+def within_bounds(bounds: Iterable[OffsetBounds]) -> Column:
     """A predicate that is true for rows within these bounds.
 
     With more than `MAX_BOUNDS` it compares only topics and the outermost offsets, so that some
@@ -46,19 +46,20 @@ def within(bounds: Iterable[OffsetBounds]) -> Column:
     if not bounds:
         return F.lit(False)
     if len(bounds) > MAX_BOUNDS:
-        return _between(bounds) & F.col("topic_id").isin(
+        return _between_outermost(bounds) & F.col("topic_id").isin(
             sorted({bound.topic_id for bound in bounds})
         )
-    its = (
+    predicates = (
         (F.col("topic_id") == bound.topic_id)
         & (F.col("partition") == bound.partition)
-        & _between([bound])
+        & _between_outermost([bound])
         for bound in bounds
     )
-    return reduce(Column.__or__, its)
+    return reduce(Column.__or__, predicates)
 
 
-def _between(bounds: list[OffsetBounds]) -> Column:
+def _between_outermost(bounds: list[OffsetBounds]) -> Column:
+    """A predicate for the outermost offsets of these bounds."""
     return F.col("offset").between(
         min(bound.first for bound in bounds), max(bound.last for bound in bounds)
     )

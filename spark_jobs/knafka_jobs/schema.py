@@ -23,6 +23,7 @@ Columns: TypeAlias = Mapping[str, str]
 """Column name to SQL type, in order."""
 
 TRIGGER: Final[Columns] = {"namespace": "string", "broker": "string", "trigger": "string"}
+"""Columns that name a Trigger."""
 
 POSITION: Final[Columns] = {
     "topic": "string",
@@ -82,8 +83,10 @@ RECORDS: Final[Columns] = {
     "last_attempt": "timestamp",
     "day": "date",  # of `appended`
 }
+"""Columns of a dead letter as it lay in its topic."""
 
 HISTORY: Final = "array<struct<at: timestamp, reason: string, code: int, attempts: int>>"
+"""SQL type of a failure's history: its last attempts."""
 
 FAILURES: Final[Columns] = {
     "failure_id": "string",
@@ -134,6 +137,7 @@ REPLAYS: Final[Columns] = {
     "finished": "timestamp",
     "events": "bigint",
 }
+"""Columns of a replay; `finished` and `events` are null until it has finished."""
 
 SENT: Final[Columns] = {
     "replay_id": "string",
@@ -150,10 +154,12 @@ SENT: Final[Columns] = {
 """Events in their Trigger's replay topic; `outcome` is null until the event is settled."""
 
 RESOLVED: Final = "resolved"
+"""Outcome of a replayed event: its Trigger settled it, and it did not fail again."""
 FAILED_AGAIN: Final = "failed-again"
+"""Outcome of a replayed event: it was dead-lettered again."""
 LOST: Final = "lost"
-"""The outcomes of a replayed event. `lost`: the replay topic's log was cut before the event was
-settled, so the event can be replayed once more."""
+"""Outcome of a replayed event: the replay topic's log was cut before the event was settled, so it
+can be replayed once more."""
 
 REPORTS: Final[Columns] = {
     "report_id": "string",
@@ -191,7 +197,7 @@ BOUNDED: Final[Mapping[str, tuple[str, ...]]] = {
     "failures": (*TRIGGER, "last_failed", "resolved", "last_day"),
 }
 """Columns of large tables whose bounds Delta notes for each file: queries select by them. By
-default  Delta notes the first 32 columns, which is a tenth of the cost of writing."""
+default Delta notes the first 32 columns, which is a tenth of the cost of writing."""
 
 
 def ddl(columns: Columns) -> str:

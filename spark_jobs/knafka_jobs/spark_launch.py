@@ -17,17 +17,22 @@ from typing import Final
 JARS: Final = "/app/jars/*"
 """Class path of the jars for Kafka, Delta and S3 in the image."""
 SERVICE_ACCOUNT_FOLDER: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
+"""Where Kubernetes mounts the pod's token and CA."""
 WRITABLE_FOLDER: Final = "/tmp"
+"""The only folder of the container that can be written to."""
 EXECUTOR_TEMPLATE_FILE: Final = Path(WRITABLE_FOLDER, "executor.json")
+"""The pod template of executors, written when the job starts."""
 HEAP_SHARE: Final = 0.6
 """Share of a container's memory for the heap: the rest is for threads, code, buffers outside the
 heap and Python."""
 MIN_HEAP_MIB: Final = 512
-"""MiB."""
+"""The smallest heap, in MiB."""
 LOOPBACK: Final = "127.0.0.1"
 """Address on which Spark listens when it runs without executors."""
 DRIVER_PORT: Final = 7078
+"""Port at which executors reach the driver."""
 BLOCKS_PORT: Final = 7079
+"""Port at which executors fetch the driver's blocks."""
 
 POD_SPARK_SETTINGS: Final[Mapping[str, str]] = {
     "spark.ui.enabled": "false",
@@ -37,8 +42,10 @@ POD_SPARK_SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.warehouse.dir": "/tmp/spark-warehouse",
     "spark.dynamicAllocation.enabled": "false",
 }
+"""Spark settings of every job in a pod."""
 
 EXECUTOR_CLASS: Final = "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend"
+"""Main class of an executor."""
 _JAVA_OPTION = re.compile(r"SPARK_JAVA_OPT_(\d+)").fullmatch
 
 
@@ -73,6 +80,7 @@ def submit_arguments(environment: Mapping[str, str]) -> list[str]:
 def _executor_settings(
     environment: Mapping[str, str], number: int, heap: int, overhead: int
 ) -> dict[str, str]:
+    """Spark settings of a driver that starts executors in pods of their own."""
     cpu, name = environment["KNAFKA_EXECUTOR_CPU"], environment["KNAFKA_POD_NAME"]
     return {
         "spark.executor.instances": str(number),
@@ -107,6 +115,7 @@ def _executor_settings(
 
 
 def _whole_cores(cpu: str) -> int:
+    """The whole cores in a Kubernetes CPU quantity: 2 of `2500m`."""
     return int(cpu[:-1]) // 1000 if cpu.endswith("m") else int(float(cpu))
 
 
@@ -119,8 +128,8 @@ def executor_command(environment: Mapping[str, str]) -> list[str]:
         (int(match[1]), value) for key, value in environment.items() if (match := _JAVA_OPTION(key))
     )
     memory = environment["SPARK_EXECUTOR_MEMORY"]
-    spark = f"{environment['SPARK_HOME']}/jars/*"
-    named = {
+    spark_jars = f"{environment['SPARK_HOME']}/jars/*"
+    environment_names = {
         "driver-url": "SPARK_DRIVER_URL",
         "executor-id": "SPARK_EXECUTOR_ID",
         "cores": "SPARK_EXECUTOR_CORES",
@@ -135,7 +144,11 @@ def executor_command(environment: Mapping[str, str]) -> list[str]:
         f"-Xms{memory}",
         f"-Xmx{memory}",
         "-cp",
-        f"{spark}:{JARS}",
+        f"{spark_jars}:{JARS}",
         EXECUTOR_CLASS,
-        *(word for key, name in named.items() for word in (f"--{key}", environment[name])),
+        *(
+            word
+            for key, name in environment_names.items()
+            for word in (f"--{key}", environment[name])
+        ),
     ]

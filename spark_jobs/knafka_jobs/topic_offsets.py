@@ -1,4 +1,4 @@
-"""Topics, partitions and offsets as values; `io.kafka` asks Kafka for them."""
+"""Value types of topics, partitions and offsets; `io.kafka` reads them from Kafka."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ Position: TypeAlias = tuple[str, int]
 """Topic and partition."""
 
 Partition: TypeAlias = tuple[str, int]
-"""Topic id and partition: a topic that is deleted and made again has another id."""
+"""Topic id and partition: a topic that is deleted and created again has another id."""
 
 
-class Mark(NamedTuple):
+class RecordMark(NamedTuple):
     """The identity of the record at an offset, should another record get the same offset later."""
 
     offset: int
@@ -41,11 +41,11 @@ class Mark(NamedTuple):
     """The leader epoch under which the record was appended; None if unknown."""
 
 
-NOTHING: Final = Mark(-1, "", 0)
-"""The mark of a log of which no record was read yet: any record below `Reached.next` is new."""
+NO_MARK: Final = RecordMark(-1, "", 0)
+"""The mark of a log of which no record was read yet: any record below `ReadState.next` is new."""
 
 
-class Reached(NamedTuple):
+class ReadState(NamedTuple):
     """How far a partition was read, and in which of its logs.
 
     An unclean election cuts a log: its last records are lost, and other records get their offsets.
@@ -55,13 +55,13 @@ class Reached(NamedTuple):
 
     next: int
     """The first offset that was not read."""
-    mark: Mark | None = None
+    mark: RecordMark | None = None
     """The last record that was read; None if unknown."""
     cuts: tuple[int, ...] = ()
 
-    def cut_at(self, offset: int) -> Reached:
+    def cut_at(self, offset: int) -> ReadState:
         """The state after the log was cut at `offset`: reading goes on there, in a new log."""
-        return Reached(offset, NOTHING, (*self.cuts, offset))
+        return ReadState(offset, NO_MARK, (*self.cuts, offset))
 
     def logs(self) -> list[tuple[int, int]]:
         """The logs that make up the partition now: first offset and number of each, in order."""
@@ -72,7 +72,7 @@ class Reached(NamedTuple):
             logs.append((first, number))
         return logs
 
-    def pieces(self, span: OffsetSpan) -> list[tuple[int, OffsetSpan]]:
+    def split_by_log(self, span: OffsetSpan) -> list[tuple[int, OffsetSpan]]:
         """Split a span of the partition by logs: each log's number and its part of the span."""
         logs = self.logs()
         ends = [*(first for first, _ in logs[1:]), span.end]
@@ -83,7 +83,7 @@ class Reached(NamedTuple):
         ]
 
 
-Offsets: TypeAlias = Mapping[Partition, Reached]
+Offsets: TypeAlias = Mapping[Partition, ReadState]
 """How far each partition that was ever read was read."""
 
 
@@ -92,29 +92,29 @@ def log_id(topic_id: str, number: int) -> str:
     return f"{topic_id}{LOG_SEPARATOR}{number}" if number else topic_id
 
 
-def parts_of_log_id(text: str) -> tuple[str, int]:
+def split_log_id(text: str) -> tuple[str, int]:
     """Split a `log_id` into topic id and number of the log."""
     topic_id, _, number = text.partition(LOG_SEPARATOR)
     return topic_id, int(number) if number.isdecimal() else 0
 
 
-def offsets_of(spans: Iterable[tuple[str, int, int, int]]) -> dict[Partition, Reached]:
+def read_states_of(spans: Iterable[tuple[str, int, int, int]]) -> dict[Partition, ReadState]:
     """How far partitions were read, told from the rows of each log.
 
     `spans` has log id, partition, first offset and the offset after the last row.
     """
     logs: dict[Partition, dict[int, tuple[int, int]]] = {}
-    for text, partition, first, next_ in spans:
-        topic_id, number = parts_of_log_id(text)
-        logs.setdefault((topic_id, partition), {})[number] = first, next_
+    for text, partition, first, next_offset in spans:
+        topic_id, number = split_log_id(text)
+        logs.setdefault((topic_id, partition), {})[number] = first, next_offset
     read = {}
-    for where, ends_by_log in logs.items():
+    for partition_key, ends_by_log in logs.items():
         last = max(ends_by_log)
-        # Of a log without rows it is only known that it began no later than the next one.
+        # A log without rows began no later than the next one: more is not known.
         cuts = [ends_by_log[last][0]] * last
         for number in range(last - 1, 0, -1):
             cuts[number - 1] = ends_by_log[number][0] if number in ends_by_log else cuts[number]
-        read[where] = Reached(ends_by_log[last][1], None, tuple(cuts))
+        read[partition_key] = ReadState(ends_by_log[last][1], None, tuple(cuts))
     return read
 
 

@@ -30,7 +30,7 @@ from knafka.core import contract
 from knafka.core.drain import DrainRequest
 from knafka.core.sensor.conditions import parse
 from knafka.core.sensor.rules import Rule
-from knafka_jobs.backtest.firing_model import Came, FiringModel
+from knafka_jobs.backtest.firing_model import ArrivedEvent, FiringModel
 
 pytestmark = pytest.mark.kafka
 
@@ -90,7 +90,7 @@ def backtested(
     for trigger, events in routed.items():
         model = FiringModel(Rule(trigger, parse(conditions[trigger])))
         for at, _, offset, identity in events:
-            for fired in model.add(Came(identity[0], identity, at, "trigger", 0, offset)):
+            for fired in model.add(ArrivedEvent(identity[0], identity, at, "trigger", 0, offset)):
                 firings[f"{trigger}: {' '.join(each.identity for each in fired.events)}"] += 1
     return firings
 

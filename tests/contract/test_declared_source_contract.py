@@ -17,10 +17,10 @@ from knafka_client.declared.cluster_source import ClusterSource, client_of
 from knafka_client.declared.declared_source import (
     DeclaredSource,
     InstallationSource,
-    NotReached,
-    trigger_of,
+    KafkaNotReached,
+    trigger_name_of,
 )
-from knafka_client.declared.triggers import Unknown
+from knafka_client.declared.triggers import UnknownObject
 from knafka_client.state import snapshot_file
 from knafka_client.state.installation import Installation, RunningState
 from knafka_client.state.snapshot import Snapshot, TriggerRow
@@ -39,37 +39,44 @@ class DeclaredSourceContract:
         view = tested.read("shop")
         topics = {each.broker: each.topic for each in view.ingresses}
         assert topics == {"main": "main-topic", "more": "knative-broker-shop-more"}
-        assert view.ingress("shop/main") == view.ingress("main") != view.ingress("more")
+        assert (
+            view.find_ingress("shop/main") == view.find_ingress("main") != view.find_ingress("more")
+        )
 
     def test_triggers_have_their_groups_dead_letter_topics_and_filters(
         self, tested: DeclaredSource
     ) -> None:
         view = tested.read("shop")
-        mail = view.egress("mail")
+        mail = view.find_egress("mail")
         assert (mail.topic, mail.group) == ("main-topic", "knative-trigger-shop-mail")
         assert mail.dead_letter_topic == LETTERS
         assert mail.filter.attributes == {"type": "order"}
         assert mail.subscriber.url == "http://mail/"
         assert mail.dead_letter_sink == Sink(url="http://sink/")
-        assert [each.trigger for each in view.of_broker(view.ingress("main"))] == ["audit", "mail"]
-        assert view.of_broker(view.ingress("more")) == []
+        assert [each.trigger for each in view.egresses_of(view.find_ingress("main"))] == [
+            "audit",
+            "mail",
+        ]
+        assert view.egresses_of(view.find_ingress("more")) == []
 
     def test_paused_triggers_are_known(self, tested: DeclaredSource) -> None:
         assert tested.read("shop").paused == {"shop/audit"}
 
     def test_kafka_is_reached_as_the_broker_says(self, tested: DeclaredSource) -> None:
         view = tested.read("shop")
-        for of in (view.ingress("main"), view.egress("mail")):
+        for of in (view.find_ingress("main"), view.find_egress("mail")):
             assert view.connection(of)["bootstrap.servers"] == "kafka:9092"
 
     def test_what_there_is_not_is_said_with_what_there_is(self, tested: DeclaredSource) -> None:
         view = tested.read("shop")
-        with pytest.raises(Unknown, match="no Broker other: there is shop/main, shop/more"):
-            view.ingress("other")
-        with pytest.raises(Unknown, match="no Trigger shop/other: there is shop/audit, shop/mail"):
-            view.egress("other")
-        with pytest.raises(Unknown, match="which Broker"):
-            view.ingress(None)
+        with pytest.raises(UnknownObject, match="no Broker other: there is shop/main, shop/more"):
+            view.find_ingress("other")
+        with pytest.raises(
+            UnknownObject, match="no Trigger shop/other: there is shop/audit, shop/mail"
+        ):
+            view.find_egress("other")
+        with pytest.raises(UnknownObject, match="which Broker"):
+            view.find_ingress(None)
 
     def test_another_namespace_has_none_of_it(self, tested: DeclaredSource) -> None:
         view = tested.read("elsewhere")
@@ -85,35 +92,44 @@ class ChannelsContract:
     ) -> None:
         view = tested.read("shop")
         for name in ("channel/main", "channel/shop/main"):
-            found = view.ingress(name)
+            found = view.find_ingress(name)
             assert (found.kind, found.topic) == (
                 "KafkaChannel",
                 "knative-messaging-kafka.shop.main",
             )
-        assert view.ingress("main").kind == "Broker"
-        assert view.connection(view.ingress("channel/main"))["bootstrap.servers"] == "kafka:9092"
-        with pytest.raises(Unknown, match=r"there is shop/main, .*channel/shop/main"):
-            view.ingress("channel/other")
+        assert view.find_ingress("main").kind == "Broker"
+        assert (
+            view.connection(view.find_ingress("channel/main"))["bootstrap.servers"] == "kafka:9092"
+        )
+        with pytest.raises(UnknownObject, match=r"there is shop/main, .*channel/shop/main"):
+            view.find_ingress("channel/other")
 
     def test_subscriptions_have_their_groups_dead_letter_topics_and_replies(
         self, tested: DeclaredSource
     ) -> None:
         view = tested.read("shop")
         for name in ("subscription/mail", "subscription/shop/mail"):
-            mail = view.egress(name)
-            assert (mail.kind, mail.topic) == ("Subscription", view.ingress("channel/main").topic)
+            mail = view.find_egress(name)
+            assert (mail.kind, mail.topic) == (
+                "Subscription",
+                view.find_ingress("channel/main").topic,
+            )
             assert mail.group == "kafka.shop.main.uid-of-mail"
             assert mail.dead_letter_topic == dead_letter_topic("shop", "KafkaChannel-main", "mail")
         assert mail.subscriber.url == "http://mail/"
         assert mail.reply == Sink(url="http://reply/")
         assert mail.dead_letter_sink == Sink(url="http://sink/")
-        assert view.egress("audit").kind == "Subscription"
-        assert view.egress("mail").kind == "Trigger"
-        assert [trigger_of(each) for each in view.of_broker(view.ingress("channel/main"))] == [
+        assert view.find_egress("audit").kind == "Subscription"
+        assert view.find_egress("mail").kind == "Trigger"
+        assert [
+            trigger_name_of(each) for each in view.egresses_of(view.find_ingress("channel/main"))
+        ] == [
             "subscription/shop/audit", "subscription/shop/mail",
         ]  # fmt: skip
-        with pytest.raises(Unknown, match=r"no subscription/shop/other: there is .*on/shop/audit"):
-            view.egress("subscription/other")
+        with pytest.raises(
+            UnknownObject, match=r"no subscription/shop/other: there is .*on/shop/audit"
+        ):
+            view.find_egress("subscription/other")
 
     def test_a_paused_subscription_is_no_trigger_of_its_name(self, tested: DeclaredSource) -> None:
         assert tested.read("shop").paused == {"subscription/shop/audit"}
@@ -142,8 +158,8 @@ class TestLocalChannels(ChannelsContract):
             topic="knative-messaging-kafka.shop.main",
         )  # fmt: skip
         broker = Ingress(namespace="shop", broker="main", topic="main", kafka=KAFKA)
-        with installation.held():
-            installation.write(
+        with installation.hold_lock():
+            installation.write_state(
                 RunningState(
                     pid=1, url="http://x", bootstrap_servers="kafka:9092",
                     ingresses=(broker, channel),
@@ -151,7 +167,7 @@ class TestLocalChannels(ChannelsContract):
                 )
             )  # fmt: skip
             paused = TriggerRow("shop/audit", paused=True, kind="Subscription")
-            snapshot_file.write(
+            snapshot_file.write_snapshot(
                 installation, Snapshot("", triggers=(TriggerRow("shop/audit"), paused))
             )
             yield InstallationSource(installation)
@@ -175,15 +191,15 @@ class TestLocal(DeclaredSourceContract):
             Ingress(namespace="shop", broker=name, topic=topic, kafka=KAFKA)
             for name, topic in (("main", "main-topic"), ("more", "knative-broker-shop-more"))
         )
-        with installation.held():
-            installation.write(
+        with installation.hold_lock():
+            installation.write_state(
                 RunningState(
                     pid=1, url="http://x", bootstrap_servers="kafka:9092", ingresses=ingresses,
                     egresses=egresses,
                 )
             )  # fmt: skip
             paused = (TriggerRow("shop/audit", paused=True), TriggerRow("shop/mail"))
-            snapshot_file.write(installation, Snapshot("", triggers=paused))
+            snapshot_file.write_snapshot(installation, Snapshot("", triggers=paused))
             yield InstallationSource(installation)
 
 
@@ -298,12 +314,12 @@ def test_a_channel_has_the_credentials_of_all_or_of_the_secret_that_it_names(
     """CHN-20."""
     server, client = channels
     view = ClusterSource(client, "shop").read()
-    main = view.connection(view.ingress("channel/main"))
+    main = view.connection(view.find_ingress("channel/main"))
     assert (main["bootstrap.servers"], main["sasl.username"]) == ("kafka:9092", "all")
     named = {"annotations": {"knafka.dev/kafka-secret": "second"}}
     server.put(V1BETA1, "KafkaChannel", "shop", "main", metadata=named)
     view = ClusterSource(client, "shop").read()
-    main = view.connection(view.ingress("channel/main"))
+    main = view.connection(view.find_ingress("channel/main"))
     assert (main["bootstrap.servers"], main["sasl.username"]) == ("second:9092", "another")
     server.put(CORE, "Secret", "knafka", "second", metadata={"labels": {}})
     view = ClusterSource(client, "shop").read()
@@ -319,7 +335,7 @@ def test_without_the_channels_config_map_the_status_says_where_kafka_is(
     server, client = channels
     server.refused[server.path(CORE, "ConfigMap", "knafka", "kafka-channel-config")] = 403
     view = ClusterSource(client, "shop").read()
-    of = view.ingress("channel/main")
+    of = view.find_ingress("channel/main")
     assert view.connection(of) == {"bootstrap.servers": "known:9092"}
     assert "can't get ConfigMap knafka/kafka-channel-config: refused" in view.problems[0]
 
@@ -345,7 +361,10 @@ def test_credentials_are_those_of_the_secret_that_names_the_servers(
     cluster: tuple[ApiServer, Any],
 ) -> None:
     view = ClusterSource(cluster[1]).read("shop")
-    main, more = view.connection(view.ingress("main")), view.connection(view.ingress("more"))
+    main, more = (
+        view.connection(view.find_ingress("main")),
+        view.connection(view.find_ingress("more")),
+    )
     assert (main["sasl.username"], main["sasl.password"]) == ("me", "pw")
     assert "sasl.username" not in more
 
@@ -354,7 +373,7 @@ def test_an_address_that_is_given_takes_the_place_of_the_declared_one(
     cluster: tuple[ApiServer, Any],
 ) -> None:
     view = ClusterSource(cluster[1], "shop", bootstrap_servers="localhost:19092").read()
-    main = view.connection(view.ingress("main"))
+    main = view.connection(view.find_ingress("main"))
     assert (main["bootstrap.servers"], main["sasl.username"]) == ("localhost:19092", "me")
 
 
@@ -369,7 +388,7 @@ def test_without_the_installations_config_map_the_status_says_where_kafka_is(
         status={"annotations": {"bootstrap.servers": "known:9092"}},
     )  # fmt: skip
     view = ClusterSource(client, "shop").read()
-    assert view.connection(view.ingress("more")) == {"bootstrap.servers": "known:9092"}
+    assert view.connection(view.find_ingress("more")) == {"bootstrap.servers": "known:9092"}
     assert "can't get ConfigMap knafka/kafka-broker-config: refused" in view.problems[0]
 
 
@@ -382,8 +401,8 @@ def test_one_that_cannot_be_read_leaves_the_others_and_is_said(
     view = ClusterSource(client, "shop").read()
     assert [each.broker for each in view.ingresses] == ["more"]
     assert view.problems == ["Broker shop/main: Secret shop/login does not exist"]
-    with pytest.raises(Unknown, match="Secret shop/login does not exist"):
-        view.ingress("main")
+    with pytest.raises(UnknownObject, match="Secret shop/login does not exist"):
+        view.find_ingress("main")
 
 
 def test_who_may_not_list_is_said_what_to_ask_for(cluster: tuple[ApiServer, Any]) -> None:
@@ -405,8 +424,10 @@ def test_a_kafka_that_is_not_reached_says_how_to_name_another_address(
 ) -> None:
     view = ClusterSource(cluster[1], "shop").read()
     with (
-        pytest.raises(NotReached, match=r"Kafka at kafka:9092: .*--bootstrap-servers HOST:PORT"),
-        view.reaching(view.ingress("main")),
+        pytest.raises(
+            KafkaNotReached, match=r"Kafka at kafka:9092: .*--bootstrap-servers HOST:PORT"
+        ),
+        view.explaining_unreached(view.find_ingress("main")),
     ):
         raise LogError("no answer")
 

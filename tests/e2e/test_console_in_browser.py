@@ -19,7 +19,7 @@ from support.reports import sample_group, sample_report
 
 from knafka_client.state.snapshot import BrokerRow, ConditionRow
 from knafka_console.model.document import Action
-from knafka_jobs.report.report_page import render
+from knafka_jobs.report.report_page import render_file
 
 HOSTILE = "</script><script>pwned=1</script><img src=x onerror='pwned=1'>\"'"
 UNAVAILABLE = ConditionRow("Delivering", "False", "SubscriberUnavailable", "no answer", "Warning")
@@ -295,7 +295,7 @@ def test_failures_are_sent_again_only_when_somebody_says_yes(open_page: Open) ->
 def test_the_report_opens_apart_from_the_console(open_page: Open) -> None:
     """What events carry is in it: it is of no origin, so it could ask the console for nothing."""
     source = shop()
-    source.page = render(sample_report(sample_group(1))).encode()
+    source.page = render_file(sample_report(sample_group(1))).encode()
     chromium = open_page(source)
     details = opened(chromium, "audit")
     link = details.find_element("partial link text", "last report")

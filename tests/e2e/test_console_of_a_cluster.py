@@ -28,7 +28,7 @@ from support.reports import sample_example, sample_group, sample_report
 
 from knafka_client.declared.kubernetes_api import KubernetesApi
 from knafka_client.sockets import HOST, listen, port_of
-from knafka_console.function import Viewers
+from knafka_console.function import ViewerSources
 from knafka_console.model.source import ArchiveName
 from knafka_console.settings import ConsoleSettings
 from knafka_console.sources.metrics import ProxiedMetrics, SharedFigures
@@ -89,8 +89,8 @@ def function(client: object, topics: ReportTopics | None = None) -> Iterator[str
     async def run() -> None:
         figures = SharedFigures(ProxiedMetrics(KubernetesApi(client), "knafka"))  # type: ignore[arg-type]
         settings = ConsoleSettings("knafka", "dev", trace_url="https://traces.test/{trace}")
-        viewers = Viewers(client, figures, settings, topics=topics)  # type: ignore[arg-type]
-        sign_in = SignIn(viewers.source, plain_http=True)
+        viewers = ViewerSources(client, figures, settings, topics=topics)  # type: ignore[arg-type]
+        sign_in = SignIn(viewers.source_for, plain_http=True)
         server = await ConsoleServer.start_signed_in(listener, sign_in)
         started.set()
         await stop.wait()

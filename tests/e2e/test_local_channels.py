@@ -229,7 +229,7 @@ def test_the_port_of_channels_says_that_there_is_none_until_there_is_one(
     (files.folder / "channel.yaml").unlink()
     files.add("shop", BESIDE)
     running = up()
-    channels = Installation(running.data).running().channels_url
+    channels = Installation(running.data).read_state().channels_url
     for path in ("/", f"/{files.namespace}/another"):
         with pytest.raises(urllib.error.HTTPError) as refused:
             send(channels + path, "too-early")
@@ -259,7 +259,7 @@ def test_what_is_delivered_does_not_wait_in_the_status_while_a_neighbour_retries
     running.wait_for(r"patient \| asked for bad-1")
 
     def waiting() -> Mapping[str, int | None]:
-        now = snapshot_file.read(Installation(running.data))
+        now = snapshot_file.read_snapshot(Installation(running.data))
         return {each.name.partition("/")[2]: each.lag for each in now.triggers}
 
     began = time.monotonic()

@@ -29,7 +29,7 @@ from support.reports import (
 
 from knafka.core.delivery import Reason
 from knafka_jobs.report.report_document import Change, ChangeKind, Past, Report, bucket_seconds
-from knafka_jobs.report.report_page import render
+from knafka_jobs.report.report_page import render_file
 
 READY = "document.documentElement.dataset.ready"
 HOSTILE = "</script><script>pwned=1</script><img src=x onerror='pwned=1'><svg onload=pwned=1>\"'"
@@ -52,7 +52,7 @@ def open_page(chromium: Chrome, tmp_path: Path) -> Iterator[Open]:
         patience: float = 20,
     ) -> Chrome:
         path = tmp_path / f"report-{len(pages)}.html"
-        path.write_text(render(report), encoding="utf-8")
+        path.write_text(render_file(report), encoding="utf-8")
         pages.append(path.as_uri())
         look_as(chromium, width, height, dark=dark)
         chromium.get(path.as_uri() + fragment)
@@ -319,7 +319,7 @@ def test_an_example_leads_to_its_trace(chromium: Chrome, tmp_path: Path) -> None
     traced = sample_example(1, trace="0af7651916cd43dd8448eb211c80319c")
     group = sample_group(1, examples=(traced, sample_example(2)))
     path = tmp_path / "report.html"
-    path.write_text(render(sample_report(group), "https://traces.test/of/{trace}?full"))
+    path.write_text(render_file(sample_report(group), "https://traces.test/of/{trace}?full"))
     chromium.get(f"{path.as_uri()}#{group.id}")
     wait(chromium, lambda: every(chromium, ".examples"))
     (link,) = every(chromium, ".examples a")

@@ -29,8 +29,8 @@ from knafka_jobs.io.kafka import KafkaClient
 from knafka_jobs.job_errors import JobError
 from knafka_jobs.replay import replay_run as replaying
 from knafka_jobs.replay.replay_run import purge, purgeable, replay
-from knafka_jobs.replay.send import sent_by
-from knafka_jobs.report.report_run import report
+from knafka_jobs.replay.send import events_sent_by
+from knafka_jobs.report.report_run import make_report
 from knafka_jobs.topic_offsets import BrokerName
 
 pytestmark = [
@@ -151,7 +151,7 @@ def test_garbage_is_tabled_like_everything_else(
     assert line.startswith(f"3 records of {dead.topic('bill')}/")
     rows = tables.read("failures").collect()
     assert Counter(row["reason"] for row in rows) == {"undecodable-record": 5, "status": 7}
-    assert report(tables, None, datetime.now(UTC)).totals.events == 12
+    assert make_report(tables, None, datetime.now(UTC)).totals.events == 12
     topics = client.dead_letter_topics(BrokerName(dead.namespace, "main")).values()
     assert all(span.start == span.end for topic in topics for span in topic.spans.values())
 
@@ -285,7 +285,7 @@ def test_a_replay_that_is_cut_short_sends_each_event_once_in_all(
     assert replay(tables, client, selection, "r2", "me", None, say).sent == 0
 
     name = names.replay_topic(dead.namespace, "main", "mail")
-    there = list(sent_by(client, client.topics([name])[name], "r1"))
+    there = list(events_sent_by(client, client.topics([name])[name], "r1"))
     assert len(there) == len({each.failure_id for each in there}) == 1200
     rows = tables.read("sent").collect()
     assert {(row["partition"], row["offset"]) for row in rows} == {
@@ -301,7 +301,7 @@ def test_a_replay_is_resolved_or_failed_again_in_the_next_report(
         dead.add("mail", number)
     dead.flush()
     compacted(tables, client, dead)
-    report(tables, None, datetime.now(UTC))
+    make_report(tables, None, datetime.now(UTC))
     replay(tables, client, FailureSelection(), "r", "me", None, lambda line: None)
 
     name = names.replay_topic(dead.namespace, "main", "mail")
@@ -327,7 +327,7 @@ def test_a_replay_is_resolved_or_failed_again_in_the_next_report(
     dispatcher.close()
 
     compacted(tables, client, dead)
-    told = report(tables, None, datetime.now(UTC))
+    told = make_report(tables, None, datetime.now(UTC))
     run = told.replays[0]
     assert (run.sent, run.resolved, run.failed_again) == (10, 7, 3)
     assert (told.totals.events, told.totals.unresolved, told.totals.failures) == (10, 3, 13)
@@ -367,5 +367,5 @@ def test_an_event_as_large_as_its_dead_letter_topic_takes_is_replayed(
         )
     for to in (mail, bill):
         name = names.replay_topic(*to)
-        assert len(list(sent_by(client, client.topics([name])[name], "r"))) == 1
+        assert len(list(events_sent_by(client, client.topics([name])[name], "r"))) == 1
         assert client.record_limit(name) == LARGE + 100_000

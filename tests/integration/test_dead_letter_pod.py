@@ -13,7 +13,7 @@ from knafka.core import names
 from knafka_jobs import pod
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.io.kafka import KafkaClient
-from knafka_jobs.replay.send import sent_by
+from knafka_jobs.replay.send import events_sent_by
 
 pytestmark = [
     pytest.mark.kafka,
@@ -57,7 +57,9 @@ def sent_ids(client: KafkaClient, dead: DeadLetters, trigger: str, replay: str) 
     """Failures that lie in a Trigger's replay topic."""
     name = names.replay_topic(dead.namespace, "main", trigger)
     there = client.topics([name])
-    return [each.failure_id for each in sent_by(client, there[name], replay)] if there else []
+    return (
+        [each.failure_id for each in events_sent_by(client, there[name], replay)] if there else []
+    )
 
 
 def test_what_a_replay_is_asked_for_it_sends_once_however_often_it_runs(

@@ -27,8 +27,8 @@ from knafka_jobs.io.delta import Tables
 from knafka_jobs.io.kafka import KafkaClient
 from knafka_jobs.lookup.lookup_run import TableFiles, preview
 from knafka_jobs.replay.replay_run import purge, replay
-from knafka_jobs.report.report_page import render
-from knafka_jobs.report.report_run import report
+from knafka_jobs.report.report_page import render_file
+from knafka_jobs.report.report_run import make_report
 from knafka_jobs.topic_offsets import BrokerName
 
 pytestmark = [
@@ -70,7 +70,7 @@ def test_tables_in_a_bucket_have_each_dead_letter_once_and_none_that_is_forgotte
 ) -> None:
     for name, value in bucket.environment.items():
         monkeypatch.setenv(name, value)
-    environment = dead_letter_jobs.environment(lambda _: None, s3=True)
+    environment = dead_letter_jobs.spark_environment(lambda _: None, s3=True)
     command = ["compact", "--tables", tables.root, "--broker", f"{dead.namespace}/main"]
     command += ["--bootstrap-servers", kafka.bootstrap_servers, "--keep-hours", "0"]
     seed = random.randrange(1000)
@@ -98,10 +98,10 @@ def test_tables_in_a_bucket_have_each_dead_letter_once_and_none_that_is_forgotte
     assert {(row["trigger"], row["id"]): row["failures"] for row in rows} == expected
     assert all(span.start == span.end for span in spans.values()), "all deleted from the topics"
 
-    told = report(tables, None, datetime.now(UTC))
+    told = make_report(tables, None, datetime.now(UTC))
     assert told.totals.failures == len(positions)
-    (tmp_path / "page").write_text(render(told))
-    commands.store(tables.spark, tables.root, tmp_path / "page", "reports/report.html")
+    (tmp_path / "page").write_text(render_file(told))
+    commands.store_file(tables.spark, tables.root, tmp_path / "page", "reports/report.html")
     stored = bucket.folder / dead.namespace
     assert "<html" in (stored / "reports" / "report.html").read_text()
 

@@ -15,15 +15,15 @@ from support.letters import PARTITIONS, TRIGGERS, DeadLetters, compacted, held
 
 from knafka_jobs.command_options import CompactOptions, FailureSelection
 from knafka_jobs.compact.checkpoints import Checkpoints
-from knafka_jobs.compact.compact_run import Compacted, compact, fold_all
+from knafka_jobs.compact.compact_run import CompactResult, compact, fold_all
 from knafka_jobs.compact.reading import read_ranges
-from knafka_jobs.io.delta import Tables, explained
+from knafka_jobs.io.delta import Tables, explain_spark_errors
 from knafka_jobs.io.kafka import KafkaClient, KafkaConnection
 from knafka_jobs.job_errors import JobError
 from knafka_jobs.replay.replay_run import purge
-from knafka_jobs.report.report_run import report
+from knafka_jobs.report.report_run import make_report
 from knafka_jobs.schema import RECORDS
-from knafka_jobs.topic_offsets import BrokerName, OffsetSpan, Reached, TopicState
+from knafka_jobs.topic_offsets import BrokerName, OffsetSpan, ReadState, TopicState
 
 pytestmark = [
     pytest.mark.kafka,
@@ -69,7 +69,7 @@ def _is_of(topic: str, *brokers: DeadLetters) -> bool:
     return any(f"-{each.namespace}-" in topic for each in brokers)
 
 
-def everywhere(tables: Tables, client: KafkaClient) -> Compacted:
+def everywhere(tables: Tables, client: KafkaClient) -> CompactResult:
     """A run over all Brokers."""
     return compact(tables, client, CompactOptions(keep_hours=1), lambda line: None)
 
@@ -96,7 +96,7 @@ def test_runs_over_all_brokers_and_over_one_table_each_dead_letter_once(
     theirs = [each for each in held(tables) if _is_of(each[0], dead, other)]
     assert sorted(theirs) == everything(client, dead, other)
     failures = {
-        broker: report(tables, broker, datetime.now(UTC)).totals.failures
+        broker: make_report(tables, broker, datetime.now(UTC)).totals.failures
         for broker in (BrokerName(dead.namespace, "main"), BrokerName(other.namespace, "main"))
     }
     assert list(failures.values()) == [305, 305]
@@ -185,7 +185,7 @@ def test_spark_reads_the_ranges_it_is_given_and_nothing_else(
     names = {topic.id: name for name, topic in found.items()}
     ids = {name: topic.id for name, topic in found.items()}
     ranges = {(ids[mail], filled): OffsetSpan(3, 7), (ids[bill], filled): OffsetSpan(9, 10)}
-    read = dict.fromkeys(ranges, Reached(0))
+    read = dict.fromkeys(ranges, ReadState(0))
     rows = read_ranges(tables, client, ranges, read, names)
     places = [(mail, filled, offset) for offset in range(3, 7)] + [(bill, filled, 9)]
     checkpoints = Checkpoints(tables)
@@ -197,11 +197,11 @@ def test_spark_reads_the_ranges_it_is_given_and_nothing_else(
     with pytest.raises(JobError, match="another compaction"):
         checkpoints.append_batch(rows, 6, None)
     client.delete_before({(mail, filled): 5})
-    with pytest.raises(JobError), explained("reading"):
+    with pytest.raises(JobError), explain_spark_errors("reading"):
         checkpoints.append_batch(rows, 6, 5)
     dead.delete(bill)
     rows = read_ranges(tables, client, {(ids[bill], filled): OffsetSpan(9, 10)}, read, names)
-    with pytest.raises(JobError), explained("reading"):
+    with pytest.raises(JobError), explain_spark_errors("reading"):
         checkpoints.append_batch(rows, 6, 5)
     assert sorted(held(tables)) == sorted(places)
     assert checkpoints.last_batch() == 5
@@ -212,7 +212,7 @@ def test_of_two_compactions_without_a_lock_only_one_appends(
 ) -> None:
     """As on an object store: the one that writes later is passed over by Delta, and says why."""
     row = tables.rows([(None,) * len(RECORDS)], RECORDS)
-    tables.id("records")
+    tables.table_id("records")
     first = Checkpoints(tables)
     first.save_offsets(1, {})
     later = Tables(spark, tables.root)

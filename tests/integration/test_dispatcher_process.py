@@ -60,7 +60,7 @@ async def test_a_dead_letter_tells_why_there_was_no_response(world: TriggerWorld
                     assert (await drained(function)).dead_lettered == 1
                 logs.append(function.log)
     admin = KafkaAdmin({"bootstrap.servers": world.kafka.bootstrap_servers})
-    shown = await dead_letters.letters(admin, world.egress("http://unused/"), 10)
+    shown = await dead_letters.read_dead_letters(admin, world.egress("http://unused/"), 10)
     for letter, log, (url, (reason, why)) in zip(shown, logs, said.items(), strict=True):
         assert (letter.destination, letter.reason, letter.code) == (url, reason, "")
         assert letter.error.startswith(why)

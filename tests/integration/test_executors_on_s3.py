@@ -56,7 +56,7 @@ spark.stop()
 
 def with_executors(number: int) -> dict[str, str]:
     """The environment of a job with so many executors of one core, for tables in S3."""
-    environment = dead_letter_jobs.environment(lambda _: None, s3=True)
+    environment = dead_letter_jobs.spark_environment(lambda _: None, s3=True)
     words = shlex.split(environment["PYSPARK_SUBMIT_ARGS"])
     words[words.index("--master") + 1] = f"local-cluster[{number},1,1024]"
     environment["PYSPARK_SUBMIT_ARGS"] = shlex.join(

@@ -133,7 +133,7 @@ async def test_a_node_that_could_not_load_its_consumer_groups_is_started_again(
     """KAFKA-16030: after `kill -9` under load the only node served no group of a partition any
     more, and nothing was delivered until somebody restarted it."""
     pids: list[int] = []
-    until_ready = KafkaServer._until_ready
+    until_ready = KafkaServer._wait_until_ready
 
     async def ready_without_groups_at_first(
         server: KafkaServer, node: Child, log_start: int
@@ -144,7 +144,7 @@ async def test_a_node_that_could_not_load_its_consumer_groups_is_started_again(
             with server.log_file.open("ab") as log:
                 log.write(kafka_server.GROUPS_NOT_LOADED + b"consumer_offsets-0 with epoch 0\n")
 
-    monkeypatch.setattr(KafkaServer, "_until_ready", ready_without_groups_at_first)
+    monkeypatch.setattr(KafkaServer, "_wait_until_ready", ready_without_groups_at_first)
     server = make_server()
     await server.start()
     assert len(pids) == 2

@@ -11,9 +11,9 @@ from support.kafka import Kafka, MakeTopic
 
 from knafka.core import contract
 from knafka.core.contract import Egress, Sink
-from knafka_cli.events.tailing import NoTopic, Tail, records
+from knafka_cli.events.tailing import TailStart, TopicsMissing, tail_records
 from knafka_cli.shared.moments import START_OF_TOPIC
-from knafka_cli.triggers.rewinding import Delivering, rewind
+from knafka_cli.triggers.rewinding import TriggerHasDispatchers, rewind
 
 pytestmark = pytest.mark.kafka
 
@@ -33,7 +33,7 @@ def test_the_last_records_come_first_in_the_order_of_time_and_then_every_new_one
     now = int(time.time() * 1000)
     for number in range(6):
         append(kafka, name, f"old-{number}", partition=number % 2, at=now - 1000 + number)
-    found = records({"bootstrap.servers": kafka.bootstrap_servers}, [name], Tail(last=3))
+    found = tail_records({"bootstrap.servers": kafka.bootstrap_servers}, [name], TailStart(last=3))
     shown = [each.value() for each in islice(found, 3)]
     assert shown == [b"old-3", b"old-4", b"old-5"]
     append(kafka, name, "new-1", "new-2", partition=1)
@@ -42,8 +42,12 @@ def test_the_last_records_come_first_in_the_order_of_time_and_then_every_new_one
 
 
 def test_a_topic_that_is_not_there_is_an_error(kafka: Kafka) -> None:
-    with pytest.raises(NoTopic, match="tail-of-nobody"):
-        next(records({"bootstrap.servers": kafka.bootstrap_servers}, ["tail-of-nobody"], Tail()))
+    with pytest.raises(TopicsMissing, match="tail-of-nobody"):
+        next(
+            tail_records(
+                {"bootstrap.servers": kafka.bootstrap_servers}, ["tail-of-nobody"], TailStart()
+            )
+        )
 
 
 def test_a_tail_since_a_time_gives_what_several_topics_hold_since_then_in_order(
@@ -56,7 +60,7 @@ def test_a_tail_since_a_time_gives_what_several_topics_hold_since_then_in_order(
     append(kafka, second, "a", at=now - 3000)
     append(kafka, first, "c", at=now - 1000)
     connection = {"bootstrap.servers": kafka.bootstrap_servers}
-    found = records(connection, [first, second, "of-nobody"], Tail(since=now / 1000 - 5))
+    found = tail_records(connection, [first, second, "of-nobody"], TailStart(since=now / 1000 - 5))
     assert [each.value() for each in islice(found, 3)] == [b"a", b"b", b"c"]
     found.close()  # type: ignore[attr-defined]
 
@@ -111,7 +115,7 @@ def test_a_trigger_that_delivers_is_left_alone(egress: Egress) -> None:
     while not member.assignment():
         member.poll(0.1)
         assert time.monotonic() < deadline
-    with pytest.raises(Delivering, match="shop/mail is delivering"):
+    with pytest.raises(TriggerHasDispatchers, match="shop/mail is delivering"):
         rewind(connection, egress, START_OF_TOPIC, dry_run=False)
     assert committed(egress) == [10, 10]
     member.close()

@@ -14,8 +14,8 @@ from knafka.core.event import Event
 from knafka.core.kafka_binding import to_record
 from knafka.ports.log import OffsetAndMetadata, Record
 from knafka_cli.events import searching
-from knafka_cli.events.searching import Search, is_event
-from knafka_cli.events.tracing import committed_in
+from knafka_cli.events.searching import TopicSearch, holds_event_with
+from knafka_cli.events.tracing import commits_reader
 
 pytestmark = pytest.mark.kafka
 
@@ -33,13 +33,13 @@ def append(kafka: Kafka, topic: str, id_: str, *, ago: float, partition: int = 0
     assert producer.flush(30) == 0
 
 
-def look(kafka: Kafka, topic: str, id_: str, ago: float) -> tuple[Search, list[int]]:
+def look(kafka: Kafka, topic: str, id_: str, ago: float) -> tuple[TopicSearch, list[int]]:
     """The search, and how many records it had read each time it said."""
-    search = Search(topic)
+    search = TopicSearch(topic)
     said: list[int] = []
-    searching.run(
-        {"bootstrap.servers": kafka.bootstrap_servers}, search, is_event(id_, None),
-        NOW / 1000 - ago, lambda now: said.append(now.read),
+    searching.run_search(
+        {"bootstrap.servers": kafka.bootstrap_servers}, search, holds_event_with(id_, None),
+        NOW / 1000 - ago, lambda now: said.append(now.offsets_read),
     )  # fmt: skip
     return search, said
 
@@ -53,9 +53,13 @@ def test_every_record_of_an_event_is_found_newest_chunk_first(
         append(kafka, name, id_, ago=100 - number * 10)
     append(kafka, name, "wanted", ago=75, partition=1)
     search, said = look(kafka, name, "wanted", 3600)
-    assert [(each.partition(), each.offset()) for each in search.found] == [(0, 1), (1, 0), (0, 4)]
+    assert [(each.partition(), each.offset()) for each in search.matching_records] == [
+        (0, 1),
+        (1, 0),
+        (0, 4),
+    ]
     assert said == [3, 5, 7]
-    assert search.whole
+    assert search.covers_topic
     assert search.ended
 
 
@@ -69,7 +73,7 @@ def test_each_record_is_looked_at_once(
     for number in range(1000):
         producer.produce(name, str(number).encode(), partition=number % 10 % 4)
     assert producer.flush(30) == 0
-    search = Search(name)
+    search = TopicSearch(name)
     seen: list[bytes | None] = []
 
     def note(record: Record) -> bool:
@@ -77,7 +81,7 @@ def test_each_record_is_looked_at_once(
         return False
 
     connection = {"bootstrap.servers": kafka.bootstrap_servers}
-    searching.run(connection, search, note, 0.0, lambda now: None)
+    searching.run_search(connection, search, note, 0.0, lambda now: None)
     assert sorted(int(each or b"") for each in seen) == list(range(1000))
     assert search.ended
 
@@ -88,10 +92,10 @@ def test_what_is_older_is_not_read(kafka: Kafka, topic: MakeTopic) -> None:
     append(kafka, name, "wanted", ago=100, partition=1)
     append(kafka, name, "other", ago=50)
     search, _ = look(kafka, name, "wanted", 150)
-    assert [(each.partition(), each.offset()) for each in search.found] == [(1, 0)]
-    assert (search.read, search.total, search.whole) == (2, 2, False)
+    assert [(each.partition(), each.offset()) for each in search.matching_records] == [(1, 0)]
+    assert (search.offsets_read, search.offsets_total, search.covers_topic) == (2, 2, False)
     nothing, _ = look(kafka, name, "wanted", 10)
-    assert (nothing.found, nothing.total) == ([], 0)
+    assert (nothing.matching_records, nothing.offsets_total) == ([], 0)
 
 
 async def test_a_topic_that_ends_with_a_transaction_is_read_to_its_end(
@@ -111,8 +115,8 @@ async def test_a_topic_that_ends_with_a_transaction_is_read_to_its_end(
     await until(lambda: reader.get_watermark_offsets(TopicPartition(name, 0), timeout=10)[1] == 2)
     reader.close()
     search, _ = look(kafka, name, "wanted", 3600)
-    assert [each.offset() for each in search.found] == [0]
-    assert (search.read, search.total) == (2, 2)
+    assert [each.offset() for each in search.matching_records] == [0]
+    assert (search.offsets_read, search.offsets_total) == (2, 2)
 
 
 def test_a_topic_that_is_not_there_is_an_error(kafka: Kafka) -> None:
@@ -129,5 +133,5 @@ def test_what_a_group_has_committed_is_asked_without_joining_it(
     place = TopicPartition(name, 1, 7, metadata="k1:")
     member.commit(offsets=[place], asynchronous=False)
     member.close()
-    committed = committed_in({"bootstrap.servers": kafka.bootstrap_servers})
+    committed = commits_reader({"bootstrap.servers": kafka.bootstrap_servers})
     assert committed(group, name, [0, 1]) == {1: OffsetAndMetadata(7, "k1:")}

@@ -13,7 +13,7 @@ from support.kafka import Kafka, MakeTopic
 from support.sensors import SensorWorld, process
 
 from knafka.core.sensor.contract import Conditions
-from knafka_jobs.backtest.backtest_run import Backtested, TimeSpan, backtest, records_of_topic
+from knafka_jobs.backtest.backtest_run import BacktestResult, TimeSpan, backtest, records_of_topic
 from knafka_jobs.io.kafka import KafkaClient, KafkaConnection
 from knafka_jobs.job_errors import JobError
 
@@ -47,7 +47,7 @@ def test_a_backtest_of_the_bus_says_what_the_function_fires(
         kind = draw.choice("abcd")
         world.publish(f"{kind}{number}", order=str(draw.randrange(8)))
 
-    def run(since: datetime | None, until: datetime) -> Backtested:
+    def run(since: datetime | None, until: datetime) -> BacktestResult:
         first = None if since is None else round(since.timestamp() * 1000)
         span = TimeSpan(first, round(until.timestamp() * 1000))
         records, end = records_of_topic(spark, client, world.bus, span, datetime.now(UTC))

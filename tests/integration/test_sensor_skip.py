@@ -12,7 +12,7 @@ from support.sensors import SensorWorld, process
 
 from knafka.ports.log import Record
 from knafka.sensor.handlers import NewerSensor
-from knafka_cli.sensors.sensor_positions import SKIPPED, CannotSkip, skip, standings
+from knafka_cli.sensors.sensor_positions import SKIPPED_TEXT, CannotSkip, skip, unread_positions
 from knafka_client.state.installation import SensorPlace
 
 pytestmark = pytest.mark.kafka
@@ -32,7 +32,9 @@ def test_a_record_that_stands_in_the_way_is_shown_and_becomes_a_dead_letter(
     later.step(round(time.time() * 1000), 0)  # it joins, and routes before it reduces
     while not world.end(world.trigger_topic):
         later.step(round(time.time() * 1000))
-    assert [each.place for each in standings(connection, place)] == [f"{world.trigger_topic}/0/0"]
+    assert [each.place for each in unread_positions(connection, place)] == [
+        f"{world.trigger_topic}/0/0"
+    ]
     with pytest.raises(CannotSkip, match=r"knafka\.dev/paused"):
         skip(connection, place, f"{world.trigger_topic}/0/0")
     assert not world.there(world.dead_letter_topic), "nothing was written"
@@ -42,7 +44,7 @@ def test_a_record_that_stands_in_the_way_is_shown_and_becomes_a_dead_letter(
     with pytest.raises(NewerSensor):
         process([earlier], lambda: False)
     earlier.close(10)
-    (standing,) = standings(connection, place)
+    (standing,) = unread_positions(connection, place)
     assert "for t as a, of generation 3 of the Sensor: a1 from /s" in standing.text(place)
     with pytest.raises(CannotSkip, match="is not the next record"):
         skip(connection, place, f"{world.trigger_topic}/0/7")
@@ -51,12 +53,12 @@ def test_a_record_that_stands_in_the_way_is_shown_and_becomes_a_dead_letter(
     (letter,) = world.read(world.dead_letter_topic)
     about = dict(cast(Record, letter).headers() or ())
     assert (about["ce_id"], about["ce_knafkatrigger"]) == (b"a1", b"Sensor-sensor")
-    assert base64.b64decode(about["ce_knativeerrordata"]).decode() == SKIPPED
+    assert base64.b64decode(about["ce_knativeerrordata"]).decode() == SKIPPED_TEXT
     again = world.processor(world.sensor({"t": "a && b"}, generation=1))
     try:
         world.publish("a2", "b2")
         process([again], lambda: world.actions() != [])
         assert world.actions() == ["t: a2 b2"]
-        assert standings(connection, place) == []
+        assert unread_positions(connection, place) == []
     finally:
         again.close(10)

@@ -53,7 +53,7 @@ def test_each_run_of_an_archive_serves_its_report_with_those_before_it(
         found = pod.run_in(spark, client, given, lambda _: None)["report"]
         assert found.keys() >= {"report", "notAnnounced"}, "nobody is there, and it is made"
         assert "notServed" not in found
-        value = asyncio.run(ReportTopics().last(reached, "main", kept))
+        value = asyncio.run(ReportTopics().read_last(reached, "main", kept))
         assert value is not None
         made.append(Report.model_validate_json(value))
         assert made[-1].id == found["report"]
@@ -74,19 +74,19 @@ async def test_a_console_reads_the_last_report_whatever_its_size(
     reached = connection_configuration(contract.Kafka(bootstrap_servers=kafka.bootstrap_servers))
     kept, other = ArchiveName(namespace, "kept"), ArchiveName(namespace, "other")
     topics = ReportTopics()
-    assert await topics.last(reached, "main", kept) is None, "there is no topic yet"
+    assert await topics.read_last(reached, "main", kept) is None, "there is no topic yet"
 
-    served_report.write(client, large, "other", replication=1)
-    served_report.write(client, large, "kept", replication=-1)
-    served_report.write(client, small, "kept", replication=1)
-    value = await topics.last(reached, "main", kept)
+    served_report.write_served_report(client, large, "other", replication=1)
+    served_report.write_served_report(client, large, "kept", replication=-1)
+    served_report.write_served_report(client, small, "kept", replication=1)
+    value = await topics.read_last(reached, "main", kept)
     assert value is not None
     assert Report.model_validate_json(value) == small
-    value = await topics.last(reached, "main", other)
+    value = await topics.read_last(reached, "main", other)
     assert value is not None
     assert len(value) > served_report.MAX_BATCH_BYTES, "it is compressed on its way"
     found = Report.model_validate_json(value)
     assert found == large
-    assert await topics.last(reached, "main", ArchiveName(namespace, "nobody")) is None
+    assert await topics.read_last(reached, "main", ArchiveName(namespace, "nobody")) is None
     topic = names.reports_topic(namespace, "main")
     assert client.record_limit(topic) == served_report.MAX_BATCH_BYTES

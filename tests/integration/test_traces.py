@@ -23,7 +23,7 @@ from knafka.core.contract import AttributesFilter, Delivery
 from knafka.core.documents import dump
 from knafka.core.drain import DrainRequest
 from knafka.settings import EGRESS, INGRESSES
-from knafka_cli.events.zipkin import spans_of, steps_of
+from knafka_cli.events.zipkin import fetch_spans, steps_of
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
@@ -111,7 +111,7 @@ async def test_zipkin_has_the_whole_way_of_an_event(
             spans = await collector.trace(trace_of(last["buried"]), 6)
             assert len(of(spans, "attempt")) == 2
             assert tree(spans)["dead-letter"] == "filter"
-            found = spans_of(collector.url, trace_of(last["buried"]))
+            found = fetch_spans(collector.url, trace_of(last["buried"]))
             steps = steps_of(found, egress)
             assert sorted(each.what for each in steps) == ["attempt", "attempt", "dead letter"]
             assert {each.result.partition(" in ")[0] for each in steps} == {

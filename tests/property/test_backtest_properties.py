@@ -12,7 +12,7 @@ from knafka.core.sensor.conditions import parse
 from knafka.core.sensor.held import Held
 from knafka.core.sensor.resets import Reset
 from knafka.core.sensor.rules import Rule, expire, step
-from knafka_jobs.backtest.firing_model import Came, Expected, FiringModel
+from knafka_jobs.backtest.firing_model import ArrivedEvent, ExpectedFiring, FiringModel
 
 CONDITIONS = [
     "a && b",
@@ -68,7 +68,7 @@ def test_the_model_fires_what_the_reducer_fires(
     held: Held = ()
     wanted: list[Fires] = []
     model = FiringModel(rule)
-    found: list[Expected] = []
+    found: list[ExpectedFiring] = []
 
     def until(time: int) -> None:
         nonlocal held
@@ -83,13 +83,13 @@ def test_the_model_fires_what_the_reducer_fires(
         until(at)
         held, firings = step(rule, held, event(dependency, identity, at, offset))
         wanted += [Fires(at, _named(each.events)) for each in firings]
-        found += model.add(Came(dependency, identity, at, "topic", 0, offset))
+        found += model.add(ArrivedEvent(dependency, identity, at, "topic", 0, offset))
     until(end)
     found += model.end(end)
     assert [Fires(each.at, _named(each.events)) for each in found] == wanted
     waits = any(each.dependency in rule.condition.wanted for each in held)
-    assert model.waits(end) is waits
+    assert model.has_waiting_events(end) is waits
 
 
-def _named(events: tuple[Came, ...] | Held) -> tuple[tuple[str, int], ...]:
+def _named(events: tuple[ArrivedEvent, ...] | Held) -> tuple[tuple[str, int], ...]:
     return tuple((each.identity, each.at) for each in events)

@@ -25,7 +25,7 @@ from support.ingesting import (
 )
 
 from knafka_jobs.compact.ingest_batches import next_batch
-from knafka_jobs.topic_offsets import OffsetSpan, Partition, Reached, TopicState
+from knafka_jobs.topic_offsets import OffsetSpan, Partition, ReadState, TopicState
 
 a_name = st.sampled_from(NAMES)
 some_names = st.frozensets(a_name)
@@ -207,7 +207,7 @@ def test_a_batch_is_bounded_and_reads_where_reading_goes_on(
 ) -> None:
     # Of a log that ends before, reading goes on at its cut.
     read = {
-        where: Reached(min(offset, there[where].end) if where in there else offset)
+        where: ReadState(min(offset, there[where].end) if where in there else offset)
         for where, offset in offsets.items()
     }
     batch = next_batch(there, read, limit)

@@ -34,7 +34,7 @@ from knafka.core.sensor.duplicates import Seen
 from knafka.core.sensor.order import Place
 from knafka.core.sensor.records import identity_of, trigger_of
 from knafka.core.sensor.routing import Router
-from knafka_jobs.backtest.firing_model import Came, FiringModel
+from knafka_jobs.backtest.firing_model import ArrivedEvent, FiringModel
 
 TRIGGERS: Final[Sequence[dict[str, Any]]] = (
     {"name": "pair", "conditions": "a && b"},
@@ -160,7 +160,7 @@ def modelled(world: World) -> Counter[str]:
     found: Counter[str] = Counter()
     for place, event in sorted(world.past(), key=lambda each: each[0]):
         for route in router.route(event.attributes):
-            came = Came(
+            came = ArrivedEvent(
                 route.dependency, identity_of(event.attributes), place.at, "bus", *place[1:]
             )
             if route.fires:

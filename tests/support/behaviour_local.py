@@ -54,7 +54,7 @@ class LocalMachine:
     def snapshot(self) -> Snapshot:
         """How everything stands, a second ago at most."""
         with suppress(NotRunning):
-            return snapshot_file.read(Installation(self._data))
+            return snapshot_file.read_snapshot(Installation(self._data))
         return NO_SNAPSHOT
 
     def _start(self) -> Up:

@@ -105,17 +105,19 @@ class MemorySource:
     async def state(self) -> ConsoleState:
         self.asked += 1
         snapshot = Snapshot("127.0.0.1:9092", tuple(self.brokers), tuple(self.rows), self.problems)
-        found = snapshot_document.state(snapshot, self.triggers, "/work/.knafka")
+        found = snapshot_document.state_document(snapshot, self.triggers, "/work/.knafka")
         return found.model_copy(update={"archives": self.reports is not None})
 
     async def details(self, trigger: TriggerName) -> TriggerDetails:
         found = self._find(trigger)
-        return snapshot_document.details(found, (READY,), "shop.yaml, document 2", self.may)
+        return snapshot_document.details_document(
+            found, (READY,), "shop.yaml, document 2", self.may
+        )
 
     async def failures(self, trigger: TriggerName) -> Failures:
         self._find(trigger)
         report = "report" if self.page else ""
-        return snapshot_document.failures(self.letters, 200, COMMANDS, report)
+        return snapshot_document.failures_document(self.letters, 200, COMMANDS, report)
 
     async def verdicts(self, event: Event) -> Sequence[FilterVerdict]:
         asked = [each for each in self.triggers if each.kind == "Trigger"]

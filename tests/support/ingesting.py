@@ -14,16 +14,16 @@ from typing import NamedTuple, TypeAlias
 
 from knafka_jobs.compact.compact_plan import older_ranges
 from knafka_jobs.compact.cuts import deletable_until, find_cuts
-from knafka_jobs.compact.ingest_batches import IngestBatch, ingest
+from knafka_jobs.compact.ingest_batches import IngestBatch, ingest_spans
 from knafka_jobs.topic_offsets import (
-    Mark,
     Offsets,
     OffsetSpan,
     Partition,
-    Reached,
+    ReadState,
+    RecordMark,
     TopicState,
     log_id,
-    offsets_of,
+    read_states_of,
 )
 
 Row: TypeAlias = tuple[str, int, int]
@@ -112,7 +112,7 @@ class Log:
             if (letter := there[partition].slots[offset]) is not None
         ]
 
-    def first_at(self, wanted: Mapping[Partition, int]) -> Mapping[Partition, Mark]:
+    def first_at(self, wanted: Mapping[Partition, int]) -> Mapping[Partition, RecordMark]:
         return {
             partition: mark
             for partition, offset in wanted.items()
@@ -120,19 +120,19 @@ class Log:
             is not None
         }
 
-    def last_in(self, spans: Mapping[Partition, OffsetSpan]) -> Mapping[Partition, Mark]:
+    def last_in(self, spans: Mapping[Partition, OffsetSpan]) -> Mapping[Partition, RecordMark]:
         return {
             partition: marks[-1]
             for partition, span in spans.items()
             if (marks := self.marks(partition, span))
         }
 
-    def marks(self, partition: Partition, span: OffsetSpan) -> list[Mark]:
+    def marks(self, partition: Partition, span: OffsetSpan) -> list[RecordMark]:
         part = self.parts().get(partition)
         if part is None or span.start < part.start:
             return []
         return [
-            Mark(offset, str(letter.number), 0, letter.epoch)
+            RecordMark(offset, str(letter.number), 0, letter.epoch)
             for offset in range(span.start, min(span.end, len(part.slots)))
             if (letter := part.slots[offset]) is not None
         ]
@@ -172,9 +172,11 @@ class Table:
         return self.notes.get(batch)
 
     def offsets_of_rows(self) -> Offsets:
-        return offsets_of((*row[:2], row[2], row[2] + 1) for row in sorted(self.rows))
+        return read_states_of((*row[:2], row[2], row[2] + 1) for row in sorted(self.rows))
 
-    def rows_read_last(self, wanted: Mapping[Partition, Reached]) -> Mapping[Partition, Mark]:
+    def rows_read_last(
+        self, wanted: Mapping[Partition, ReadState]
+    ) -> Mapping[Partition, RecordMark]:
         return {
             partition: mark
             for partition, reached in wanted.items()
@@ -182,13 +184,13 @@ class Table:
             and mark.offset == reached.next - 1
         }
 
-    def last_row(self, partition: Partition, reached: Reached) -> Mark | None:
-        for number, piece in reversed(reached.pieces(OffsetSpan(0, reached.next))):
+    def last_row(self, partition: Partition, reached: ReadState) -> RecordMark | None:
+        for number, piece in reversed(reached.split_by_log(OffsetSpan(0, reached.next))):
             for offset in range(piece.end - 1, piece.start - 1, -1):
                 if (
                     letter := self.rows.get((log_id(partition[0], number), partition[1], offset))
                 ) is not None:
-                    return Mark(offset, str(letter), 0)
+                    return RecordMark(offset, str(letter), 0)
         return None
 
     def save_offsets(self, batch: int, after: Offsets) -> None:
@@ -329,7 +331,7 @@ def compact(log: Log, table: Table, run: Run, clock: Callable[[], int]) -> None:
 
     try:
         before = sum(table.appended.values())
-        done = ingest(table, spans, log, run.limit, append, clock)
+        done = ingest_spans(table, spans, log, run.limit, append, clock)
         assert done.records == sum(table.appended.values()) - before
         if run.deletes:
             delete(log, table, topics)

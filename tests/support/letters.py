@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from knafka_jobs.compact.compact_run import Compacted
+    from knafka_jobs.compact.compact_run import CompactResult
     from knafka_jobs.io.delta import Tables
     from knafka_jobs.io.kafka import KafkaClient
 
@@ -147,7 +147,7 @@ def compacted(
     dead: DeadLetters,
     keep_hours: float = 0,
     progress: Callable[[str], object] = str,
-) -> Compacted:
+) -> CompactResult:
     from knafka_jobs.command_options import CompactOptions
     from knafka_jobs.compact.compact_run import compact
     from knafka_jobs.topic_offsets import BrokerName

@@ -26,7 +26,7 @@ from knafka_local.cluster.local_serving import LocalServing
 from knafka_local.cluster.observing import Observer
 from knafka_local.processes.programs import Identity as ServiceIdentity
 from knafka_local.processes.programs import Program, Programs
-from knafka_local.processes.receiver_process import Answered
+from knafka_local.processes.receiver_process import RequestCounts
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.conditions import Status
 from knafka_operator.model.family import BROKERS
@@ -168,7 +168,7 @@ class LocalWorld:
         return found.get((namespace, name))
 
     def status(self, kind: str, name: str, namespace: str = "default") -> Document:
-        document = self.cluster.reconciled(kind, namespace, name)
+        document = self.cluster.find_reconciled(kind, namespace, name)
         assert document is not None
         status: Document = document["status"]
         return status
@@ -180,7 +180,7 @@ class LocalWorld:
         return "" if ready["status"] == "True" else f"{ready['reason']}: {ready['message']}"
 
     def snapshot(self) -> Snapshot:
-        return self.observer.take(Answered(), Answered(), (), "kafka")
+        return self.observer.take_snapshot(RequestCounts(), RequestCounts(), (), "kafka")
 
 
 class _Admin(MemoryAdmin):

@@ -62,7 +62,7 @@ class Shell:
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).symlink_to(target, target_is_directory=True)
         # Jars that Spark lacks are fetched, too, as by any command that needs them.
-        java_home = dead_letter_jobs.environment(print, s3=True)["JAVA_HOME"]
+        java_home = dead_letter_jobs.spark_environment(print, s3=True)["JAVA_HOME"]
         return cls(folder, kubeconfig, instead, java_home)
 
     def written(self, text: str) -> str:

@@ -130,8 +130,8 @@ def use_spark() -> None:
     from knafka_cli.shared import dead_letter_jobs
     from knafka_jobs.io import session
 
-    os.environ |= dead_letter_jobs.environment(print, s3=True)
-    spark = session.start("class archive")
+    os.environ |= dead_letter_jobs.spark_environment(print, s3=True)
+    spark = session.start_session("class archive")
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(2):
             spark.range(10).write.format("delta").mode("append").save(f"{folder}/table")

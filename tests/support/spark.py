@@ -25,7 +25,7 @@ def spark_environment() -> dict[str, str]:
     try:
         import pyspark  # noqa: F401 - asks whether it is there
 
-        return dead_letter_jobs.environment(lambda _: None, s3=True)
+        return dead_letter_jobs.spark_environment(lambda _: None, s3=True)
     except (ImportError, LocalKafkaError) as error:
         if IN_CI:
             raise
@@ -40,7 +40,7 @@ def spark(spark_environment: dict[str, str]) -> Iterator[SparkSession]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in spark_environment.items():
             patch.setenv(name, value)
-        started = session.start("tests")
+        started = session.start_session("tests")
         # Compiling code for each query takes longer than running it over some rows.
         started.conf.set("spark.sql.codegen.wholeStage", "false")
         started.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")

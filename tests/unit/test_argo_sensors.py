@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument
 from knafka_cli.command_line import app
-from knafka_cli.sensors.argo import Converted, convert
+from knafka_cli.sensors.argo import ArgoConversion, convert_sensor
 from knafka_operator.model.sensors import Sensor, go_seconds
 
 WEBHOOK = """
@@ -44,9 +44,9 @@ def sensor(**changes: Any) -> dict[str, Any]:
     return {**document, "spec": {**document["spec"], **changes}}
 
 
-def converted(**trigger: Any) -> Converted:
+def converted(**trigger: Any) -> ArgoConversion:
     template = {"name": "t", "http": {"url": "http://t/"}}
-    return convert(
+    return convert_sensor(
         sensor(triggers=[{"template": {**template, **trigger.pop("template", {})}, **trigger}])
     )
 
@@ -54,7 +54,7 @@ def converted(**trigger: Any) -> Converted:
 @pytest.mark.conformance("BUS-S1", "BUS-S5", "BUS-S13")
 def test_what_can_be_carried_over_is() -> None:
     """BUS-S1, BUS-S5, BUS-S13."""
-    found = convert(sensor(), "main")
+    found = convert_sensor(sensor(), "main")
     assert found.lost == []
     assert found.changed == ["spec.eventBusName: kafka; here the bus is the Broker main"]
     assert found.document == {
@@ -148,7 +148,7 @@ def test_a_duration_may_be_written_in_three_ways(duration: object, delay: float)
         ),
         (
             {"template": {"http": {"url": "http://t/", "payload": [{}]}}},
-            "t.http.payload: the body is the array of the events",
+            "t.http.payload: the body is always the array of the whole events",
         ),
         (
             {"template": {"http": {"url": "http://t/", "secureHeaders": [{}]}}},
@@ -174,35 +174,35 @@ def test_what_is_lost_of_a_trigger_is_said(trigger: Mapping[str, Any], lost: str
 )
 def test_what_is_lost_of_a_dependency_is_said(filters: object, lost: str) -> None:
     dependency = {"name": "a", "eventSourceName": "s", "eventName": "e", "filters": filters}
-    found = convert(sensor(dependencies=[dependency]))
+    found = convert_sensor(sensor(dependencies=[dependency]))
     assert any(lost in each for each in found.lost), found.lost
 
 
 def test_a_trigger_that_does_something_else_is_left_out() -> None:
-    found = convert(sensor(triggers=[{"template": {"name": "job", "k8s": {}}}]))
+    found = convert_sensor(sensor(triggers=[{"template": {"name": "job", "k8s": {}}}]))
     assert found.document["spec"]["triggers"] == []
     assert found.lost == [
-        "trigger job: it does k8s, and only http is carried over",
-        "spec.triggers: none is left, so this is no Sensor yet",
+        "trigger job: it does k8s, but only http can be converted",
+        "spec.triggers: none could be converted, so add one by hand",
     ]
 
 
 @pytest.mark.parametrize(
     ("document", "problem"),
     [
-        ({"kind": "Sensor"}, "want a Sensor of argoproj.io/v1alpha1"),
+        ({"kind": "Sensor"}, "must be a Sensor of argoproj.io/v1alpha1"),
         ({**sensor(), "metadata": {}}, "metadata.name: is not set"),
-        (sensor(triggers=None), "spec.triggers: want a list of objects"),
-        (sensor(dependencies=["a"]), "spec.dependencies: want a list of objects"),
+        (sensor(triggers=None), "spec.triggers: must be a list of objects"),
+        (sensor(dependencies=["a"]), "spec.dependencies: must be a list of objects"),
     ],
 )
 def test_what_is_no_sensor_of_argos_is_refused(document: Mapping[str, Any], problem: str) -> None:
     with pytest.raises(InvalidDocument) as refused:
-        convert(document)
+        convert_sensor(document)
     assert str(refused.value) == problem
 
 
-def only_trigger(found: Converted) -> Mapping[str, Any]:
+def only_trigger(found: ArgoConversion) -> Mapping[str, Any]:
     parse(Sensor, found.document)
     (trigger,) = found.document["spec"]["triggers"]
     assert isinstance(trigger, dict)
@@ -228,7 +228,7 @@ def test_a_context_filter_stands_beside_its_event_source() -> None:
         "filters": {"context": {"source": "other", "subject": "placed"}},
     }
     trigger = {"template": {"name": "t", "http": {"url": "http://t/"}}}
-    found = convert(sensor(dependencies=[dependency], triggers=[trigger]))
+    found = convert_sensor(sensor(dependencies=[dependency], triggers=[trigger]))
     assert found.document["spec"]["dependencies"][0]["filters"] == [
         {"exact": {"source": "shop", "subject": "placed"}},
         {"exact": {"source": "other"}},
@@ -255,7 +255,7 @@ def test_a_cron_expression_goes_on_to_mean_the_same_times(cron: str, written: st
 @pytest.mark.parametrize(
     ("argo", "told"),
     [
-        ({"retryStrategy": {"steps": 4}}, "factor: 1; there all waits are equal"),
+        ({"retryStrategy": {"steps": 4}}, "factor: 1; with Argo all waits are equal"),
     ],
 )
 def test_what_means_something_else_here_is_said(argo: Mapping[str, Any], told: str) -> None:
@@ -264,7 +264,7 @@ def test_what_means_something_else_here_is_said(argo: Mapping[str, Any], told: s
 
 def test_labels_and_annotations_that_are_left_out_are_said() -> None:
     metadata = {"name": "s", "labels": {"a": "b"}, "annotations": {"c": "d"}}
-    found = convert({**sensor(), "metadata": metadata})
+    found = convert_sensor({**sensor(), "metadata": metadata})
     for each in ("labels", "annotations"):
         assert any(one.startswith(f"metadata.{each}: left out") for one in found.changed)
 
@@ -310,7 +310,7 @@ def test_whatever_is_wrong_in_a_document_it_is_refused_by_its_place(
         inner = inner[each]
     inner[place[-1]] = wrong
     try:
-        found = convert(document)
+        found = convert_sensor(document)
         parse(Sensor, found.document)
     except InvalidDocument:
         return
@@ -318,7 +318,7 @@ def test_whatever_is_wrong_in_a_document_it_is_refused_by_its_place(
 
 
 def test_a_duration_that_is_none_is_refused() -> None:
-    with pytest.raises(InvalidDocument, match="invalid value: soon: want one as 10s"):
+    with pytest.raises(InvalidDocument, match="invalid value: soon: give one such as 10s"):
         converted(retryStrategy={"steps": 2, "duration": "soon"})
 
 
@@ -333,7 +333,7 @@ def test_the_command_prints_yaml_that_is_read_back(tmp_path: Path) -> None:
     code, output, problems = run(file)
     told = "knafka: webhook: spec.eventBusName: kafka; here the bus is the Broker default\n"
     assert (code, problems) == (0, told)
-    assert yaml.safe_load(output) == convert(sensor()).document
+    assert yaml.safe_load(output) == convert_sensor(sensor()).document
 
 
 def test_the_command_may_name_another_bus(tmp_path: Path) -> None:
@@ -341,7 +341,7 @@ def test_the_command_may_name_another_bus(tmp_path: Path) -> None:
     file.write_text(WEBHOOK)
     code, output, _ = run(file, "--channel", "orders")
     assert code == 0
-    assert yaml.safe_load(output) == convert(sensor(), channel="orders").document
+    assert yaml.safe_load(output) == convert_sensor(sensor(), channel="orders").document
     assert "broker" not in yaml.safe_load(output)["spec"]
     code, _, problems = run(file, "--channel", "orders", "--broker", "shop")
     assert code == 2
@@ -388,9 +388,11 @@ def test_a_logical_operator_that_changes_what_matches_is_said(
     operator: str, filters: Mapping[str, Any], lost: bool
 ) -> None:
     dependency = {"name": "a", "eventSourceName": "s", "eventName": "e", "filters": filters}
-    found = convert(sensor(dependencies=[{**dependency, "filtersLogicalOperator": operator}]))
+    found = convert_sensor(
+        sensor(dependencies=[{**dependency, "filtersLogicalOperator": operator}])
+    )
     told = [each for each in found.lost if "filtersLogicalOperator" in each]
     assert bool(told) is lost, found.lost
     if lost:
         assert told[0].startswith("dependency a.filtersLogicalOperator: ")
-        assert told[0].endswith("here all that is carried over must match")
+        assert told[0].endswith("here all converted filters must match")

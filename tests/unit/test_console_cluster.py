@@ -22,7 +22,7 @@ from knafka.core.names import (
     of_channel,
     replay_topic,
 )
-from knafka_client.declared.declared_source import NotReached
+from knafka_client.declared.declared_source import KafkaNotReached
 from knafka_client.declared.kubernetes_api import KubernetesApi
 from knafka_console.model.document import Action, EventName, Health
 from knafka_console.model.source import Forbidden, NotFound, NotSignedIn, TriggerName
@@ -31,7 +31,12 @@ from knafka_console.sources.cluster_console import ClusterConsole
 from knafka_console.sources.cluster_kafka import ClusterKafka
 from knafka_console.sources.dead_letter_topics import DeadLetterTopics
 from knafka_console.sources.figures import TriggerKey
-from knafka_console.sources.metrics import DirectMetrics, NoMetrics, ProxiedMetrics, SharedFigures
+from knafka_console.sources.metrics import (
+    DirectMetrics,
+    MetricsUnavailable,
+    ProxiedMetrics,
+    SharedFigures,
+)
 from knafka_operator.model.resources import EVENTING
 
 MAIL = TriggerName("shop", "mail")
@@ -96,7 +101,7 @@ async def test_without_the_operators_metrics_the_objects_are_shown_and_that_is_s
     found = await console.state()
     assert [each.lag for each in found.triggers] == [None, None]
     (problem,) = found.problems
-    assert "rates, lag and dispatchers aren't known: can't list pods in knafka" in problem
+    assert "rates, lag and dispatchers are not known: can't list pods in knafka" in problem
 
 
 async def test_an_open_page_lists_objects_every_few_seconds_and_a_closed_one_never(
@@ -278,7 +283,7 @@ async def test_a_status_that_somebody_else_wrote_names_no_other_topic_to_read(
     server.put(EVENTING, "Trigger", "shop", "mail", spec=declared["spec"], status=status)
     document = server.found(EVENTING, "Trigger", "shop", "mail")
     assert document is not None
-    egress, _ = await ClusterKafka(client, "knafka", system=client).of(document)
+    egress, _ = await ClusterKafka(client, "knafka", system=client).find(document)
     assert egress.dead_letter_topic == dead_letter_topic("shop", "main", "mail")
 
 
@@ -287,10 +292,10 @@ async def test_metrics_are_fetched_once_for_all_who_look(cluster: tuple[ApiServe
     now = 0.0
     shared = SharedFigures(ProxiedMetrics(KubernetesApi(client), "knafka"), lambda: now)
     for _ in range(3):
-        await shared.get()
+        await shared.current()
     assert server.asked.count(PODS) == 1
     now = 1.0
-    await shared.get()
+    await shared.current()
     assert server.asked.count(PODS) == 2
 
 
@@ -309,7 +314,7 @@ async def test_a_kafka_that_is_not_reached_says_how_to_name_another_address(
         letters=DeadLetterTopics(unreached),
         unreached="name another with --bootstrap-servers",
     )
-    with pytest.raises(NotReached, match="no answer: name another with --bootstrap-servers"):
+    with pytest.raises(KafkaNotReached, match="no answer: name another with --bootstrap-servers"):
         await console.failures(MAIL)
 
 
@@ -320,10 +325,10 @@ def test_in_a_cluster_each_replica_is_asked_at_its_own_address(
     server.raw["/metrics"] = metrics(True)
     host, _, port = client.configuration.host.removeprefix("http://").partition(":")
     (text,) = DirectMetrics(host, int(port)).read()
-    assert figures.read([text]).written[TOPIC] == 42
-    with pytest.raises(NoMetrics, match=r"isn't found at nowhere\.invalid"):
+    assert figures.parse_figures([text]).written[TOPIC] == 42
+    with pytest.raises(MetricsUnavailable, match=r"isn't found at nowhere\.invalid"):
         DirectMetrics("nowhere.invalid").read()
-    with pytest.raises(NoMetrics, match="can't be had"):
+    with pytest.raises(MetricsUnavailable, match="can't be had"):
         DirectMetrics(host, 1).read()
 
 
@@ -339,9 +344,9 @@ async def test_one_replica_that_does_not_answer_leaves_the_other(
 
 
 def test_a_replica_that_no_longer_acts_has_no_say() -> None:
-    both = figures.read([metrics(True, 7), metrics(False)])
+    both = figures.parse_figures([metrics(True, 7), metrics(False)])
     assert both.triggers[TriggerKey("Trigger", "shop", "mail")].outcomes["delivered"] == 7
     old = metrics(True, 5).replace("knafka_operator_leader 1.0", "knafka_operator_leader 0.0")
-    assert figures.read([old]).triggers == {}
-    with pytest.raises(figures.NotFigures):
-        figures.read(["knafka_trigger_lag{ nonsense"])
+    assert figures.parse_figures([old]).triggers == {}
+    with pytest.raises(figures.InvalidMetrics):
+        figures.parse_figures(["knafka_trigger_lag{ nonsense"])

@@ -95,7 +95,7 @@ def test_the_state_joins_what_is_observed_with_what_is_declared() -> None:
         ("a file is broken",),
     )
     mail = trigger("mail", filters=[{"exact": {"type": "order"}}])
-    found = snapshot_document.state(snapshot, [mail], "/data")
+    found = snapshot_document.state_document(snapshot, [mail], "/data")
     assert found.problems == ("a file is broken",)
     (broker,) = found.brokers
     assert (broker.namespace, broker.name, broker.accepted, broker.rejected) == (
@@ -121,7 +121,7 @@ def test_channels_and_subscriptions_are_beside_brokers_and_triggers_of_their_nam
         ),
     )
     declared = [trigger("mail", filters=[{"exact": {"type": "order"}}]), subscription("mail")]
-    found = snapshot_document.state(snapshot, declared, "/data")
+    found = snapshot_document.state_document(snapshot, declared, "/data")
     assert [(each.kind, each.url) for each in found.brokers] == [
         ("Broker", "http://h/default/shop"),
         ("KafkaChannel", "http://c/default/shop"),
@@ -135,21 +135,23 @@ def test_channels_and_subscriptions_are_beside_brokers_and_triggers_of_their_nam
 def test_a_subscription_says_its_order_and_where_replies_go() -> None:
     """KN-CHN-11: a Subscription is `ordered` unless it says otherwise. KN-SUB-02: without a reply
     address, replies are discarded."""
-    found = snapshot_document.details(subscription("mail"), (), "", (Action.PAUSE,))
+    found = snapshot_document.details_document(subscription("mail"), (), "", (Action.PAUSE,))
     assert (found.order, found.reply, found.filters) == ("ordered", "", "")
     assert found.may == (Action.PAUSE,)
     reply = parse(Destination, {"uri": "http://answers.test/"})
-    found = snapshot_document.details(subscription("mail"), (), "", (), reply)
+    found = snapshot_document.details_document(subscription("mail"), (), "", (), reply)
     assert found.reply == "http://answers.test/"
 
 
 def test_filters_are_shown_as_they_are_written() -> None:
     wanted = [{"exact": {"type": "order"}}, {"not": {"cesql": "subject = 'x'"}}]
-    found = snapshot_document.details(trigger("mail", filters=wanted), (), "shop.yaml")
+    found = snapshot_document.details_document(trigger("mail", filters=wanted), (), "shop.yaml")
     assert yaml.safe_load(found.filters) == {"filters": wanted}
-    old = snapshot_document.details(trigger("mail", filter={"attributes": {"type": "a"}}), (), "")
+    old = snapshot_document.details_document(
+        trigger("mail", filter={"attributes": {"type": "a"}}), (), ""
+    )
     assert yaml.safe_load(old.filters) == {"filter": {"attributes": {"type": "a"}}}
-    assert snapshot_document.details(trigger("mail"), (), "").filters == ""
+    assert snapshot_document.details_document(trigger("mail"), (), "").filters == ""
 
 
 def test_who_gets_an_event_is_said_with_the_clause_that_refuses_it() -> None:
@@ -165,14 +167,14 @@ def test_who_gets_an_event_is_said_with_the_clause_that_refuses_it() -> None:
 
 def test_failures_are_the_newest_first_and_counted_by_reason_unless_sent_again() -> None:
     letters = [letter(1), letter(2, code="500"), letter(3), letter(4, replayed="2026-02-01")]
-    found = snapshot_document.failures(letters, 4, {})
+    found = snapshot_document.failures_document(letters, 4, {})
     assert [each.id for each in found.last] == ["order-4", "order-3", "order-2", "order-1"]
     assert [(each.reason, each.count) for each in found.reasons] == [
         ("status 400", 2),
         ("status 500", 1),
     ]
     assert not found.is_all, "as many as were asked for: there may be more"
-    assert snapshot_document.failures(letters, 5, {}).is_all
+    assert snapshot_document.failures_document(letters, 5, {}).is_all
 
 
 @dataclass

@@ -18,10 +18,10 @@ from support.reports import sample_groups, sample_report
 
 from knafka.core.errors import LogError
 from knafka.core.names import report_key, reports_topic
-from knafka_client.declared.declared_source import NotReached
+from knafka_client.declared.declared_source import KafkaNotReached
 from knafka_client.declared.kubernetes_api import KubernetesApi
 from knafka_client.sockets import HOST, listen, port_of
-from knafka_console.function import as_bearer
+from knafka_console.function import client_with_token
 from knafka_console.model.document import ArchiveReplays, ReplayCreation, ReplaySelect
 from knafka_console.model.source import (
     ArchiveName,
@@ -33,7 +33,7 @@ from knafka_console.model.source import (
 from knafka_console.sources.cluster_console import ClusterConsole
 from knafka_console.sources.cluster_kafka import ClusterKafka
 from knafka_console.sources.figures import Figures
-from knafka_console.sources.reports import OF_GROUP, ReportTopics
+from knafka_console.sources.reports import REPORT_GROUP_LABEL, ReportTopics
 from knafka_console.web.server import CHANGE_HEADER, ConsoleServer
 from knafka_console.web.sign_in import SignIn, Viewer
 from knafka_jobs.report.report_document import Report
@@ -83,14 +83,14 @@ def memory() -> MemoryLog:
 
 
 class NoFigures:
-    async def get(self) -> Figures:
+    async def current(self) -> Figures:
         return Figures()
 
 
 def console_of(
     client: Any, memory: MemoryLog, token: str, *namespaces: str, **options: Any
 ) -> ClusterConsole:
-    viewer = as_bearer(client, token)
+    viewer = client_with_token(client, token)
     options = {"topics": ReportTopics(lambda _: MemoryAdmin(memory)), **options}
     return ClusterConsole(
         KubernetesApi(viewer),
@@ -199,7 +199,7 @@ async def test_a_kafka_that_is_away_is_not_an_archive_without_a_report(
     console = console_of(
         cluster[1], memory, "ada", "shop", topics=ReportTopics(away), unreached="look at Kafka"
     )
-    with pytest.raises(NotReached, match="no answer: look at Kafka"):
+    with pytest.raises(KafkaNotReached, match="no answer: look at Kafka"):
         await console.reports.json(KEPT)
 
 
@@ -237,7 +237,7 @@ async def test_a_button_creates_a_replay_with_the_viewers_own_rights(
     assert stored is not None
     select = {"trigger": "mail", "reason": "status", "code": 503}
     assert stored["spec"] == {"archive": "kept", "select": select}
-    assert stored["metadata"]["labels"] == {OF_GROUP: GROUP}
+    assert stored["metadata"]["labels"] == {REPORT_GROUP_LABEL: GROUP}
 
     status = {"phase": "Succeeded", "sent": 3, "message": "done"}
     server.put(KNAFKA, "DeadLetterReplay", "shop", made.name, spec=stored["spec"], status=status,

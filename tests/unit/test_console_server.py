@@ -24,8 +24,8 @@ from knafka_client.sockets import HOST, PortTaken, listen, port_of
 from knafka_console import opening
 from knafka_console.model.document import Action
 from knafka_console.web import server
-from knafka_console.web.page import page
-from knafka_console.web.server import CHANGE_HEADER, ConsoleServer, refusal
+from knafka_console.web.page import console_page
+from knafka_console.web.server import CHANGE_HEADER, ConsoleServer, refusal_reason
 
 MARKED = {CHANGE_HEADER: "1"}
 EVENT = '{"specversion":"1.0","id":"1","source":"/shop","type":"order"}'
@@ -87,7 +87,7 @@ def test_the_server_and_its_page_know_nothing_of_where_the_data_is_from() -> Non
 
 
 def test_the_page_is_small_enough_to_be_read() -> None:
-    assert len(page().html.encode()) < 60_000
+    assert len(console_page().html.encode()) < 60_000
 
 
 async def test_the_state_is_answered_once_it_differs_from_what_the_page_has(
@@ -273,7 +273,7 @@ def test_another_sites_page_gets_nothing_from_a_server_on_loopback(
     method: str, path: str, headers: dict[str, str], allowed: bool
 ) -> None:
     """DNS rebinding (a foreign Host) and requests across sites are refused."""
-    why = refusal(["127.0.0.1:8090", "localhost:8090"], method, path, {**OWN, **headers})
+    why = refusal_reason(["127.0.0.1:8090", "localhost:8090"], method, path, {**OWN, **headers})
     assert (why == "") is allowed, why
 
 
@@ -299,16 +299,16 @@ async def test_what_is_refused_changes_nothing(
 
 
 def test_the_console_takes_the_next_port_unless_one_was_asked_for() -> None:
-    with opening.listener(None) as first, opening.listener(None) as second:
+    with opening.open_listener(None) as first, opening.open_listener(None) as second:
         assert isinstance(first, socket.socket)
         assert isinstance(second, socket.socket)
         assert opening.CONSOLE_PORT <= port_of(first) < port_of(second)
         with (
             pytest.raises(PortTaken, match="--console-port"),
-            opening.listener(port_of(first)),
+            opening.open_listener(port_of(first)),
         ):
             pass
-        with opening.listener(None, enabled=False) as none:
+        with opening.open_listener(None, enabled=False) as none:
             assert none is None
 
 

@@ -15,12 +15,17 @@ from support.console import MemorySource, row, trigger
 
 from knafka.core.errors import InvalidDocument
 from knafka_client.sockets import HOST, listen, port_of
-from knafka_console.function import MOST_VIEWERS, VIEWER_KEPT_FOR, Viewers, as_bearer
+from knafka_console.function import (
+    MAX_KEPT_VIEWERS,
+    VIEWER_IDLE_TIMEOUT,
+    ViewerSources,
+    client_with_token,
+)
 from knafka_console.model.source import Forbidden, NotSignedIn
 from knafka_console.settings import ConsoleSettings
 from knafka_console.sources.figures import Figures
-from knafka_console.web.server import CHANGE_HEADER, ConsoleServer, refusal
-from knafka_console.web.sign_in import SignIn, Viewer, viewer
+from knafka_console.web.server import CHANGE_HEADER, ConsoleServer, refusal_reason
+from knafka_console.web.sign_in import SignIn, Viewer, viewer_of_request
 
 MARKED = {CHANGE_HEADER: "1"}
 TLS = {**MARKED, "X-Forwarded-Proto": "https"}
@@ -203,9 +208,11 @@ async def test_another_sites_page_presses_no_button_with_ones_session(
 def test_where_viewers_sign_in_any_host_is_ours_and_another_origin_is_not() -> None:
     host = {"Host": "console.knafka.example.com", **MARKED}
     ask = ("POST", "/api/who")
-    assert refusal(None, *ask, {**host, "Origin": "https://console.knafka.example.com"}) == ""
-    assert refusal(None, *ask, {**host, "Origin": "https://knafka.example.com"}) != ""
-    assert refusal(None, *ask, {**MARKED, "Origin": "null"}) != ""
+    assert (
+        refusal_reason(None, *ask, {**host, "Origin": "https://console.knafka.example.com"}) == ""
+    )
+    assert refusal_reason(None, *ask, {**host, "Origin": "https://knafka.example.com"}) != ""
+    assert refusal_reason(None, *ask, {**MARKED, "Origin": "null"}) != ""
 
 
 async def test_no_log_and_no_text_of_a_viewer_has_the_token(
@@ -224,13 +231,13 @@ async def test_no_log_and_no_text_of_a_viewer_has_the_token(
 
 def test_names_of_namespaces_in_a_cookie_are_names() -> None:
     cookies = {"knafka-token": "adelaide", "knafka-namespaces": "shop.../x.Y.a-b"}
-    assert viewer({}, cookies) == Viewer("adelaide", ("shop", "a-b"))
-    assert viewer({}, {"knafka-token": "a b"}) is None
-    assert viewer({}, {}) is None
+    assert viewer_of_request({}, cookies) == Viewer("adelaide", ("shop", "a-b"))
+    assert viewer_of_request({}, {"knafka-token": "a b"}) is None
+    assert viewer_of_request({}, {}) is None
 
 
 class NoFigures:
-    async def get(self) -> Figures:
+    async def current(self) -> Figures:
         return Figures()
 
 
@@ -238,28 +245,28 @@ def test_a_viewer_is_forgotten_who_has_not_asked_for_a_while() -> None:
     """Nothing of somebody who has left is kept, the token least of all."""
     now = 0.0
     with api_server() as (_, client):
-        viewers = Viewers(client, NoFigures(), ConsoleSettings("knafka"), lambda: now)
-        first = viewers.source(Viewer("adelaide"))
-        assert viewers.source(Viewer("adelaide")) is first
-        assert viewers.source(Viewer("adelaide", ("shop",))) is not first
-        now = VIEWER_KEPT_FOR + 1
-        viewers.source(Viewer("bob"))
-        assert viewers.source(Viewer("adelaide")) is not first
-        for number in range(MOST_VIEWERS + 5):
-            viewers.source(Viewer(f"user-{number}"))
-        assert len(viewers._known) == MOST_VIEWERS
+        viewers = ViewerSources(client, NoFigures(), ConsoleSettings("knafka"), lambda: now)
+        first = viewers.source_for(Viewer("adelaide"))
+        assert viewers.source_for(Viewer("adelaide")) is first
+        assert viewers.source_for(Viewer("adelaide", ("shop",))) is not first
+        now = VIEWER_IDLE_TIMEOUT + 1
+        viewers.source_for(Viewer("bob"))
+        assert viewers.source_for(Viewer("adelaide")) is not first
+        for number in range(MAX_KEPT_VIEWERS + 5):
+            viewers.source_for(Viewer(f"user-{number}"))
+        assert len(viewers._sources) == MAX_KEPT_VIEWERS
 
 
 async def test_nothing_of_the_functions_own_account_is_used_for_a_viewer() -> None:
     with api_server() as (server, client):
         client.configuration.api_key = {"authorization": "Bearer function"}
         server.users = {"function": lambda _: True, "adelaide": lambda _: False}
-        viewers = Viewers(client, NoFigures(), ConsoleSettings("knafka"))
+        viewers = ViewerSources(client, NoFigures(), ConsoleSettings("knafka"))
         with pytest.raises(Forbidden):
-            await viewers.source(Viewer("adelaide")).state()
+            await viewers.source_for(Viewer("adelaide")).state()
         with pytest.raises(NotSignedIn):
-            await viewers.source(Viewer("eve")).state()
-        assert as_bearer(client, "adelaide").configuration.api_key == {
+            await viewers.source_for(Viewer("eve")).state()
+        assert client_with_token(client, "adelaide").configuration.api_key == {
             "authorization": "Bearer adelaide"
         }
 

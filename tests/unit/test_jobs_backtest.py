@@ -23,7 +23,7 @@ from knafka.core.sensor.contract import Conditions
 from knafka.core.sensor.records import trigger_of
 from knafka_jobs.backtest.backtest_plan import conditions_of
 from knafka_jobs.backtest.backtest_run import (
-    Backtested,
+    BacktestResult,
     TimeSpan,
     backtest,
     read_sensor,
@@ -101,7 +101,7 @@ def archived(spark: SparkSession, events: Sequence[PastEvent], path: Path) -> st
 
 def run(
     spark: SparkSession, path: str, conditions: Conditions, output: Path | None = None, **span: int
-) -> Backtested:
+) -> BacktestResult:
     records, until = records_of_archive(spark, path, TimeSpan(**span))
     return backtest(records, conditions, until, 10_000, None if output is None else str(output))
 
@@ -114,7 +114,7 @@ def by_reducer(events: Sequence[PastEvent], conditions: Conditions) -> Counter[s
     )
 
 
-def by_job(found: Backtested) -> Iterator[str]:
+def by_job(found: BacktestResult) -> Iterator[str]:
     for each in found.shown:
         at = round(datetime.fromisoformat(each["at"]).timestamp() * 1000) - START
         correlation = each["correlation"]

@@ -15,7 +15,7 @@ from knafka.core.delivery import Reason
 from knafka_jobs import __main__ as program
 from knafka_jobs import command_options, commands
 from knafka_jobs.io import session
-from knafka_jobs.io.delta import Tables, explained
+from knafka_jobs.io.delta import Tables, explain_spark_errors
 from knafka_jobs.job_errors import JobError
 from knafka_jobs.report.report_document import Change, ChangeKind
 from knafka_jobs.topic_offsets import BrokerName
@@ -23,7 +23,7 @@ from knafka_jobs.topic_offsets import BrokerName
 
 @pytest.fixture(autouse=True)
 def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "start", Mock())
+    monkeypatch.setattr(session, "start_session", Mock())
     monkeypatch.setattr(Tables, "check_layouts", Mock())
 
 
@@ -33,7 +33,7 @@ def test_a_value_that_does_not_fit_a_report_is_one_line_without_a_link(
     def report(*_: object) -> None:
         Change(kind=ChangeKind.NEW, failures=-1)
 
-    monkeypatch.setattr(commands, "report", report)
+    monkeypatch.setattr(commands, "make_report", report)
     assert program.main(["report", "--tables", "t"]) == program.FAILED
     said = capsys.readouterr().err
     assert said.startswith("knafka: error: Change.failures: ")
@@ -48,7 +48,7 @@ def test_a_report_of_one_broker_compacts_its_dead_letters_alone(
     compacted, made = Mock(), Mock(side_effect=JobError("enough"))
     monkeypatch.setattr(commands, "compact", compacted)
     monkeypatch.setattr(commands, "connect", Mock())
-    monkeypatch.setattr(commands, "report", made)
+    monkeypatch.setattr(commands, "make_report", made)
     asked = ["report", "--tables", "t", "--bootstrap-servers", "k:9092", "--compact"]
     assert program.main([*asked, "--broker", "shop/main"]) == program.FAILED
     assert compacted.call_args.args[2].broker == BrokerName("shop", "main")
@@ -58,7 +58,7 @@ def test_a_report_that_can_not_be_written_names_its_file(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     made = Mock(**{"return_value.model_dump_json": lambda **_: ""})
-    monkeypatch.setattr(commands, "report", made)
+    monkeypatch.setattr(commands, "make_report", made)
     (tmp_path / "file").touch()
     path = tmp_path / "file" / "report.json"
     assert program.main(["report", "--tables", "t", "--json", str(path)]) == program.FAILED
@@ -116,5 +116,5 @@ def test_without_jars_for_s3_it_says_where_they_are() -> None:
     class_name = "org.apache.hadoop.fs.s3a.S3AFileSystem"
     missing = Py4JError(f"java.lang.ClassNotFoundException: Class {class_name} not found")
     with pytest.raises(JobError, match=r"^Spark: Spark has no jars for s3a://.*archive-dead"):
-        with explained("Spark"):
+        with explain_spark_errors("Spark"):
             raise missing

@@ -17,19 +17,19 @@ from knafka_jobs.compact.checkpoints import Checkpoints
 from knafka_jobs.compact.compact_plan import (
     FOLDED,
     MERGE_ON,
+    contiguous_ranges,
     failures_of,
-    islands,
     merge_clauses,
     next_offsets,
     records_of,
-    repeated,
+    repeated_keys,
     summarized,
 )
 from knafka_jobs.compact.reading import LOGS
 from knafka_jobs.failure_selection import REPLAYABLE
 from knafka_jobs.io.delta import Tables, in_days
 from knafka_jobs.schema import FAILURES, RECORDS, ddl
-from knafka_jobs.topic_offsets import NOTHING, Mark, Reached
+from knafka_jobs.topic_offsets import NO_MARK, ReadState, RecordMark
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -303,9 +303,9 @@ def test_failures_of_one_record_are_folded_as_all_are(spark: SparkSession) -> No
         {"failure_id": "h", "last_attempt": at(20)},
         {"failure_id": "g", "last_attempt": at(9), "reason": "timeout"},
     ).select(*FOLDED)
-    assert rows.transform(repeated).count() == 1
-    assertDataFrameEqual(failures_of(rows, rows.transform(repeated)), failures_of(rows))
-    few = rows.transform(repeated), rows.transform(summarized)
+    assert rows.transform(repeated_keys).count() == 1
+    assertDataFrameEqual(failures_of(rows, rows.transform(repeated_keys)), failures_of(rows))
+    few = rows.transform(repeated_keys), rows.transform(summarized)
     assertDataFrameEqual(failures_of(rows, *few), failures_of(rows))
 
 
@@ -358,7 +358,7 @@ def test_only_what_the_table_holds_without_a_gap_may_be_deleted(spark: SparkSess
         [(TOPIC, "id-1", *each) for each in ((0, 3, 9), (1, 10, 13), (2, 1, 3), (3, 0, 2))],
         "topic string, topic_id string, partition int, start bigint, end bigint",
     )
-    found = islands(held, ranges).drop("topic", "topic_id").collect()
+    found = contiguous_ranges(held, ranges).drop("topic", "topic_id").collect()
     assert sorted(tuple(row) for row in found) == [(0, 3, 6), (0, 7, 9), (1, 11, 13), (2, 1, 3)]
 
 
@@ -397,7 +397,7 @@ def test_a_table_is_empty_until_it_has_rows_and_is_not_made_to_tell(
     tables = Tables(spark, str(tmp_path))
     assert tables.is_empty("failures")
     assert not (tmp_path / "failures").exists()
-    tables.id("failures")
+    tables.table_id("failures")
     assert tables.is_empty("failures")
     tables.append(failures_of(records(spark, {})), "failures")
     assert not tables.is_empty("failures")
@@ -410,9 +410,9 @@ def test_saved_offsets_are_read_as_they_were_written_and_broken_ones_are_none(
     assert checkpoints.last_batch() is None
     assert checkpoints.offsets_after(7) is None
     after = {
-        ("id+/1==", 0): Reached(5, Mark(4, "ab", 1, 7), (3, 2)),
-        ("id+/1==", 12): Reached(2**40),
-        ("id-2", 0): Reached(0, NOTHING),
+        ("id+/1==", 0): ReadState(5, RecordMark(4, "ab", 1, 7), (3, 2)),
+        ("id+/1==", 12): ReadState(2**40),
+        ("id-2", 0): ReadState(0, NO_MARK),
     }
     checkpoints.save_offsets(7, after)
     checkpoints.save_offsets(8, {})

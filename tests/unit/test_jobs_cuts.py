@@ -9,7 +9,7 @@ import pytest
 
 from knafka_jobs.compact.compact_plan import older_ranges
 from knafka_jobs.compact.cuts import deletable_until
-from knafka_jobs.topic_offsets import OffsetSpan, Reached, TopicState, offsets_of
+from knafka_jobs.topic_offsets import OffsetSpan, ReadState, TopicState, read_states_of
 
 TOPIC = "knafka-dead-letters-shop-main-mail-0123456789"
 
@@ -57,7 +57,7 @@ def test_only_what_was_read_and_is_older_than_the_first_young_record_may_be_dele
         4: OffsetSpan(0, 9),
     }
     young = {(TOPIC, 0): 7, (TOPIC, 1): -1, (TOPIC, 2): 3, (TOPIC, 4): -1}
-    read = {("id-1", partition): Reached(9) for partition in range(4)}
+    read = {("id-1", partition): ReadState(9) for partition in range(4)}
     assert older_ranges({TOPIC: TopicState(TOPIC, "id-1", spans)}, young, read) == [
         (TOPIC, "id-1", 0, 3, 7),
         (TOPIC, "id-1", 1, 3, 9),
@@ -66,12 +66,12 @@ def test_only_what_was_read_and_is_older_than_the_first_young_record_may_be_dele
 
 def test_of_a_log_that_was_cut_each_part_is_looked_for_under_its_own_id() -> None:
     """Cut at 60, then at 40: what grew at 60 is gone."""
-    reached = Reached(100).cut_at(60).cut_at(40)._replace(next=90)
+    reached = ReadState(100).cut_at(60).cut_at(40)._replace(next=90)
     topic = {TOPIC: TopicState(TOPIC, "id-1", {0: OffsetSpan(10, 99)})}
     assert older_ranges(topic, {(TOPIC, 0): -1}, {("id-1", 0): reached}) == [
         (TOPIC, "id-1", 0, 10, 40),
         (TOPIC, "id-1~2", 0, 40, 90),
     ]
-    assert offsets_of([("id-1", 0, 0, 100), ("id-1~2", 0, 40, 90), ("id-1~1", 0, 60, 70)]) == {
+    assert read_states_of([("id-1", 0, 0, 100), ("id-1~2", 0, 40, 90), ("id-1~1", 0, 60, 70)]) == {
         ("id-1", 0): reached._replace(mark=None)
     }

@@ -18,7 +18,7 @@ from knafka_jobs.compact import compact_run
 from knafka_jobs.compact.checkpoints import Checkpoints
 from knafka_jobs.compact.compact_run import fold, forget_expired
 from knafka_jobs.io.delta import Tables
-from knafka_jobs.io.session import with_executors
+from knafka_jobs.io.session import executor_settings
 from knafka_jobs.topic_offsets import OffsetSpan
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # py4j leaves sockets open
@@ -68,8 +68,8 @@ def test_a_fold_writes_files_for_what_there_is_and_not_for_its_tasks(
     finally:
         spark.conf.set("spark.sql.shuffle.partitions", before or "2")
     assert tables.size("failures")[0] == 1
-    assert with_executors(4) == {"spark.sql.shuffle.partitions": "8"}
-    assert with_executors(1) == {"spark.sql.shuffle.partitions": "2"}
+    assert executor_settings(4) == {"spark.sql.shuffle.partitions": "8"}
+    assert executor_settings(1) == {"spark.sql.shuffle.partitions": "2"}
 
 
 @contextmanager

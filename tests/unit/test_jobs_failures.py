@@ -15,8 +15,8 @@ from knafka_jobs import schema
 from knafka_jobs.command_options import FailureSelection
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.job_errors import JobError
-from knafka_jobs.replay.replay_plan import select
-from knafka_jobs.report.assemble import change, known_of
+from knafka_jobs.replay.replay_plan import select_failures
+from knafka_jobs.report.assemble import group_change, histories_of
 from knafka_jobs.report.report_document import (
     MAX_SUMMARIES,
     OTHER_SUMMARIES,
@@ -29,13 +29,13 @@ from knafka_jobs.report.report_plan import (
     examples,
     failed_again,
     groups,
-    past,
+    past_figures,
     summaries,
     sums,
-    tops,
+    top_values,
     with_few_summaries,
 )
-from knafka_jobs.report.report_run import report
+from knafka_jobs.report.report_run import make_report
 from knafka_jobs.schema import FAILURES, REPORTS, SENT, ddl
 from knafka_jobs.topic_offsets import BrokerName
 
@@ -101,9 +101,9 @@ def test_a_selection_is_what_fits_all_of_it(
     )
     if wanted is None:
         with pytest.raises(JobError, match="can't be used"):
-            select(rows, selection)
+            select_failures(rows, selection)
     else:
-        assert ids(select(rows, selection)) == wanted
+        assert ids(select_failures(rows, selection)) == wanted
 
 
 def test_a_group_is_what_failed_alike_with_its_sums_and_times(spark: SparkSession) -> None:
@@ -134,12 +134,14 @@ def test_failures_whose_errors_say_different_things_are_two_rows(
     tables = Tables(spark, str(tmp_path))
     rows = [{"summary": "db down"}, *[{"summary": "NullPointer"}] * 2, {"trigger": "bill"}]
     tables.append(failures(spark, *rows), "failures")
-    told = report(tables, None, NOW).groups
+    told = make_report(tables, None, NOW).groups
     mail = [each for each in told if each.trigger == "mail"]
     assert [(each.summary, each.events) for each in mail] == [("NullPointer", 2), ("db down", 1)]
     assert len({each.id for each in mail}) == 2
     assert mail[0].replay_command.endswith("--code 503 --summary NullPointer")
-    found = select(tables.read("failures"), FailureSelection(trigger="mail", summary="db down"))
+    found = select_failures(
+        tables.read("failures"), FailureSelection(trigger="mail", summary="db down")
+    )
     assert ids(found) == {"f0"}
 
 
@@ -173,7 +175,7 @@ def test_failures_are_counted_by_stretches_of_time(spark: SparkSession) -> None:
 
 def test_the_most_frequent_values_come_first_and_are_few(spark: SparkSession) -> None:
     given = [{"type": name} for name in "aabbbcdefg"] + [{"type": None}]
-    told = tops(sums(failures(spark, *given), previous_made=None), "type")
+    told = top_values(sums(failures(spark, *given), previous_made=None), "type")
     rows = [(row["value"], row["events"]) for row in told.collect()]
     assert rows == [("b", 3), ("a", 2), ("c", 1), ("d", 1), ("e", 1)]
 
@@ -200,7 +202,7 @@ def shares_of(spark: SparkSession, tables: Tables, rows: DataFrame) -> list[floa
     """What a report says of the group of the code 503, and of the code 500, if 60 offsets are
     settled."""
     tables.append(rows, "failures")
-    told = report(tables, None, NOW, settled=lambda *_: [(*MAIL[:3], "events", 0, 0, 60)])
+    told = make_report(tables, None, NOW, settled=lambda *_: [(*MAIL[:3], "events", 0, 0, 60)])
     return [each.share for each in sorted(told.groups, key=lambda each: -(each.status or 0))]
 
 
@@ -252,7 +254,7 @@ def test_what_failed_again_is_counted_since_the_last_report(spark: SparkSession)
 def test_a_change_is_told_against_the_last_report(
     now: tuple[int, int, int, int], before: tuple[int, int] | None, kind: ChangeKind
 ) -> None:
-    assert change(*now, before).kind is kind
+    assert group_change(*now, before).kind is kind
 
 
 def test_the_history_of_a_group_is_of_the_last_reports_and_tells_when_it_was_first(
@@ -261,23 +263,23 @@ def test_the_history_of_a_group_is_of_the_last_reports_and_tells_when_it_was_fir
     rows: list[Any] = [(f"r{n}", ago(60 - n), "shop", "main", "g", n, n, 0) for n in range(50)]
     rows.append(("r50", ago(1), "shop", "main", None, 0, 0, 0))
     reports = spark.createDataFrame(rows, ddl(REPORTS))
-    known = known_of(past(reports, ["g", "other"], ago(60 - 45)).collect())
+    known = histories_of(past_figures(reports, ["g", "other"], ago(60 - 45)).collect())
     assert known.keys() == {"g"}
-    assert known["g"].first == ago(60)
+    assert known["g"].first_reported == ago(60)
     told = [(each.made, each.failures) for each in known["g"].history]
     assert told == [(ago(60 - n), n) for n in range(45, 50)]
 
 
 def test_a_report_tells_the_tables_and_what_changed(spark: SparkSession, tmp_path: Path) -> None:
     tables = Tables(spark, str(tmp_path))
-    empty = report(tables, None, ago(9))
+    empty = make_report(tables, None, ago(9))
     assert (empty.groups, empty.previous, empty.totals.events) == ((), None, 0)
 
     history = [(ago(10), "status", 503, 3)]
     mail = {"history": history, "error": "bm8=", "data_bytes": 2, "head": b"hi"}
     rows = failures(spark, mail, {"code": 500})
     tables.append(rows, "failures")
-    first = report(tables, None, ago(5))
+    first = make_report(tables, None, ago(5))
     assert first.previous is not None
     assert first.previous.id == empty.id
     assert (first.changes.new, first.totals.groups, first.totals.unresolved) == (2, 2, 2)
@@ -291,9 +293,9 @@ def test_a_report_tells_the_tables_and_what_changed(spark: SparkSession, tmp_pat
         rows.where("code = 503"), "failures", "failures.failure_id = more.failure_id",
         {"resolved": "timestamp '2026-11-21 11:57:00'"},
     )  # fmt: skip
-    second = report(tables, BrokerName("shop", "main"), ago(1))
+    second = make_report(tables, BrokerName("shop", "main"), ago(1))
     assert second.previous is None, "a report about a Broker is told against one about it"
-    third = report(tables, None, NOW, settled=lambda *_: [(*MAIL[:3], "events", 0, 0, 8)])
+    third = make_report(tables, None, NOW, settled=lambda *_: [(*MAIL[:3], "events", 0, 0, 8)])
     assert third.changes.resolved == 1
     assert third.changes.steady == 1
     assert {each.share for each in third.groups} == {None}

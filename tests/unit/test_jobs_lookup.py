@@ -25,7 +25,13 @@ from knafka_jobs.failure_selection import FailureCondition, conditions
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.job_errors import JobError, NeedsSpark
 from knafka_jobs.lookup import lookup_plan
-from knafka_jobs.lookup.lookup_run import TableFiles, latest, on_their_way, preview, tabled_until
+from knafka_jobs.lookup.lookup_run import (
+    TableFiles,
+    count_pending,
+    latest_dead_letters,
+    preview,
+    tabled_until,
+)
 from knafka_jobs.replay.replay_run import preview as preview_by_spark
 from knafka_jobs.schema import LAYOUT, LAYOUT_PROPERTY, SENT, TABLES
 from knafka_jobs.topic_offsets import BrokerName
@@ -110,7 +116,9 @@ def test_any_of_several_ids_are_meant_without_spark_too(tables: Tables) -> None:
 
 
 def test_the_latest_dead_letters_come_as_they_lay_in_their_topics(tables: Tables) -> None:
-    found = latest(TableFiles(tables.root), [FailureCondition("trigger", "=", "mail")], 2)
+    found = latest_dead_letters(
+        TableFiles(tables.root), [FailureCondition("trigger", "=", "mail")], 2
+    )
     assert {record.value() for record, _ in found} == {b"one", b"late"}
     record = next(record for record, _ in found if record.value() == b"late")
     assert (record.topic(), record.partition(), record.offset()) == ("dead-letters", 1, 13)
@@ -120,10 +128,10 @@ def test_the_latest_dead_letters_come_as_they_lay_in_their_topics(tables: Tables
 
 def test_what_was_sent_again_or_resolved_is_told_by_when(tables: Tables) -> None:
     files = TableFiles(tables.root)
-    told = {record.value(): at for record, at in latest(files, [], 100)}
+    told = {record.value(): at for record, at in latest_dead_letters(files, [], 100)}
     assert told[b"sent"] == told[b"resolved"] == NOW
     assert [told[each] for each in (b"failed again", b"one")] == [None, None]
-    assert on_their_way(files, []) == {("shop", "main", "bill"): 1}
+    assert count_pending(files, []) == {("shop", "main", "bill"): 1}
     # What is on its way is not in the times and reasons of what isn't.
     one = overviews(files, [FailureCondition("trigger", "=", "bill")])["shop", "main", "bill"]
     assert (one.count, one.replayed, one.reasons) == (1, 1, {"status 503": 1})
@@ -179,12 +187,12 @@ def test_tables_of_another_layout_are_left_to_spark(tables: Tables, tmp_path: Pa
     old = source.read_text().replace(here, f'"{LAYOUT_PROPERTY}":"9"')
     (log / source.name).write_text(old)
     with pytest.raises(NeedsSpark, match="another version"):
-        TableFiles(str(tmp_path)).has("failures")
+        TableFiles(str(tmp_path)).has_table("failures")
 
 
 def test_what_is_no_table_is_said_by_its_place(tmp_path: Path) -> None:
     files = TableFiles(str(tmp_path))
-    assert not files.has("sent")
+    assert not files.has_table("sent")
     with pytest.raises(JobError, match=f"there is no table {tmp_path}/failures"):
         preview(files, [])
 
@@ -195,7 +203,7 @@ def test_no_text_ends_the_string_that_it_is_in(text: str) -> None:
         return  # no column has it
     (row,) = (
         QueryBuilder()
-        .execute(f"SELECT {lookup_plan.literal(text)} AS said")
+        .execute(f"SELECT {lookup_plan.sql_literal(text)} AS said")
         .read_all()
         .to_struct_array()
         .to_pylist()

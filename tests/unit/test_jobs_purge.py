@@ -19,9 +19,9 @@ from knafka_jobs.compact.compact_run import fold_all, vacuum
 from knafka_jobs.io import delta
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.job_errors import JobError
-from knafka_jobs.positions import MAX_BOUNDS, OffsetBounds, bounds, within
+from knafka_jobs.positions import MAX_BOUNDS, OffsetBounds, offset_bounds, within_bounds
 from knafka_jobs.replay.replay_run import purge, purgeable
-from knafka_jobs.report.report_run import report
+from knafka_jobs.report.report_run import make_report
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # py4j leaves sockets open
 
@@ -109,14 +109,14 @@ def test_heads_are_kept_for_the_latest_failures_of_each_group_alone(
     heads = sorted(bytes(row["head"]) for row in rows)
     assert heads == [b"bill", *(b"e%02d" % n for n in range(5, 15))]
     shutil.rmtree(tmp_path / "records")
-    told = report(tables, None, NOW + timedelta(minutes=1))
+    told = make_report(tables, None, NOW + timedelta(minutes=1))
     shown = {each.trigger: [x.data_preview for x in each.examples] for each in told.groups}
     assert shown == {"mail": ["e14", "e13", "e12", "e11", "e10"], "bill": ["bill"]}
 
 
 def test_tables_of_a_newer_layout_are_refused(spark: SparkSession, tmp_path: Path) -> None:
     tables = Tables(spark, str(tmp_path))
-    tables.id("failures")
+    tables.table_id("failures")
     tables.check_layouts()
     spark.sql(
         f"ALTER TABLE delta.`{tables.path('failures')}` SET TBLPROPERTIES ('knafka.layout' = '9')"
@@ -133,16 +133,16 @@ def test_rows_are_read_by_position_from_the_files_that_may_have_them(
         rows = [{"offset": first + n, "partition": n % 2} for n in range(10)]
         tables.append(records(spark, *rows).coalesce(1), "records")
     wanted = tables.read("records").where("offset IN (104, 105, 107)")
-    found = sorted(bounds(wanted))
+    found = sorted(offset_bounds(wanted))
     assert found == [OffsetBounds("id-1", 0, 104, 104), OffsetBounds("id-1", 1, 105, 107)]
     every = tables.read("records")
-    chosen = every.where(within(found))
+    chosen = every.where(within_bounds(found))
     assert (len(every.inputFiles()), len(chosen.inputFiles())) == (3, 1)
     assert sorted(row["offset"] for row in chosen.collect()) == [104, 105, 107]
     others = [OffsetBounds(f"id-{n}", 0, 100, 109) for n in range(1, MAX_BOUNDS + 2)]
-    chosen = every.where(within(others))
+    chosen = every.where(within_bounds(others))
     assert (len(chosen.inputFiles()), chosen.count()) == (1, 10), "coarser, and never too little"
-    assert every.where(within([])).count() == 0
+    assert every.where(within_bounds([])).count() == 0
 
 
 def test_a_table_that_two_jobs_make_at_once_is_there_for_both(
@@ -160,7 +160,7 @@ def test_a_table_that_another_job_has_begun_to_make_is_waited_for(
 ) -> None:
     """Its folder is there before its first commit; a job that came in between failed."""
     other = Tables(spark, str(tmp_path / "other"))
-    other.id("purged")
+    other.table_id("purged")
     made, begun = tmp_path / "other" / "purged", tmp_path / "mine" / "purged"
     (begun / "_delta_log").mkdir(parents=True)
     (begun / "begun.parquet").write_bytes(b"")
@@ -169,7 +169,7 @@ def test_a_table_that_another_job_has_begun_to_make_is_waited_for(
         shutil.copytree(made, begun, dirs_exist_ok=True)
 
     replace_in(monkeypatch, delta, "time", sleep=commit)
-    assert Tables(spark, str(tmp_path / "mine")).id("purged") == other.id("purged")
+    assert Tables(spark, str(tmp_path / "mine")).table_id("purged") == other.table_id("purged")
 
 
 def test_a_folder_with_something_else_in_it_is_no_table(
@@ -179,4 +179,4 @@ def test_a_folder_with_something_else_in_it_is_no_table(
     (tmp_path / "purged").mkdir()
     (tmp_path / "purged" / "letter.txt").write_text("mine")
     with pytest.raises(JobError, match="because it already exists"):
-        Tables(spark, str(tmp_path)).id("purged")
+        Tables(spark, str(tmp_path)).table_id("purged")

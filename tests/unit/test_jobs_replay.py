@@ -10,9 +10,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.testing import assertDataFrameEqual
 
 from knafka_jobs.compact.judging import STARTS
-from knafka_jobs.compact.outcomes import last_pending, lost, outcomes, resolved
-from knafka_jobs.replay.replay_plan import dead_letters, in_lanes, replayable, sent_rows
-from knafka_jobs.report.report_plan import runs
+from knafka_jobs.compact.outcomes import last_pending, lost_events, outcomes_of, resolved_failures
+from knafka_jobs.replay.replay_plan import (
+    dead_letters_of,
+    replayable_failures,
+    sent_rows,
+    split_into_lanes,
+)
+from knafka_jobs.report.report_plan import replay_counts
 from knafka_jobs.schema import FAILURES, RECORDS, REPLAYS, SENT, ddl
 
 pytestmark = [
@@ -76,7 +81,7 @@ def test_only_unresolved_events_that_are_not_on_their_way_are_replayed(
         {"failure_id": "on its way"},
         {"failure_id": "failed again", "outcome": "failed-again"},
     )
-    assert sorted(ids(replayable(all_failures, earlier, held))) == ["failed again", "open"]
+    assert sorted(ids(replayable_failures(all_failures, earlier, held))) == ["failed again", "open"]
 
 
 def test_the_last_dead_letter_of_each_is_sent_in_the_order_of_the_events(
@@ -100,7 +105,7 @@ def test_the_last_dead_letter_of_each_is_sent_in_the_order_of_the_events(
         {"failure_id": "c", "offset": 3, "topic_id": "another", "value": b"not c"},
         {"failure_id": "another", "offset": 3, "value": b"of a log that was cut"},
     )
-    found = in_lanes(dead_letters(wanted, held), 1)
+    found = split_into_lanes(dead_letters_of(wanted, held), 1)
     assert [(row["failure_id"], row["value"], row["key"]) for row in found.collect()] == [
         ("a", b"a", b"k"),
         ("b", None, None),
@@ -129,7 +134,7 @@ def test_an_outcome_is_told_only_once_its_event_is_settled(spark: SparkSession) 
     committed = spark.createDataFrame(
         [("id-2", 0, 2)], "topic_id string, partition int, until bigint"
     )
-    told = outcomes(on_their_way, held, committed)
+    told = outcomes_of(on_their_way, held, committed)
     assert told.columns == list(SENT)
     assertDataFrameEqual(
         told.select("failure_id", "outcome"),
@@ -164,7 +169,7 @@ def test_what_a_replay_topic_has_lost_is_told_by_what_lies_there_now(spark: Spar
         "topic string, partition int, offset bigint, replay_id string, failure_id string",
     )
     ranges = spark.createDataFrame([("replays", "id-2", 0, 3)], ddl(STARTS))
-    found = lost(on_their_way, there, ranges)
+    found = lost_events(on_their_way, there, ranges)
     assert found.columns == list(SENT)
     rows = found.collect()
     assert sorted(row["failure_id"] for row in rows) == ["beyond the end", "replaced"]
@@ -180,7 +185,7 @@ def test_a_failure_resolved_by_two_replays_is_marked_once(spark: SparkSession) -
         {"failure_id": "g", "outcome": "failed-again", "judged": at(60)},
     )
     assertDataFrameEqual(
-        resolved(told),
+        resolved_failures(told),
         spark.createDataFrame(
             [("f", at(45), at(60))], "failure_id string, sent timestamp, judged timestamp"
         ),
@@ -201,7 +206,7 @@ def test_replays_are_told_with_what_became_of_their_events(spark: SparkSession) 
         {"failure_id": "b", "outcome": "failed-again"},
         {"failure_id": "c"},
     )
-    told = runs(replays, events).select("replay_id", "sent", "resolved", "failed_again")
+    told = replay_counts(replays, events).select("replay_id", "sent", "resolved", "failed_again")
     assert [tuple(row) for row in told.collect()] == [("empty", 0, 0, 0), ("r", 3, 1, 1)]
 
 

@@ -14,7 +14,7 @@ from knafka_jobs.io.kafka import MAX_MESSAGE_BYTES, KafkaConnection
 from knafka_jobs.io.kafka_names import possible_groups
 from knafka_jobs.job_errors import JobError
 from knafka_jobs.replay.replay_run import ensure_replay_topic
-from knafka_jobs.replay.send import FailedEvent, batches, rate_and_rest
+from knafka_jobs.replay.send import FailedEvent, batches, progress_text
 from knafka_jobs.topic_offsets import BrokerName, OffsetSpan, TopicState, is_dead_letter_topic
 
 
@@ -152,9 +152,9 @@ def test_a_transaction_is_bounded_by_events_and_by_bytes() -> None:
 
 
 def test_a_replay_says_how_far_it_is_and_when_it_will_be_done() -> None:
-    assert rate_and_rest(0, 5000, 0.0) == "0 of 5,000 sent"
-    assert rate_and_rest(1000, 5000, 500.0) == "1,000 of 5,000 sent, 500/s, 8 s left"
+    assert progress_text(0, 5000, 0.0) == "0 of 5,000 sent"
+    assert progress_text(1000, 5000, 500.0) == "1,000 of 5,000 sent, 500/s, 8 s left"
     assert (
-        rate_and_rest(10_000, 100_000, 1000.0) == "10,000 of 100,000 sent, 1,000/s, 1 min 30 s left"
+        progress_text(10_000, 100_000, 1000.0) == "10,000 of 100,000 sent, 1,000/s, 1 min 30 s left"
     )
-    assert rate_and_rest(5, 5, 0.0) == "5 of 5 sent"
+    assert progress_text(5, 5, 0.0) == "5 of 5 sent"

@@ -97,7 +97,7 @@ def test_a_download_that_fails_or_is_wrong_is_tried_once_more(
 @pytest.mark.parametrize(
     ("second", "problem"),
     [
-        (b"forged", r"what came \(6 bytes\) is not what is pinned"),
+        (b"forged", r"the file \(6 bytes\) has another digest"),
         (OSError("no route"), "OSError: no route"),
     ],
 )
@@ -190,7 +190,7 @@ def test_no_java_that_fits_is_an_error_that_lists_what_was_seen(
 ) -> None:
     unfit = java(tmp_path, "11.0.27")
     missing = tmp_path / "missing" / "bin" / "java"
-    monkeypatch.setattr(kafka_distribution, "_candidates", lambda: iter([unfit, missing]))
+    monkeypatch.setattr(kafka_distribution, "_java_candidates", lambda: iter([unfit, missing]))
     with pytest.raises(LocalKafkaError) as failure:
         find_java()
     assert f"{unfit} is version 11; {missing} is no working Java" in str(failure.value)

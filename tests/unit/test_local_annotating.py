@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from knafka_cli.command_line import app
-from knafka_client.declared.annotating import NotAnnotated, annotate, annotated
+from knafka_client.declared.annotating import NotAnnotated, annotate, with_annotation
 from knafka_client.declared.manifests import ObjectIdentity
 
 WHO = ObjectIdentity("Trigger", "default", "orders")
@@ -72,8 +72,8 @@ spec:
     ],
 )
 def test_only_the_annotation_changes(before: str, after: str) -> None:
-    assert annotated(before, WHO, KEY, "true") == after
-    assert annotated(after, WHO, KEY, "true") == after
+    assert with_annotation(before, WHO, KEY, "true") == after
+    assert with_annotation(after, WHO, KEY, "true") == after
 
 
 @pytest.mark.parametrize(

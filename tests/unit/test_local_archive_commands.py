@@ -135,7 +135,7 @@ def test_a_dry_run_says_what_would_be_sent_and_goes_by_itself(cluster: Cluster) 
         "mail: t 1 from /s (status 503)",
         "and 2 more",
         "3 would be sent: 3 to shop/default/mail",
-        "1 left out: resolved, on their way, or no events",
+        "1 left out: resolved, being sent again, or no events",
     ]
     assert cluster.made()["spec"]["dryRun"] is True
     assert cluster.made()["spec"]["ttlSecondsAfterFinished"] == 3_600
@@ -268,7 +268,7 @@ def test_a_clusters_dead_letters_are_listed_and_shown_as_they_lie(
 def test_those_of_a_broker_are_found_in_tables_without_an_installation(
     broker: str, named: tuple[str, str]
 ) -> None:
-    conditions = dead_letter_commands._of(None, None, broker)
+    conditions = dead_letter_commands._failure_conditions(None, None, broker)
     assert {each.column: each.value for each in conditions} == dict(
         zip(("namespace", "broker", "trigger"), (*named, ""), strict=True)
     )

@@ -47,7 +47,7 @@ async def test_a_channel_and_a_subscription_run() -> None:
         assert len(world.log.topics[TOPIC]) == 3
         egress = subscribed(world)
         assert egress.topic == TOPIC
-        stored = world.cluster.reconciled("Subscription", "default", "audit")
+        stored = world.cluster.find_reconciled("Subscription", "default", "audit")
         assert stored is not None
         assert egress.group == f"kafka.default.orders.{stored['metadata']['uid']}"
 
@@ -161,15 +161,15 @@ async def test_the_channel_keeps_its_subscribers_when_files_are_read_anew() -> N
         await world.apply(claimed, subscription())
 
         def subscribers() -> list[str]:
-            found = world.cluster.reconciled("KafkaChannel", "default", "orders")
+            found = world.cluster.find_reconciled("KafkaChannel", "default", "orders")
             assert found is not None
             return [each["name"] for each in found["spec"].get("subscribers") or ()]
 
         await until(lambda: subscribers() == ["audit"])
-        stored = world.cluster.reconciled("KafkaChannel", "default", "orders")
+        stored = world.cluster.find_reconciled("KafkaChannel", "default", "orders")
         await world.apply(claimed, subscription())
         assert subscribers() == ["audit"]
-        now = world.cluster.reconciled("KafkaChannel", "default", "orders")
+        now = world.cluster.find_reconciled("KafkaChannel", "default", "orders")
         assert now is not None
         assert stored is not None
         assert now["metadata"]["generation"] == stored["metadata"]["generation"]

@@ -110,7 +110,7 @@ def test_a_mistake_is_an_error_that_names_the_place(
         (
             "name: shop-kafka}}",
             "name: a, namespace: knative-eventing}}",
-            "has to be in the cluster",
+            "must be in the cluster",
         ),
         ("  broker: shop", "  broker: shop\n  filter: {attributes: {a: b}}", "says nothing"),
     ],
@@ -243,7 +243,7 @@ def test_mistakes_in_subscriptions_and_channels_are_named(
 
 
 BACK = "{apiVersion: eventing.knative.dev/v1, kind: Broker, name: shop}"
-KEPT = "3 times at most, and is kept in the dead-letter topic then"
+KEPT = "3 times at most, and then goes to the dead-letter topic"
 
 
 @pytest.mark.conformance("KN-BRK-13")
@@ -253,7 +253,7 @@ KEPT = "3 times at most, and is kept in the dead-letter topic then"
         pytest.param(
             "  broker: shop",
             f"  broker: shop\n  delivery: {{deadLetterSink: {{ref: {BACK}}}}}",
-            f"deadLetterSink.ref: its own Broker: what fails comes back to it, {KEPT}",
+            f"deadLetterSink.ref: its own Broker: a failed event comes back {KEPT}",
             id="sink, by ref",
         ),
         pytest.param(
@@ -271,7 +271,7 @@ KEPT = "3 times at most, and is kept in the dead-letter topic then"
         pytest.param(
             "{apiVersion: serving.knative.dev/v1, kind: Service, name: mail}",
             BACK,
-            "spec.subscriber.ref: its own Broker: every event that it gets comes back to it",
+            "spec.subscriber.ref: its own Broker: every delivered event comes back",
             id="subscriber",
         ),
         pytest.param(

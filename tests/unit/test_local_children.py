@@ -30,7 +30,7 @@ while True:
 
 
 def python(code: str, log: Path, *arguments: str, patience: float = 10) -> Command:
-    return Command((sys.executable, "-c", code, *arguments), log / "log", patience=patience)
+    return Command((sys.executable, "-c", code, *arguments), log / "log", stop_timeout=patience)
 
 
 @asynccontextmanager

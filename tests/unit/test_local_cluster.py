@@ -297,7 +297,7 @@ async def test_replays_get_a_dispatcher_of_their_own() -> None:
         await world.apply(broker(), trigger())
         world.log.create(names.replay_topic("default", "shop", "orders"), 1)
         await asyncio.sleep(2 * REPLAY_CHECK_INTERVAL)
-        assert world.controller.scaled("default", "orders") is not None
+        assert world.controller.scaling_status("default", "orders") is not None
         services = {each["metadata"]["name"] for each in world.cluster.of("Service")}
         assert "orders-kn-replayer" in services
 

@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from knafka_cli.command_line import app
-from knafka_cli.dead_letters.dead_letter_commands import _any_of
+from knafka_cli.dead_letters.dead_letter_commands import _id_predicate
 from knafka_cli.shared import dead_letter_jobs
-from knafka_cli.shared.dead_letter_jobs import JobFailed, java_home, run
+from knafka_cli.shared.dead_letter_jobs import JobFailed, java_home, run_job_process
 from knafka_cli.shared.options import arguments_of
 from knafka_local.kafka.kafka_distribution import pinned_jars
 
@@ -70,7 +70,7 @@ def job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     (tmp_path / "pyspark.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(
-        dead_letter_jobs, "environment", lambda progress, s3: {"PYTHONPATH": str(tmp_path)}
+        dead_letter_jobs, "spark_environment", lambda progress, s3: {"PYTHONPATH": str(tmp_path)}
     )
     return package / "__main__.py"
 
@@ -84,7 +84,7 @@ def test_the_answer_is_the_last_line_and_progress_is_what_the_job_says(job: Path
         "print(sys.argv[1:])\n"
     )
     lines: list[str] = []
-    assert run(["compact", "--x"], lines.append) == "['compact', '--x']"
+    assert run_job_process(["compact", "--x"], lines.append) == "['compact', '--x']"
     assert lines == ["starting Spark", "half done"]
 
 
@@ -97,10 +97,10 @@ def test_only_a_job_on_tables_in_a_bucket_gets_the_jars_for_s3(
         asked.append(s3)
         return {"PYTHONPATH": str(tmp_path)}
 
-    monkeypatch.setattr(dead_letter_jobs, "environment", environment)
+    monkeypatch.setattr(dead_letter_jobs, "spark_environment", environment)
     job.touch()
-    run(["compact", "--tables=/tables"], lambda line: None)
-    run(["compact", "--tables=s3a://bucket/shop"], lambda line: None)
+    run_job_process(["compact", "--tables=/tables"], lambda line: None)
+    run_job_process(["compact", "--tables=s3a://bucket/shop"], lambda line: None)
     assert asked == [False, True]
 
 
@@ -112,10 +112,10 @@ def test_tables_in_a_bucket_are_found_by_the_usual_variables(
     monkeypatch.setattr(dead_letter_jobs, "obtain_for_spark", lambda **_: ())
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:7070")
     monkeypatch.delenv("AWS_REGION", raising=False)
-    words = dead_letter_jobs.environment(print, s3=True)["PYSPARK_SUBMIT_ARGS"]
+    words = dead_letter_jobs.spark_environment(print, s3=True)["PYSPARK_SUBMIT_ARGS"]
     assert "spark.hadoop.fs.s3a.endpoint=http://127.0.0.1:7070 " in words
     assert "spark.hadoop.fs.s3a.endpoint.region=us-east-1 " in words
-    assert "s3a" not in dead_letter_jobs.environment(print)["PYSPARK_SUBMIT_ARGS"]
+    assert "s3a" not in dead_letter_jobs.spark_environment(print)["PYSPARK_SUBMIT_ARGS"]
 
 
 @pytest.mark.parametrize(
@@ -129,13 +129,13 @@ def test_tables_in_a_bucket_are_found_by_the_usual_variables(
 def test_a_job_that_fails_has_the_last_word(job: Path, script: str, problem: str) -> None:
     job.write_text(f"import sys\n{script}\n")
     with pytest.raises(JobFailed, match=problem):
-        run(["compact"], lambda line: None)
+        run_job_process(["compact"], lambda line: None)
 
 
 def test_without_pyspark_the_way_to_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyspark", None)
     with pytest.raises(JobFailed, match=r"make jobs, or pip install 'knafka\[jobs\]'"):
-        run(["compact"], lambda line: None)
+        run_job_process(["compact"], lambda line: None)
 
 
 def test_the_remedy_without_pyspark_is_the_one_that_the_readme_names() -> None:
@@ -143,8 +143,8 @@ def test_the_remedy_without_pyspark_is_the_one_that_the_readme_names() -> None:
 
 
 def test_several_ids_are_a_predicate_in_which_no_quote_ends_anything() -> None:
-    assert _any_of(["a", "it's"], None) == r"id IN ('a', 'it\'s')"
-    assert _any_of(["a", "b\\"], "code = 500") == r"(code = 500) AND id IN ('a', 'b\\')"
+    assert _id_predicate(["a", "it's"], None) == r"id IN ('a', 'it\'s')"
+    assert _id_predicate(["a", "b\\"], "code = 500") == r"(code = 500) AND id IN ('a', 'b\\')"
 
 
 @pytest.mark.parametrize("words", [["list"], ["replay"], ["replay", "--dry-run"]])

@@ -19,17 +19,17 @@ from knafka.core.event import Event
 from knafka.core.kafka_binding import Draft, RecordHeaders, to_record
 from knafka.core.names import broker_dead_letter_topic, replay_topic
 from knafka_client.topics.dead_letters import (
-    PREVIEW,
-    Overview,
-    letter,
-    letters,
-    name_of,
-    of_broker,
-    overview,
-    owner,
-    shown,
+    LONGEST_PREVIEW,
+    DeadLetterOverview,
+    broker_dead_letter_egress,
+    dead_letter_key,
+    owner_name,
+    parse_dead_letter,
+    printable,
+    read_dead_letters,
+    read_overview,
 )
-from knafka_client.topics.replaying import NotSent, choose, send
+from knafka_client.topics.replaying import ReplayNotSent, choose_dead_letters, send_again
 
 ORIGIN = Origin("default", "shop", "orders", "topic", 2, 42)
 FAILURE = Failure("http://127.0.0.1:1/", Reason.STATUS, 3, 0.0, 1.5, 500, b"no\x1b[2J\nbank")
@@ -68,7 +68,9 @@ class FakeRecord:
 def test_a_dead_letter_tells_its_whole_story() -> None:
     """KN-DLV-08."""
     draft = to_record(EVENT)
-    found = letter(FakeRecord(*dead_letter_of(draft.headers, draft.value, FAILURE, ORIGIN)))
+    found = parse_dead_letter(
+        FakeRecord(*dead_letter_of(draft.headers, draft.value, FAILURE, ORIGIN))
+    )
     assert (found.type, found.id, found.source) == ("order", "1", "/shop")
     assert (found.reason, found.code, found.attempts) == ("status", "500", "3")
     assert (found.first_time, found.last_time) == (
@@ -85,15 +87,15 @@ def test_a_dead_letter_tells_its_whole_story() -> None:
 
 def test_what_is_no_event_at_all_is_shown_too() -> None:
     """CE-K8: an undecodable record becomes a dead letter as it is."""
-    found = letter(FakeRecord(None, b"\xff\x00raw"))
+    found = parse_dead_letter(FakeRecord(None, b"\xff\x00raw"))
     assert found.id == ""
     assert found.last_time == "2023-11-14T22:13:20.000Z"
     assert found.data.endswith("raw")
 
 
 def test_nothing_that_is_shown_is_long_or_moves_the_cursor() -> None:
-    assert shown("a\r\nb\x07") == "a  b"
-    assert len(shown("x" * 10_000)) == PREVIEW
+    assert printable("a\r\nb\x07") == "a  b"
+    assert len(printable("x" * 10_000)) == LONGEST_PREVIEW
 
 
 @pytest.mark.parametrize(
@@ -108,7 +110,7 @@ def test_nothing_that_is_shown_is_long_or_moves_the_cursor() -> None:
 def test_whose_dead_letters_they_are_is_said_also_where_they_are_no_triggers(
     of: tuple[str, str, str], whose: str
 ) -> None:
-    assert owner(*of) == whose
+    assert owner_name(*of) == whose
 
 
 @pytest.mark.parametrize(
@@ -124,18 +126,18 @@ async def test_those_of_a_broker_are_read_from_its_topic_and_know_no_trigger(
     failure, origin = replace(FAILURE, reason=Reason.UNDECODABLE), replace(ORIGIN, trigger="")
     headers, value = dead_letter_of([("x", b"y")], b"raw", failure, origin)
     log.store(topic, None, value, headers)
-    (found,) = await letters(MemoryAdmin(log), of_broker(egress), 10)
+    (found,) = await read_dead_letters(MemoryAdmin(log), broker_dead_letter_egress(egress), 10)
     assert (found.of_broker, found.reason, found.position) == (
         True, "undecodable-record", "topic/2/42",
     )  # fmt: skip
-    assert name_of(of_broker(egress)) == ("shop", own, "")
+    assert dead_letter_key(broker_dead_letter_egress(egress)) == ("shop", own, "")
 
 
 async def test_a_trigger_without_a_dead_letter_topic_has_no_dead_letters() -> None:
     """It is made for the first."""
     admin = MemoryAdmin(MemoryLog())
-    assert await letters(admin, EGRESS, 10) == []
-    assert (await overview(admin, EGRESS)).counted == "0"
+    assert await read_dead_letters(admin, EGRESS, 10) == []
+    assert (await read_overview(admin, EGRESS)).count_text == "0"
 
 
 EGRESS = Egress(
@@ -157,8 +159,8 @@ def failed(memory: MemoryLog, id_: str, data: bytes = b"{}") -> None:
 async def replayed(memory: MemoryLog, *ids: str) -> list[str]:
     """What stood in the way of each, empty for those that were sent again."""
     admin, writer = MemoryAdmin(memory), MemoryWriter(memory)
-    found = await choose(admin, [EGRESS], ids, {})
-    await send(admin, writer, [each for each in found if not each.obstacle])
+    found = await choose_dead_letters(admin, [EGRESS], ids, {})
+    await send_again(admin, writer, [each for each in found if not each.obstacle])
     return [each.obstacle for each in found]
 
 
@@ -170,15 +172,15 @@ async def test_what_the_tables_have_is_left_out_of_the_topic_and_both_add_up() -
     described = await admin.describe_topic("dead")
     assert described is not None
     tabled = {(described.id, 0): 2}
-    assert [each.id for each in await letters(admin, EGRESS, 10, tabled)] == ["3"]
-    assert len(await letters(admin, EGRESS, 10, {("another topic", 0): 2})) == 3
-    in_topic = await overview(admin, EGRESS, tabled)
-    in_tables = Overview("shop/mail", 2, "1970", "1971", {"status 500": 1, "timeout": 1})
+    assert [each.id for each in await read_dead_letters(admin, EGRESS, 10, tabled)] == ["3"]
+    assert len(await read_dead_letters(admin, EGRESS, 10, {("another topic", 0): 2})) == 3
+    in_topic = await read_overview(admin, EGRESS, tabled)
+    in_tables = DeadLetterOverview("shop/mail", 2, "1970", "1971", {"status 500": 1, "timeout": 1})
     both = in_topic + in_tables
-    assert (both.counted, both.oldest) == ("3", "1970")
+    assert (both.count_text, both.oldest) == ("3", "1970")
     assert both.newest == "1971"
     assert both.reasons == {"status 500": 2, "timeout": 1}
-    assert in_topic + Overview("shop/mail", 0, "", "", {}) == in_topic
+    assert in_topic + DeadLetterOverview("shop/mail", 0, "", "", {}) == in_topic
 
 
 async def test_what_was_sent_again_is_said_and_not_counted_until_it_fails_again() -> None:
@@ -186,15 +188,15 @@ async def test_what_was_sent_again_is_said_and_not_counted_until_it_fails_again(
     failed(memory, "1")
     failed(memory, "2")
     await replayed(memory, "1")
-    found = await overview(MemoryAdmin(memory), EGRESS)
+    found = await read_overview(MemoryAdmin(memory), EGRESS)
     assert (found.count, found.replayed, dict(found.reasons)) == (1, 1, {"status 500": 1})
-    first, second = await letters(MemoryAdmin(memory), EGRESS, 10)
+    first, second = await read_dead_letters(MemoryAdmin(memory), EGRESS, 10)
     assert "sent again" in first.text()
     assert (bool(first.replayed), bool(second.replayed)) == (True, False)
 
     await asyncio.sleep(0.002)  # its records have whole milliseconds
     failed(memory, "1")
-    found = await overview(MemoryAdmin(memory), EGRESS)
+    found = await read_overview(MemoryAdmin(memory), EGRESS)
     assert (found.count, found.replayed) == (2, 1)
 
 
@@ -242,21 +244,24 @@ async def test_only_what_was_asked_for_is_sent() -> None:
     failed(memory, "1")
     failed(memory, "2")
     admin = MemoryAdmin(memory)
-    assert await choose(admin, [EGRESS], ["3"], {}) == []
-    assert await choose(admin, [EGRESS], ["1"], {"type": "other"}) == []
-    (found,) = await choose(admin, [EGRESS], ["1"], {"type": "order", "code": "500"})
-    assert found.about == "mail: order 1 from /shop (status 500)"
+    assert await choose_dead_letters(admin, [EGRESS], ["3"], {}) == []
+    assert await choose_dead_letters(admin, [EGRESS], ["1"], {"type": "other"}) == []
+    (found,) = await choose_dead_letters(admin, [EGRESS], ["1"], {"type": "order", "code": "500"})
+    assert found.description == "mail: order 1 from /shop (status 500)"
 
 
 async def test_a_letter_that_kafka_does_not_take_is_told() -> None:
     memory = MemoryLog()
     failed(memory, "1")
     memory.fail(LogError("no space"))
-    with pytest.raises(NotSent, match=r"order 1 from /shop .* was not sent: no space"):
+    with pytest.raises(ReplayNotSent, match=r"order 1 from /shop .* was not sent: no space"):
         await replayed(memory, "1")
 
 
 def test_a_stub_says_what_is_missing() -> None:
     headers, value = dead_letter_of(*to_record(EVENT)[1:], FAILURE, ORIGIN)
     stub = stub_of(Draft(None, headers, value))
-    assert "  too large to be kept: data\n" in letter(FakeRecord(stub.headers)).text() + "\n"
+    assert (
+        "  too large to be kept: data\n"
+        in parse_dead_letter(FakeRecord(stub.headers)).text() + "\n"
+    )

@@ -10,7 +10,7 @@ from support.wire import Wire
 
 from knafka_client.sockets import listen, port_of
 from knafka_local.processes import declining
-from knafka_local.processes.declining import Declining
+from knafka_local.processes.declining import DecliningServer
 
 WHY = "nothing is declared here"
 EVENT = (
@@ -25,7 +25,7 @@ async def connected(listener: socket.socket) -> Wire:
 @pytest.mark.parametrize("request_", [b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", EVENT])
 async def test_every_request_is_answered_404_with_the_reason(request_: bytes) -> None:
     with listen() as listener:
-        tested = Declining(listener, WHY)
+        tested = DecliningServer(listener, WHY)
         await tested.start()
         await tested.start()
         wire = await connected(listener)
@@ -38,7 +38,7 @@ async def test_every_request_is_answered_404_with_the_reason(request_: bytes) ->
 
 async def test_once_it_is_stopped_who_connects_waits_for_the_process_that_comes() -> None:
     with listen() as listener:
-        tested = Declining(listener, WHY)
+        tested = DecliningServer(listener, WHY)
         await tested.start()
         tested.stop()
         wire = await connected(listener)
@@ -54,7 +54,7 @@ async def test_once_it_is_stopped_who_connects_waits_for_the_process_that_comes(
 async def test_one_that_says_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(declining, "DECLINED_REQUEST_TIMEOUT", 0.05)
     with listen() as listener:
-        tested = Declining(listener, WHY)
+        tested = DecliningServer(listener, WHY)
         await tested.start()
         wire = await connected(listener)
         assert await wire.reader.read() == b""

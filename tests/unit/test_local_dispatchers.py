@@ -53,13 +53,15 @@ class Processes(DispatcherProcesses):
 
     ends: str = Ended.BUDGET
 
-    async def _start(self, function: dispatchers._Function, log: Path) -> dispatchers._Dispatcher:
+    async def _start(
+        self, function: dispatchers._DispatcherFunction, log: Path
+    ) -> dispatchers._DispatcherProcess:
         progress = "read" if function.variable == settings.EGRESS else "contract"
         code = DISPATCHER.replace("ENDED", self.ends).replace("PROGRESS", progress)
         with listen() as listener:
             arguments = (sys.executable, "-c", code, str(listener.fileno()))
             child = await Child.start(Command(arguments, log, listener=listener))
-            return dispatchers._Dispatcher(child, port_of(listener))
+            return dispatchers._DispatcherProcess(child, port_of(listener))
 
     async def pid(self, egress: Egress = EGRESS) -> int:
         """Of the process that answers the next request."""

@@ -11,13 +11,13 @@ from pydantic import TypeAdapter
 
 from knafka.core.contract import Filter
 from knafka.core.filters import compile_filter
-from knafka_cli.checks.impossible import impossible
+from knafka_cli.checks.impossible import contradictions
 
 FILTERS: TypeAdapter[tuple[Any, ...]] = TypeAdapter(tuple[Filter, ...])
 
 
 def problems(*filters: object) -> list[str]:
-    return impossible(FILTERS.validate_python(filters), "spec.filters")
+    return contradictions(FILTERS.validate_python(filters), "spec.filters")
 
 
 @pytest.mark.parametrize(
@@ -81,5 +81,5 @@ def test_no_event_matches_what_is_called_impossible(
 ) -> None:
     parsed = FILTERS.validate_python(filters)
     event = {"specversion": "1.0", "id": "1", "type": type_, "source": source}
-    if impossible(parsed, "spec.filters"):
+    if contradictions(parsed, "spec.filters"):
         assert not all(compile_filter(each)(event) for each in parsed)

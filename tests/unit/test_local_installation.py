@@ -9,47 +9,47 @@ from threading import Timer
 
 import pytest
 
-from knafka_client.state.installation import Installation, InUse, NotRunning, RunningState
+from knafka_client.state.installation import DataFolderInUse, Installation, NotRunning, RunningState
 
 STATE = RunningState(pid=1, url="http://127.0.0.1:8080", bootstrap_servers="127.0.0.1:9092")
 
 
 def test_a_running_installation_is_found(tmp_path: Path) -> None:
     installation = Installation(tmp_path)
-    with installation.held():
-        installation.write(STATE)
-        assert Installation(tmp_path).running() == STATE
+    with installation.hold_lock():
+        installation.write_state(STATE)
+        assert Installation(tmp_path).read_state() == STATE
 
 
 def test_a_second_one_on_the_same_data_is_refused_with_what_to_do(tmp_path: Path) -> None:
     installation = Installation(tmp_path)
-    with installation.held():
-        installation.write(STATE)
+    with installation.hold_lock():
+        installation.write_state(STATE)
         with (
-            pytest.raises(InUse, match=rf"already \(pid {os.getpid()}\).*--data-dir"),
-            Installation(tmp_path).held(),
+            pytest.raises(DataFolderInUse, match=rf"already \(pid {os.getpid()}\).*--data-dir"),
+            Installation(tmp_path).hold_lock(),
         ):
             pass
-    with Installation(tmp_path).held():
+    with Installation(tmp_path).hold_lock():
         pass
 
 
 def test_what_has_ended_is_not_found_even_if_it_left_its_state_behind(tmp_path: Path) -> None:
     installation = Installation(tmp_path)
     with pytest.raises(NotRunning, match="knafka up"):
-        installation.running()
-    with installation.held():
+        installation.read_state()
+    with installation.hold_lock():
         pass
-    installation.write(STATE)  # as kill -9 leaves it
+    installation.write_state(STATE)  # as kill -9 leaves it
     with pytest.raises(NotRunning, match="knafka up"):
-        installation.running()
+        installation.read_state()
 
 
 def test_the_pid_is_known_from_the_first_moment_on_and_never_after_the_end(tmp_path: Path) -> None:
     """`knafka down` must not signal a process that has got the number since."""
     installation = Installation(tmp_path)
     assert installation.pid() is None
-    with installation.held():
+    with installation.hold_lock():
         assert installation.pid() == os.getpid()
     assert installation.pid() is None
 
@@ -58,22 +58,22 @@ def test_what_one_that_was_killed_left_behind_is_not_taken_for_the_next_ones(
     tmp_path: Path,
 ) -> None:
     installation = Installation(tmp_path)
-    with installation.held():
+    with installation.hold_lock():
         pass
-    installation.write(STATE)
+    installation.write_state(STATE)
     installation.write_status("{}")
-    with installation.held():
-        assert installation.status() is None
+    with installation.hold_lock():
+        assert installation.read_status() is None
         with pytest.raises(NotRunning):
-            installation.running()
+            installation.read_state()
 
 
 def test_whoever_looks_whether_it_runs_keeps_nobody_from_starting(tmp_path: Path) -> None:
-    with Installation(tmp_path).held():
+    with Installation(tmp_path).hold_lock():
         pass
     looking = (tmp_path / "lock").open()
     fcntl.flock(looking, fcntl.LOCK_EX)
     closing = Timer(0.02, looking.close)
     closing.start()
-    with Installation(tmp_path).held():
+    with Installation(tmp_path).hold_lock():
         closing.join()

@@ -24,13 +24,13 @@ from knafka.core.contract import Exact, Ingress, Kafka, Policy
 from knafka.receiver.authentication import TokenVerifier
 from knafka_cli.command_line import app
 from knafka_cli.events.sending import SendResult, send
-from knafka_cli.running.up import authorization_of
-from knafka_cli.shared.event_input import sample
+from knafka_cli.running.up import sender_authorization
+from knafka_cli.shared.event_input import sample_event
 from knafka_client.state.installation import Installation, RunningState
 from knafka_local.tokens import issuer as issuing
 from knafka_local.tokens import issuer_server
 from knafka_local.tokens.accounts import ServiceAccount
-from knafka_local.tokens.issuer import BadIssuer, Issuer, TokenSender
+from knafka_local.tokens.issuer import BadIssuer, Issuer, TokenProvider
 
 AUDIENCE = "eventing.knative.dev/broker/ns/broker"
 WEB = ServiceAccount("shop", "web")
@@ -40,14 +40,14 @@ WEB = ServiceAccount("shop", "web")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """That of an issuer: to make a key takes a moment."""
     folder = tmp_path_factory.mktemp("data") / "issuer"
-    Issuer.made_in(folder)
+    Issuer.load_or_create(folder)
     return folder
 
 
 @asynccontextmanager
 async def following(folder: Path) -> AsyncIterator[ApiServerKeys]:
     """What a receiver knows of the issuer that is served."""
-    async with issuer_server.served(folder) as environment:
+    async with issuer_server.serve_issuer(folder) as environment:
         url = settings.oidc_url(environment)
         assert url is not None
         keys = ApiServerKeys(fetch_with_credentials(url, settings.oidc_folder(environment)))
@@ -63,7 +63,7 @@ async def following(folder: Path) -> AsyncIterator[ApiServerKeys]:
 async def test_a_receiver_believes_its_tokens_by_what_is_served_over_tls(folder: Path) -> None:
     async with following(folder) as keys:
         verifier = TokenVerifier(keys)
-        token = Issuer.of(folder).token(WEB, [AUDIENCE, "another"], 60)
+        token = Issuer.load(folder).token(WEB, [AUDIENCE, "another"], 60)
         assert verifier.verify(token.encode(), AUDIENCE) == "system:serviceaccount:shop:web"
 
 
@@ -74,9 +74,9 @@ async def test_what_is_sent_as_somebody_is_taken_by_a_receiver_that_asks(folder:
         await server.start()
         url = f"http://127.0.0.1:{server.port}/ns/broker"
         answers: list[SendResult] = []
-        sender = TokenSender(Issuer.of(folder), WEB, AUDIENCE)
+        sender = TokenProvider(Issuer.load(folder), WEB, AUDIENCE)
         for type_, header in (("order", sender.header), ("bill", sender.header), ("order", bytes)):
-            event = sample({"type": type_}, b"{}", 1)
+            event = sample_event({"type": type_}, b"{}", 1)
             await send([event], url, answers.append, authorization=header)
             await send([event], url, answers.append, authorization=header, batch=1)
         assert [each.status for each in answers] == [202, 202, 403, 403, 401, 401]
@@ -85,7 +85,7 @@ async def test_what_is_sent_as_somebody_is_taken_by_a_receiver_that_asks(folder:
 
 
 async def test_tokens_survive_a_restart_as_the_key_is_kept(folder: Path) -> None:
-    token = Issuer.of(folder).token(WEB, [AUDIENCE], 60).encode()
+    token = Issuer.load(folder).token(WEB, [AUDIENCE], 60).encode()
     for _ in range(2):
         async with following(folder) as keys:
             assert TokenVerifier(keys).verify(token, AUDIENCE) == WEB.subject
@@ -97,7 +97,7 @@ def test_nobody_else_reads_the_key(folder: Path) -> None:
 
 
 async def test_what_is_served_is_public_and_the_tls_key_stays_nowhere(folder: Path) -> None:
-    async with issuer_server.served(folder) as environment:
+    async with issuer_server.serve_issuer(folder) as environment:
         url = settings.oidc_url(environment)
         assert url is not None
         fetch = fetch_with_credentials(url, folder)
@@ -113,7 +113,7 @@ async def test_dispatchers_get_tokens_as_from_an_api_server_and_nobody_else_does
     folder: Path,
 ) -> None:
     """Every account of the machine reaches loopback; the functions' folder is the user's."""
-    async with following(folder) as keys, issuer_server.served(folder) as environment:
+    async with following(folder) as keys, issuer_server.serve_issuer(folder) as environment:
         url = settings.oidc_url(environment)
         assert url is not None
         ask = ask_with_credentials(url, folder)
@@ -131,7 +131,7 @@ async def test_dispatchers_get_tokens_as_from_an_api_server_and_nobody_else_does
 def test_a_key_that_cant_be_used_says_what_to_do(tmp_path: Path, text: str) -> None:
     (tmp_path / issuing.KEY_FILE).write_text(text)
     with pytest.raises(BadIssuer, match="delete it and start `knafka up --require-auth`"):
-        Issuer.made_in(tmp_path)
+        Issuer.load_or_create(tmp_path)
     assert (tmp_path / issuing.KEY_FILE).read_text() == text, "nothing is lost"
 
 
@@ -140,10 +140,10 @@ def test_a_sender_shows_one_token_until_half_of_its_life_is_over(
 ) -> None:
     now = 1000.0
     replace_in(monkeypatch, issuing, "time", time=lambda: now)
-    sender = TokenSender(Issuer.of(folder), WEB, AUDIENCE)
+    sender = TokenProvider(Issuer.load(folder), WEB, AUDIENCE)
     first = sender.header()
     assert first.startswith(b"authorization: Bearer ")
-    now += TokenSender.LIFETIME / 2 - 1
+    now += TokenProvider.LIFETIME / 2 - 1
     assert sender.header() == first
     now += 1
     assert sender.header() != first
@@ -165,7 +165,9 @@ def running(installation: Installation, *audiences: str | None) -> None:
         for number, audience in enumerate(audiences)
     )
     url = "http://127.0.0.1:1"
-    installation.write(RunningState(pid=1, url=url, bootstrap_servers="x:1", ingresses=ingresses))
+    installation.write_state(
+        RunningState(pid=1, url=url, bootstrap_servers="x:1", ingresses=ingresses)
+    )
 
 
 @pytest.mark.parametrize(
@@ -181,13 +183,13 @@ def test_a_token_is_printed_that_its_audience_believes(
     folder: Path, audiences: list[str], options: list[str]
 ) -> None:
     installation = Installation(folder.parent)
-    with installation.held():
+    with installation.hold_lock():
         running(installation, *audiences)
         code, output = token(folder.parent, "shop/web", *options)
     assert code == 0, output
 
     class Served:
-        issuer, generation, keys = issuing.ISSUER, 1, parse_keys(Issuer.of(folder).jwks)
+        issuer, generation, keys = issuing.ISSUER, 1, parse_keys(Issuer.load(folder).jwks)
         find = keys.get
 
         def read_again(self, issued: float) -> bool:
@@ -204,8 +206,8 @@ def test_a_token_is_printed_that_its_audience_believes(
             2,
             "Broker default/b0 requires no tokens: start it with `knafka up --require-auth`",
         ),
-        (["Web"], 2, "is no service account: want [NAMESPACE/]NAME"),
-        (["web", "--duration", "soon"], 2, "no duration: want one such as 90s"),
+        (["Web"], 2, "is no service account: give [NAMESPACE/]NAME"),
+        (["web", "--duration", "soon"], 2, "no duration: give one such as 90s"),
         (["web", "--broker", "b9"], 2, "there is no Broker b9: there is default/b0"),
         (["web", "--broker", "b0", "--audience", "x"], 2, "not both"),
         (["web", "--audience", ""], 2, "give the audience of a Broker"),
@@ -216,7 +218,7 @@ def test_a_token_that_cant_be_had_says_what_to_do(
     tmp_path: Path, arguments: list[str], code: int, says: str
 ) -> None:
     installation = Installation(tmp_path)
-    with installation.held():
+    with installation.hold_lock():
         running(installation, None)
         came_to, output = token(tmp_path, *arguments)
     assert came_to == code
@@ -232,7 +234,7 @@ def test_what_knafka_up_sends_itself_is_its_namespaces_default_accounts(
     ingress = Ingress(namespace="shop", broker="b", topic="t", kafka=kafka, audience=audience)
     url = "http://127.0.0.1:1"
     state = RunningState(pid=1, url=url, bootstrap_servers="x:1", ingresses=(ingress,))
-    header = authorization_of(state, folder.parent, f"{url}/shop/b")()
+    header = sender_authorization(state, folder.parent, f"{url}/shop/b")()
     assert header.startswith(b"authorization: Bearer ") is shows
     if shows:
         claims = jwt.decode(header.split()[2], options={"verify_signature": False})

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from knafka_cli.command_line import app
-from knafka_cli.running.logs import Logs, is_of
+from knafka_cli.running.logs import Logs, is_log_of
 from knafka_client.state.installation import Installation
 
 
@@ -40,7 +40,7 @@ def installation(tmp_path: Path) -> Installation:
     ],
 )
 def test_a_name_means_the_logs_that_are_about_it(name: str, wanted: str, is_it: bool) -> None:
-    assert is_of(name, wanted) is is_it
+    assert is_log_of(name, wanted) is is_it
 
 
 def test_the_logs_of_a_name_are_shown_together_and_every_one_says_whose_it_is(
@@ -89,7 +89,7 @@ def test_what_is_written_later_is_followed_through_new_files_and_those_begun_ane
         write(*next(writes))
 
     found = Logs(installation, pause)
-    assert found.last("receiver", 1) == ["receiver 29"]
+    assert found.last_lines("receiver", 1) == ["receiver 29"]
     write(log, "a", "more\nhalf a li")
     assert list(islice(found.follow("receiver"), 4)) == [
         ("receiver", "more"),

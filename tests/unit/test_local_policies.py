@@ -149,8 +149,8 @@ def run(*arguments: str | Path, stdin: str | None = None) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("sender", "event", "code", "says"),
     [
-        ("shop/checkout", ORDER, 0, ["passes: Broker default/default takes com.example.order.pl"]),
-        ("shop/checkout", ORDER, 0, ["EventPolicy orders: lets it through"]),
+        ("shop/checkout", ORDER, 0, ["passes: Broker default/default accepts com.example.order"]),
+        ("shop/checkout", ORDER, 0, ["EventPolicy orders: accepts the event"]),
         ("shop/checkout", REFUND, 1, ["refused: ", "EventPolicy orders: filters[0].prefix"]),
         (
             "shop/checkout",
@@ -158,11 +158,11 @@ def run(*arguments: str | Path, stdin: str | None = None) -> tuple[int, str]:
             1,
             ["EventPolicy audit: names system:serviceaccount:audit:"],
         ),
-        ("shop/checkout", None, 0, ["takes some events of system:serviceaccount:shop:checkout"]),
-        ("audit/auditor", REFUND, 0, ["EventPolicy audit: lets it through"]),
-        ("system:serviceaccount:audit:auditor", None, 0, ["takes any event"]),
+        ("shop/checkout", None, 0, ["accepts some events of system:serviceaccount:shop:checkout"]),
+        ("audit/auditor", REFUND, 0, ["EventPolicy audit: accepts the event"]),
+        ("system:serviceaccount:audit:auditor", None, 0, ["accepts any event"]),
         ("auditor", ORDER, 1, ["of system:serviceaccount:default:auditor"]),
-        ("Shop/Checkout", ORDER, 2, ["is no service account: want [NAMESPACE/]NAME"]),
+        ("Shop/Checkout", ORDER, 2, ["is no service account: give [NAMESPACE/]NAME"]),
         ("shop/checkout", "{}", 2, ["specversion"]),
     ],
 )
@@ -236,8 +236,8 @@ async def test_the_verdict_is_that_of_a_receiver_which_is_told_the_same(
             policy("audit", senders=f"{SERVICE_ACCOUNTS}audit:auditor"),
         ]
     declared = Manifests([files(tmp_path, *documents)]).read()
-    target = policies.target(declared, None)
-    asked = policies.authentication(declared, "default")
+    target = policies.find_target(declared, None)
+    asked = policies.authentication_of(declared, "default")
     entry = asked.with_sender_rules(ingress(), target).model_copy(update={"namespace": "default"})
     assert entry.audience == "eventing.knative.dev/broker/default/default"
     log = MemoryLog()
@@ -259,7 +259,7 @@ async def test_the_verdict_is_that_of_a_receiver_which_is_told_the_same(
         sub = f"{SERVICE_ACCOUNTS}{name}"
         for type_ in ("order.placed", "refund"):
             verdict = policies.judge(asked, target, sub, {"type": type_})
-            assert status(sub, type_) == (202 if verdict.passes else 403), (sub, type_)
+            assert status(sub, type_) == (202 if verdict.accepts else 403), (sub, type_)
 
 
 # knafka check
@@ -307,7 +307,7 @@ def test_what_cant_be_meant_is_an_error_with_its_place(
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ({"from": None}, "spec.from is empty: it lets nobody through"),
+        ({"from": None}, "spec.from is empty: the policy accepts nobody"),
         ({"from": [{"sub": "shop:web"}]}, "spec.from[0].sub: shop:web is no service account"),
         (
             {

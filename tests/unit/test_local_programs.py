@@ -62,7 +62,7 @@ def test_sources_are_the_files_that_a_command_names_below_its_folder(tmp_path: P
     (tmp_path / "code" / "main.py").touch()
     command = f"{sys.executable} --source code/main.py --target code"
     program = program_of(service(command), tmp_path)
-    assert list(program.sources()) == [tmp_path / "code" / "main.py"]
+    assert list(program.source_files()) == [tmp_path / "code" / "main.py"]
 
 
 class Told:

@@ -13,8 +13,8 @@ from support.loopback import LoopbackServer
 
 from knafka.core.errors import InvalidDocument
 from knafka_cli.events import sending
-from knafka_cli.events.sending import SendResult, Summary, send
-from knafka_cli.shared.event_input import BadInput, events_of, sample
+from knafka_cli.events.sending import SendResult, SendSummary, send
+from knafka_cli.shared.event_input import BadInput, read_events, sample_event
 
 OK = b"HTTP/1.1 202 Accepted\r\ncontent-length: 0\r\n\r\n"
 BUSY = b"HTTP/1.1 503 No\r\nretry-after: 1\r\ncontent-length: 4\r\n\r\nbusy"
@@ -46,21 +46,21 @@ async def _head(reader: asyncio.StreamReader) -> bytes:
 
 async def sent(
     url: str, count: int = 1, retry: bool = True
-) -> tuple[Summary, Sequence[SendResult]]:
+) -> tuple[SendSummary, Sequence[SendResult]]:
     answers: list[SendResult] = []
-    events = [sample({"id": "{n}"}, b"{n}", number) for number in range(1, count + 1)]
+    events = [sample_event({"id": "{n}"}, b"{n}", number) for number in range(1, count + 1)]
     return await send(events, url, answers.append, retry=retry, connections=2), answers
 
 
 def test_an_event_has_all_that_it_needs_even_if_nothing_is_said() -> None:
-    event = sample({}, None, 1)
+    event = sample_event({}, None, 1)
     assert event.attributes.keys() == {"specversion", "id", "source", "type"}
     assert event.data is None
-    assert sample({}, None, 1).attributes["id"] != event.attributes["id"]
+    assert sample_event({}, None, 1).attributes["id"] != event.attributes["id"]
 
 
 def test_the_number_of_an_event_stands_where_it_is_asked_for() -> None:
-    event = sample({"id": "a-{n}", "subject": "{n}"}, b'{"number": {n}}', 7)
+    event = sample_event({"id": "a-{n}", "subject": "{n}"}, b'{"number": {n}}', 7)
     assert event.attributes["id"] == "a-7"
     assert event.attributes["subject"] == "7"
     assert event.data == b'{"number": 7}'
@@ -71,20 +71,20 @@ def test_the_number_of_an_event_stands_where_it_is_asked_for() -> None:
     [(b'{"a": 1}', "application/json"), (b"hello", "text/plain"), (b"", "text/plain")],
 )
 def test_the_content_type_is_guessed_unless_it_is_given(data: bytes, content_type: str) -> None:
-    assert sample({}, data, 1).attributes["datacontenttype"] == content_type
-    given = sample({"datacontenttype": "text/csv"}, data, 1)
+    assert sample_event({}, data, 1).attributes["datacontenttype"] == content_type
+    given = sample_event({"datacontenttype": "text/csv"}, data, 1)
     assert given.attributes["datacontenttype"] == "text/csv"
 
 
 def test_an_event_that_breaks_the_rules_is_not_sent() -> None:
     """CE-H12."""
     with pytest.raises(BadInput, match="no attribute name"):
-        sample({"Bad-Name": "x"}, None, 1)
+        sample_event({"Bad-Name": "x"}, None, 1)
 
 
 def test_a_broken_line_is_named() -> None:
     good = b'{"specversion":"1.0","id":"1","source":"/","type":"t"}'
-    events = events_of([good, b"", b"{"], "events.ndjson")
+    events = read_events([good, b"", b"{"], "events.ndjson")
     assert next(events).attributes["id"] == "1"
     with pytest.raises(BadInput, match=r"events\.ndjson, line 3: "):
         next(events)
@@ -136,7 +136,7 @@ async def test_nobody_there_is_tried_again_unless_told_not_to(
 
 async def test_a_rate_is_kept() -> None:
     async with answering(OK) as (url, _):
-        events = [sample({}, None, number) for number in range(5)]
+        events = [sample_event({}, None, number) for number in range(5)]
         began = time.monotonic()
         await send(events, url, lambda _: None, rate=20)
     assert time.monotonic() - began >= 4 / 20
@@ -145,7 +145,7 @@ async def test_a_rate_is_kept() -> None:
 async def test_a_broken_event_in_the_middle_ends_it_with_its_name() -> None:
     async with answering(OK) as (url, _):
         with pytest.raises(BadInput, match="line 1"):
-            await send(events_of([b"{"], "stdin"), url, lambda _: None)
+            await send(read_events([b"{"], "stdin"), url, lambda _: None)
 
 
 @pytest.mark.parametrize("url", ["/path", "bad://uri"])
@@ -157,7 +157,7 @@ async def test_a_url_that_nothing_can_be_sent_to_is_refused_at_once(url: str) ->
 async def test_a_batch_is_one_request_and_one_answer_for_each_of_its_events() -> None:
     """CE-H11"""
     answers: list[SendResult] = []
-    events = [sample({"id": "{n}"}, b'{"n": {n}}', number) for number in range(1, 8)]
+    events = [sample_event({"id": "{n}"}, b'{"n": {n}}', number) for number in range(1, 8)]
     async with answering(OK, BUSY, OK) as (url, requests):
         summary = await send(events, url, answers.append, connections=1, batch=3)
     assert [each.partition(b"\r\n\r\n")[2].count(b'"specversion"') for each in requests] == [

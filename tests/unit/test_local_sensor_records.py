@@ -15,7 +15,7 @@ from knafka.core.sensor import letters, records
 from knafka.core.sensor.held import HeldEvent
 from knafka_cli.command_line import app
 from knafka_cli.sensors import sensor_positions, sensor_record_commands
-from knafka_cli.sensors.sensor_positions import Standing
+from knafka_cli.sensors.sensor_positions import SensorPosition
 from knafka_client.state.installation import Installation, RunningState, SensorPlace
 from knafka_client.topics import dead_letters
 
@@ -31,12 +31,12 @@ PLACE = SensorPlace(
 ABOUT = {"specversion": "1.0", "id": "o-1", "source": "/s", "type": "order"}
 
 
-def standing(topic: str, record: MemoryRecord | None) -> Standing:
+def standing(topic: str, record: MemoryRecord | None) -> SensorPosition:
     headers = None if record is None else record.headers() or []
-    return Standing(topic, 0, 7, "", 9, record, headers)
+    return SensorPosition(topic, 0, 7, "", 9, record, headers)
 
 
-def on_bus(headers: list[tuple[str, bytes]], millis: int = 1_000_000) -> Standing:
+def on_bus(headers: list[tuple[str, bytes]], millis: int = 1_000_000) -> SensorPosition:
     return standing("bus", MemoryRecord("bus", 0, 8, None, b"data", headers, millis))
 
 
@@ -58,7 +58,7 @@ def test_what_is_next_is_shown_with_its_place_size_and_time(
     of_trigger = MemoryRecord(
         "trigger", 0, 7, b"ship/o-1", b"{}", records.headers_of(event, 4), 1_000_000
     )
-    unreadable = Standing("bus", 0, 7, "", 9, on_bus([]).record, None)
+    unreadable = SensorPosition("bus", 0, 7, "", 9, on_bus([]).record, None)
     found = [
         on_bus(to_record(Event(ABOUT, b"data")).headers),
         on_bus([("ce_id", b"\xff")], -62_135_600_400_000),
@@ -66,7 +66,7 @@ def test_what_is_next_is_shown_with_its_place_size_and_time(
         standing("trigger", of_trigger),
         standing("trigger", None),
     ]
-    monkeypatch.setattr(sensor_positions, "standings", lambda *_: found)
+    monkeypatch.setattr(sensor_positions, "unread_positions", lambda *_: found)
     code, output = run("next", "shop/paid")
     assert code == 0
     assert output.splitlines() == [
@@ -79,21 +79,21 @@ def test_what_is_next_is_shown_with_its_place_size_and_time(
         " order, of generation 4 of the Sensor: o-1 from /s",
         "trigger/0/7, 2 offsets before the end: nothing to read",
     ]
-    monkeypatch.setattr(sensor_positions, "standings", lambda *_: [])
+    monkeypatch.setattr(sensor_positions, "unread_positions", lambda *_: [])
     assert run("next", "paid", "-n", "shop") == (0, "shop/paid has read everything\n")
 
 
 def test_what_was_passed_over_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
-    def skip(*of: Any) -> Standing:
+    def skip(*of: Any) -> SensorPosition:
         asked.append(of)
         return on_bus(to_record(Event(ABOUT, b"data")).headers)
 
     monkeypatch.setattr(sensor_positions, "skip", skip)
     code, output = run("skip", "shop/paid", "bus/0/8")
     assert code == 0
-    assert output.startswith("passed over bus/0/8, ")
+    assert output.startswith("skipped bus/0/8, ")
     assert output.endswith("order o-1 from /s; it is in dead\n")
     ((connection, sensor, place),) = asked
     assert (connection["bootstrap.servers"], sensor, place) == ("k:1", PLACE, "bus/0/8")
@@ -134,9 +134,9 @@ def test_of_a_cluster_only_names_that_can_be_its_own_are_taken_from_its_status()
         "metadata": {"namespace": "shop", "name": "paid"},
         "status": {"annotations": kept},
     }
-    place = sensor_record_commands.place_of(document, "default", "paid")
+    place = sensor_record_commands.sensor_place_of(document, "default", "paid")
     assert (place.group, place.trigger_topic) == ("shop-paid", "shop-default-paid-trigger")
     assert place.dead_letter_topic == names.dead_letter_topic("shop", "default", "Sensor-paid")
     kept["group.id"] = "knative-trigger-other-orders"
     with pytest.raises(Exception, match="2"):
-        sensor_record_commands.place_of(document, "default", "paid")
+        sensor_record_commands.sensor_place_of(document, "default", "paid")

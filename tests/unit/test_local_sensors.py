@@ -63,11 +63,13 @@ async def test_a_trigger_that_leaves_a_sensor_goes_and_the_sensor_with_its_file(
         await world.apply(broker(), sensor("ship", "send"))
         await is_ready(world)
         await world.apply(broker(), sensor("send"))
-        await until(lambda: world.cluster.reconciled("Trigger", "default", "paid-ship") is None)
+        await until(
+            lambda: world.cluster.find_reconciled("Trigger", "default", "paid-ship") is None
+        )
         assert world.egress("paid-send") is not None
         await world.apply(broker())
-        assert world.cluster.reconciled(SENSOR, "default", "paid") is None
-        assert world.cluster.reconciled("Trigger", "default", "paid-send") is None
+        assert world.cluster.find_reconciled(SENSOR, "default", "paid") is None
+        assert world.cluster.find_reconciled("Trigger", "default", "paid-send") is None
         assert not world.log.topics.keys() & set(TOPICS)
         assert BUS in world.log.topics
 
@@ -132,7 +134,7 @@ async def test_a_sensor_on_a_channel_runs_and_goes_on_with_another_start() -> No
         assert {each.offset for each in log.group(egress.group).committed.values()} == {7}
         await world.apply(channel())
         assert not log.topics.keys() & set(CHANNEL_TOPICS)
-        assert world.cluster.reconciled("Subscription", "default", "paid-ship") is None
+        assert world.cluster.find_reconciled("Subscription", "default", "paid-ship") is None
         assert log.group(egress.group).committed == {}
         assert [each for each in world.cluster.of("Service") if "paid" in str(each)] == []
 
@@ -146,7 +148,7 @@ async def test_a_sensor_that_moves_to_another_bus_is_another_one() -> None:
         await is_ready(world)
         assert not world.log.topics.keys() & set(TOPICS)
         assert world.log.topics.keys() >= set(CHANNEL_TOPICS)
-        assert world.cluster.reconciled("Trigger", "default", "paid-ship") is None
+        assert world.cluster.find_reconciled("Trigger", "default", "paid-ship") is None
         assert world.egress("paid-ship") is not None
 
 

@@ -45,9 +45,9 @@ def knafka(*words: str | Path) -> tuple[int, str]:
 
 def test_the_status_is_what_was_written_last(tmp_path: Path) -> None:
     installation = Installation(tmp_path)
-    with installation.held():
-        snapshot_file.write(installation, NOW)
-        assert snapshot_file.read(installation) == NOW
+    with installation.hold_lock():
+        snapshot_file.write_snapshot(installation, NOW)
+        assert snapshot_file.read_snapshot(installation) == NOW
         code, output = knafka("status", "--data-dir", tmp_path)
     assert code == 0
     for text in ("127.0.0.1:9092 (up)", "default/shop", "3 events waiting", f"pid {os.getpid()}"):
@@ -57,8 +57,8 @@ def test_the_status_is_what_was_written_last(tmp_path: Path) -> None:
 def test_the_status_fails_if_something_is_not_ready(tmp_path: Path) -> None:
     installation = Installation(tmp_path)
     broken = Snapshot("up", (), (TriggerRow("default/orders", refused="no address"),))
-    with installation.held():
-        snapshot_file.write(installation, broken)
+    with installation.hold_lock():
+        snapshot_file.write_snapshot(installation, broken)
         code, output = knafka("status", "--json", "--data-dir", tmp_path)
     assert code == 1
     assert json.loads(output.splitlines()[0])["now"]["triggers"][0]["refused"] == "no address"
@@ -66,17 +66,17 @@ def test_the_status_fails_if_something_is_not_ready(tmp_path: Path) -> None:
 
 def test_what_is_starting_says_so(tmp_path: Path) -> None:
     installation = Installation(tmp_path)
-    with installation.held():
-        installation.write(STATE)
+    with installation.hold_lock():
+        installation.write_state(STATE)
         with pytest.raises(NotRunning, match="starting"):
-            snapshot_file.read(installation)
+            snapshot_file.read_snapshot(installation)
 
 
 def test_the_brokers_that_run_are_listed_with_their_urls(tmp_path: Path) -> None:
     installation = Installation(tmp_path)
-    with installation.held():
-        installation.write(STATE)
-        snapshot_file.write(installation, NOW)
+    with installation.hold_lock():
+        installation.write_state(STATE)
+        snapshot_file.write_snapshot(installation, NOW)
         code, output = knafka("broker", "list", "--data-dir", tmp_path)
     assert code == 0
     assert output.splitlines()[1].split() == [
@@ -113,8 +113,8 @@ def fake_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_up_in_the_background_returns_once_all_is_up_and_down_ends_it(
     fake_up: Path, tmp_path: Path
 ) -> None:
-    write = "snapshot_file.write(installation, Snapshot('up'))"
-    then = f"with installation.held():\n    {write}\n    time.sleep(60)"
+    write = "snapshot_file.write_snapshot(installation, Snapshot('up'))"
+    then = f"with installation.hold_lock():\n    {write}\n    time.sleep(60)"
     fake_up.write_text(UP.replace("{then}", then))
     code, output = knafka("up", "--detach", "--data-dir", tmp_path / "data")
     assert code == 0
@@ -143,7 +143,7 @@ def test_an_up_that_fails_in_the_background_says_what_it_said(
 
 def test_a_second_one_in_the_background_leaves_the_first_ones_log_alone(tmp_path: Path) -> None:
     installation = Installation(tmp_path)
-    with installation.held():
+    with installation.hold_lock():
         log = detached.log_file(installation)
         log.write_text("of the first\n")
         with pytest.raises(NotStarted, match=f"already .pid {os.getpid()}.: knafka down"):
@@ -155,6 +155,6 @@ def test_one_that_does_not_stop_is_told_of(tmp_path: Path, monkeypatch: pytest.M
     installation = Installation(tmp_path)
     sent: list[tuple[int, int]] = []
     replace_in(monkeypatch, detached, "os", kill=lambda *words: sent.append(words))
-    with installation.held(), pytest.raises(NotStopped, match=f"kill -9 {os.getpid()}"):
+    with installation.hold_lock(), pytest.raises(NotStopped, match=f"kill -9 {os.getpid()}"):
         detached.stop(installation, timeout=0.0)
     assert sent == [(os.getpid(), signal.SIGTERM)]

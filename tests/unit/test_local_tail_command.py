@@ -18,7 +18,7 @@ from knafka.core.kafka_binding import to_record
 from knafka.ports.log import Record
 from knafka_cli.command_line import app
 from knafka_cli.events import tailing
-from knafka_cli.events.tailing import NoTopic, Tail
+from knafka_cli.events.tailing import TailStart, TopicsMissing
 from knafka_client.declared import cluster_source
 from knafka_client.declared.declared_source import DeclaredView
 from knafka_client.state.installation import Installation, RunningState
@@ -77,20 +77,20 @@ RECORDS = {
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[Tail]:
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[TailStart]:
     """What of the past was asked for; after the last record somebody presses Ctrl-C."""
-    asked: list[Tail] = []
+    asked: list[TailStart] = []
 
-    def records(_: Mapping[str, Any], topics: Sequence[str], tail: Tail) -> Iterator[Record]:
+    def records(_: Mapping[str, Any], topics: Sequence[str], tail: TailStart) -> Iterator[Record]:
         asked.append(tail)
         found = [each for topic in topics for each in RECORDS.get(topic, [])]
         if not found:
-            raise NoTopic(topics)
+            raise TopicsMissing(topics)
         yield from found
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Installation, "running", lambda _: RUNNING)
-    monkeypatch.setattr(tailing, "records", records)
+    monkeypatch.setattr(tailing, "tail_records", records)
     return asked
 
 
@@ -101,12 +101,12 @@ def knafka(*arguments: str, data: Path) -> tuple[int, list[str], str]:
     return result.exit_code, ids, result.stderr
 
 
-def test_ctrl_c_ends_it_as_a_shell_has_it(asked: list[Tail], tmp_path: Path) -> None:
+def test_ctrl_c_ends_it_as_a_shell_has_it(asked: list[TailStart], tmp_path: Path) -> None:
     assert knafka("shop/main", data=tmp_path)[:2] == (130, ["1", "2", "3"])
-    assert asked == [Tail()]
+    assert asked == [TailStart()]
 
 
-def test_the_limit_ends_it_well(asked: list[Tail], tmp_path: Path) -> None:
+def test_the_limit_ends_it_well(asked: list[TailStart], tmp_path: Path) -> None:
     assert knafka("shop/main", "--limit", "2", data=tmp_path)[:2] == (0, ["1", "2"])
 
 
@@ -136,20 +136,20 @@ def test_the_limit_ends_it_well(asked: list[Tail], tmp_path: Path) -> None:
     ],
 )
 def test_only_what_is_asked_for_is_shown(
-    asked: list[Tail], tmp_path: Path, arguments: list[str], ids: list[str]
+    asked: list[TailStart], tmp_path: Path, arguments: list[str], ids: list[str]
 ) -> None:
     assert knafka(*arguments, data=tmp_path)[:2] == (130, ids)
 
 
 def test_a_record_without_an_event_is_said_whatever_is_asked_for(
-    asked: list[Tail], tmp_path: Path
+    asked: list[TailStart], tmp_path: Path
 ) -> None:
     assert "no event at main/0/2: " in knafka("trigger/shop/mail", data=tmp_path)[2]
 
 
-def test_the_past_is_asked_for_by_time_and_count(asked: list[Tail], tmp_path: Path) -> None:
+def test_the_past_is_asked_for_by_time_and_count(asked: list[TailStart], tmp_path: Path) -> None:
     knafka("shop/main", "--since", "1970-01-01T00:01:00Z", "--last", "3", data=tmp_path)
-    assert asked == [Tail(60.0, 3)]
+    assert asked == [TailStart(60.0, 3)]
 
 
 @pytest.mark.parametrize(
@@ -179,21 +179,21 @@ def test_the_past_is_asked_for_by_time_and_count(asked: list[Tail], tmp_path: Pa
     ],
 )
 def test_what_cannot_be_answered_says_why(
-    asked: list[Tail], tmp_path: Path, arguments: list[str], said: str
+    asked: list[TailStart], tmp_path: Path, arguments: list[str], said: str
 ) -> None:
     code, _, error = knafka(*arguments, data=tmp_path)
     assert code == 2
     assert said in error
 
 
-def test_no_dead_letter_yet_is_said(asked: list[Tail], tmp_path: Path) -> None:
+def test_no_dead_letter_yet_is_said(asked: list[TailStart], tmp_path: Path) -> None:
     code, _, said = knafka("shop/more", "--dead-letters", data=tmp_path)
     assert code == 1
     assert "(a dead-letter topic is made with the first dead letter)" in said
 
 
 def test_a_cluster_is_asked_by_its_context(
-    asked: list[Tail], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    asked: list[TailStart], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[Any] = []
 
@@ -223,6 +223,6 @@ def test_a_cluster_is_asked_by_its_context(
     def unreached(*_: Any) -> Iterator[Record]:
         raise LogError("no answer")
 
-    monkeypatch.setattr(tailing, "records", unreached)
+    monkeypatch.setattr(tailing, "tail_records", unreached)
     result = CliRunner().invoke(app, ["tail", "shop/main", *arguments])
     assert "Kafka at k:1: no answer: port-forward" in str(result.exception)

@@ -9,9 +9,9 @@ from support.memory.records import MemoryRecord
 
 from knafka.core.event import Event
 from knafka.core.kafka_binding import to_record
-from knafka_cli.events.tailing import Format, line_of, problem_of
+from knafka_cli.events.tailing import OutputFormat, line_of, problem_of
 from knafka_cli.shared.event_input import BadInput
-from knafka_cli.shared.moments import START_OF_TOPIC, moment
+from knafka_cli.shared.moments import START_OF_TOPIC, parse_moment
 
 ATTRIBUTES = {
     "specversion": "1.0",
@@ -31,27 +31,27 @@ def record(data: bytes | None = b'{"n": 1}', **attributes: str) -> MemoryRecord:
 
 
 def test_an_event_is_a_line_for_a_person() -> None:
-    line = line_of(record(), None, Format.TEXT)
+    line = line_of(record(), None, OutputFormat.TEXT)
     assert line is not None
     assert line.endswith('.123 order 1 from /shop about ada: {"n": 1}')
 
 
 def test_an_event_is_a_structured_event_for_machines() -> None:
-    line = line_of(record(), None, Format.JSON)
+    line = line_of(record(), None, OutputFormat.JSON)
     assert line is not None
     assert json.loads(line) == {**ATTRIBUTES, "data": {"n": 1}}
 
 
 def test_no_event_can_move_the_cursor_or_break_its_line() -> None:
-    line = line_of(record(b"\x1b[2J\nbank", id="a b"), None, Format.TEXT)
+    line = line_of(record(b"\x1b[2J\nbank", id="a b"), None, OutputFormat.TEXT)
     assert line is not None
     assert "\x1b" not in line
     assert "\n" not in line
 
 
 def test_only_what_is_wanted_is_shown() -> None:
-    assert line_of(record(), lambda event: event["type"] == "payment", Format.TEXT) is None
-    assert line_of(record(), lambda event: event["type"] == "order", Format.TEXT) is not None
+    assert line_of(record(), lambda event: event["type"] == "payment", OutputFormat.TEXT) is None
+    assert line_of(record(), lambda event: event["type"] == "order", OutputFormat.TEXT) is not None
 
 
 def test_what_is_no_event_is_said_by_its_place() -> None:
@@ -63,7 +63,7 @@ def test_what_is_no_event_is_said_by_its_place() -> None:
 
 
 def test_a_wide_line_has_the_place_the_key_and_all_attributes() -> None:
-    line = line_of(record(partitionkey="ada"), None, Format.WIDE)
+    line = line_of(record(partitionkey="ada"), None, OutputFormat.WIDE)
     assert line is not None
     assert "order 1 from /shop about ada [t/0/7] key=ada " in line
     assert "datacontenttype=application/json" in line
@@ -74,7 +74,7 @@ def test_a_wide_line_has_the_place_the_key_and_all_attributes() -> None:
 def test_a_dead_letter_says_how_it_failed() -> None:
     line = line_of(
         record(knafkareason="status", knativeerrorcode="500", knafkaattempts="3"),
-        None, Format.TEXT,
+        None, OutputFormat.TEXT,
     )  # fmt: skip
     assert line is not None
     assert "order 1 from /shop about ada (status 500 after 3 attempts): " in line
@@ -93,10 +93,10 @@ def test_a_dead_letter_says_how_it_failed() -> None:
     ],
 )
 def test_a_time_is_said_as_people_say_it(text: str, seconds: float) -> None:
-    assert moment(text, NOW) == seconds
+    assert parse_moment(text, NOW) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "yesterday", "15", "m", "2026-13-01"])
 def test_what_is_no_time_is_refused_with_one_that_is(text: str) -> None:
     with pytest.raises(BadInput, match="15m"):
-        moment(text, 1000.0)
+        parse_moment(text, 1000.0)

@@ -9,8 +9,8 @@ import typer
 
 from knafka.core.contract import Egress, Ingress, Kafka, Sink
 from knafka_cli.shared.options import egress_of, ingress_of
-from knafka_client.declared.declared_source import DeclaredView, broker_of
-from knafka_client.declared.triggers import Unknown
+from knafka_client.declared.declared_source import DeclaredView, broker_name_of
+from knafka_client.declared.triggers import UnknownObject
 from knafka_client.state.installation import RunningState
 
 KAFKA = Kafka(bootstrap_servers="127.0.0.1:9092")
@@ -80,16 +80,16 @@ def test_a_view_keeps_a_channel_and_a_broker_of_one_name_apart() -> None:
     of_channel = egress("audit", "Subscription", "of-a-channel")
     both = broker("shop"), channel("shop")
     reached = {"bootstrap.servers": KAFKA.bootstrap_servers}
-    connections = {broker_of(each): reached for each in both}
+    connections = {broker_name_of(each): reached for each in both}
     view = DeclaredView(both, (of_broker, of_channel), connections)
-    assert view.ingress("shop").kind == "Broker"
+    assert view.find_ingress("shop").kind == "Broker"
     for name in ("channel/shop", "channel/default/shop"):
-        assert view.ingress(name).kind == "KafkaChannel"
-    assert view.of_broker(view.ingress("shop")) == [of_broker]
-    assert view.of_broker(view.ingress("channel/shop")) == [of_channel]
+        assert view.find_ingress(name).kind == "KafkaChannel"
+    assert view.egresses_of(view.find_ingress("shop")) == [of_broker]
+    assert view.egresses_of(view.find_ingress("channel/shop")) == [of_channel]
     assert view.connection(of_channel) == reached
-    with pytest.raises(Unknown, match="there is default/shop, channel/default/shop"):
-        view.ingress("channel/other")
+    with pytest.raises(UnknownObject, match="there is default/shop, channel/default/shop"):
+        view.find_ingress("channel/other")
 
 
 def test_a_subscription_is_asked_for_by_its_name_unless_a_trigger_has_it() -> None:

@@ -21,8 +21,8 @@ from knafka.core.kafka_binding import to_record
 from knafka.ports.log import OffsetAndMetadata
 from knafka_cli.command_line import app
 from knafka_cli.events import searching, trace_command, tracing, zipkin
-from knafka_cli.events.searching import Search
-from knafka_cli.events.zipkin import NoSpans
+from knafka_cli.events.searching import TopicSearch
+from knafka_cli.events.zipkin import ZipkinError
 from knafka_client.state.installation import Installation, RunningState
 
 KAFKA = Kafka(bootstrap_servers="k:1")
@@ -50,27 +50,27 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> MemoryLog:
     found.create("main")
     found.create("more")
 
-    def run(_: Any, search: Search, wanted: Any, since: float, progress: Any) -> None:
+    def run(_: Any, search: TopicSearch, wanted: Any, since: float, progress: Any) -> None:
         records = [record for each in found.topics[search.topic] for record in each]
-        search.total = len(records)
-        search.whole = since == 0
+        search.offsets_total = len(records)
+        search.covers_topic = since == 0
         for record in reversed(records):
             if record.value() == b"interrupt":
                 raise KeyboardInterrupt
-            search.read += 1
-            search.found += [record] if wanted(record) else []
+            search.offsets_read += 1
+            search.matching_records += [record] if wanted(record) else []
         progress(search)
 
     def ask_kafka(_: Any, ask: Callable[[Any], Coroutine[Any, Any, Any]]) -> Any:
         return asyncio.run(ask(MemoryAdmin(found)))
 
-    def committed_in(_: Any) -> tracing.Committed:
+    def committed_in(_: Any) -> tracing.ReadCommits:
         return lambda group, topic, partitions: dict.fromkeys(partitions, OffsetAndMetadata(1))
 
     monkeypatch.setattr(Installation, "running", lambda _: RUNNING)
-    monkeypatch.setattr(searching, "run", run)
+    monkeypatch.setattr(searching, "run_search", run)
     monkeypatch.setattr(trace_command, "ask_kafka", ask_kafka)
-    monkeypatch.setattr(tracing, "committed_in", committed_in)
+    monkeypatch.setattr(tracing, "commits_reader", committed_in)
     return found
 
 
@@ -148,7 +148,7 @@ def test_what_was_found_until_ctrl_c_is_shown(memory: MemoryLog, tmp_path: Path)
     code, printed, said = knafka("1", "--broker", "shop/main", data=tmp_path)
     assert code == 0
     assert "order 1 from /shop" in printed
-    assert "interrupted: 1 older records of main were not looked at" in said
+    assert "interrupted: 1 older records of main were not searched" in said
 
 
 def test_a_time_that_is_none_is_refused(memory: MemoryLog, tmp_path: Path) -> None:
@@ -226,11 +226,11 @@ def test_each_attempt_is_shown_with_what_a_zipkin_has_of_them(
     def spans_of(url: str, trace_id: str) -> list[Any]:
         asked.append((url, trace_id))
         if url == "http://none":
-            raise NoSpans("no answer")
+            raise ZipkinError("no answer")
         tags = {"messaging.destination": "trigger:audit.shop", "http.response.status_code": "202"}
         return [{"name": "attempt", "timestamp": 2_000_000, "duration": 1000, "tags": tags}]
 
-    monkeypatch.setattr(zipkin, "spans_of", spans_of)
+    monkeypatch.setattr(zipkin, "fetch_spans", spans_of)
     lines = knafka("1", data=tmp_path)[1].splitlines()
     assert "1970-01-01T00:00:00.000Z  shop/mail  attempt      500" in lines
     assert "1970-01-01T00:00:01.500Z  shop/mail  attempt      503" in lines

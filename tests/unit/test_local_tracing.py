@@ -19,11 +19,11 @@ from knafka.core.kafka_binding import to_record
 from knafka.core.names import replay_topic
 from knafka.core.progress import DeliveryStage, DeliveryState, Progress, encode, policy_of
 from knafka.ports.log import Commits, OffsetAndMetadata
-from knafka_cli.events.searching import is_event
-from knafka_cli.events.steps import TraceStep, merged
-from knafka_cli.events.tracing import Trace, TracedState, holds_event, state_of, trace
-from knafka_client.topics.dead_letters import letters
-from knafka_client.topics.replaying import choose, send
+from knafka_cli.events.searching import holds_event_with
+from knafka_cli.events.steps import TraceStep, merge_steps
+from knafka_cli.events.tracing import Trace, TracedState, is_traceable, offset_state, trace_record
+from knafka_client.topics.dead_letters import read_dead_letters
+from knafka_client.topics.replaying import choose_dead_letters, send_again
 
 ATTRIBUTES = {"specversion": "1.0", "id": "1", "source": "/shop", "type": "order"}
 FAILURE = Failure("http://mail/", Reason.STATUS, 3, 0.0, 1.5, 500, b"no")
@@ -68,12 +68,14 @@ class Log:
         self.memory.store("dead-mail", draft.key, value, headers)
 
     async def replay(self) -> None:
-        chosen = await choose(self.admin, [egress()], ["1"], {})
-        await send(self.admin, MemoryWriter(self.memory), chosen)
+        chosen = await choose_dead_letters(self.admin, [egress()], ["1"], {})
+        await send_again(self.admin, MemoryWriter(self.memory), chosen)
 
     async def trace(self, *egresses: Egress, paused: Sequence[str] = ()) -> Trace:
         wanted = egresses or (egress(),)
-        return await trace(self.admin, self.committed, self.record, "shop/main", wanted, paused)
+        return await trace_record(
+            self.admin, self.committed, self.record, "shop/main", wanted, paused
+        )
 
 
 async def test_the_event_is_told_with_its_place_and_every_trigger() -> None:
@@ -113,7 +115,7 @@ async def test_what_waits_says_so_and_why() -> None:
 def test_what_is_settled_ahead_of_the_position_is_known() -> None:
     metadata, _ = encode(5, Progress([(7, 9)]), 0)
     committed = OffsetAndMetadata(5, metadata)
-    states = [state_of(offset, committed) for offset in range(4, 11)]
+    states = [offset_state(offset, committed) for offset in range(4, 11)]
     assert [state for state, _ in states] == [
         *[TracedState.SETTLED, TracedState.WAITING, TracedState.WAITING],
         *[TracedState.SETTLED, TracedState.SETTLED, TracedState.WAITING, TracedState.WAITING],
@@ -135,7 +137,7 @@ def test_what_is_tried_again_says_when(stage: DeliveryStage, where: str) -> None
     failed = Outcome(500)
     delivery = DeliveryState(stage, 1, 2, 0.0, 1.0, 61.0, failed)
     metadata, _ = encode(5, Progress((), {6: delivery}), 0)
-    state, detail = state_of(6, OffsetAndMetadata(5, metadata))
+    state, detail = offset_state(6, OffsetAndMetadata(5, metadata))
     assert state is TracedState.RETRYING
     assert detail == (
         f"2 attempts{where}, the last 1970-01-01T00:00:01.000Z (500), "
@@ -148,7 +150,7 @@ def test_the_result_of_an_attempt_that_is_not_over_is_not_known() -> None:
     metadata, _ = encode(5, Progress((), {6: delivery}), 0)
     assert (
         "the last 1970-01-01T00:00:01.000Z, the next"
-        in state_of(6, OffsetAndMetadata(5, metadata))[1]
+        in offset_state(6, OffsetAndMetadata(5, metadata))[1]
     )
 
 
@@ -189,7 +191,7 @@ def test_of_an_attempt_that_is_known_twice_the_span_is_shown() -> None:
     ]
     span = TraceStep("1970-01-01T00:00:02.004Z", "attempt", "500 in 3 ms")
     reply = TraceStep(at[3], "reply", "202")
-    assert merged([*kept, TraceStep(at[3], "dead letter", "")], [span, reply]) == [
+    assert merge_steps([*kept, TraceStep(at[3], "dead letter", "")], [span, reply]) == [
         kept[0], span, TraceStep(at[3], "dead letter", ""), reply, kept[2],
     ]  # fmt: skip
 
@@ -249,12 +251,12 @@ async def test_a_subscriptions_reply_that_was_not_taken_says_where_it_should_hav
     (found,) = (await log.trace(mail)).deliveries
     assert found.trigger == "subscription/shop/mail"
     assert found.detail.startswith("reply-not-delivered 503 to http://reply/ after 3 attempts")
-    chosen = await choose(log.admin, [mail], ["1"], {})
-    await send(log.admin, MemoryWriter(log.memory), chosen)
+    chosen = await choose_dead_letters(log.admin, [mail], ["1"], {})
+    await send_again(log.admin, MemoryWriter(log.memory), chosen)
     assert len(log.memory.topics[replay_topic("shop", of_channel, "mail")]) == 1
     (found,) = (await log.trace(mail)).deliveries
     assert (found.state, len(found.replays)) == (TracedState.WAITING, 1)
-    assert "sent again" in (await letters(log.admin, mail, 1))[0].text()
+    assert "sent again" in (await read_dead_letters(log.admin, mail, 1))[0].text()
 
 
 async def test_where_dead_letters_were_taken_from_their_topic_it_may_have_been_one() -> None:
@@ -281,15 +283,15 @@ DOCUMENT = b'{"specversion":"1.0","id":"\\u0031","source":"/shop","type":"order"
 )
 def test_an_event_is_found_by_id_and_source_in_both_modes(source: str | None, found: bool) -> None:
     """CE-K2: the headers of a structured event don't have its id."""
-    is_it = is_event("1", source)
+    is_it = holds_event_with("1", source)
     assert is_it(record(to_record(Event(ATTRIBUTES, b"1"))[1], b"1")) is found
     assert is_it(record([("Content-Type", STRUCTURED[0][1])], DOCUMENT)) is found
     assert not is_it(record(to_record(Event({**ATTRIBUTES, "id": "11"}, b""))[1]))
 
 
 def test_what_is_no_event_is_passed_over() -> None:
-    is_it = is_event("1", None)
+    is_it = holds_event_with("1", None)
     assert not is_it(record(None, b"1"))
     assert not is_it(record(STRUCTURED, b"{"))
     assert is_it(record([("ce_id", b"1")]))
-    assert not holds_event(record([("ce_id", b"1")]))
+    assert not is_traceable(record([("ce_id", b"1")]))

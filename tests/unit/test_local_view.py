@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from knafka_cli.running import terminal_views
-from knafka_cli.running.terminal_views import Lines, StatusTable, changes, choose, summary
+from knafka_cli.running.terminal_views import LineView, StatusTable, changes, choose_view, summary
 from knafka_client.state.snapshot import BrokerRow, ConditionRow, Snapshot, TriggerRow
 from knafka_operator.decide import dead_letters
 from knafka_operator.decide.scaling import decide_scale
@@ -81,12 +81,12 @@ def test_few_triggers_have_lines_of_their_own_also_beside_many_others() -> None:
     one = replace(rest, triggers=(*ten.triggers[:1], *rest.triggers[1:]))
     assert list(changes(rest, one)) == ["Trigger default/t-0: 2 of 4 dispatchers (nothing waits)"]
     lines = list(changes(rest, ten))
-    assert len(lines) == terminal_views.LINES_OF_ONE_KIND + 1
+    assert len(lines) == terminal_views.LINES_FOR_SAME_CHANGE + 1
     assert lines[-1] == "90 Triggers: 1 of 4 dispatchers (nothing waits)"
 
 
 def test_the_scaler_says_of_a_trigger_at_rest_what_the_view_leaves_out() -> None:
-    assert terminal_views.AT_REST == decide_scale(0, 10, Autoscaling(), 0).reason
+    assert terminal_views.NOTHING_WAITS == decide_scale(0, 10, Autoscaling(), 0).reason
 
 
 @pytest.mark.conformance("KN-TRG-03")
@@ -197,8 +197,8 @@ def test_a_wide_terminal_shows_every_figure() -> None:
 
 
 def test_lines_where_there_is_no_terminal() -> None:
-    assert isinstance(choose(plain=True), Lines)
-    assert isinstance(choose(plain=False), Lines)  # pytest has no terminal
+    assert isinstance(choose_view(plain=True), LineView)
+    assert isinstance(choose_view(plain=False), LineView)  # pytest has no terminal
 
 
 CHANNEL = BrokerRow("default/shop", "http://127.0.0.1:8081/default/shop", 7, kind="KafkaChannel")

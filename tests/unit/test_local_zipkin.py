@@ -12,7 +12,7 @@ import pytest
 
 from knafka.core.contract import Egress, Kafka, Sink
 from knafka_cli.events.steps import TraceStep
-from knafka_cli.events.zipkin import NoSpans, spans_of, steps_of
+from knafka_cli.events.zipkin import ZipkinError, fetch_spans, steps_of
 from knafka_client.sockets import free_port
 
 EGRESS = Egress(
@@ -55,9 +55,9 @@ def zipkin() -> Iterator[tuple[str, dict[str, tuple[int, bytes]]]]:
 
 def test_spans_are_those_of_the_trace(zipkin: tuple[str, dict[str, tuple[int, bytes]]]) -> None:
     url, answers = zipkin
-    assert spans_of(url, "ab") == []
+    assert fetch_spans(url, "ab") == []
     answers["/api/v2/trace/ab"] = 200, json.dumps([span("attempt"), "no span"]).encode()
-    assert spans_of(url, "ab") == [span("attempt")]
+    assert fetch_spans(url, "ab") == [span("attempt")]
 
 
 @pytest.mark.parametrize("answer", [(500, b""), (200, b"<html>"), (200, b"{}")])
@@ -66,13 +66,13 @@ def test_what_is_no_answer_of_zipkins_says_so(
 ) -> None:
     url, answers = zipkin
     answers["/api/v2/trace/ab"] = answer
-    with pytest.raises(NoSpans, match="/api/v2/trace/ab: "):
-        spans_of(url, "ab")
+    with pytest.raises(ZipkinError, match="/api/v2/trace/ab: "):
+        fetch_spans(url, "ab")
 
 
 def test_one_that_is_not_there_says_so() -> None:
-    with pytest.raises(NoSpans, match="refused"):
-        spans_of(f"http://127.0.0.1:{free_port()}", "ab")
+    with pytest.raises(ZipkinError, match="refused"):
+        fetch_spans(f"http://127.0.0.1:{free_port()}", "ab")
 
 
 def test_only_what_happened_to_the_event_there_is_a_step() -> None:

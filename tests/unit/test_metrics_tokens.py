@@ -27,7 +27,7 @@ from knafka.receiver.answers import Answer
 from knafka.receiver.ingest import METRICS, IngestHandler
 from knafka_client.sockets import free_port
 from knafka_console.settings import ConsoleSettings
-from knafka_console.sources.metrics import DirectMetrics, NoMetrics
+from knafka_console.sources.metrics import DirectMetrics, MetricsUnavailable
 from knafka_operator.decide import services
 from knafka_operator.model.resources import SERVING
 from knafka_operator.model.settings import Settings
@@ -112,7 +112,7 @@ def test_the_console_shows_the_first_of_them() -> None:
     settings = ConsoleSettings.from_environment(environment)
     assert settings.metrics_token == NEW
     assert NEW not in repr(settings)
-    with pytest.raises(NoMetrics) as caught:
+    with pytest.raises(MetricsUnavailable) as caught:
         DirectMetrics("127.0.0.1", 1, token=NEW).read()
     assert NEW not in str(caught.value)
 

@@ -152,21 +152,21 @@ def test_the_chart_library_is_the_one_that_was_looked_at() -> None:
 
 
 def test_the_page_says_that_nothing_failed_without_a_script() -> None:
-    text = report_page.render(sample_report())
+    text = report_page.render_file(sample_report())
     assert "Nothing has failed" in text
     assert "<script" not in text
     assert len(text) < 20_000
 
 
 def test_the_page_loads_nothing() -> None:
-    text = report_page.render(sample_report(*sample_groups(30), replays=(sample_replay(),)))
+    text = report_page.render_file(sample_report(*sample_groups(30), replays=(sample_replay(),)))
     assert re.findall(r"<link|<iframe|<img|\bsrc=|@import|url\(", text) == []
     assert "fetch(" not in text
     assert "default-src &#39;none&#39;" in text
 
 
 def test_no_other_script_or_style_than_its_own_may_run() -> None:
-    text = report_page.render(sample_report(sample_group()))
+    text = report_page.render_file(sample_report(sample_group()))
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
     assert policy is not None
     assert "unsafe" not in policy[1]
@@ -180,7 +180,7 @@ def test_no_other_script_or_style_than_its_own_may_run() -> None:
 def test_what_events_carry_cannot_leave_the_data() -> None:
     example = sample_example(id=HOSTILE, error=HOSTILE, data_preview=HOSTILE, source=HOSTILE)
     group = sample_group(trigger=HOSTILE, subscriber=HOSTILE, examples=(example,))
-    text = report_page.render(sample_report(group))
+    text = report_page.render_file(sample_report(group))
     assert "alert(1)" not in text
     held = Report.model_validate(packed(text)["report"])
     assert held.groups[0].examples[0].id == HOSTILE
@@ -189,19 +189,21 @@ def test_what_events_carry_cannot_leave_the_data() -> None:
 def test_what_people_typed_is_escaped() -> None:
     replay = sample_replay().model_copy(update={"by": HOSTILE, "selection": HOSTILE, "id": HOSTILE})
     made = sample_report(sample_group(), replays=(replay,))
-    text = report_page.render(made.model_copy(update={"namespace": HOSTILE, "broker": HOSTILE}))
+    text = report_page.render_file(
+        made.model_copy(update={"namespace": HOSTILE, "broker": HOSTILE})
+    )
     assert "<script>alert" not in text
     assert "<img" not in text
 
 
 def test_the_same_report_makes_the_same_page() -> None:
     made = sample_report(*sample_groups(5))
-    assert report_page.render(made) == report_page.render(made)
+    assert report_page.render_file(made) == report_page.render_file(made)
 
 
 @pytest.mark.slow
 def test_a_page_of_5000_failures_stays_small_enough_to_send() -> None:
-    assert len(report_page.render(sample_report(*sample_groups(5000)))) < 2_000_000
+    assert len(report_page.render_file(sample_report(*sample_groups(5000)))) < 2_000_000
 
 
 @pytest.mark.parametrize(
@@ -209,7 +211,7 @@ def test_a_page_of_5000_failures_stays_small_enough_to_send() -> None:
     [(0, "0 seconds"), (119, "119 seconds"), (7200, "2 hours"), (2e5, "2 days")],
 )
 def test_ages_are_told_in_one_unit(seconds: float, told: str) -> None:
-    assert report_page._age(MADE - timedelta(seconds=seconds), MADE) == told
+    assert report_page._age_text(MADE - timedelta(seconds=seconds), MADE) == told
 
 
 def test_the_styles_know_every_reason_and_change() -> None:

@@ -34,13 +34,13 @@ def report_of(groups: list[Group]) -> Report:
 
 def test_what_fits_is_served_whole() -> None:
     made = report_of(sample_groups(20))
-    assert Report.model_validate_json(served_report.fitted(made, 1_000_000)) == made
+    assert Report.model_validate_json(served_report.fit_report(made, 1_000_000)) == made
 
 
 @given(st.integers(min_value=0, max_value=60_000))
 def test_a_report_is_cut_to_the_limit_and_says_what_it_leaves_out(limit: int) -> None:
     made = report_of(sample_groups(60))
-    value = served_report.fitted(made, limit)
+    value = served_report.fit_report(made, limit)
     found = Report.model_validate_json(value)
     assert found.totals == made.totals, "the sums are of all"
     assert found.groups == () or len(gzip.compress(value, 6)) <= limit
@@ -58,7 +58,7 @@ def test_a_report_is_cut_to_the_limit_and_says_what_it_leaves_out(limit: int) ->
 
 def test_the_json_is_bounded_however_well_it_compresses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(served_report, "MAX_JSON_BYTES", 100_000)
-    value = served_report.fitted(report_of(sample_groups(200)), 10_000_000)
+    value = served_report.fit_report(report_of(sample_groups(200)), 10_000_000)
     assert 20_000 < len(value) <= 100_000
 
 
@@ -83,7 +83,7 @@ class Kafka:
 
 def write(kafka: Kafka, made: Report) -> None:
     client: Any = kafka
-    served_report.write(client, made, "kept", 3)
+    served_report.write_served_report(client, made, "kept", 3)
 
 
 def test_an_archives_report_is_one_record_of_a_compacted_topic_of_its_broker() -> None:
@@ -106,8 +106,10 @@ def test_a_topic_that_takes_less_gets_less() -> None:
 
 def test_the_event_tells_totals_and_where_the_report_is() -> None:
     made = report_of([sample_group(n, trigger="mail" if n else "bill") for n in range(3)])
-    told = announce.event_of(made, "kept", "https://console.example.com/")
-    assert told == announce.event_of(made, "kept", "https://console.example.com"), "the same event"
+    told = announce.announcement_event(made, "kept", "https://console.example.com/")
+    assert told == announce.announcement_event(made, "kept", "https://console.example.com"), (
+        "the same event"
+    )
     event = json_format.read(json.dumps(told).encode())
     assert event.attributes["id"] == made.id
     assert event.attributes["type"] == "dev.knafka.deadletters.reported"
@@ -118,11 +120,11 @@ def test_the_event_tells_totals_and_where_the_report_is() -> None:
     assert data["url"] == "https://console.example.com/report?of=shop/kept"
     unresolved = {each["trigger"]: each["unresolved"] for each in data["triggers"]}
     assert sum(unresolved.values()) == made.totals.unresolved
-    assert "url" not in announce.event_of(made, "kept", "")["data"]
+    assert "url" not in announce.announcement_event(made, "kept", "")["data"]
 
 
 def test_the_event_is_small_and_holds_nothing_of_what_failed() -> None:
-    text = json.dumps(announce.event_of(report_of(sample_groups(2000)), "kept", ""))
+    text = json.dumps(announce.announcement_event(report_of(sample_groups(2000)), "kept", ""))
     assert len(text) < 4_000
     assert "customer" not in text
     assert "http://" not in text
@@ -163,12 +165,12 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
     found.server.server_close()
 
 
-EVENT = announce.event_of(sample_report().model_copy(update=NAMED), "kept", "")
+EVENT = announce.announcement_event(sample_report().model_copy(update=NAMED), "kept", "")
 
 
 def test_the_event_is_sent_again_until_the_broker_takes_it(broker: Receiver) -> None:
     broker.answers = [503, 404, 202]
-    announce.send(broker.url, EVENT)
+    announce.send_event(broker.url, EVENT)
     assert [json_format.read(each).attributes["id"] for each in broker.bodies] == [EVENT["id"]] * 3
     assert broker.types[0].startswith("application/cloudevents+json")
 
@@ -176,14 +178,14 @@ def test_the_event_is_sent_again_until_the_broker_takes_it(broker: Receiver) -> 
 def test_an_event_that_is_refused_is_sent_once(broker: Receiver) -> None:
     broker.answers = [403]
     with pytest.raises(JobError, match=r"shop/main did not take the event: status 403"):
-        announce.send(broker.url, EVENT)
+        announce.send_event(broker.url, EVENT)
     assert len(broker.bodies) == 1
 
 
 def test_a_broker_that_is_away_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(announce, "FIRST_PAUSE", 0.01)
     with pytest.raises(JobError, match="did not take the event"):
-        announce.send("http://127.0.0.1:1/shop/main", EVENT)
+        announce.send_event("http://127.0.0.1:1/shop/main", EVENT)
 
 
 def test_the_moment_is_the_reports() -> None:
@@ -231,7 +233,7 @@ def test_the_examples_chat_is_told_what_the_event_says(
     (line,) = (EXAMPLE / "events.ndjson").read_text().splitlines()
     tried, sent = (
         json.loads(line),
-        announce.event_of(report_of(sample_groups(3)), "kept", "https://c"),
+        announce.announcement_event(report_of(sample_groups(3)), "kept", "https://c"),
     )
     assert tried.keys() == sent.keys()
     assert tried["data"].keys() == sent["data"].keys()

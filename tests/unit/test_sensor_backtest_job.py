@@ -15,7 +15,7 @@ from knafka.core.contract import Ingress, Kafka
 from knafka_cli.command_line import app
 from knafka_cli.shared import dead_letter_jobs
 from knafka_client.state.installation import Installation, RunningState
-from knafka_jobs.command_options import moment_or_ago, parser
+from knafka_jobs.command_options import parse_moment_or_age, parser
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sensor"
 FOUND: Mapping[str, Any] = {
@@ -56,7 +56,7 @@ class Job:
 @pytest.fixture
 def job(monkeypatch: pytest.MonkeyPatch) -> Job:
     made = Job()
-    monkeypatch.setattr(dead_letter_jobs, "run", made.run)
+    monkeypatch.setattr(dead_letter_jobs, "run_job_process", made.run)
     of: dict[str, Any] = {"namespace": "default", "broker": "default"}
     of["kafka"] = Kafka(bootstrap_servers="k:1")
     of_channel = Ingress(**of, kind="KafkaChannel", topic="of-channel")
@@ -146,12 +146,12 @@ def test_what_can_not_be_asked_is_refused(job: Job, arguments: list[str], proble
     [("90s", 90), ("1.5m", 90), ("12h", 43_200), ("30d", 2_592_000), ("1w", 604_800)],
 )
 def test_a_time_may_be_how_long_ago(text: str, ago: float) -> None:
-    found = datetime.now(UTC) - moment_or_ago(text)
+    found = datetime.now(UTC) - parse_moment_or_age(text)
     assert abs(found.total_seconds() - ago) < 60
 
 
 def test_a_time_without_a_zone_is_utc() -> None:
-    assert moment_or_ago("2026-01-31T12:00") == datetime(2026, 1, 31, 12, tzinfo=UTC)
+    assert parse_moment_or_age("2026-01-31T12:00") == datetime(2026, 1, 31, 12, tzinfo=UTC)
 
 
 @pytest.mark.parametrize("text", ["", "30", "d", "-3d", "30 d", "1e9d", "9999999999d", "soon"])
@@ -159,4 +159,4 @@ def test_what_is_no_time_is_refused(text: str, capsys: pytest.CaptureFixture[str
     given = ["backtest", "--sensor", "s", f"--events-since={text}"]
     with pytest.raises(SystemExit):
         parser().parse_args(given)
-    assert "is no time: want how long ago, such as 30d" in capsys.readouterr().err
+    assert "is no time: give an age such as 30d" in capsys.readouterr().err

@@ -132,4 +132,4 @@ spec: {broker: default, subscriber: {uri: http://there/}}
 """
     )
     (said,) = (str(each) for each in check([file]).findings)
-    assert "[knafka.dev/start-postion] means nothing here; did you mean" in said
+    assert "[knafka.dev/start-postion] is unknown to Knafka; did you mean" in said

@@ -80,10 +80,10 @@ def test_tail_and_dead_letters_show_a_record_of_any_time(at: int) -> None:
     about = {"specversion": "1.0", "id": "1", "source": "/shop", "type": "order"}
     draft = to_record(Event(about, b"data"))
     record = MemoryRecord("main", 0, 0, draft.key, draft.value, draft.headers, at)
-    said = tailing.line_of(record, None, tailing.Format.TEXT)
+    said = tailing.line_of(record, None, tailing.OutputFormat.TEXT)
     assert said is not None
     assert "order 1 from /shop" in said
-    assert "order" in dead_letters.letter(record, at).text()
+    assert "order" in dead_letters.parse_dead_letter(record, at).text()
 
 
 @pytest.mark.parametrize("at", MILLISECONDS)
@@ -156,4 +156,4 @@ def test_sensor_test_plays_events_of_the_first_and_the_last_day(tmp_path: Path) 
 @pytest.mark.parametrize("ago", ["99999999999999999d", "9" * 400 + "s"])
 def test_as_long_ago_as_nobody_can_count_is_the_start(ago: str) -> None:
     """Kafka's client takes times of 64 bits."""
-    assert moments.moment(ago, 1_764_096_000.0) == moments.START_OF_TOPIC
+    assert moments.parse_moment(ago, 1_764_096_000.0) == moments.START_OF_TOPIC

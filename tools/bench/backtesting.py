@@ -119,7 +119,7 @@ def _archive(count: int, path: Path) -> None:
 
 
 def _spark(script: str, *arguments: str) -> None:
-    environment = {**os.environ, **dead_letter_jobs.environment(lambda _: None)}
+    environment = {**os.environ, **dead_letter_jobs.spark_environment(lambda _: None)}
     subprocess.run([sys.executable, "-c", script, *arguments], env=environment, check=True)
 
 
@@ -128,7 +128,7 @@ def _job(count: int, root: Path) -> Mapping[str, tuple[int, str]]:
     sensor.write_text(json.dumps(SENSOR))
     command = [sys.executable, "-m", "knafka_jobs", "backtest", f"--sensor={sensor}"]
     command += [f"--archive={root / 'archive'}", f"--output={output}"]
-    job = job_process.run(command, dead_letter_jobs.environment(lambda _: None))
+    job = job_process.run(command, dead_letter_jobs.spark_environment(lambda _: None))
     if job.exit_code != 0:
         sys.exit(f"error: the job failed:\n{job.said[-4000:]}")
     found = json.loads(job.answer)

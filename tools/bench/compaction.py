@@ -168,7 +168,7 @@ def _compact(
 def _measured(
     what: str, command: list[str], folder: Path, records: int, start: Start = USUAL
 ) -> Measured:
-    environment = dead_letter_jobs.environment(lambda line: None)
+    environment = dead_letter_jobs.spark_environment(lambda line: None)
     arguments = start.arguments(environment["PYSPARK_SUBMIT_ARGS"])
     limit = partial(limit_executor, cpus=start.executor_cpus)
     job = job_process.run(command, {**environment, "PYSPARK_SUBMIT_ARGS": arguments}, limit)

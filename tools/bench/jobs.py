@@ -43,7 +43,7 @@ from knafka_jobs.io import session
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.io.kafka import KafkaClient, KafkaConnection
 from knafka_jobs.replay.replay_run import replay
-from knafka_jobs.report.report_run import report
+from knafka_jobs.report.report_run import make_report
 from knafka_jobs.topic_offsets import BrokerName
 from knafka_local.kafka.kafka_distribution import obtain
 from knafka_local.kafka.kafka_server import KafkaServer
@@ -84,8 +84,8 @@ def main() -> None:
     )
     parser.add_argument("--folder", type=Path, help="for the tables; a temporary one if not given")
     given = parser.parse_args()
-    os.environ.update(dead_letter_jobs.environment(print))
-    spark = session.start("bench")
+    os.environ.update(dead_letter_jobs.spark_environment(print))
+    spark = session.start_session("bench")
     with (
         tempfile.TemporaryDirectory(dir=given.folder) as folder,
         running_kafka(Path(folder)) as servers,
@@ -142,7 +142,7 @@ class Bench:
                         copy = partial(self._copy, f"{folder}/copy")
                         self._measure(stored, f"plain copy of {new:,}", copy)
             if size == stored_size:
-                self._measure(stored, "report", lambda: report(tables, None, today()))
+                self._measure(stored, "report", lambda: make_report(tables, None, today()))
             self._ask(stored, tables, now)
 
     def _ask(self, stored: int, tables: Tables, now: datetime) -> None:

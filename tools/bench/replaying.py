@@ -59,14 +59,14 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=1, help="of each number of executors")
     parser.add_argument("--folder", type=Path, help="for the tables; a temporary one if not given")
     given = parser.parse_args()
-    environment = dead_letter_jobs.environment(print)
+    environment = dead_letter_jobs.spark_environment(print)
     os.environ.update(environment)
     with (
         tempfile.TemporaryDirectory(dir=given.folder) as folder,
         running_kafka(Path(folder)) as servers,
     ):
         root = f"{folder}/tables"
-        spark = session.start("bench")
+        spark = session.start_session("bench")
         fill(Tables(spark, root), given.events, given.bytes, today())
         spark.stop()
         client = KafkaClient(KafkaConnection(servers))

@@ -25,7 +25,7 @@ from knafka_jobs.failure_days import load_known_days
 from knafka_jobs.fingerprint import fingerprint
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.schema import FAILURES, RECORDS
-from knafka_jobs.topic_offsets import Reached
+from knafka_jobs.topic_offsets import ReadState
 
 DAYS: Final = 30
 BROKER: Final = ("shop", "main")
@@ -48,7 +48,7 @@ def fill(tables: Tables, stored: int, size: int, now: datetime) -> None:
     checkpoints = Checkpoints(tables)
     # As if they had been read from a topic that is no more.
     tables.append(records, "records", txnAppId=_WRITER, txnVersion="1")
-    checkpoints.save_offsets(1, {("id", 0): Reached(stored)})
+    checkpoints.save_offsets(1, {("id", 0): ReadState(stored)})
     tables.append(_failures(tables.read("records").select(*compact_plan.FOLDED)), "failures")
     load_known_days(tables, tables.read("failures").limit(1))
     query = (

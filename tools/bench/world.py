@@ -27,7 +27,7 @@ from urllib.request import urlopen
 from bench.usage import Usage
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.core.addresses import LOCAL_ADDRESSES
-from knafka_client.sockets import HOST, accepts, free_port
+from knafka_client.sockets import HOST, free_port, is_port_open
 from knafka_local.kafka.kafka_distribution import obtain
 from knafka_local.kafka.kafka_server import KafkaServer
 from knafka_local.processes.children import Child, Command
@@ -174,7 +174,7 @@ class World:
                 log,
                 {LOCAL_ADDRESSES: "allowed", **(environment or {})},
                 listener=listener,
-                patience=END_TIMEOUT,
+                stop_timeout=END_TIMEOUT,
             )
         )
         try:
@@ -248,7 +248,7 @@ async def listens(address: str) -> None:
     host, _, port = address.rpartition(":")
     try:
         async with asyncio.timeout(START_TIMEOUT):
-            while not await accepts(host, int(port)):  # noqa: ASYNC110  # nobody else knows when
+            while not await is_port_open(host, int(port)):  # noqa: ASYNC110  # nobody else knows when
                 await asyncio.sleep(0.005)
     except TimeoutError:
         raise BenchError(f"nobody listens at {address}") from None

@@ -1,10 +1,10 @@
-"""Policies as the command line asks about them: is a sender's event taken, and which says so?
+"""Tests whether EventPolicies accept a sender's event, and which policy decides it.
 
-    EventPolicies, config-features -> what a receiver is told (`decide.authentication`)
-                                   -> its own verdict (`knafka.core.authorization`)
-                                   -> each policy's, by the same code, with what speaks against it
+    EventPolicies, config-features -> the receiver's configuration (`decide.authentication`)
+                                   -> the receiver's verdict (`knafka.core.authorization`)
+                                   -> each policy's verdict, by the same code, with its reason
 
-All from the declared documents; nothing has to run. Not here: whether a token is good.
+Only declared documents are needed; nothing has to run. Not here: verifying tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from knafka.core.documents import parse
 from knafka.core.event import Attributes
 from knafka.core.filters import why_not
 from knafka_client.declared.manifests import DeclaredObjects
-from knafka_client.declared.triggers import Unknown
+from knafka_client.declared.triggers import UnknownObject
 from knafka_client.state.installation import CHANNEL_PREFIX
 from knafka_local.cluster.localize import LOCAL_SETTINGS, config_map
 from knafka_operator.decide.authentication import OIDC, Authentication
@@ -29,45 +29,46 @@ from knafka_operator.model.event_policies import POLICY
 from knafka_operator.model.resources import Broker, ConfigMap
 
 FEATURES_CONFIG_MAP: Final = LOCAL_SETTINGS.features_config.name
+"""Name of the ConfigMap with Knative Eventing's features."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyVerdict:
-    """What a Broker or KafkaChannel does with a sender's event."""
+    """Whether a Broker or KafkaChannel accepts a sender's event, and why."""
 
-    passes: bool | None
-    """None: with some of its events; it wasn't said which."""
+    accepts: bool | None
+    """None: it accepts some events of the sender, and no event was given."""
     reasons: Sequence[str]
-    """Of each policy that applies, or of the default: which lets it through, and which not, why."""
+    """A sentence for each policy that applies, or for the default if none does."""
 
 
-def target(declared: DeclaredObjects, name: str | None) -> Broker | KafkaChannel:
-    """The Broker of this name, or the KafkaChannel of `channel/[NAMESPACE/]NAME`, or the only one
-    of both. Raises `Unknown`."""
+def find_target(declared: DeclaredObjects, name: str | None) -> Broker | KafkaChannel:
+    """The named Broker or KafkaChannel (`channel/[NAMESPACE/]NAME`), or the only one. Raises
+    `UnknownObject`."""
     targets: dict[str, Broker | KafkaChannel] = {
-        broker.id: broker for broker in declared.all(Broker)
+        broker.id: broker for broker in declared.of_type(Broker)
     }
-    targets |= {CHANNEL_PREFIX + channel.id: channel for channel in declared.all(KafkaChannel)}
+    targets |= {CHANNEL_PREFIX + channel.id: channel for channel in declared.of_type(KafkaChannel)}
     known = ", ".join(targets) or "none"
     if name is None:
         if len(targets) == 1:
             return next(iter(targets.values()))
-        raise Unknown(f"which Broker? There is {known}: choose one with --broker")
+        raise UnknownObject(f"which Broker? There is {known}: choose one with --broker")
     bare = name.removeprefix(CHANNEL_PREFIX)
     full = bare if "/" in bare else f"default/{bare}"
     for key in (name, full) if name == bare else (name, CHANNEL_PREFIX + full):
         if key in targets:
             return targets[key]
-    raise Unknown(f"there is no Broker {name}: there is {known}")
+    raise UnknownObject(f"there is no Broker {name}: there is {known}")
 
 
-def authentication(declared: DeclaredObjects, namespace: str) -> Authentication:
-    """What is asked of the senders of a namespace, as if `authentication-oidc` were enabled.
+def authentication_of(declared: DeclaredObjects, namespace: str) -> Authentication:
+    """The demands on senders in a namespace, as if `authentication-oidc` were enabled.
 
     Raises `InvalidDocument`.
     """
     return replace(
-        Authentication.of(_enabled(declared)),
+        Authentication.of(_features_with_oidc(declared)),
         policies=tuple(
             document
             for identity, (document, _) in declared.documents.items()
@@ -77,45 +78,51 @@ def authentication(declared: DeclaredObjects, namespace: str) -> Authentication:
 
 
 def judge(
-    asked: Authentication,
+    authentication: Authentication,
     broker: Broker | KafkaChannel,
     subject: str,
     event: Attributes | None,
 ) -> PolicyVerdict:
-    """Whether `broker` takes `event` of the sender with this subject; None: any of its events."""
-    ingress = asked.with_sender_rules(_ingress(broker), broker)
+    """Decide whether `broker` accepts `event` from the sender with this subject.
+
+    Without an event: whether it accepts any event of the sender.
+    """
+    ingress = authentication.with_sender_rules(_ingress_for_senders(broker), broker)
     authorization = Authorization(
         ingress.policies, ingress.default_authorization, ingress.namespace
     )
     verdict = authorization.verdict(subject)
     passes = verdict if isinstance(verdict, bool) else None if event is None else verdict(event)
-    applied = asked.applied_policies_of(broker)
+    applied = authentication.applied_policies_of(broker)
     if not applied:
-        reasons = [f"no EventPolicy applies, and default-authorization-mode is {asked.mode}"]
+        reasons = [
+            f"no EventPolicy applies, and default-authorization-mode is {authentication.mode}"
+        ]
     else:
-        reasons = [_reason(policy, subject, event) for policy in applied]
+        reasons = [_policy_reason(policy, subject, event) for policy in applied]
     return PolicyVerdict(passes, reasons)
 
 
-def _reason(applied: AppliedPolicy, subject: str, event: Attributes | None) -> str:
+def _policy_reason(applied: AppliedPolicy, subject: str, event: Attributes | None) -> str:
+    """A sentence on whether one policy accepts the sender's event, and why not."""
     policy, name = applied.policy, f"EventPolicy {applied.name}"
     if not applied.is_ready:
-        return f"{name}: it isn't Ready or can't be read, so it lets nobody through"
+        return f"{name}: it isn't Ready or can't be read, so it accepts nobody"
     if not any(subject_matches(subject, pattern) for pattern in policy.subjects):
-        named = ", ".join(policy.subjects) or "nobody"
-        return f"{name}: names {named}, and not this sender"
+        subjects = ", ".join(policy.subjects) or "nobody"
+        return f"{name}: it names {subjects}, but not this sender"
     if not policy.filters:
-        return f"{name}: lets it through"
+        return f"{name}: accepts the event"
     if event is None:
-        return f"{name}: lets those events through that pass its filters"
+        return f"{name}: accepts the events that pass its filters"
     clauses = why_not(AttributesFilter(), policy.filters, event)
-    return f"{name}: {'; '.join(clauses) or 'lets it through'}"
+    return f"{name}: {'; '.join(clauses) or 'accepts the event'}"
 
 
-def _enabled(declared: DeclaredObjects) -> ConfigMap:
-    """The features that are declared, with authentication."""
-    # Knative Eventing's namespace may be another one, the name isn't.
-    for features in declared.all(ConfigMap):
+def _features_with_oidc(declared: DeclaredObjects) -> ConfigMap:
+    """The declared features, with `authentication-oidc` enabled."""
+    # The namespace of Knative Eventing differs between installations, the ConfigMap's name doesn't.
+    for features in declared.of_type(ConfigMap):
         if features.metadata.name == FEATURES_CONFIG_MAP:
             data = {**features.data, OIDC: "enabled"}
             enabled: ConfigMap = features.model_copy(update={"data": data})
@@ -123,8 +130,8 @@ def _enabled(declared: DeclaredObjects) -> ConfigMap:
     return parse(ConfigMap, config_map(*LOCAL_SETTINGS.features_config, {OIDC: "enabled"}))
 
 
-def _ingress(broker: Broker | KafkaChannel) -> Ingress:
-    """As the receiver knows it, as far as senders are concerned."""
+def _ingress_for_senders(broker: Broker | KafkaChannel) -> Ingress:
+    """The Broker's or KafkaChannel's Ingress, with the fields that concern senders only."""
     metadata = broker.metadata
     return Ingress(
         namespace=metadata.namespace,

@@ -1,4 +1,4 @@
-"""`knafka policy test`: would a sender's event be taken, and which EventPolicy says so?"""
+"""`knafka policy test`: would a sender's event be accepted, and which EventPolicy decides?"""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from knafka_cli.shared.options import (
     Files,
     account_of,
     add,
-    declared_in,
+    exit_on_bad_input,
+    read_declared,
     read_event,
-    usage,
 )
 from knafka_client.state.installation import DEFAULT_DATA
 
@@ -22,10 +22,10 @@ from knafka_client.state.installation import DEFAULT_DATA
 def add_to(app: typer.Typer) -> None:
     """Add `knafka policy`."""
     example = "knafka policy test shop/checkout event.json -f examples/policies"
-    add(app, "test", would_pass, example)
+    add(app, "test", check_sender, example)
 
 
-def would_pass(
+def check_sender(
     sender: Annotated[
         str,
         typer.Argument(
@@ -61,23 +61,27 @@ def would_pass(
     from knafka_cli.access import policies
 
     subject = sender if ":" in sender else account_of(sender).subject
-    with usage():
-        declared = declared_in(files, data_dir)
-        target = policies.target(declared, broker)
-        read = None if event is None else read_event(event)
-        asked = policies.authentication(declared, target.metadata.namespace)
-        attributes = None if read is None else read.attributes
-        verdict = policies.judge(asked, target, subject, attributes)
-    what = "any event" if read is None else f"{read.attributes['type']} {read.attributes['id']}"
-    where = f"{target.kind} {target.id}"
-    match verdict.passes:
+    with exit_on_bad_input():
+        declared = read_declared(files, data_dir)
+        target = policies.find_target(declared, broker)
+        structured_event = None if event is None else read_event(event)
+        authentication = policies.authentication_of(declared, target.metadata.namespace)
+        attributes = None if structured_event is None else structured_event.attributes
+        verdict = policies.judge(authentication, target, subject, attributes)
+    event_text = (
+        "any event"
+        if structured_event is None
+        else f"{structured_event.attributes['type']} {structured_event.attributes['id']}"
+    )
+    receiving_object = f"{target.kind} {target.id}"
+    match verdict.accepts:
         case True:
-            typer.echo(f"passes: {where} takes {what} of {subject}")
+            typer.echo(f"passes: {receiving_object} accepts {event_text} of {subject}")
         case None:
-            typer.echo(f"passes: {where} takes some events of {subject}")
+            typer.echo(f"passes: {receiving_object} accepts some events of {subject}")
         case _:
-            typer.echo(f"refused: {where} doesn't take {what} of {subject}")
+            typer.echo(f"refused: {receiving_object} doesn't accept {event_text} of {subject}")
     for reason in verdict.reasons:
         typer.echo(f"  {reason}")
-    if verdict.passes is False:
+    if verdict.accepts is False:
         raise typer.Exit(EXIT_FAILED)

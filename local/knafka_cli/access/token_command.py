@@ -1,4 +1,4 @@
-"""`knafka token`: a service account's token for a Broker, as `kubectl create token` gives one."""
+"""`knafka token`: prints a service account's token for a Broker, like `kubectl create token`."""
 
 from __future__ import annotations
 
@@ -43,23 +43,23 @@ def token(
 ) -> None:
     """Print a token that proves to a Broker which service account sends.
 
-    The token is valid for what `knafka up --require-auth` runs, also after a restart. With
-    --audience nothing has to run.
+    Brokers of `knafka up --require-auth` accept the token, also after a restart. With --audience
+    nothing has to run.
 
     In a cluster: kubectl -n NAMESPACE create token NAME --audience AUDIENCE
     """
     parts = _DURATION(duration)
     if parts is None:
-        raise typer.BadParameter(f"{duration!r} is no duration: want one such as 90s, 15m, 1h, 1d")
+        raise typer.BadParameter(f"{duration!r} is no duration: give one such as 90s, 15m, 1h, 1d")
     if audience and broker is not None:
         raise typer.BadParameter("give --broker or --audience, not both")
     if audience and not all(audience):
         raise refuse("an --audience is empty: give the audience of a Broker")
     sender, installation = account_of(account), Installation(data_dir)
     if not audience:
-        audience = [audience_of(ingress_of(installation.running(), broker))]
+        audience = [audience_of(ingress_of(installation.read_state(), broker))]
     # Here, as cryptography costs every other command's start.
     from knafka_local.tokens.issuer import Issuer
 
     lifetime = int(parts[1]) * _SECONDS[parts[2]]
-    typer.echo(Issuer.of(installation.issuer).token(sender, audience, lifetime))
+    typer.echo(Issuer.load(installation.issuer).token(sender, audience, lifetime))

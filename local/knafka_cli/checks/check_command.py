@@ -1,4 +1,4 @@
-"""`knafka check`: what a cluster would say to these files, without one."""
+"""`knafka check`: checks files as a cluster would, without a cluster."""
 
 from __future__ import annotations
 
@@ -45,11 +45,12 @@ def check(
     for finding in checked.findings:
         typer.echo(str(finding))
     errors = sum(finding.severity is checking.FindingSeverity.ERROR for finding in checked.findings)
-    counted = (_count(errors, "error"), _count(len(checked.findings) - errors, "warning"))
-    typer.echo(f"{_count(checked.objects, 'object')} checked: {', '.join(counted)}")
+    counts = (_count_text(errors, "error"), _count_text(len(checked.findings) - errors, "warning"))
+    typer.echo(f"{_count_text(checked.objects, 'object')} checked: {', '.join(counts)}")
     if checked.failed:
         raise typer.Exit(EXIT_FAILED)
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def _count_text(number: int, noun: str) -> str:
+    """A number with its noun: `1 error`, `2 errors`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,12 +1,12 @@
-"""Checking files without a cluster: what admission would refuse, and what can't be meant.
+"""Checks files without a cluster: what admission would refuse, and probable mistakes.
 
     files -> documents -> admission's answers, references among the files, impossible filters
 
-An `error` is refused by the cluster, or leaves something that never works; a `warning` is allowed
-and probably a mistake. What a document refers to is looked for among the files only.
-Not here: asking a cluster or Kafka, objects of other kinds than Knafka's, and what is said of a
-Sensor (`sensor_checks`), of an EventPolicy (`policy_checks`) and of what comes back
-(`loop_checks`).
+An `error` is refused by the cluster, or can never work; a `warning` is allowed and probably a
+mistake. Referenced objects are looked up among the files only.
+Not here: asking a cluster or Kafka, kinds that Knafka doesn't handle, and the checks of Sensors
+(`sensor_checks`), EventPolicies (`policy_checks`) and loops (`loop_checks`). More than 400 lines,
+so that one file shows what is checked of each kind.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from knafka.core.client_settings import SIDES
 from knafka.core.contract import Kafka
 from knafka.core.errors import InvalidDocument
 from knafka_cli.checks import loop_checks, policy_checks, sensor_checks
-from knafka_cli.checks.impossible import impossible
+from knafka_cli.checks.impossible import contradictions
 from knafka_cli.shared.cesql_calls import missing_functions
 from knafka_client.declared.manifests import (
     ManifestPlace,
     Manifests,
     ObjectIdentity,
-    Unreadable,
-    documents,
+    UnreadableFile,
     identity_of,
-    parse,
+    parse_declared,
+    read_documents,
 )
 from knafka_operator.decide import admission, channel_admission, dead_letter_topics, desired
 from knafka_operator.decide.credentials import KAFKA_SECRET
@@ -96,20 +96,22 @@ KNOWN_ANNOTATIONS: Final = frozenset(
         ),
     }
 )
-"""All annotations of these prefixes; others' we can't know."""
-_OURS: Final = re.compile(
+"""All annotations with our prefixes; those with other prefixes aren't checked."""
+_has_our_prefix: Final = re.compile(
     r"(?:autoscaling\.eventing\.knative|kafka\.eventing\.knative)\.dev/|(?:local\.)?knafka\.dev/"
 ).match
+"""Matches annotations with a prefix of Knafka's or of Knative's Kafka components."""
 
 _ADMITTED: Final = frozenset(
     {(EVENTING, "Broker"), (EVENTING, "Trigger"), (MESSAGING, "Subscription")}
     | {(version, KAFKA_CHANNEL) for version in KAFKA_CHANNEL_VERSIONS}
 )
-"""What webhooks are asked about."""
-_REFERRED: Final = frozenset(
+"""apiVersion and kind of objects that admission webhooks check."""
+_LOOKED_UP: Final = frozenset(
     {(SERVING, "Service"), (EVENTING, "Broker")}
     | {(version, KAFKA_CHANNEL) for version in KAFKA_CHANNEL_VERSIONS}
 )
+"""apiVersion and kind of referenced objects that must be among the files."""
 
 CONFIG_KEYS: Final = (
     desired.PARTITIONS,
@@ -118,27 +120,29 @@ CONFIG_KEYS: Final = (
     desired.SECRET,
     dead_letter_topics.RETENTION_KEY,
 )
-"""What a Broker's ConfigMap may hold besides `default.topic.config.`…"""
+"""Keys of a Broker's ConfigMap, beside those that begin with `default.topic.config.`."""
 
 
 class FindingSeverity(Enum):
+    """Whether a finding is an error or a warning."""
+
     ERROR = "error"
     WARNING = "warning"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong with a document."""
+    """One problem with a document."""
 
     place: ManifestPlace
-    who: str
-    """`Trigger default/orders`; empty for what has no name."""
+    object_name: str
+    """`Trigger default/orders`; empty if the document has no name."""
     severity: FindingSeverity
     text: str
-    """May have several lines: Knative's details follow on their own."""
+    """The problem; further lines hold details in Knative's words."""
 
     def __str__(self) -> str:
-        about = f"{self.place}: {self.who}: " if self.who else f"{self.place}: "
+        about = f"{self.place}: {self.object_name}: " if self.object_name else f"{self.place}: "
         first, *rest = self.text.split("\n")
         return "\n".join(
             [f"{about}{self.severity.value}: {first}", *(f"    {line}" for line in rest)]
@@ -146,63 +150,64 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
-    """What was checked: how many documents, and what is wrong with them."""
+class CheckResult:
+    """The number of documents that were checked, and the findings."""
 
     objects: int
     findings: Sequence[Finding]
 
     @property
     def failed(self) -> bool:
+        """Whether any finding is an error."""
         return any(finding.severity is FindingSeverity.ERROR for finding in self.findings)
 
 
-def check(paths: Sequence[Path], *, partial: bool = False) -> Checked:
-    """Check all files and folders together; `partial`: the rest is in the cluster already.
+def check(paths: Sequence[Path], *, partial: bool = False) -> CheckResult:
+    """Check all documents of files and folders together.
 
-    Raises `NoManifests` if a path isn't there.
+    `partial`: missing objects may be in the cluster. Raises `NoManifests` if a path doesn't exist.
     """
     placed_documents: list[tuple[ManifestPlace, Any]] = []
     findings = []
     for file in Manifests(paths).files():
         try:
-            placed_documents += documents(file)
-        except Unreadable as error:
+            placed_documents += read_documents(file)
+        except UnreadableFile as error:
             findings.append(Finding(ManifestPlace(file), "", FindingSeverity.ERROR, str(error)))
-    known = _known(placed_documents)
+    known = _known_objects(placed_documents)
     objects = 0
-    first: dict[ObjectIdentity, ManifestPlace] = {}
+    first_places: dict[ObjectIdentity, ManifestPlace] = {}
     for place, document in placed_documents:
         identity = identity_of(document)
         name = str(identity or "")
-        if (judged := _judge(document, known, partial)) is None:
+        if (problems := _problems(document, known, partial)) is None:
             continue
         objects += 1
-        if identity and identity in first:
+        if identity and identity in first_places:
             findings.append(
                 Finding(
                     place,
                     name,
                     FindingSeverity.ERROR,
-                    f"it is declared in {first[identity]} already",
+                    f"it is already declared in {first_places[identity]}",
                 )
             )
         elif identity:
-            first[identity] = place
-        findings += [Finding(place, name, severity, text) for severity, text in judged]
-    return Checked(objects, findings)
+            first_places[identity] = place
+        findings += [Finding(place, name, severity, text) for severity, text in problems]
+    return CheckResult(objects, findings)
 
 
-def _judge(
+def _problems(
     document: Any, known: Mapping[ObjectIdentity, Any], partial: bool
 ) -> list[tuple[FindingSeverity, str]] | None:
-    """What is wrong with one document; None: it is none of our kinds."""
+    """The problems of one document; None if its kind isn't ours."""
     errors: list[str] = []
     warnings: list[str] = []
     resource: object
     try:
         is_sensor = sensor_checks.is_sensor(document)
-        resource = sensor_checks.read(document) if is_sensor else parse(document)
+        resource = sensor_checks.parse_sensor(document) if is_sensor else parse_declared(document)
         if resource is None:
             return None
     except InvalidDocument as error:
@@ -210,40 +215,40 @@ def _judge(
         errors.append(str(error))
     match document:
         case {"apiVersion": str(version), "kind": str(kind)} if (version, kind) in _ADMITTED:
-            if (refused := _refused(kind, document)) is not None:
-                errors = [refused]  # all problems in Knative's words, not the first one only
+            if (refusal := _admission_error(kind, document)) is not None:
+                errors = [refusal]  # admission reports all problems, in Knative's words
             warnings += _unknown_annotations(document)
     if isinstance(resource, Broker):
-        missing, doubts = _of_broker(resource, known)
-        doubts += loop_checks.of_broker(resource, known)
+        missing, suspicions = _broker_problems(resource, known)
+        suspicions += loop_checks.broker_warnings(resource, known)
     elif isinstance(resource, Trigger):
-        missing, doubts = _of_trigger(resource, known)
+        missing, suspicions = _trigger_problems(resource, known)
         errors += admission.trigger_warnings(document)
         errors += missing_functions(resource.spec.filters, "spec.filters")
-        errors += impossible(resource.spec.filters, "spec.filters")
+        errors += contradictions(resource.spec.filters, "spec.filters")
         if resource.spec.filters and resource.spec.filter.attributes:
-            warnings.append("spec.filter says nothing, as spec.filters is there")
+            warnings.append("spec.filter is ignored, since spec.filters is set")
     elif isinstance(resource, Subscription):
-        missing, doubts = _of_subscription(resource, known)
+        missing, suspicions = _subscription_problems(resource, known)
     elif isinstance(resource, EventPolicy):
         errors += policy_checks.errors(resource)
-        absent = policy_checks.missing(resource, known)
-        missing = [_missing("spec.to", identity, known) for identity in absent]
-        doubts = list(policy_checks.warnings(resource, document, known))
+        missing_objects = policy_checks.missing_objects(resource, known)
+        missing = [_missing_error("spec.to", identity, known) for identity in missing_objects]
+        suspicions = list(policy_checks.warnings(resource, document, known))
     elif isinstance(resource, Sensor):
         errors += sensor_checks.errors(resource)
-        missing, doubts = _of_sensor(resource, known)
+        missing, suspicions = _sensor_problems(resource, known)
     else:
-        missing, doubts = [], []
+        missing, suspicions = [], []
     errors += [] if partial else missing
     return [
         *((FindingSeverity.ERROR, error) for error in errors),
-        *((FindingSeverity.WARNING, warning) for warning in [*warnings, *doubts]),
+        *((FindingSeverity.WARNING, warning) for warning in [*warnings, *suspicions]),
     ]
 
 
-def _refused(kind: str, document: Mapping[str, Any]) -> str | None:
-    """What the webhooks would answer."""
+def _admission_error(kind: str, document: Mapping[str, Any]) -> str | None:
+    """The answer of the admission webhook if it refuses the document, or else None."""
     try:
         if kind == "Trigger":
             admission.check_trigger(admission.defaulted_trigger(document))
@@ -253,18 +258,20 @@ def _refused(kind: str, document: Mapping[str, Any]) -> str | None:
             if channel_admission.may_be_ours(document):
                 defaulted = channel_admission.defaulted_subscription(document)
                 channel_admission.check_subscription(defaulted)
-        elif _class_of(document) in BROKER_CLASSES | {""}:
+        elif _broker_class(document) in BROKER_CLASSES | {""}:
             admission.check_broker(admission.defaulted_broker(document))
     except InvalidDocument as error:
         return str(error)
     return None
 
 
-def _of_broker(broker: Broker, known: Mapping[ObjectIdentity, Any]) -> tuple[list[str], list[str]]:
-    """What it refers to and isn't there; what is doubtful."""
-    given = broker.metadata.annotations.get(BROKER_CLASS, "")
-    if given not in BROKER_CLASSES | {""}:
-        return [], [f"its class {given} is another implementation's, so nothing of it is checked"]
+def _broker_problems(
+    broker: Broker, known: Mapping[ObjectIdentity, Any]
+) -> tuple[list[str], list[str]]:
+    """Errors about missing references of a Broker, and warnings."""
+    broker_class = broker.metadata.annotations.get(BROKER_CLASS, "")
+    if broker_class not in BROKER_CLASSES | {""}:
+        return [], [f"its class {broker_class} is another implementation's, so it is not checked"]
     try:
         reference = desired.config_reference(broker)
     except InvalidDocument as error:
@@ -276,13 +283,14 @@ def _of_broker(broker: Broker, known: Mapping[ObjectIdentity, Any]) -> tuple[lis
     if config is None:
         if config_map.namespace != broker.metadata.namespace:
             return [], [
-                f"spec.config: {config_map} isn't among the files: it has to be in the cluster"
+                f"spec.config: {config_map} isn't among the files: it must be in the cluster"
             ]
-        return [_missing("spec.config", config_map, known)], []
-    return _of_config(config) if isinstance(config, ConfigMap) else ([], [])
+        return [_missing_error("spec.config", config_map, known)], []
+    return _config_problems(config) if isinstance(config, ConfigMap) else ([], [])
 
 
-def _of_config(config: ConfigMap) -> tuple[list[str], list[str]]:
+def _config_problems(config: ConfigMap) -> tuple[list[str], list[str]]:
+    """Errors and warnings about a Broker's ConfigMap."""
     name = f"ConfigMap {config.id}"
     errors = []
     try:
@@ -296,116 +304,129 @@ def _of_config(config: ConfigMap) -> tuple[list[str], list[str]]:
         if key not in CONFIG_KEYS and not key.startswith(desired.TOPIC_CONFIG)
     ]
     return errors, [
-        f"{name}: data.{key} is no key that a Broker reads{_meant(key, CONFIG_KEYS)}"
+        f"{name}: data.{key} is no key that a Broker reads{_suggestion(key, CONFIG_KEYS)}"
         for key in unknown
     ]
 
 
-def _of_trigger(
+def _trigger_problems(
     trigger: Trigger, known: Mapping[ObjectIdentity, Any]
 ) -> tuple[list[str], list[str]]:
-    """What it refers to and isn't there; what is doubtful."""
+    """Errors about missing references of a Trigger, and warnings."""
     missing = []
     broker = ObjectIdentity("Broker", trigger.metadata.namespace, trigger.spec.broker)
     if broker not in known:
-        missing.append(_missing("spec.broker", broker, known))
+        missing.append(_missing_error("spec.broker", broker, known))
     destinations = {
         "spec.subscriber": trigger.spec.subscriber,
         "spec.delivery.deadLetterSink": trigger.spec.delivery.dead_letter_sink,
     }
-    for path, referenced in _referred(destinations, trigger.metadata.namespace):
+    for path, referenced in _references(destinations, trigger.metadata.namespace):
         if referenced not in known:
-            missing.append(_missing(f"{path}.ref", referenced, known))
-    return missing, loop_checks.warnings(destinations, broker, known)
+            missing.append(_missing_error(f"{path}.ref", referenced, known))
+    return missing, loop_checks.loop_warnings(destinations, broker, known)
 
 
-def _of_subscription(
+def _subscription_problems(
     subscription: Subscription, known: Mapping[ObjectIdentity, Any]
 ) -> tuple[list[str], list[str]]:
-    """The same of a Subscription."""
+    """Errors about missing references of a Subscription, and warnings."""
     spec, namespace = subscription.spec, subscription.metadata.namespace
     if not spec.channel.is_kafka_channel:
-        what = f"{spec.channel.kind} of {spec.channel.api_version}"
-        return [], [f"its channel is a {what}, another implementation's: it is not checked"]
+        channel_kind = f"{spec.channel.kind} of {spec.channel.api_version}"
+        return [], [f"its channel is a {channel_kind}, another implementation's: it is not checked"]
     missing = []
     channel = ObjectIdentity(KAFKA_CHANNEL, namespace, spec.channel.name)
     if channel not in known:
-        missing.append(_missing("spec.channel", channel, known))
+        missing.append(_missing_error("spec.channel", channel, known))
     destinations = {
         "spec.subscriber": spec.subscriber,
         "spec.reply": spec.reply,
         "spec.delivery.deadLetterSink": spec.delivery.dead_letter_sink,
     }
-    for path, referenced in _referred(destinations, namespace):
+    for path, referenced in _references(destinations, namespace):
         if referenced not in known:
-            missing.append(_missing(f"{path}.ref", referenced, known))
-    return missing, loop_checks.warnings(destinations, channel, known)
+            missing.append(_missing_error(f"{path}.ref", referenced, known))
+    return missing, loop_checks.loop_warnings(destinations, channel, known)
 
 
-def _of_sensor(sensor: Sensor, known: Mapping[ObjectIdentity, Any]) -> tuple[list[str], list[str]]:
-    """The same of a Sensor."""
+def _sensor_problems(
+    sensor: Sensor, known: Mapping[ObjectIdentity, Any]
+) -> tuple[list[str], list[str]]:
+    """Errors about missing references of a Sensor, and warnings."""
     namespace, family = sensor.metadata.namespace, sensor.bus.family
     bus = ObjectIdentity(family.broker, *sensor.bus.identity)
     path = "spec.broker" if family is BROKERS else "spec.channel"
-    missing = [] if bus in known else [_missing(path, bus, known)]
-    for path, referenced in _referred(sensor_checks.destinations(sensor), namespace):
+    missing = [] if bus in known else [_missing_error(path, bus, known)]
+    for path, referenced in _references(sensor_checks.destinations(sensor), namespace):
         if referenced not in known:
-            missing.append(_missing(f"{path}.ref", referenced, known))
+            missing.append(_missing_error(f"{path}.ref", referenced, known))
     return missing, sensor_checks.warnings(sensor)
 
 
-def _referred(
+def _references(
     destinations: Mapping[str, Destination | None], namespace: str
 ) -> Iterator[tuple[str, ObjectIdentity]]:
-    """The Knative Services, Brokers and KafkaChannels that destinations name, by path; others may
-    be of any kind."""
+    """The Services, Brokers and KafkaChannels that destinations refer to, with the path of the
+    reference.
+
+    References to other kinds are left out.
+    """
     for path, destination in destinations.items():
         if destination is not None and (ref := destination.ref) is not None:
-            if (ref.api_version, ref.kind) in _REFERRED:
+            if (ref.api_version, ref.kind) in _LOOKED_UP:
                 yield path, ObjectIdentity(ref.kind, ref.namespace or namespace, ref.name)
 
 
-def _missing(path: str, referenced: ObjectIdentity, known: Mapping[ObjectIdentity, Any]) -> str:
+def _missing_error(
+    path: str, referenced: ObjectIdentity, known: Mapping[ObjectIdentity, Any]
+) -> str:
+    """The error for a reference to an object that isn't among the files."""
     names = [identity.name for identity in known if identity[:2] == referenced[:2]]
-    text = f"{path}: {referenced} isn't among the files{_meant(referenced.name, names)}"
+    text = f"{path}: {referenced} isn't among the files{_suggestion(referenced.name, names)}"
     return f"{text} (--partial, if it is in the cluster already)"
 
 
 def _unknown_annotations(document: Mapping[str, Any]) -> Iterator[str]:
+    """A sentence for each annotation with our prefix that Knafka doesn't know."""
     metadata = document.get("metadata")
     annotations = metadata.get("annotations") if isinstance(metadata, Mapping) else None
     for annotation in annotations if isinstance(annotations, Mapping) else ():
         if (
             isinstance(annotation, str)
-            and _OURS(annotation)
+            and _has_our_prefix(annotation)
             and annotation not in KNOWN_ANNOTATIONS
         ):
-            meant = _meant(annotation, KNOWN_ANNOTATIONS)
-            yield f"metadata.annotations[{annotation}] means nothing here{meant}"
+            hint = _suggestion(annotation, KNOWN_ANNOTATIONS)
+            yield f"metadata.annotations[{annotation}] is unknown to Knafka{hint}"
 
 
-def _meant(given: str, known: Iterable[str]) -> str:
-    close = get_close_matches(given, list(known), 1)
-    return f"; did you mean {close[0]}?" if close else ""
+def _suggestion(name: str, known: Iterable[str]) -> str:
+    """A hint at a similar known name: `; did you mean X?`; empty if there is none."""
+    similar = get_close_matches(name, list(known), 1)
+    return f"; did you mean {similar[0]}?" if similar else ""
 
 
-def _known(placed_documents: Iterable[tuple[ManifestPlace, Any]]) -> dict[ObjectIdentity, Any]:
-    """Every object of our kinds that has a name, the first of each; broken ones count as there."""
+def _known_objects(
+    placed_documents: Iterable[tuple[ManifestPlace, Any]],
+) -> dict[ObjectIdentity, Any]:
+    """All named objects of our kinds; an unreadable one counts as present."""
     known: dict[ObjectIdentity, Any] = {}
     for _, document in placed_documents:
         if (identity := identity_of(document)) is not None:
             try:
-                known.setdefault(identity, parse(document))
+                known.setdefault(identity, parse_declared(document))
             except InvalidDocument:
-                known.setdefault(identity, _Broken())
+                known.setdefault(identity, _UnreadableObject())
     return known
 
 
-class _Broken:
-    """An object that is there and can't be read: what refers to it is right."""
+class _UnreadableObject:
+    """An object that can't be read; references to it are correct nevertheless."""
 
 
-def _class_of(document: Mapping[str, Any]) -> str:
+def _broker_class(document: Mapping[str, Any]) -> str:
+    """The Broker class that a document declares; empty if it declares none."""
     match document:
         case {"metadata": {"annotations": {**annotations}}}:
             return str(annotations.get(BROKER_CLASS, ""))

@@ -1,10 +1,11 @@
-"""Filters that no event can match: clauses that contradict each other about one attribute.
+"""Finds filters that no event can match, since their clauses contradict each other.
 
     all of: exact type=a, exact type=b        no type is both
     all of: exact type=a.b, prefix type=c.    a.b doesn't begin with c.
     exact specversion=2.0                     there is no such version
 
-Sound, not complete: what is found can't match; CESQL and `not` are looked at only by themselves.
+Every reported filter is impossible, but not every impossible filter is reported: clauses with CESQL
+or `not` are never compared with others.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ SPEC_VERSION: Final = "specversion"
 
 @dataclass(frozen=True, slots=True)
 class _Demand:
-    """What one clause demands of one attribute."""
+    """What one clause demands of one attribute's value."""
 
     path: str
     dialect: str
@@ -32,34 +33,41 @@ class _Demand:
         return f"{self.path} ({self.dialect} {self.value!r})"
 
 
-def impossible(filters: Sequence[Filter], path: str) -> list[str]:
-    """A sentence for each contradiction among filters that all have to match."""
-    return list(_contradictions([], filters, path))
+def contradictions(filters: Sequence[Filter], path: str) -> list[str]:
+    """A sentence for each contradiction among filters that must all match."""
+    return list(_find_contradictions([], filters, path))
 
 
-def _contradictions(
+def _find_contradictions(
     above: Sequence[_Demand], filters: Sequence[Filter], path: str
 ) -> Iterator[str]:
+    """A sentence for each contradiction among these filters, or between one of them and a demand of
+    `above`."""
     demands = [
         *above,
         *(demand for i, spec in enumerate(filters) for demand in _demands(spec, f"{path}[{i}]")),
     ]
     for demand in demands[len(above) :]:
-        if demand.attribute == SPEC_VERSION and not _possible_version(demand):
+        if demand.attribute == SPEC_VERSION and not _allows_version(demand):
             yield f"{demand} never matches: specversion is {' or '.join(sorted(SPEC_VERSIONS))}"
-    for index, one in enumerate(demands):
+    for index, demand_before in enumerate(demands):
         for other in demands[max(index + 1, len(above)) :]:
-            if one.attribute == other.attribute and not _together(one, other):
-                yield f"{other} never matches together with {one}"
-    for where, branches in _choices(filters, path):
-        # Of a choice one branch is enough: it can't match if none can beside what is demanded.
-        refused = [list(_contradictions(demands, [branch], f"{where}.any")) for branch in branches]
+            if demand_before.attribute == other.attribute and not _are_compatible(
+                demand_before, other
+            ):
+                yield f"{other} never matches together with {demand_before}"
+    for choice_path, branches in _choices(filters, path):
+        # A choice needs one branch only: it is impossible if every branch contradicts the demands.
+        refused = [
+            list(_find_contradictions(demands, [branch], f"{choice_path}.any"))
+            for branch in branches
+        ]
         if branches and all(refused):
             yield from refused[0]
 
 
 def _demands(spec: Filter, path: str) -> Iterator[_Demand]:
-    """What must hold of single attributes for the filter to match."""
+    """What single attributes must be for the filter to match."""
     match spec:
         case Exact() | Prefix() | Suffix():
             for dialect, operand in spec:  # its only field
@@ -71,6 +79,7 @@ def _demands(spec: Filter, path: str) -> Iterator[_Demand]:
 
 
 def _choices(filters: Sequence[Filter], path: str) -> Iterator[tuple[str, Sequence[Filter]]]:
+    """The branches of each `any` filter, with its path."""
     for index, filter_ in enumerate(filters):
         match filter_:
             case Any_(any=branches):
@@ -79,18 +88,20 @@ def _choices(filters: Sequence[Filter], path: str) -> Iterator[tuple[str, Sequen
                 yield from _choices(inner, f"{path}[{index}].all")
 
 
-def _together(one: _Demand, other: _Demand) -> bool:
-    """Whether one value can meet both."""
+def _are_compatible(one: _Demand, other: _Demand) -> bool:
+    """Whether one value can meet both demands."""
     if {one.dialect, other.dialect} == {"prefix", "suffix"}:
-        return True  # any beginning goes with any end
+        return True  # a value can have any prefix and any suffix
     return _meets(one.value, other) or _meets(other.value, one)
 
 
-def _possible_version(demand: _Demand) -> bool:
+def _allows_version(demand: _Demand) -> bool:
+    """Whether a version of CloudEvents meets this demand."""
     return any(_meets(version, demand) for version in SPEC_VERSIONS)
 
 
 def _meets(value: str, demand: _Demand) -> bool:
+    """Whether a value meets a demand."""
     return _TESTS[demand.dialect](value, demand.value)
 
 
@@ -99,3 +110,4 @@ _TESTS: Final[Mapping[str, Callable[[str, str], bool]]] = {
     "prefix": str.startswith,
     "suffix": str.endswith,
 }
+"""The test of each dialect: takes the attribute's value, then the filter's."""

@@ -17,52 +17,57 @@ from knafka_operator.model.resources import Broker, Destination
 DEAD_LETTER_SINK_PATH: Final = "spec.delivery.deadLetterSink"
 
 
-def warnings(
+def loop_warnings(
     destinations: Mapping[str, Destination | None],
     bus: ObjectIdentity,
     known: Mapping[ObjectIdentity, Any],
 ) -> list[str]:
-    """A sentence for each of these destinations, by path, that is the Broker or channel `bus`
-    itself, and for each dead letter sink from which other Brokers' sinks lead back to it."""
+    """A warning for each destination that leads back to the Broker or channel `bus`.
+
+    `destinations` by path: one that is the bus itself, or a dead letter sink from which other
+    Brokers' dead letter sinks lead back to the bus.
+    """
     family = BROKERS if bus.kind == BROKERS.broker else CHANNELS
-    doubts = []
+    sentences = []
     for path, destination in destinations.items():
         if destination is None:
             continue
         if leads_back(destination, family, bus.namespace, bus.name):
-            where = f"{path}.{'uri' if destination.ref is None else 'ref'}"
-            itself = "Broker" if family is BROKERS else "channel"
-            doubts.append(f"{where}: its own {itself}: {_consequence(path)}")
-        elif path == DEAD_LETTER_SINK_PATH and (way := _way_back(destination, bus, known)):
-            brokers = ", ".join(map(str, way))
-            doubts.append(f"{path}: leads back over {brokers}: {_consequence(path)}")
-    return doubts
+            destination_path = f"{path}.{'uri' if destination.ref is None else 'ref'}"
+            bus_word = "Broker" if family is BROKERS else "channel"
+            sentences.append(f"{destination_path}: its own {bus_word}: {_consequence(path)}")
+        elif path == DEAD_LETTER_SINK_PATH and (
+            brokers_between := _way_back(destination, bus, known)
+        ):
+            brokers = ", ".join(map(str, brokers_between))
+            sentences.append(f"{path}: leads back over {brokers}: {_consequence(path)}")
+    return sentences
 
 
-def of_broker(broker: Broker, known: Mapping[ObjectIdentity, Any]) -> list[str]:
-    """Warnings about a Broker's dead letter sink; its Triggers without a delivery use it, too."""
+def broker_warnings(broker: Broker, known: Mapping[ObjectIdentity, Any]) -> list[str]:
+    """Warnings about a Broker's dead letter sink, which its Triggers use if they have none."""
     bus = ObjectIdentity(BROKERS.broker, broker.metadata.namespace, broker.metadata.name)
     sinks = {DEAD_LETTER_SINK_PATH: broker.spec.delivery.dead_letter_sink}
-    return warnings(sinks, bus, known)
+    return loop_warnings(sinks, bus, known)
 
 
 def _consequence(path: str) -> str:
-    """A sentence on what happens when the destination at `path` leads back to its Broker."""
+    """What happens if the destination at `path` leads back to its own Broker."""
     if path == DEAD_LETTER_SINK_PATH:
         return (
-            f"what fails comes back to it, {MAX_HOPS} times at most, and is kept in the "
-            "dead-letter topic then; without a sink it is kept there at once"
+            f"a failed event comes back {MAX_HOPS} times at most, and then goes to the "
+            "dead-letter topic; without a sink it goes there at once"
         )
     if path == "spec.reply":
-        return f"a reply comes back to it, {FIRST_TTL} times in a row at most"
-    return "every event that it gets comes back to it"
+        return f"replies come back, {FIRST_TTL} times in a row at most"
+    return "every delivered event comes back"
 
 
 def _way_back(
     destination: Destination, bus: ObjectIdentity, known: Mapping[ObjectIdentity, Any]
 ) -> Sequence[ObjectIdentity]:
-    """The Brokers whose dead letter sinks lead, one after the other, from `destination` back to
-    `bus`; empty if they don't."""
+    """The Brokers whose dead letter sinks lead from `destination` back to `bus`, in order; empty if
+    none do."""
     way: list[ObjectIdentity] = []
     sink: Destination | None = destination
     namespace = bus.namespace

@@ -1,6 +1,6 @@
-"""EventPolicies in files: what Knative's webhook would refuse, and what can't be meant.
+"""Checks EventPolicies in files: what Knative's webhook would refuse, and probable mistakes.
 
-Not here: what they let through (`policies`).
+Not here: which events they accept (`policies`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from knafka.core.authorization import SERVICE_ACCOUNTS
 from knafka.core.documents import parse, problem
 from knafka.core.errors import InvalidDocument
 from knafka.core.filter_limits import DeclaredFilters
-from knafka_cli.checks.impossible import impossible
+from knafka_cli.checks.impossible import contradictions
 from knafka_cli.shared.cesql_calls import missing_functions
 from knafka_client.declared.manifests import ObjectIdentity
 from knafka_operator.decide.event_policies import applied_policies
@@ -23,7 +23,7 @@ from knafka_operator.model.event_policies import EventPolicy, Requirement
 from knafka_operator.model.resources import Broker, Declared, NonEmpty
 
 ADDRESSED: Final = ("Broker", "KafkaChannel")
-"""Kinds that policies may be about and that are looked for among the files."""
+"""Kinds that policies can apply to and that are looked up among the files."""
 
 
 class _Reference(Declared):
@@ -48,8 +48,9 @@ class _Target(Declared):
     selector: _Selector | None = None
 
     @model_validator(mode="after")
-    def _one(self) -> Self:
-        _exactly_one(ref=self.ref, selector=self.selector)
+    def _one_reference(self) -> Self:
+        """Require either `ref` or `selector`."""
+        _require_exactly_one(ref=self.ref, selector=self.selector)
         return self
 
 
@@ -58,8 +59,9 @@ class _Sender(Declared):
     sub: str | None = None
 
     @model_validator(mode="after")
-    def _one(self) -> Self:
-        _exactly_one(ref=self.ref, sub=self.sub or None)
+    def _one_sender(self) -> Self:
+        """Require either `ref` or `sub`, with `*` only at the end of `sub`."""
+        _require_exactly_one(ref=self.ref, sub=self.sub or None)
         if self.sub is not None and "*" in self.sub[:-1]:
             raise problem(f"invalid value: {self.sub:.200}: '*' is only allowed as suffix", "sub")
         return self
@@ -78,16 +80,18 @@ class _Policy(Declared):
 def errors(policy: EventPolicy) -> list[str]:
     """Sentences about what Knative's webhook refuses in an EventPolicy, and what never works."""
     try:
-        spec = _read(policy)
+        spec = _parse_spec(policy)
     except InvalidDocument as error:
         return [str(error)]
     calls = missing_functions(spec.filters, "spec.filters")
-    return [*calls, *impossible(spec.filters, "spec.filters")]
+    return [*calls, *contradictions(spec.filters, "spec.filters")]
 
 
-def missing(policy: EventPolicy, known: Mapping[ObjectIdentity, Any]) -> Iterator[ObjectIdentity]:
+def missing_objects(
+    policy: EventPolicy, known: Mapping[ObjectIdentity, Any]
+) -> Iterator[ObjectIdentity]:
     """The objects that an EventPolicy names and that are not among the files."""
-    for target in _spec(policy).to:
+    for target in _spec_or_default(policy).to:
         if target.ref is not None and target.ref.kind in ADDRESSED:
             identity = ObjectIdentity(target.ref.kind, policy.metadata.namespace, target.ref.name)
             if identity not in known:
@@ -97,13 +101,13 @@ def missing(policy: EventPolicy, known: Mapping[ObjectIdentity, Any]) -> Iterato
 def warnings(
     policy: EventPolicy, document: Mapping[str, Any], known: Mapping[ObjectIdentity, Any]
 ) -> Iterator[str]:
-    """Sentences about what is allowed in an EventPolicy and is probably a mistake."""
-    spec = _spec(policy)
+    """Sentences about what is allowed in an EventPolicy, but is probably a mistake."""
+    spec = _spec_or_default(policy)
     if not spec.from_:
-        yield "spec.from is empty: it lets nobody through"
+        yield "spec.from is empty: the policy accepts nobody"
     for number, sender in enumerate(spec.from_):
-        if sender.sub and not _may_be_an_account(sender.sub):
-            desired = f"want {SERVICE_ACCOUNTS}NAMESPACE:NAME"
+        if sender.sub and not _may_match_account(sender.sub):
+            desired = f"give {SERVICE_ACCOUNTS}NAMESPACE:NAME"
             yield f"spec.from[{number}].sub: {sender.sub:.200} is no service account: {desired}"
     brokers = [
         resource
@@ -118,28 +122,30 @@ def warnings(
         yield "spec.to selects nothing among the files"
 
 
-def _may_be_an_account(sub: str) -> bool:
+def _may_match_account(sub: str) -> bool:
+    """Whether a subject, which may end in `*`, can match a service account."""
     beginning = sub.removesuffix("*")
     if beginning.startswith(SERVICE_ACCOUNTS):
         return True
     return beginning != sub and SERVICE_ACCOUNTS.startswith(beginning)
 
 
-def _spec(policy: EventPolicy) -> _PolicySpec:
-    """Of one that is refused: nothing that anything can be said of."""
+def _spec_or_default(policy: EventPolicy) -> _PolicySpec:
+    """The policy's spec; one without any problem if the policy can't be read."""
     try:
-        return _read(policy)
+        return _parse_spec(policy)
     except InvalidDocument:
         return _PolicySpec.model_construct(from_=(_Sender(sub=f"{SERVICE_ACCOUNTS}*"),))
 
 
-def _read(policy: EventPolicy) -> _PolicySpec:
+def _parse_spec(policy: EventPolicy) -> _PolicySpec:
+    """Parse a policy's spec as Knative's webhook does. Raises `InvalidDocument`."""
     return parse(_Policy, {"spec": policy.spec or {}}).spec
 
 
-def _exactly_one(**given: object) -> None:
-    """Raises what Knative's webhook says."""
-    there = [name for name, value in given.items() if value is not None]
-    if len(there) != 1:
-        got = "neither" if not there else "both"
+def _require_exactly_one(**given: object) -> None:
+    """Raise Knative's error unless exactly one of the fields is set."""
+    set_fields = [name for name, value in given.items() if value is not None]
+    if len(set_fields) != 1:
+        got = "neither" if not set_fields else "both"
         raise problem(f"expected exactly one, got {got}", *given)

@@ -1,4 +1,4 @@
-"""What is wrong with a Sensor in a file, as `knafka check` says it."""
+"""Checks Sensors in files for `knafka check`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument
 from knafka.core.filters import never_true
-from knafka_cli.checks.impossible import impossible
+from knafka_cli.checks.impossible import contradictions
 from knafka_cli.shared.cesql_calls import missing_functions
 from knafka_operator.decide.sensor_limits import held_limits, oversized_firings
 from knafka_operator.decide.sensor_scaling import sensor_autoscaling
@@ -19,12 +19,13 @@ from knafka_operator.model.sensors import KNAFKA, SENSOR, Sensor
 
 
 def is_sensor(document: object) -> bool:
+    """Whether a document declares a Sensor."""
     return isinstance(document, dict) and (
         (document.get("apiVersion"), document.get("kind")) == (KNAFKA, SENSOR)
     )
 
 
-def read(document: Mapping[str, Any]) -> Sensor:
+def parse_sensor(document: Mapping[str, Any]) -> Sensor:
     """The Sensor that a document declares. Raises `InvalidDocument`."""
     return parse(Sensor, document)
 
@@ -41,27 +42,28 @@ def errors(sensor: Sensor) -> list[str]:
     for number, dependency in enumerate(sensor.spec.dependencies):
         path = f"spec.dependencies[{number}].filters"
         problems += [
-            f"{where}: {problem}" for where, problem in never_true(dependency.filters, path)
+            f"{filter_path}: {problem}"
+            for filter_path, problem in never_true(dependency.filters, path)
         ]
         problems += missing_functions(dependency.filters, path)
-        problems += impossible(dependency.filters, path)
+        problems += contradictions(dependency.filters, path)
     return problems
 
 
 def warnings(sensor: Sensor) -> list[str]:
     """Sentences about what a Sensor may declare but is probably a mistake."""
-    doubts = []
+    sentences = []
     used = frozenset[str]().union(*(rule.condition.names for rule in sensor.spec.rules()))
     for number, dependency in enumerate(sensor.spec.dependencies):
         if dependency.name not in used:
-            doubts.append(
+            sentences.append(
                 f"spec.dependencies[{number}]: no trigger's conditions name {dependency.name}"
             )
         if dependency.filters and dependency.filter.attributes:
-            doubts.append(f"spec.dependencies[{number}].filter says nothing, as filters is there")
+            sentences.append(f"spec.dependencies[{number}].filter is ignored, since filters is set")
     for number, doubt in oversized_firings(sensor.spec):
-        doubts.append(f"spec.triggers[{number}].conditions: {doubt}")
-    return doubts
+        sentences.append(f"spec.triggers[{number}].conditions: {doubt}")
+    return sentences
 
 
 def destinations(sensor: Sensor) -> Mapping[str, Destination | None]:

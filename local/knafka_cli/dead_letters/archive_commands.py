@@ -1,6 +1,6 @@
-"""`knafka dead-letters ... --context`: the same commands of a cluster, by its DeadLetterArchives.
+"""`knafka dead-letters ... --context`: the same commands for a cluster with DeadLetterArchives.
 
-`on_cluster` gives a command the options by which it asks about a cluster, and what it does there.
+`on_cluster` adds the options that choose a cluster to a command, and the function to run then.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import typer
 
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.core.contract import Egress
-from knafka_cli.shared.job_options import Asked
+from knafka_cli.shared.job_options import JobArguments
 from knafka_cli.shared.options import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     ask_kafka,
+    exit_on_bad_input,
     print_table,
     refuse,
-    usage,
 )
 from knafka_cli.shared.source_options import (
     BootstrapServers,
@@ -43,12 +43,13 @@ if TYPE_CHECKING:
     from knafka_cli.dead_letters.archive_operations import ArchiveOperations
 
 INTEGER_OPTIONS: Final = ("code",)
-"""Options that a selection has as a number."""
+"""Options whose value is a number in a DeadLetterReplay's `spec.select`."""
 OPTIONS_BY_NAME: Final = {"json_file": "json", "open_page": "open"}
+"""Names of options that differ from their parameters' names."""
 WHOSE_DEAD_LETTERS: Final = (
     "whose dead letters? Name a Trigger, or a Broker with --broker NAMESPACE/NAME"
 )
-ARCHIVE_SAYS: Final = "where tables are and how long they keep, its DeadLetterArchive says"
+ARCHIVE_SPEC_HINT: Final = "where tables are and how long they keep, its DeadLetterArchive says"
 
 ArchiveOption = Annotated[
     str | None,
@@ -66,7 +67,7 @@ Wait = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterTarget:
-    """Which cluster, and what of it: fields are options."""
+    """Options that choose a cluster and a namespace in it."""
 
     context: ContextName = None
     kubeconfig: Kubeconfig = None
@@ -74,17 +75,19 @@ class ClusterTarget:
 
     @property
     def is_cluster(self) -> bool:
+        """Whether the user chose a cluster."""
         return self.context is not None or self.kubeconfig is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicsTarget(ClusterTarget):
-    """Whose dead letters are read where they lie."""
+    """Options of commands that read dead letters from a cluster's topics."""
 
     bootstrap_servers: BootstrapServers = None
     system_namespace: SystemNamespace = SYSTEM_NAMESPACE
 
     def view(self, trigger: str | None) -> DeclaredView:
+        """Read the objects that are declared in the namespace of this Trigger."""
         source = source_of(
             DEFAULT_DATA,
             self.context,
@@ -98,43 +101,50 @@ class TopicsTarget(ClusterTarget):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveTarget(ClusterTarget):
-    """What an archive is asked for."""
+    """Options of commands that use a DeadLetterArchive."""
 
     archive: ArchiveOption = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingTarget(ArchiveTarget):
+    """Options of commands that start an operation and wait for it."""
+
     wait: Wait = True
 
 
 def on_cluster(
-    target: type[ClusterTarget], there: Callable[..., None]
+    target: type[ClusterTarget], run_on_cluster: Callable[..., None]
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A command that also takes these options; with a context or a kubeconfig, `there` is run with
-    them in its place."""
+    """Decorate a command so that it takes the options of `target`.
+
+    If the user chooses a cluster, `run_on_cluster` is called with these options in place of the
+    command.
+    """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        """Give the command the options of `target`."""
         own = inspect.signature(command, eval_str=True)
         added = inspect.signature(target, eval_str=True).parameters
         positional = inspect.Parameter.POSITIONAL_OR_KEYWORD
         parameters = [parameter.replace(kind=positional) for parameter in added.values()]
 
         @wraps(command)
-        def run(*arguments: Any, **given: Any) -> None:
-            where = target(
-                **{name: given.pop(name, parameter.default) for name, parameter in added.items()}
+        def run(*arguments: Any, **options: Any) -> None:
+            """Run the command, or `run_on_cluster` if the user chose a cluster."""
+            chosen_target = target(
+                **{name: options.pop(name, parameter.default) for name, parameter in added.items()}
             )
-            if where.is_cluster:
-                there(where, *arguments, **given)
+            if chosen_target.is_cluster:
+                run_on_cluster(chosen_target, *arguments, **options)
                 return
-            for field in fields(where):
-                if getattr(where, field.name) != added[field.name].default:
-                    said = field.name.replace("_", "-")
-                    raise refuse(f"--{said} needs a cluster: name its --context")
-            command(*arguments, **given)
+            for field in fields(chosen_target):
+                if getattr(chosen_target, field.name) != added[field.name].default:
+                    option = field.name.replace("_", "-")
+                    raise refuse(f"--{option} needs a cluster: name its --context")
+            command(*arguments, **options)
 
-        # `taking` and Typer read both.
+        # `takes_job_options` and Typer read the signature and the annotations.
         signature = own.replace(parameters=[*own.parameters.values(), *parameters])
         setattr(run, "__signature__", signature)  # noqa: B010  # mypy knows no such attribute
         run.__annotations__ = {
@@ -145,14 +155,17 @@ def on_cluster(
     return decorate
 
 
-def list_letters(where: TopicsTarget, trigger: str | None = None, **given: Any) -> None:
-    _refuse_given(given)
-    view = where.view(trigger)
-    with usage():
-        chosen = list(view.egresses) if trigger is None else [view.egress(trigger)]
+def list_letters(target: TopicsTarget, trigger: str | None = None, **local_options: Any) -> None:
+    """Count the dead letters of a cluster's Triggers, from their topics."""
+    _refuse_local_options(local_options)
+    view = target.view(trigger)
+    with exit_on_bad_input():
+        egresses = list(view.egresses) if trigger is None else [view.find_egress(trigger)]
     if trigger is None:
-        chosen += map(dead_letters.of_broker, view.ingresses)
-    overviews = [(egress, _asked(view, egress, dead_letters.overview)) for egress in chosen]
+        egresses += map(dead_letters.broker_dead_letter_egress, view.ingresses)
+    overviews = [
+        (egress, _ask_about(view, egress, dead_letters.read_overview)) for egress in egresses
+    ]
     rows = [
         overview.row
         for egress, overview in overviews
@@ -162,174 +175,210 @@ def list_letters(where: TopicsTarget, trigger: str | None = None, **given: Any) 
 
 
 def show_letters(
-    where: TopicsTarget,
+    target: TopicsTarget,
     trigger: str | None = None,
     broker: str | None = None,
     limit: int = 20,
     as_json: bool = False,
-    **given: Any,
+    **local_options: Any,
 ) -> None:
-    _refuse_given(given)
+    """Show the newest dead letters of a Trigger or Broker in a cluster, from its topic."""
+    _refuse_local_options(local_options)
     if (trigger is None) is (broker is None):
         raise refuse(WHOSE_DEAD_LETTERS)
-    view = where.view(trigger or broker)
-    with usage():
+    view = target.view(trigger or broker)
+    with exit_on_bad_input():
         if trigger is not None:
-            egress = view.egress(trigger)
+            egress = view.find_egress(trigger)
         else:
-            egress = dead_letters.of_broker(view.ingress(broker))
+            egress = dead_letters.broker_dead_letter_egress(view.find_ingress(broker))
 
-    letters = _asked(view, egress, lambda admin, egress: dead_letters.letters(admin, egress, limit))
+    letters = _ask_about(
+        view, egress, lambda admin, egress: dead_letters.read_dead_letters(admin, egress, limit)
+    )
     for letter in letters:
         typer.echo(letter.json() if as_json else letter.text())
     if not letters and not as_json:
-        whose = dead_letters.owner(*dead_letters.name_of(egress))
-        typer.echo(f"the topic of {whose} has no dead letters")
+        owner = dead_letters.owner_name(*dead_letters.dead_letter_key(egress))
+        typer.echo(f"the topic of {owner} has no dead letters")
 
 
-def compact(where: WaitingTarget, asked: Asked, **given: Any) -> None:
-    status = _run(where, asked, given)
+def compact(target: WaitingTarget, job_options: JobArguments, **local_options: Any) -> None:
+    """Have a DeadLetterArchive compact now."""
+    status = _run_archive(target, job_options, local_options)
     if status is not None:
         typer.echo(f"{status['lastRun'].get('records', 0)} new dead letters")
 
 
-def report(where: WaitingTarget, asked: Asked, **given: Any) -> None:
-    status = _run(where, asked, given, needs_report=True)
+def report(target: WaitingTarget, job_options: JobArguments, **local_options: Any) -> None:
+    """Have a DeadLetterArchive compact and report now."""
+    status = _run_archive(target, job_options, local_options, needs_report=True)
     if status is None:
         return
-    made = status.get("report") or {}
-    if not made.get("report"):
+    last_report = status.get("report") or {}
+    if not last_report.get("report"):
         typer.echo("there never was a dead letter, so there is nothing to report")
         return
-    count = made.get("groups", 0)
+    count = last_report.get("groups", 0)
     groups = "1 group" if count == 1 else f"{count} groups"
     typer.echo(
-        f"{made.get('unresolved', 0)} of {made.get('events', 0)} events unresolved in {groups}"
+        f"{last_report.get('unresolved', 0)} of {last_report.get('events', 0)} events unresolved "
+        f"in {groups}"
     )
 
 
-def replay(where: WaitingTarget, asked: Asked, ids: list[str] | None = None, **given: Any) -> None:
-    _refuse_given({**given, **_pick(asked, "where", "replay-id")})
-    spec: dict[str, Any] = {"select": _selected(asked, ids)}
-    if asked["rate"] is not None:
-        spec["rate"] = float(asked["rate"])
-    status = _operate(where, "DeadLetterReplay", asked, spec)
+def replay(
+    target: WaitingTarget,
+    job_options: JobArguments,
+    ids: list[str] | None = None,
+    **local_options: Any,
+) -> None:
+    """Create a DeadLetterReplay for the selected events."""
+    _refuse_local_options({**local_options, **_options_named(job_options, "where", "replay-id")})
+    spec: dict[str, Any] = {"select": _selection(job_options, ids)}
+    if job_options["rate"] is not None:
+        spec["rate"] = float(job_options["rate"])
+    status = _run_operation(target, "DeadLetterReplay", job_options, spec)
     if status is None:
         return
-    if not asked["dry-run"]:
+    if not job_options["dry-run"]:
         typer.echo(f"{status.get('sent', 0)} events sent again by the replay {status['replayID']}")
         return
-    would = {
+    preview = {
         "would_send": status.get("selected", 0),
         "left_out": status.get("leftOut", 0),
         "triggers": status.get("triggers") or {},
         "events": status.get("events") or [],
     }
-    for line in dead_letters.preview_lines(would):
+    for line in dead_letters.preview_lines(preview):
         typer.echo(line)
 
 
-def purge(where: WaitingTarget, asked: Asked, **given: Any) -> None:
-    _refuse_given({**given, **_pick(asked, "where")})
-    ids = None if asked["id"] is None else [asked["id"]]
-    spec = {"select": _selected(asked, ids), "unresolved": asked["unresolved"]}
-    status = _operate(where, "DeadLetterPurge", asked, spec)
-    if status is not None and asked["dry-run"]:
+def purge(target: WaitingTarget, job_options: JobArguments, **local_options: Any) -> None:
+    """Create a DeadLetterPurge for the selected failures."""
+    _refuse_local_options({**local_options, **_options_named(job_options, "where")})
+    ids = None if job_options["id"] is None else [job_options["id"]]
+    spec = {"select": _selection(job_options, ids), "unresolved": job_options["unresolved"]}
+    status = _run_operation(target, "DeadLetterPurge", job_options, spec)
+    if status is not None and job_options["dry-run"]:
         typer.echo(f"{status.get('selected', 0)} failures would purge")
     elif status is not None:
         typer.echo(f"{status.get('purged', 0)} failures purged")
 
 
-def _asked(view: DeclaredView, egress: Egress, ask: Callable[[KafkaAdmin, Egress], Any]) -> Any:
-    with view.reaching(egress):
+def _ask_about(view: DeclaredView, egress: Egress, ask: Callable[[KafkaAdmin, Egress], Any]) -> Any:
+    """The result of `ask` for one Egress, from its Kafka."""
+    with view.explaining_unreached(egress):
         return ask_kafka(view.connection(egress), lambda admin: ask(admin, egress))
 
 
-def _refuse_given(given: Mapping[str, Any]) -> None:
-    """Options of the same command that are this machine's, or that a cluster has elsewhere."""
-    for name, value in given.items():
+def _refuse_local_options(options: Mapping[str, Any]) -> None:
+    """Refuse options that only apply to this machine, or that a DeadLetterArchive's spec sets in a
+    cluster."""
+    for name, value in options.items():
         if name != "data_dir" and value not in (None, False):
-            said = OPTIONS_BY_NAME.get(name, name.replace("_", "-"))
-            raise refuse(f"--{said} can't be used with a cluster: leave it out ({ARCHIVE_SAYS})")
+            option = OPTIONS_BY_NAME.get(name, name.replace("_", "-"))
+            raise refuse(
+                f"--{option} can't be used with a cluster: leave it out ({ARCHIVE_SPEC_HINT})"
+            )
 
 
-def _pick(asked: Asked, *names: str) -> dict[str, Any]:
-    return {name: asked[name] for name in names}
+def _options_named(job_options: JobArguments, *names: str) -> dict[str, Any]:
+    """Some of the options, by name."""
+    return {name: job_options[name] for name in names}
 
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
+    """Let Ctrl-C end the command while the operation continues in the cluster."""
     try:
         yield
     except KeyboardInterrupt:
-        _tell("it goes on without this command: its status tells the rest")
+        _print_error("the operation continues in the cluster: follow its status with kubectl")
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
-def _tell(line: str) -> None:
+def _print_error(line: str) -> None:
+    """Print one line on stderr."""
     typer.echo(f"knafka: {line}", err=True)
 
 
-def _operations(where: ClusterTarget, asked: Asked) -> ArchiveOperations:
+def _open_operations(target: ClusterTarget, job_options: JobArguments) -> ArchiveOperations:
+    """The operations on archives in the chosen cluster and namespace."""
     # The client takes half a second to import: only commands about a cluster pay for it.
     from knafka_cli.dead_letters import archive_operations
     from knafka_client.declared import cluster_source
     from knafka_client.declared.kubernetes_api import KubernetesApi
 
-    client, own = cluster_source.client_of(where.context, where.kubeconfig)
+    client, context_namespace = cluster_source.client_of(target.context, target.kubeconfig)
     return archive_operations.ArchiveOperations(
-        KubernetesApi(client), where.namespace or own, _tell
+        KubernetesApi(client), target.namespace or context_namespace, _print_error
     )
 
 
-def _operate(
-    where: WaitingTarget, kind: str, asked: Asked, spec: dict[str, Any]
+def _run_operation(
+    target: WaitingTarget, kind: str, job_options: JobArguments, spec: dict[str, Any]
 ) -> Mapping[str, Any] | None:
-    """The status of an operation that succeeded; None: nobody waits for it."""
-    operations = _operations(where, asked)
-    if asked["dry-run"]:
+    """Create an operation and wait for it; returns its status, or None with --no-wait.
+
+    Exits with code 1 if it failed.
+    """
+    operations = _open_operations(target, job_options)
+    if job_options["dry-run"]:
         spec["dryRun"] = True
-    with usage():
-        archive = operations.archive(where.archive, asked["broker"])
-    name = operations.make(kind, archive, spec)
-    # A dry run is of no use to somebody who doesn't wait for what it says.
-    if not where.wait and not asked["dry-run"]:
+    with exit_on_bad_input():
+        archive = operations.find_archive(target.archive, job_options["broker"])
+    name = operations.create(kind, archive, spec)
+    # A dry run always waits: its result is all that it is for.
+    if not target.wait and not job_options["dry-run"]:
         return None
     with _interruptible():
         status: Mapping[str, Any] = operations.follow(kind, name)
     if status["phase"] != "Succeeded":
-        _tell(status.get("message") or "it failed")
+        _print_error(status.get("message") or "it failed")
         raise typer.Exit(EXIT_FAILED)
     return status
 
 
-def _run(
-    where: WaitingTarget, asked: Asked, given: Mapping[str, Any], *, needs_report: bool = False
+def _run_archive(
+    target: WaitingTarget,
+    job_options: JobArguments,
+    local_options: Mapping[str, Any],
+    *,
+    needs_report: bool = False,
 ) -> Mapping[str, Any] | None:
-    """The status of an archive that has run; None: nobody waits for it."""
-    _refuse_given({**given, **_pick(asked, *(name for name in asked if name != "broker"))})
-    operations = _operations(where, asked)
-    with usage():
-        archive = operations.archive(where.archive, asked["broker"])
+    """Have an archive run and wait for it; returns its status, or None with --no-wait.
+
+    Exits with code 1 if the run failed.
+    """
+    _refuse_local_options(
+        {
+            **local_options,
+            **_options_named(job_options, *(name for name in job_options if name != "broker")),
+        }
+    )
+    operations = _open_operations(target, job_options)
+    with exit_on_bad_input():
+        archive = operations.find_archive(target.archive, job_options["broker"])
     if needs_report and "report" not in archive["spec"]:
         raise refuse(
             f"DeadLetterArchive {archive['metadata']['name']} makes no reports: set its "
             "spec.report.schedule"
         )
     compaction = operations.ask_to_run(archive)
-    if not where.wait:
+    if not target.wait:
         return None
     with _interruptible():
         status: Mapping[str, Any] = operations.follow_run(archive, compaction)
     if (last := status.get("lastRun") or {}).get("outcome") != "Succeeded":
-        _tell(last.get("message") or "it failed")
+        _print_error(last.get("message") or "it failed")
         raise typer.Exit(EXIT_FAILED)
     return status
 
 
-def _selected(asked: Asked, ids: list[str] | None) -> dict[str, Any]:
-    """As a DeadLetterReplay selects."""
+def _selection(job_options: JobArguments, ids: list[str] | None) -> dict[str, Any]:
+    """The selection as `spec.select` of a DeadLetterReplay has it."""
     names = [name for name in SELECTION if name not in ("broker", "id", "where")]
-    selection = {name: asked[name] for name in names if asked.get(name) is not None}
+    selection = {name: job_options[name] for name in names if job_options.get(name) is not None}
     selection |= {name: int(selection[name]) for name in INTEGER_OPTIONS if name in selection}
     return {**selection, "ids": list(ids)} if ids else selection

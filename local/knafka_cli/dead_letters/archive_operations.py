@@ -1,9 +1,10 @@
-"""What is done with a cluster's dead letters: objects are made or annotated, and followed.
+"""Works on a cluster's dead letters: creates or annotates objects, and follows their status.
 
     replay, purge -> a DeadLetterReplay, a DeadLetterPurge -> its status, until it has ended
     compact, report -> the annotation `knafka.dev/run` of a DeadLetterArchive -> its next run
 
-With the caller's rights. The operator's Jobs do the work, also when no command follows them.
+All requests have the rights of the kubeconfig's user. The operator's Jobs do the work, whether or
+not a command follows them.
 
 Not here: options and what is printed (`archive_commands`).
 """
@@ -18,7 +19,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from knafka_client.declared.kubernetes_api import KubernetesApi, Objects
-from knafka_client.declared.triggers import Unknown
+from knafka_client.declared.triggers import UnknownObject
 from knafka_operator.decide.operation import is_finished
 from knafka_operator.model.archives import RUN_ANNOTATION
 from knafka_operator.model.cluster import ClusterError, Document
@@ -30,58 +31,62 @@ OPERATION_OBJECTS: Final = {
     REPLAY: Objects(KNAFKA, "deadletterreplays"),
     PURGE: Objects(KNAFKA, "deadletterpurges"),
 }
-DRY_RUN_KEPT_FOR: Final = 3_600
-"""Seconds for which a dry run stays once it has ended: for nothing but to be read."""
+DRY_RUN_RETENTION: Final = 3_600
+"""Seconds for which the object of a finished dry run is kept, so that its status can be read."""
 OPERATION_POLL_INTERVAL: Final = 1.0
-"""Seconds between two looks."""
-NO_OPERATOR_AFTER: Final = 20.0
-"""Seconds after which it is said that no operator has looked."""
+"""Seconds between two reads of a status."""
+NO_OPERATOR_TIMEOUT: Final = 20.0
+"""Seconds without any status after which the user is told that no operator has acted."""
 CRD_MISSING: Final = (
     "this cluster has no {plural}: their CRD is not installed (docs/how-to/archive-dead-letters.md)"
 )
-IDLE: Final = ("Idle", "Failing")
+IDLE_PHASES: Final = ("Idle", "Failing")
+"""Phases of an archive that runs nothing."""
 
-Tell = Callable[[str], None]
+ShowProgress = Callable[[str], None]
+"""Called with one line of progress."""
 
 
 @dataclass(frozen=True)
 class ArchiveOperations:
-    """Of one namespace. Every method raises `ClusterError`."""
+    """Operations on the dead-letter archives of one namespace. Every method may raise
+    `ClusterError`."""
 
     api: KubernetesApi
     namespace: str
-    tell: Tell
-    """Is given each line of progress."""
-    pause: float = OPERATION_POLL_INTERVAL
+    show_progress: ShowProgress
+    """Called with each line of progress."""
+    poll_interval: float = OPERATION_POLL_INTERVAL
 
-    def archive(self, name: str | None, broker: str | None = None) -> Document:
-        """The archive of this name, else the only one of that Broker (`namespace/name`), or at all.
+    def find_archive(self, name: str | None, broker: str | None = None) -> Document:
+        """The archive of this name, or else the only one of the Broker (`namespace/name`) or of the
+        namespace.
 
-        Raises `Unknown`.
+        Raises `UnknownObject` if there is none or several.
         """
         archives = self.api.list(ARCHIVE_OBJECTS, self.namespace)
         if archives is None:
             raise ClusterError(CRD_MISSING.format(plural=ARCHIVE_OBJECTS.plural))
-        fits = [
+        matching = [
             archive
             for archive in archives
             if name in (None, archive["metadata"]["name"])
             and broker in (None, f"{self.namespace}/{_broker_of(archive)}")
         ]
-        if len(fits) == 1:
-            return fits[0]
+        if len(matching) == 1:
+            return matching[0]
         known = ", ".join(f"{_name_of(archive)} of {_broker_of(archive)}" for archive in archives)
-        asked = f" {name}" if name else f" of {broker}" if broker else ""
+        description = f" {name}" if name else f" of {broker}" if broker else ""
         problem = "which DeadLetterArchive (--archive)?"
-        if not fits:
-            problem = f"there is no DeadLetterArchive{asked} in {self.namespace}:"
-        raise Unknown(f"{problem} there is {known or 'none'}")
+        if not matching:
+            problem = f"there is no DeadLetterArchive{description} in {self.namespace}:"
+        raise UnknownObject(f"{problem} there is {known or 'none'}")
 
-    def make(self, kind: str, archive: Document, spec: Mapping[str, Any]) -> str:
-        """Create an operation object, and return its name."""
-        dry_run = {"ttlSecondsAfterFinished": DRY_RUN_KEPT_FOR} if spec.get("dryRun") else {}
-        words = kind.removeprefix("DeadLetter").lower()
-        name = f"{words}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    def create(self, kind: str, archive: Document, spec: Mapping[str, Any]) -> str:
+        """Create an operation object; returns its name."""
+        dry_run = {"ttlSecondsAfterFinished": DRY_RUN_RETENTION} if spec.get("dryRun") else {}
+        verb = kind.removeprefix("DeadLetter").lower()
+        name = f"{verb}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
         body = {
             "apiVersion": KNAFKA,
             "kind": kind,
@@ -90,32 +95,35 @@ class ArchiveOperations:
         }
         if self.api.create(OPERATION_OBJECTS[kind], self.namespace, body) is None:
             raise ClusterError(CRD_MISSING.format(plural=OPERATION_OBJECTS[kind].plural))
-        self.tell(f"{kind} {self.namespace}/{name}")
+        self.show_progress(f"{kind} {self.namespace}/{name}")
         return name
 
     def follow(self, kind: str, name: str) -> Mapping[str, Any]:
-        """An operation's status once it has ended."""
-        return self._followed(OPERATION_OBJECTS[kind], name, is_finished)
+        """Wait until an operation has ended; returns its status."""
+        return self._poll_until(OPERATION_OBJECTS[kind], name, is_finished)
 
     def ask_to_run(self, archive: Document) -> str:
-        """Have an archive run now; what its status says once it has been done."""
-        name, asked = _name_of(archive), f"{time.time():.3f}"
-        if not self.api.annotate(ARCHIVE_OBJECTS, self.namespace, name, RUN_ANNOTATION, asked):
+        """Have an archive run now; returns the request's id, for `follow_run`."""
+        name, request_id = _name_of(archive), f"{time.time():.3f}"
+        if not self.api.annotate(ARCHIVE_OBJECTS, self.namespace, name, RUN_ANNOTATION, request_id):
             raise ClusterError(f"DeadLetterArchive {self.namespace}/{name} is gone")
-        return asked
+        return request_id
 
-    def follow_run(self, archive: Document, asked: str) -> Mapping[str, Any]:
-        """An archive's status once it has run as it was asked."""
+    def follow_run(self, archive: Document, request_id: str) -> Mapping[str, Any]:
+        """Wait until an archive has run for this request; returns its status."""
 
         def has_run(status: Mapping[str, Any]) -> bool:
-            return status.get("requested") == asked and status.get("phase") in IDLE
+            """Whether the archive has run for this request."""
+            return status.get("requested") == request_id and status.get("phase") in IDLE_PHASES
 
-        return self._followed(ARCHIVE_OBJECTS, _name_of(archive), has_run)
+        return self._poll_until(ARCHIVE_OBJECTS, _name_of(archive), has_run)
 
-    def _followed(
+    def _poll_until(
         self, kind: Objects, name: str, has_ended: Callable[[Mapping[str, Any]], bool]
     ) -> Mapping[str, Any]:
-        told, begun = "", time.monotonic()
+        """Poll an object and print its progress until `has_ended` accepts its status; returns that
+        status."""
+        last_line, start = "", time.monotonic()
         while True:
             document = self.api.get(kind, self.namespace, name)
             if document is None:
@@ -124,19 +132,19 @@ class ArchiveOperations:
             if has_ended(status):
                 return status
             line = ": ".join(filter(None, (status.get("phase", ""), status.get("message", ""))))
-            if not line and time.monotonic() - begun > NO_OPERATOR_AFTER:
-                line = (
-                    "no operator has looked at it yet: is KNAFKA_JOBS_IMAGE set, and does it run?"
-                )
-            if line and line != told:
-                told = line
-                self.tell(line)
-            time.sleep(self.pause)
+            if not line and time.monotonic() - start > NO_OPERATOR_TIMEOUT:
+                line = "no operator has started it: check that one runs, with KNAFKA_JOBS_IMAGE"
+            if line and line != last_line:
+                last_line = line
+                self.show_progress(line)
+            time.sleep(self.poll_interval)
 
 
 def _name_of(document: Document) -> str:
+    """An object's name."""
     return str(document["metadata"]["name"])
 
 
 def _broker_of(archive: Document) -> str:
+    """The name of an archive's Broker."""
     return str((archive.get("spec") or {}).get("broker") or "default")

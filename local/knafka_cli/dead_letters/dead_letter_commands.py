@@ -1,8 +1,8 @@
-"""`knafka dead-letters ...`: looked at, reported on, sent again.
+"""`knafka dead-letters ...`: list, show, compact, report, replay and purge dead letters.
 
 `list`, `show` and a dry run of `replay` read the topics and the tables' files; `compact`, `report`,
-`replay` and `purge` hand their options to a Spark job (see `dead_letter_jobs`), but for a replay of
-single events, which needs none.
+`replay` and `purge` run a Spark job (see `dead_letter_jobs`). A replay of single events needs none.
+More than 400 lines, since each option of these commands is declared here with its help.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from knafka_cli.dead_letters.archive_commands import (
     on_cluster,
 )
 from knafka_cli.shared import dead_letter_jobs
-from knafka_cli.shared.job_options import Asked, run_job, taking
+from knafka_cli.shared.job_options import JobArguments, run_job, takes_job_options
 from knafka_cli.shared.options import (
     EXIT_FAILED,
     DataDir,
@@ -34,7 +34,7 @@ from knafka_cli.shared.options import (
     arguments_of,
     egress_of,
     ingress_of,
-    kafka_of,
+    kafka_configuration,
     print_table,
     refuse,
     with_kafka,
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from knafka_jobs.lookup.lookup_run import TableFiles
 
 TABLES_FOLDER: Final = "dead-letters"
-"""The tables' folder within an installation's data."""
+"""Name of the tables' folder in an installation's data folder."""
 
 Tables = Annotated[
     str | None,
@@ -79,9 +79,9 @@ OneBroker = Annotated[
 ]
 NO_TABLES: Final = "there are no tables to read at "
 FIELD_OPTIONS: Final = ("destination", "reason", "code", "type", "source")
-"""Options that ask for a field of a dead letter, as it lies in its topic."""
+"""Options that select by a field of a dead letter in its topic."""
 JOB_OPTIONS: Final = ("summary", "since", "until", "where", "replay-id", "rate")
-"""Options that only the job knows, which needs Spark."""
+"""Options that only the Spark job can apply."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -109,21 +109,22 @@ def list_letters(
     only the tables are read. Records that hold no event belong to no Trigger: they are listed
     under broker/NAMESPACE/NAME.
     """
-    running, files = _sources(tables, data_dir)
-    by_trigger: dict[TriggerName, dead_letters.Overview] = {}
+    running, files = _open_sources(tables, data_dir)
+    by_trigger: dict[TriggerName, dead_letters.DeadLetterOverview] = {}
     if files is not None:
-        by_trigger = dead_letter_tables.overviews(files, _of(running, trigger))
+        by_trigger = dead_letter_tables.overviews(files, _failure_conditions(running, trigger))
     if running is not None:
-        chosen = list(running.egresses) if trigger is None else [egress_of(running, trigger)]
+        egresses = list(running.egresses) if trigger is None else [egress_of(running, trigger)]
         if trigger is None:
-            chosen += map(dead_letters.of_broker, running.ingresses)
-        tabled = _tabled(files)
+            egresses += map(dead_letters.broker_dead_letter_egress, running.ingresses)
+        tabled = _tabled_offsets(files)
 
-        async def look(admin: KafkaAdmin) -> list[dead_letters.Overview]:
-            return [await dead_letters.overview(admin, egress, tabled) for egress in chosen]
+        async def count_letters(admin: KafkaAdmin) -> list[dead_letters.DeadLetterOverview]:
+            """Count the dead letters of each Egress."""
+            return [await dead_letters.read_overview(admin, egress, tabled) for egress in egresses]
 
-        for egress, overview in zip(chosen, with_kafka(running, look), strict=True):
-            name = dead_letters.name_of(egress)
+        for egress, overview in zip(egresses, with_kafka(running, count_letters), strict=True):
+            name = dead_letters.dead_letter_key(egress)
             if name in by_trigger:
                 by_trigger[name] = overview + by_trigger[name]
             elif egress.trigger or overview.count or overview.replayed:
@@ -150,68 +151,75 @@ def show_letters(
     """
     if (trigger is None) is (broker is None):
         raise refuse(WHOSE_DEAD_LETTERS)
-    running, files = _sources(tables, data_dir)
+    running, files = _open_sources(tables, data_dir)
     letters: list[dead_letters.StoredDeadLetter] = []
     if files is not None:
-        letters += dead_letter_tables.latest(files, _of(running, trigger, broker), limit)
+        letters += dead_letter_tables.latest_letters(
+            files, _failure_conditions(running, trigger, broker), limit
+        )
     if running is not None:
-        egress, tabled = _egress(running, trigger, broker), _tabled(files)
+        egress, tabled = _dead_letter_egress(running, trigger, broker), _tabled_offsets(files)
         letters += with_kafka(
-            running, lambda admin: dead_letters.letters(admin, egress, limit, tabled)
+            running, lambda admin: dead_letters.read_dead_letters(admin, egress, limit, tabled)
         )
     for letter in letters[-limit:]:
         typer.echo(letter.json() if as_json else letter.text())
     if not letters and not as_json:
-        whose = triggers.named(trigger or broker or "", "Trigger")
+        whose = triggers.parse_name(trigger or broker or "", "Trigger")
         typer.echo(f"{whose.namespace}/{whose.name} has no dead letters")
 
 
-def _sources(tables: str | None, data_dir: Path) -> tuple[RunningState | None, TableFiles | None]:
-    """The running installation, and the tables; None for what there isn't. With `tables` only the
-    tables are read."""
-    files = dead_letter_tables.open_tables(_place(data_dir, tables)["tables"], _tell)
+def _open_sources(
+    tables: str | None, data_dir: Path
+) -> tuple[RunningState | None, TableFiles | None]:
+    """The running installation and the tables' files; None for the one that doesn't exist.
+
+    With `tables` only the tables are read. Raises `NotRunning` if neither exists.
+    """
+    files = dead_letter_tables.open_tables(_tables_option(data_dir, tables)["tables"], _print_error)
     if tables is not None:
         if files is None:
             raise refuse(NO_TABLES + tables)
         return None, files
     try:
-        return Installation(data_dir).running(), files
+        return Installation(data_dir).read_state(), files
     except NotRunning:
         if files is None:
             raise
         return None, files
 
 
-def _egress(running: RunningState, trigger: str | None, broker: str | None) -> Egress:
-    """The Egress of a Trigger, or the one that stands for a Broker's own dead letters."""
+def _dead_letter_egress(running: RunningState, trigger: str | None, broker: str | None) -> Egress:
+    """The Egress of a Trigger, or the one that stands for the dead letters of a Broker itself."""
     if trigger is not None:
         return egress_of(running, trigger)
-    return dead_letters.of_broker(ingress_of(running, broker))
+    return dead_letters.broker_dead_letter_egress(ingress_of(running, broker))
 
 
-def _of(
+def _failure_conditions(
     running: RunningState | None, trigger: str | None, broker: str | None = None
 ) -> Sequence[FailureCondition]:
-    """Conditions that select the failures of a Trigger, or of a Broker's own; empty: all."""
+    """Conditions that select the failures of a Trigger, or of a Broker itself; none select all."""
     if trigger is None and broker is None:
         return ()
     if running is not None:
-        parts = dead_letters.name_of(_egress(running, trigger, broker))
-        named = dict(zip(TRIGGER, parts, strict=True))
+        parts = dead_letters.dead_letter_key(_dead_letter_egress(running, trigger, broker))
+        fields = dict(zip(TRIGGER, parts, strict=True))
     elif trigger is not None:
-        identity = triggers.named(trigger, "Trigger")
-        named = {"namespace": identity.namespace, "trigger": identity.name}
+        identity = triggers.parse_name(trigger, "Trigger")
+        fields = {"namespace": identity.namespace, "trigger": identity.name}
     else:
         assert broker is not None
-        identity = triggers.named(broker.removeprefix(CHANNEL_PREFIX), "Broker")
+        identity = triggers.parse_name(broker.removeprefix(CHANNEL_PREFIX), "Broker")
         bus = (
             names.of_channel(identity.name) if broker.startswith(CHANNEL_PREFIX) else identity.name
         )
-        named = {"namespace": identity.namespace, "broker": bus, "trigger": ""}
-    return [FailureCondition(name, "=", value) for name, value in named.items()]
+        fields = {"namespace": identity.namespace, "broker": bus, "trigger": ""}
+    return [FailureCondition(name, "=", value) for name, value in fields.items()]
 
 
-def _tabled(files: TableFiles | None) -> dead_letters.Tabled:
+def _tabled_offsets(files: TableFiles | None) -> dead_letters.TabledOffsets:
+    """Up to which offset the tables hold each dead-letter topic."""
     if files is None:
         return {}
     from knafka_jobs.lookup.lookup_run import tabled_until
@@ -219,26 +227,32 @@ def _tabled(files: TableFiles | None) -> dead_letters.Tabled:
     return tabled_until(files)
 
 
-def _tell(line: str) -> None:
+def _print_error(line: str) -> None:
+    """Print one line on stderr."""
     typer.echo(f"knafka: {line}", err=True)
 
 
-@taking("broker", "keep-hours", "forget-resolved-days", "forget-unresolved-days")
+@takes_job_options("broker", "keep-hours", "forget-resolved-days", "forget-unresolved-days")
 @on_cluster(WaitingTarget, archive_commands.compact)
-def compact(asked: Asked, tables: Tables = None, data_dir: DataDir = DEFAULT_DATA) -> None:
+def compact(
+    job_options: JobArguments, tables: Tables = None, data_dir: DataDir = DEFAULT_DATA
+) -> None:
     """Take dead letters from their topics into compacted tables."""
-    done = run_job("compact", _place(data_dir, tables), _kafka(data_dir), asked)
-    typer.echo(
-        f"{done['records']} new dead letters in {done['topics']} topics; {done['deleted']} deleted"
+    result = run_job(
+        "compact", _tables_option(data_dir, tables), _kafka_option(data_dir), job_options
     )
-    if done["missed"]:
-        typer.echo(f"{done['missed']} were deleted by somebody else before they were read")
+    typer.echo(
+        f"{result['records']} new dead letters in {result['topics']} topics; "
+        f"{result['deleted']} deleted"
+    )
+    if result["missed"]:
+        typer.echo(f"{result['missed']} were deleted by somebody else before they were read")
 
 
-@taking("broker", "days", "trace-url")
+@takes_job_options("broker", "days", "trace-url")
 @on_cluster(WaitingTarget, archive_commands.report)
 def report(
-    asked: Asked,
+    job_options: JobArguments,
     html: Annotated[
         Path | None,
         typer.Option(help="File for the HTML page (default: report.html in the tables' folder)."),
@@ -257,30 +271,33 @@ def report(
 
     Compacts first if the installation runs; otherwise it reports what the tables have.
     """
-    beside = Installation(data_dir).data / TABLES_FOLDER
-    page, document = html or beside / "report.html", json_file or beside / "report.json"
+    tables_folder = Installation(data_dir).data / TABLES_FOLDER
+    page, document = (
+        html or tables_folder / "report.html",
+        json_file or tables_folder / "report.json",
+    )
     try:
-        kafka = {**_kafka(data_dir), "compact": True}
+        kafka = {**_kafka_option(data_dir), "compact": True}
     except NotRunning:
         kafka = {}
     files = {"html": page, "json": document}
-    done = run_job("report", _place(data_dir, tables), kafka, asked, files)
+    result = run_job("report", _tables_option(data_dir, tables), kafka, job_options, files)
     changes = ", ".join(
-        f"{count} {kind.replace('_', ' ')}" for kind, count in done["changes"].items() if count
+        f"{count} {kind.replace('_', ' ')}" for kind, count in result["changes"].items() if count
     )
-    groups = "1 group" if done["groups"] == 1 else f"{done['groups']} groups"
+    groups = "1 group" if result["groups"] == 1 else f"{result['groups']} groups"
     typer.echo(
-        f"{done['unresolved']} of {done['events']} events unresolved in {groups}"
+        f"{result['unresolved']} of {result['events']} events unresolved in {groups}"
         f" ({changes or 'nothing failed'}): {page}"
     )
     if open_page:
         webbrowser.open(page.absolute().as_uri())
 
 
-@taking(*(name for name in SELECTION if name != "id"), "dry-run", "replay-id", "rate")
+@takes_job_options(*(name for name in SELECTION if name != "id"), "dry-run", "replay-id", "rate")
 @on_cluster(WaitingTarget, archive_commands.replay)
 def replay(
-    asked: Asked,
+    job_options: JobArguments,
     ids: Annotated[
         list[str] | None,
         typer.Option("--id", help="Only the event with this id. Can be repeated. Needs no Spark."),
@@ -294,108 +311,126 @@ def replay(
     straight from their topics, without Spark, where there are no tables or the tables lack them;
     later reports don't know of that.
     """
-    dry_run = asked["dry-run"]
-    needs_tables = tables is not None or any(asked[name] is not None for name in JOB_OPTIONS)
+    dry_run = job_options["dry-run"]
+    needs_tables = tables is not None or any(job_options[name] is not None for name in JOB_OPTIONS)
     direct = bool(ids) and not needs_tables
-    place = _place(data_dir, tables)
+    place = _tables_option(data_dir, tables)
     if tables is not None and "://" not in tables and not Path(tables).exists():
         raise refuse(NO_TABLES + tables)
-    if ids and direct and not (Path(place["tables"]).exists() and dead_letter_jobs.are_available()):
-        _replay_directly(data_dir, asked, ids)
+    if (
+        ids
+        and direct
+        and not (Path(place["tables"]).exists() and dead_letter_jobs.is_pyspark_installed())
+    ):
+        _replay_directly(data_dir, job_options, ids)
         return
-    given = dict(asked)
+    options = dict(job_options)
     if ids and len(ids) > 1:
-        given["where"] = _any_of(ids, asked["where"])
+        options["where"] = _id_predicate(ids, job_options["where"])
     elif ids:
-        given["id"] = ids[0]
-    done = _previewed(place["tables"], asked, ids or ()) if dry_run else None
-    if done is None:
-        done = run_job("replay", place, _kafka(data_dir), given)
-    if ids and direct and not done["would_send" if dry_run else "sent"]:
-        _replay_directly(data_dir, asked, ids)
+        options["id"] = ids[0]
+    result = _preview_from_tables(place["tables"], job_options, ids or ()) if dry_run else None
+    if result is None:
+        result = run_job("replay", place, _kafka_option(data_dir), options)
+    if ids and direct and not result["would_send" if dry_run else "sent"]:
+        _replay_directly(data_dir, job_options, ids)
         return
     if not dry_run:
-        events = "1 event" if done["sent"] == 1 else f"{done['sent']} events"
-        typer.echo(f"{events} sent again by the replay {done['replay']}")
-        if left_out := done.get("left_out"):
-            typer.echo(f"{left_out} left out: {'; '.join(done['problems'])}")
+        events = "1 event" if result["sent"] == 1 else f"{result['sent']} events"
+        typer.echo(f"{events} sent again by the replay {result['replay']}")
+        if left_out := result.get("left_out"):
+            typer.echo(f"{left_out} left out: {'; '.join(result['problems'])}")
         return
-    for line in dead_letters.preview_lines(done):
+    for line in dead_letters.preview_lines(result):
         typer.echo(line)
 
 
-def _previewed(place: str, asked: Asked, ids: Sequence[str]) -> dict[str, Any] | None:
-    """A dry run without Spark; None where only Spark can tell."""
-    if asked["where"] is not None:
+def _preview_from_tables(
+    place: str, job_options: JobArguments, ids: Sequence[str]
+) -> dict[str, Any] | None:
+    """The result of a dry run by the tables' files alone; None if only the Spark job can evaluate
+    it."""
+    if job_options["where"] is not None:
         return None
-    files = dead_letter_tables.open_tables(place, _tell)
+    files = dead_letter_tables.open_tables(place, _print_error)
     if files is None:
         return None
     from knafka_jobs.lookup.lookup_run import preview
 
-    said = {name: asked[name] for name in SELECTION if name in asked}
-    given = parser().parse_args(
-        ["purge", f"--tables={place}", *arguments_of(said)]  # which takes what selects
+    selection = {name: job_options[name] for name in SELECTION if name in job_options}
+    arguments = parser().parse_args(
+        ["purge", f"--tables={place}", *arguments_of(selection)]  # which takes what selects
     )
-    selected = conditions(FailureSelection.from_arguments(given))
+    selected = conditions(FailureSelection.from_arguments(arguments))
     if ids:
         selected.append(FailureCondition("id", "in", tuple(ids)))
     return preview(files, selected).document()
 
 
-def _any_of(ids: Sequence[str], where: str | None) -> str:
-    """A predicate for the job, which takes one id by itself."""
+def _id_predicate(ids: Sequence[str], where: str | None) -> str:
+    """A predicate for events with any of these ids that also match `where`: the job itself takes
+    one id only."""
     quoted = ["'" + id_.replace("\\", "\\\\").replace("'", "\\'") + "'" for id_ in ids]
     one_of = f"id IN ({', '.join(quoted)})"
     return one_of if where is None else f"({where}) AND {one_of}"
 
 
-def _replay_directly(data_dir: Path, asked: Asked, ids: Sequence[str]) -> None:
-    running = Installation(data_dir).running()
-    dry_run, broker, trigger = asked["dry-run"], asked["broker"], asked["trigger"]
+def _replay_directly(data_dir: Path, job_options: JobArguments, ids: Sequence[str]) -> None:
+    """Send events again straight from their dead-letter topics, without Spark."""
+    running = Installation(data_dir).read_state()
+    dry_run, broker, trigger = job_options["dry-run"], job_options["broker"], job_options["trigger"]
     egresses = [
         egress
         for egress in running.egresses
         if broker in (None, f"{egress.namespace}/{egress.broker}")
         and trigger in (None, egress.trigger)
     ]
-    fields = {name: asked[name] for name in FIELD_OPTIONS if asked[name] is not None}
+    fields = {name: job_options[name] for name in FIELD_OPTIONS if job_options[name] is not None}
 
-    async def replayed(admin: KafkaAdmin) -> tuple[Sequence[replaying.ReplayChoice], str]:
-        letters = await replaying.choose(admin, egresses, ids, fields)
+    async def choose_and_send(admin: KafkaAdmin) -> tuple[Sequence[replaying.ReplayChoice], str]:
+        """Choose the dead letters, and send them unless it is a dry run."""
+        letters = await replaying.choose_dead_letters(admin, egresses, ids, fields)
         sendable = [letter for letter in letters if not letter.obstacle]
         if dry_run or not sendable:
             return letters, ""
-        writer = KafkaWriter(kafka_of(running))
+        writer = KafkaWriter(kafka_configuration(running))
         try:
-            return letters, await replaying.send(admin, writer, sendable)
+            return letters, await replaying.send_again(admin, writer, sendable)
         finally:
             await writer.close(WRITER_CLOSE_TIMEOUT)
 
-    letters, replay_id = with_kafka(running, replayed)
+    letters, replay_id = with_kafka(running, choose_and_send)
     for letter in letters:
-        typer.echo(f"{letter.about}{f': left out: {letter.obstacle}' if letter.obstacle else ''}")
+        typer.echo(
+            f"{letter.description}{f': left out: {letter.obstacle}' if letter.obstacle else ''}"
+        )
     count = sum(not letter.obstacle for letter in letters)
     if not letters:
-        typer.echo("no dead letter of such an event is in the topics")
+        typer.echo(
+            "no dead letter in the topics matches: knafka dead-letters list shows which exist"
+        )
         raise typer.Exit(EXIT_FAILED)
     by = f" by the replay {replay_id}" if replay_id else ""
     events = "1 event" if count == 1 else f"{count} events"
     typer.echo(f"{events} would be sent" if dry_run else f"{events} sent again{by}")
 
 
-@taking(*SELECTION, "unresolved", "dry-run")
+@takes_job_options(*SELECTION, "unresolved", "dry-run")
 @on_cluster(WaitingTarget, archive_commands.purge)
-def purge(asked: Asked, tables: Tables = None, data_dir: DataDir = DEFAULT_DATA) -> None:
+def purge(
+    job_options: JobArguments, tables: Tables = None, data_dir: DataDir = DEFAULT_DATA
+) -> None:
     """Delete resolved failures and their events for good."""
-    done = run_job("purge", _place(data_dir, tables), asked)
-    for what, count in done.items():
-        typer.echo(f"{count} failures {what.replace('_', ' ')}")
+    result = run_job("purge", _tables_option(data_dir, tables), job_options)
+    for counted, count in result.items():
+        typer.echo(f"{count} failures {counted.replace('_', ' ')}")
 
 
-def _place(data_dir: Path, tables: str | None) -> dict[str, Any]:
+def _tables_option(data_dir: Path, tables: str | None) -> dict[str, Any]:
+    """The option that tells a job where the tables are."""
     return {"tables": tables or str(Installation(data_dir).data / TABLES_FOLDER)}
 
 
-def _kafka(data_dir: Path) -> dict[str, Any]:
-    return {"bootstrap-servers": Installation(data_dir).running().bootstrap_servers}
+def _kafka_option(data_dir: Path) -> dict[str, Any]:
+    """The option that tells a job where Kafka is. Raises `NotRunning`."""
+    return {"bootstrap-servers": Installation(data_dir).read_state().bootstrap_servers}

@@ -1,6 +1,6 @@
-"""Dead letters that were compacted, as the command line shows them: by the tables' files.
+"""Reads compacted dead letters for the command line, from the tables' files.
 
-No Spark and no Java: `knafka_jobs.lookup` reads them, where the package `deltalake` is installed.
+It needs neither Spark nor Java: `knafka_jobs.lookup` reads the files with the package `deltalake`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from knafka.core.dead_letter import timestamp
-from knafka_client.topics.dead_letters import Overview, StoredDeadLetter, letter, owner
+from knafka_client.topics.dead_letters import (
+    DeadLetterOverview,
+    StoredDeadLetter,
+    owner_name,
+    parse_dead_letter,
+)
 from knafka_jobs.failure_selection import FailureCondition, TriggerName
 from knafka_jobs.job_errors import NeedsSpark
 
@@ -22,21 +27,24 @@ if TYPE_CHECKING:
 INSTALL_TABLES: Final = (
     "make jobs, or pip install 'knafka[tables]' (55 MB) where Knafka came from pip"
 )
+"""How to install what reading the tables needs."""
 
 
 def open_tables(place: str, tell: Callable[[str], None]) -> TableFiles | None:
-    """The tables, if there are any that can be read here; else `tell` gets the reason, if it is
-    none that everybody knows. Raises `JobError`."""
+    """Open the tables; None if there are none or they can't be read here.
+
+    `tell` is called with the reason if the user can do something about it. Raises `JobError`.
+    """
     if "://" not in place and not Path(place, "failures").exists():
         return None
     try:
         from knafka_jobs.lookup.lookup_run import TableFiles
     except ImportError:
-        tell(f"what was compacted is not looked at: {INSTALL_TABLES}")
+        tell(f"compacted dead letters are left out: to read them, {INSTALL_TABLES}")
         return None
     files = TableFiles(place)
     try:
-        return files if files.has("failures") and files.has("records") else None
+        return files if files.has_table("failures") and files.has_table("records") else None
     except NeedsSpark as error:
         tell(f"{error}: the next knafka dead-letters compact brings it up to date")
         return None
@@ -44,37 +52,44 @@ def open_tables(place: str, tell: Callable[[str], None]) -> TableFiles | None:
 
 def overviews(
     files: TableFiles, conditions: Sequence[FailureCondition]
-) -> dict[TriggerName, Overview]:
-    """The unresolved dead letters of each Trigger, counted from the tables. Raises `JobError`."""
+) -> dict[TriggerName, DeadLetterOverview]:
+    """Count the unresolved dead letters of each Trigger in the tables. Raises `JobError`."""
     from knafka_jobs.lookup import lookup_run as lookup
 
-    sent = lookup.on_their_way(files, conditions)
-    by_trigger: dict[TriggerName, Overview] = {}
-    for row in lookup.unresolved(files, conditions):
-        how = f"{row.reason} {'' if row.code is None else row.code}".strip()
-        times = (_text(row.oldest), _text(row.newest))
-        one = Overview(owner(*row.trigger), row.number, *times, Counter({how: row.number}))
+    sent = lookup.count_pending(files, conditions)
+    by_trigger: dict[TriggerName, DeadLetterOverview] = {}
+    for row in lookup.count_unresolved(files, conditions):
+        reason = f"{row.reason} {'' if row.code is None else row.code}".strip()
+        times = (_time_text(row.oldest), _time_text(row.newest))
+        reason_overview = DeadLetterOverview(
+            owner_name(*row.trigger), row.number, *times, Counter({reason: row.number})
+        )
         by_trigger[row.trigger] = (
-            by_trigger[row.trigger] + one if row.trigger in by_trigger else one
+            by_trigger[row.trigger] + reason_overview
+            if row.trigger in by_trigger
+            else reason_overview
         )
     for trigger, count in sent.items():
-        one = Overview(owner(*trigger), 0, "", "", Counter(), count)
-        by_trigger[trigger] = by_trigger[trigger] + one if trigger in by_trigger else one
+        reason_overview = DeadLetterOverview(owner_name(*trigger), 0, "", "", Counter(), count)
+        by_trigger[trigger] = (
+            by_trigger[trigger] + reason_overview if trigger in by_trigger else reason_overview
+        )
     return by_trigger
 
 
-def latest(
+def latest_letters(
     files: TableFiles, conditions: Sequence[FailureCondition], limit: int
 ) -> Sequence[StoredDeadLetter]:
-    """The last `limit` that the tables have, the oldest first. Raises `JobError`."""
+    """The newest `limit` dead letters in the tables, oldest first. Raises `JobError`."""
     from knafka_jobs.lookup import lookup_run as lookup
 
-    rows = lookup.latest(files, conditions, limit)
+    rows = lookup.latest_dead_letters(files, conditions, limit)
     return [
-        letter(record, None if replayed is None else round(replayed.timestamp() * 1000))
+        parse_dead_letter(record, None if replayed is None else round(replayed.timestamp() * 1000))
         for record, replayed in reversed(rows)
     ]
 
 
-def _text(moment: datetime) -> str:
+def _time_text(moment: datetime) -> str:
+    """A time as the command line prints it."""
     return timestamp(moment.timestamp())

@@ -1,4 +1,4 @@
-"""Filters from the command line: `--filter CESQL` and `--attribute NAME=VALUE` as predicates."""
+"""Turns the options `--filter CESQL` and `--attribute NAME=VALUE` into predicates."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from knafka.core.filters import Predicate, compile_attributes, compile_filter, n
 from knafka_cli.shared.cesql_calls import missing_functions
 
 
-def expression(text: str) -> Predicate:
-    """A CESQL expression. Raises `InvalidDocument` with the position where it breaks, and for one
-    that could be true of no event."""
+def expression_predicate(text: str) -> Predicate:
+    """The predicate of a CESQL expression.
+
+    Raises `InvalidDocument` with the position of a syntax error, and for an expression that can
+    never be true.
+    """
     try:
         spec = parse(CESQL, {"cesql": text})
     except InvalidDocument as error:
@@ -26,10 +29,13 @@ def expression(text: str) -> Predicate:
     return compile_filter(spec)
 
 
-def attributes(given: Sequence[str]) -> Predicate:
-    """`name=value`, or `name` for any value; an event needs them all. Raises `InvalidDocument`."""
+def attributes_predicate(pairs: Sequence[str]) -> Predicate:
+    """A predicate that requires all of these attributes: `name=value`, or `name` with any value.
+
+    Raises `InvalidDocument`.
+    """
     by_name: dict[str, str] = {}
-    for pair in given:
+    for pair in pairs:
         name, _, value = pair.partition("=")
         if name in by_name:
             raise InvalidDocument("", f"--attribute {name} is given twice: an event has it once")
@@ -41,9 +47,10 @@ def attributes(given: Sequence[str]) -> Predicate:
 
 
 def all_of(predicates: Sequence[Predicate]) -> Predicate | None:
-    """A predicate that is true if all of these are; None: there are none."""
+    """A predicate that is true if all of these are; None if there are none."""
 
-    def wants(event: Attributes) -> bool:
+    def passes_all(event: Attributes) -> bool:
+        """Whether an event passes all predicates."""
         return all(predicate(event) for predicate in predicates)
 
-    return wants if predicates else None
+    return passes_all if predicates else None

@@ -1,7 +1,7 @@
-"""Finding an event in a Broker's topic: from the newest record back, not further than a time.
+"""Searches a Broker's topic for an event, from the newest record back to a given time.
 
-Read beside everybody, as `tailing` does: no group, nothing committed. Kafka finds the offset of a
-time by itself, so that what is older isn't read.
+The search joins no consumer group and commits nothing. Kafka finds the offset of the given time, so
+older records aren't read.
 """
 
 from __future__ import annotations
@@ -16,38 +16,41 @@ from knafka.ports.log import Record
 from knafka_client.topics.ranges import RangeReader
 
 SEARCH_CHUNK_OFFSETS: Final = 10_000
-"""Offsets of each partition that are read before older ones are."""
+"""Offsets of each partition that are read before the ones below them are."""
 SEARCH_QUEUE_KILOBYTES: Final = 8192
-"""What the client reads ahead of a partition; what lies behind a chunk's end is read in vain."""
+"""The most that the client reads ahead; what it reads beyond a chunk's end is wasted."""
 
 
 @dataclass
-class Search:
-    """The search of one topic, with what it has found so far: an interrupted search keeps that."""
+class TopicSearch:
+    """The search of one topic; an interrupted search keeps what it has found."""
 
     topic: str
-    found: list[Record] = field(default_factory=list)
-    """Oldest first, once it has ended."""
-    read: int = 0
-    total: int = 0
-    """Offsets since the time."""
-    whole: bool = False
-    """Whether nothing in the topic is older."""
+    matching_records: list[Record] = field(default_factory=list)
+    """The matching records, oldest first once the search has ended."""
+    offsets_read: int = 0
+    """Number of offsets that were searched."""
+    offsets_total: int = 0
+    """Number of offsets since the given time."""
+    covers_topic: bool = False
+    """Whether the search covers the whole topic, since no record is older than the given time."""
 
     @property
     def ended(self) -> bool:
-        return self.read >= self.total
+        """Whether all records since the given time were searched."""
+        return self.offsets_read >= self.offsets_total
 
 
-def is_event(id_: str, source: str | None) -> Callable[[Record], bool]:
-    """Whether a record holds the event of this id, of any source if none is given."""
-    wanted_id = id_.encode()
-    wanted_source = None if source is None else source.encode()
+def holds_event_with(id_: str, source: str | None) -> Callable[[Record], bool]:
+    """A predicate for records that hold the event with this id, from this source or any."""
+    encoded_id = id_.encode()
+    encoded_source = None if source is None else source.encode()
 
-    def is_it(record: Record) -> bool:
+    def is_same_event(record: Record) -> bool:
+        """Whether a record holds the event; its headers decide if they can."""
         headers = dict(record.headers() or ())
         if (record_id := headers.get("ce_id")) is not None:
-            return record_id == wanted_id and wanted_source in (None, headers.get("ce_source"))
+            return record_id == encoded_id and encoded_source in (None, headers.get("ce_source"))
         if mode_of(_content_type(headers)) is not Mode.STRUCTURED:
             return False
         try:
@@ -56,38 +59,44 @@ def is_event(id_: str, source: str | None) -> Callable[[Record], bool]:
             return False
         return about["id"] == id_ and source in (None, about["source"])
 
-    return is_it
+    return is_same_event
 
 
 def _content_type(headers: Mapping[str, bytes | None]) -> str:
+    """The record's `content-type` header; empty if it has none."""
     content_types = (value for name, value in headers.items() if name.lower() == CONTENT_TYPE)
     return (next(content_types, None) or b"").decode(errors="replace")
 
 
-def run(
+def run_search(
     connection: dict[str, Any],
-    search: Search,
-    is_wanted: Callable[[Record], bool],
+    search: TopicSearch,
+    matches: Callable[[Record], bool],
     since: float,
-    progress: Callable[[Search], None],
+    progress: Callable[[TopicSearch], None],
 ) -> None:
-    """Look for records since then (seconds since the Unix epoch). Raises `LogError`."""
+    """Search for matching records since a time (seconds since the Unix epoch). Raises
+    `LogError`."""
     settings = {"queued.max.messages.kbytes": SEARCH_QUEUE_KILOBYTES}
     try:
         with RangeReader(connection, "knafka-trace", settings) as reader:
             spans = reader.spans(search.topic)
             starts = reader.offsets_since(search.topic, spans, since)
             ends = {number: end for number, (_, end) in spans.items()}
-            search.total = sum(ends[number] - start for number, start in starts.items())
-            search.whole = all(start == spans[number][0] for number, start in starts.items())
+            search.offsets_total = sum(ends[number] - start for number, start in starts.items())
+            search.covers_topic = all(start == spans[number][0] for number, start in starts.items())
             while any(ends[number] > start for number, start in starts.items()):
-                froms = {
+                chunk_starts = {
                     number: max(starts[number], end - SEARCH_CHUNK_OFFSETS)
                     for number, end in ends.items()
                 }
-                search.found += filter(is_wanted, reader.records(search.topic, froms, ends))
-                search.read += sum(ends[number] - start for number, start in froms.items())
-                ends = froms
+                search.matching_records += filter(
+                    matches, reader.records(search.topic, chunk_starts, ends)
+                )
+                search.offsets_read += sum(
+                    ends[number] - start for number, start in chunk_starts.items()
+                )
+                ends = chunk_starts
                 progress(search)
     finally:
-        search.found.sort(key=lambda record: (record.timestamp()[1], record.offset()))
+        search.matching_records.sort(key=lambda record: (record.timestamp()[1], record.offset()))

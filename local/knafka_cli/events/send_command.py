@@ -1,6 +1,4 @@
-"""`knafka send`: events from options, a file or stdin, to a Broker or KafkaChannel that runs here,
-or to a URL.
-"""
+"""`knafka send`: sends events from options, a file or stdin to a running Broker or to a URL."""
 
 from __future__ import annotations
 
@@ -22,13 +20,13 @@ from knafka_cli.shared.options import (
     account_of,
     add,
     audience_of,
+    exit_on_bad_input,
     ingress_of,
-    usage,
 )
 from knafka_client.state.installation import DEFAULT_DATA, Installation
 
 SHOWN_ANSWERS: Final = 20
-"""So many answers are shown one by one; of more, only those that say no."""
+"""Number of answers that are printed one by one; after that only refusals are."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -113,7 +111,7 @@ def send(
     """
     options = {"type": event_type, "source": source, "id": event_id, "subject": subject}
     attributes = {name: value for name, value in options.items() if value is not None}
-    attributes.update(map(_extension, extension or []))
+    attributes.update(map(_parse_extension, extension or []))
     if content_type is not None:
         attributes["datacontenttype"] = content_type
     if file is not None and (attributes or data is not None or data_file or count != 1):
@@ -123,17 +121,20 @@ def send(
     payload = data_file.read() if data_file is not None else None if data is None else data.encode()
     if url is not None and account is not None:
         raise typer.BadParameter("--as is for a Broker that runs here: leave --url out")
-    target, authorization = _target(Installation(data_dir), broker, url, account)
-    with usage():
+    target, authorization = _send_target(Installation(data_dir), broker, url, account)
+    with exit_on_bad_input():
         events = (
-            event_input.events_of(file, file.name)
+            event_input.read_events(file, file.name)
             if file is not None
-            else iter([event_input.sample(attributes, payload, n) for n in range(1, count + 1)])
+            else iter(
+                [event_input.sample_event(attributes, payload, n) for n in range(1, count + 1)]
+            )
         )
-        shown = itertools.count(1)
+        answer_numbers = itertools.count(1)
 
         def show(answer: sending.SendResult) -> None:
-            if next(shown) <= SHOWN_ANSWERS or not answer.accepted:
+            """Print an answer: the first ones, and then refusals only."""
+            if next(answer_numbers) <= SHOWN_ANSWERS or not answer.is_accepted:
                 typer.echo(str(answer))
 
         summary = asyncio.run(
@@ -151,29 +152,34 @@ def send(
     if sum(summary.statuses.values()) > 1:
         typer.echo(str(summary))
     if summary.statuses[HTTPStatus.UNAUTHORIZED] and url is None and account is None:
-        typer.echo("knafka: it asks who sends: name a service account with --as", err=True)
+        typer.echo(
+            "knafka: the Broker requires a token: name a service account with --as", err=True
+        )
     raise typer.Exit(0 if summary.all_accepted else EXIT_FAILED)
 
 
-def _extension(text: str) -> tuple[str, str]:
+def _parse_extension(text: str) -> tuple[str, str]:
+    """Name and value of an `--extension`. Raises `typer.BadParameter`."""
     name, equals, value = text.partition("=")
     if not (name and equals):
         raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--extension")
     return name, value
 
 
-def _target(
+def _send_target(
     installation: Installation, broker: str | None, url: str | None, account: str | None
 ) -> tuple[str, Callable[[], bytes]]:
-    """Where to send, and the header line that shows who sends."""
+    """The URL to send to, and a function that makes the `authorization` header line."""
     if url is not None:
         return url, bytes
-    running = installation.running()
+    running = installation.read_state()
     ingress = ingress_of(running, broker)
     if account is None:
         return running.url_of(ingress), bytes
     # Here, as cryptography costs every other command's start.
-    from knafka_local.tokens.issuer import Issuer, TokenSender
+    from knafka_local.tokens.issuer import Issuer, TokenProvider
 
-    sender = TokenSender(Issuer.of(installation.issuer), account_of(account), audience_of(ingress))
+    sender = TokenProvider(
+        Issuer.load(installation.issuer), account_of(account), audience_of(ingress)
+    )
     return running.url_of(ingress), sender.header

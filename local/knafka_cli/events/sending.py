@@ -1,6 +1,6 @@
-"""Sending: events from the command line or a file, posted until each is accepted or given up.
+"""Sends events over HTTP, each until it is accepted or given up.
 
-Not here: hurrying a receiver that says 503. Its Retry-After is kept, and a 4xx is final.
+429 and 503 are retried, no sooner than their Retry-After; any other answer is final.
 """
 
 from __future__ import annotations
@@ -23,20 +23,23 @@ from knafka.core.http_binding import head_of
 from knafka.ports.subscriber import Response, Subscriber, Target
 
 SEND_CONNECTIONS: Final = 16
-"""Events under way at once: Kafka answers them together, and order is kept per key only for a
-sender who waits, so `--rate` or one connection is for those who need it."""
+"""Requests in flight at once: Kafka acknowledges them together. Order per key needs a sender that
+waits, so use one connection for that."""
 SEND_ATTEMPT_TIMEOUT: Final = 30.0
 """Seconds for one attempt; a receiver gives up on Kafka after ten."""
 SEND_RETRIES: Final = 20
+"""Attempts after the first one."""
 FIRST_SEND_BACKOFF: Final = 0.2
+"""Seconds before the first retry; doubled for each further one."""
 LONGEST_SEND_BACKOFF: Final = 5.0
-"""Seconds; twenty of them outlast a restart of Kafka by a minute."""
+"""Seconds; twenty retries outlast a restart of Kafka by a minute."""
 RETRIED_STATUSES: Final = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
+"""Status codes after which an event is sent again."""
 
 
 @dataclass(frozen=True, slots=True)
 class SendResult:
-    """The final answer to one event, after all retries; `status` is None if nobody answered."""
+    """The final answer to one event, after all retries; `status` is None if there was no answer."""
 
     event: Event
     status: int | None
@@ -44,7 +47,8 @@ class SendResult:
     attempts: int
 
     @property
-    def accepted(self) -> bool:
+    def is_accepted(self) -> bool:
+        """Whether the receiver accepted the event."""
         return self.status == HTTPStatus.ACCEPTED
 
     def __str__(self) -> str:
@@ -52,19 +56,21 @@ class SendResult:
         tried = f" after {self.attempts} attempts" if self.attempts > 1 else ""
         if self.status is None:
             return f"not sent  {about}: {self.text}{tried}"
-        reason = f": {self.text}" if self.text and not self.accepted else ""
+        reason = f": {self.text}" if self.text and not self.is_accepted else ""
         return f"{self.status} {HTTPStatus(self.status).phrase}  {about}{reason}{tried}"
 
 
 @dataclass(slots=True)
-class Summary:
-    """Counts the answers to all events, by status."""
+class SendSummary:
+    """Counts the answers to all events, by status code; None for events without an answer."""
 
     statuses: Counter[int | None] = field(default_factory=Counter)
     began: float = field(default_factory=time.monotonic)
+    """When sending began, by the monotonic clock."""
 
     @property
     def all_accepted(self) -> bool:
+        """Whether every event was accepted."""
         return set(self.statuses) <= {HTTPStatus.ACCEPTED}
 
     def __str__(self) -> str:
@@ -90,31 +96,36 @@ async def send(
     connections: int = SEND_CONNECTIONS,
     batch: int = 0,
     authorization: Callable[[], bytes] = bytes,
-) -> Summary:
-    """Post every event to `url`, at most `rate` a second; `show` is given each answer. With a
-    `batch` so many go in one request, and have one answer (CE-H11). `authorization`: the header
-    line of each request that shows who sends; nobody does.
+) -> SendSummary:
+    """Post every event to `url`, at most `rate` events a second; `show` is called with each answer.
 
-    Raises `InvalidDocument` for a URL that can't be used, and `BadInput` from the events.
+    With `batch`, so many events go in one request and share its answer (CE-H11). `authorization`
+    makes the header line that shows the sender; by default there is none. Raises `InvalidDocument`
+    for an unusable URL, and `BadInput` from `events`.
     """
     target = Target.parse(url)
     if target.problem:
         raise InvalidDocument("", target.problem)
     subscriber = HttpSubscriber(limit=connections)
-    summary = Summary()
-    source = _together(events, max(1, batch))
+    summary = SendSummary()
+    numbered_groups = _in_groups(events, max(1, batch))
     loop = asyncio.get_running_loop()
-    began = loop.time()
+    start = loop.time()
 
     async def work() -> None:
-        for number, together in source:  # all workers take from it, in turn
+        """Send group after group, until all are sent."""
+        for number, group_of_events in numbered_groups:  # all workers take from it, in turn
             if rate is not None:
-                await asyncio.sleep(began + number / rate - loop.time())
-            head, body = _batch_of(together) if batch else _request_of(together[0])
+                await asyncio.sleep(start + number / rate - loop.time())
+            head, body = (
+                _batch_request(group_of_events) if batch else _single_request(group_of_events[0])
+            )
             head += authorization()
             retries = SEND_RETRIES if retry else 0
-            answer = await _post(subscriber, target, together[0], head, body, retries)
-            for event in together:
+            answer = await _post_with_retries(
+                subscriber, target, group_of_events[0], head, body, retries
+            )
+            for event in group_of_events:
                 summary.statuses[answer.status] += 1
                 show(replace(answer, event=event))
 
@@ -129,31 +140,33 @@ async def send(
     return summary
 
 
-def _together(events: Iterable[Event], size: int) -> Iterator[tuple[int, Sequence[Event]]]:
-    """Up to `size` events after each other, and how many were before them."""
+def _in_groups(events: Iterable[Event], size: int) -> Iterator[tuple[int, Sequence[Event]]]:
+    """Groups of up to `size` consecutive events, each with the number of events before it."""
     source, number = iter(events), 0
-    while some := list(itertools.islice(source, size)):
-        yield number, some
-        number += len(some)
+    while chunk := list(itertools.islice(source, size)):
+        yield number, chunk
+        number += len(chunk)
 
 
-def _request_of(event: Event) -> tuple[bytes, bytes]:
-    """Header lines and body."""
+def _single_request(event: Event) -> tuple[bytes, bytes]:
+    """Header lines and body of a request with one event."""
     return head_of(event.attributes), event.data or b""
 
 
-def _batch_of(events: Sequence[Event]) -> tuple[bytes, bytes]:
+def _batch_request(events: Sequence[Event]) -> tuple[bytes, bytes]:
+    """Header lines and body of a request with a batch of events."""
     head = f"content-type: {json_format.BATCH_MEDIA_TYPE}\r\n".encode()
     return head, json_format.write_batch(events)
 
 
-async def _post(
+async def _post_with_retries(
     subscriber: Subscriber, target: Target, event: Event, head: bytes, body: bytes, retries: int
 ) -> SendResult:
+    """Post one request, with retries; returns the final answer."""
     backoff = FIRST_SEND_BACKOFF
     attempt = 1
     while True:
-        wait = backoff
+        delay = backoff
         try:
             response = await subscriber.post(target, head, body, SEND_ATTEMPT_TIMEOUT)
         except DeliveryError as error:
@@ -163,14 +176,15 @@ async def _post(
             answer = SendResult(event, response.status, text[:500], attempt)
             if response.status not in RETRIED_STATUSES:
                 return answer
-            wait = max(wait, _asked_to_wait(response))
+            delay = max(delay, _retry_after(response))
         if attempt > retries:
             return answer
-        await asyncio.sleep(wait)
+        await asyncio.sleep(delay)
         backoff = min(2 * backoff, LONGEST_SEND_BACKOFF)
         attempt += 1
 
 
-def _asked_to_wait(response: Response) -> float:
+def _retry_after(response: Response) -> float:
+    """Seconds that the response's Retry-After asks for; 0 if it has none."""
     value = response.header(b"retry-after")
     return (retry_after_seconds(value, time.time()) or 0.0) if value else 0.0

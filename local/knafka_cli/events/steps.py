@@ -1,4 +1,4 @@
-"""Steps: what has happened to one event at one Trigger or Subscription, one after the other."""
+"""Steps: the attempts, replies and dead letters of one event at one Trigger or Subscription."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from datetime import datetime
 from typing import Final
 
 ATTEMPT: Final = "attempt"
+"""Kind of a step that is an attempt to deliver."""
 SAME_ATTEMPT_SECONDS: Final = 0.05
-"""Seconds that two notes of one attempt are apart, at most."""
+"""The most seconds between two records of the same attempt."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -17,26 +18,32 @@ class TraceStep:
     """One attempt, reply, dead letter, or replay."""
 
     at: str
-    """When it began, RFC 3339."""
+    """When it began, in RFC 3339."""
     what: str
+    """The kind of step: attempt, reply, dead letter or sent again."""
     result: str
-    """For a person: the status, or why there is none."""
+    """The status code or error, as text."""
 
 
-def merged(kept: Iterable[TraceStep], spans: Sequence[TraceStep]) -> Sequence[TraceStep]:
-    """Both in the order of time; of an attempt that both have, the span, which says more."""
-    attempts = [_seconds(step) for step in spans if step.what == ATTEMPT]
+def merge_steps(from_kafka: Iterable[TraceStep], spans: Sequence[TraceStep]) -> Sequence[TraceStep]:
+    """Combine steps from Kafka and from spans in the order of time.
+
+    Of an attempt that both have, the span is kept, since it says more.
+    """
+    attempts = [_step_time(step) for step in spans if step.what == ATTEMPT]
 
     def has_span(step: TraceStep) -> bool:
+        """Whether a span records the same attempt."""
         return step.what == ATTEMPT and any(
-            abs(_seconds(step) - attempt) < SAME_ATTEMPT_SECONDS for attempt in attempts
+            abs(_step_time(step) - attempt) < SAME_ATTEMPT_SECONDS for attempt in attempts
         )
 
-    return sorted([*spans, *(step for step in kept if not has_span(step))])
+    return sorted([*spans, *(step for step in from_kafka if not has_span(step))])
 
 
-def _seconds(step: TraceStep) -> float:
+def _step_time(step: TraceStep) -> float:
+    """The step's time in seconds since the Unix epoch; 0 if it isn't valid."""
     try:
         return datetime.fromisoformat(step.at).timestamp()
-    except ValueError:  # a dead letter says what it says
+    except ValueError:  # anybody can write a dead letter's attributes
         return 0.0

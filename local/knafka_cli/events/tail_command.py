@@ -1,5 +1,4 @@
-"""`knafka tail`: the events of a Broker or KafkaChannel, or those that match a Trigger, as they
-arrive."""
+"""`knafka tail`: shows the events of a Broker, KafkaChannel or Trigger as they arrive."""
 
 from __future__ import annotations
 
@@ -13,9 +12,16 @@ from knafka.core.contract import Egress, Ingress
 from knafka.core.filters import Predicate, compile_trigger
 from knafka_cli.events import event_filters, tailing
 from knafka_cli.events.event_filters import all_of
-from knafka_cli.events.tailing import Format, Tail
+from knafka_cli.events.tailing import OutputFormat, TailStart
 from knafka_cli.shared import moments
-from knafka_cli.shared.options import EXIT_FAILED, EXIT_INTERRUPTED, DataDir, add, refuse, usage
+from knafka_cli.shared.options import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    DataDir,
+    add,
+    exit_on_bad_input,
+    refuse,
+)
 from knafka_cli.shared.source_options import (
     BootstrapServers,
     ContextName,
@@ -28,8 +34,8 @@ from knafka_cli.shared.source_options import (
 from knafka_client.declared.declared_source import (
     SYSTEM_NAMESPACE,
     DeclaredView,
-    broker_of,
-    trigger_of,
+    broker_name_of,
+    trigger_name_of,
 )
 from knafka_client.state.installation import DEFAULT_DATA, SUBSCRIPTION_PREFIX
 from knafka_client.topics import dead_letters as letters_of
@@ -86,7 +92,7 @@ def tail(
         int | None, typer.Option("--limit", "--count", min=1, help="End after N events.")
     ] = None,
     output: Annotated[
-        Format | None,
+        OutputFormat | None,
         typer.Option(
             "-o",
             "--output",
@@ -114,84 +120,90 @@ def tail(
     A record that holds no event is reported by its place: filters can't apply to it.
     Exit code 0: --limit is reached, 130: Ctrl-C, 2: a filter or a name is wrong.
     """
-    if as_json and output not in (None, Format.JSON):
+    if as_json and output not in (None, OutputFormat.JSON):
         raise refuse(f"--json and -o {output}: choose one")
-    broker, trigger = _target(target, trigger)
+    broker, trigger = _parse_target(target, trigger)
     try:
-        with usage():
-            wants = [event_filters.expression(expression) for expression in filters or ()]
+        with exit_on_bad_input():
+            predicates = [
+                event_filters.expression_predicate(expression) for expression in filters or ()
+            ]
             if attributes:
-                wants.append(event_filters.attributes(attributes))
-            start = None if since is None else moments.moment(since, time.time())
+                predicates.append(event_filters.attributes_predicate(attributes))
+            start = None if since is None else moments.parse_moment(since, time.time())
         source = source_of(
             data_dir, context, kubeconfig, namespace, bootstrap_servers, system_namespace
         )
         view = view_of(source, namespace, trigger or broker)
-        with usage():
-            owner, topics, of_trigger = _topics(view, broker, trigger, dead_letters)
-        if of_trigger is not None:
-            wants.append(of_trigger)
-        format_ = Format.JSON if as_json else output or Format.TEXT
-        with view.reaching(owner):
-            _show(view, owner, topics, Tail(start, last), wants, format_, limit)
+        with exit_on_bad_input():
+            owner, topics, trigger_filter = _topics_to_read(view, broker, trigger, dead_letters)
+        if trigger_filter is not None:
+            predicates.append(trigger_filter)
+        format_ = OutputFormat.JSON if as_json else output or OutputFormat.TEXT
+        with view.explaining_unreached(owner):
+            _print_records(view, owner, topics, TailStart(start, last), predicates, format_, limit)
     except KeyboardInterrupt:
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
-def _target(target: str | None, trigger: str | None) -> tuple[str | None, str | None]:
-    """Name of the Broker and of the Trigger, of which at most one is given; or neither."""
+def _parse_target(target: str | None, trigger: str | None) -> tuple[str | None, str | None]:
+    """The Broker's and the Trigger's name in the argument; None for those that aren't named."""
     kind, slash, name = (target or "").partition("/")
-    broker, own = target, None
+    broker, trigger_name = target, None
     if slash and kind in ("trigger", "triggers"):
-        broker, own = None, name
+        broker, trigger_name = None, name
     elif slash and kind in ("subscription", "subscriptions"):
-        broker, own = None, SUBSCRIPTION_PREFIX + name
+        broker, trigger_name = None, SUBSCRIPTION_PREFIX + name
     elif slash and kind in ("broker", "brokers"):
         broker = name
-    if trigger is not None and own is not None:
+    if trigger is not None and trigger_name is not None:
         raise refuse(f"{kind}/NAME and --trigger are the same: give one")
-    return broker, trigger or own
+    return broker, trigger or trigger_name
 
 
-def _topics(
+def _topics_to_read(
     view: DeclaredView, broker: str | None, trigger: str | None, dead_letters: bool
 ) -> tuple[Ingress | Egress, Sequence[str], Predicate | None]:
-    """Whose Kafka is asked, for which topics, and what the Trigger wants. Raises `Unknown`."""
+    """The owner whose Kafka is read, the topics to read, and the Trigger's filter.
+
+    Raises `UnknownObject`.
+    """
     if trigger is None:
-        ingress = view.ingress(broker)
-        owners = [*view.of_broker(ingress), letters_of.of_broker(ingress)]
+        ingress = view.find_ingress(broker)
+        owners = [*view.egresses_of(ingress), letters_of.broker_dead_letter_egress(ingress)]
         letters = [owner.dead_letter_topic for owner in owners]
         return ingress, letters if dead_letters else [ingress.topic], None
-    egress = view.egress(trigger)
-    if broker is not None and broker_of(view.ingress(broker)) != broker_of(egress):
-        raise refuse(f"{trigger_of(egress)} is a {egress.kind} of {broker_of(egress)}")
+    egress = view.find_egress(trigger)
+    if broker is not None and broker_name_of(view.find_ingress(broker)) != broker_name_of(egress):
+        raise refuse(f"{trigger_name_of(egress)} is a {egress.kind} of {broker_name_of(egress)}")
     if dead_letters:
         return egress, [egress.dead_letter_topic], None
     return egress, [egress.topic], compile_trigger(egress.filter, egress.filters)
 
 
-def _show(
+def _print_records(
     view: DeclaredView,
     owner: Ingress | Egress,
     topics: Sequence[str],
-    tail: Tail,
-    wants: Sequence[Predicate],
-    format_: Format,
+    tail: TailStart,
+    predicates: Sequence[Predicate],
+    format_: OutputFormat,
     limit: int | None,
 ) -> None:
+    """Print records as they arrive, until the limit is reached."""
     shown = 0
-    is_wanted = all_of(wants)
+    matches = all_of(predicates)
     try:
-        for record in tailing.records(view.connection(owner), topics, tail):
+        for record in tailing.tail_records(view.connection(owner), topics, tail):
             if (problem := tailing.problem_of(record)) is not None:
                 typer.echo(f"knafka: {problem}", err=True)
                 continue
-            line = tailing.line_of(record, is_wanted, format_)
+            line = tailing.line_of(record, matches, format_)
             if line is not None:
                 typer.echo(line)
                 shown += 1
             if shown == limit:
                 return
-    except tailing.NoTopic as error:
+    except tailing.TopicsMissing as error:
         typer.echo(f"knafka: {error}", err=True)
         raise typer.Exit(EXIT_FAILED) from None

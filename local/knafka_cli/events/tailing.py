@@ -1,4 +1,4 @@
-"""Events as they arrive in topics, read beside everybody: no group, nothing committed."""
+"""Reads events as they arrive in topics, without a consumer group and without commits."""
 
 from __future__ import annotations
 
@@ -17,28 +17,29 @@ from knafka.core.filters import Predicate
 from knafka.core.kafka_binding import read
 from knafka.core.times import moment
 from knafka.ports.log import Record
-from knafka_client.topics.dead_letters import letter, shown
+from knafka_client.topics.dead_letters import parse_dead_letter, printable
 from knafka_client.topics.ranges import RangeReader
 
 TAIL_POLL_INTERVAL: Final = 0.5
-"""Seconds without an event after which Ctrl-C is looked for."""
+"""Seconds that a poll waits for an event, and so the longest delay of Ctrl-C."""
 ORDERED_RECORDS: Final = 50_000
-"""Records of the past that are put in order."""
+"""The most existing records that are put in the order of time."""
 REASON_ATTRIBUTE: Final = f"{ATTRIBUTE_PREFIX}reason"
-"""Attribute that every dead letter has."""
+"""An attribute that every dead letter has."""
 
-_SAID: Final = frozenset({"specversion", "type", "id", "source", "subject"})
+_SHOWN_ATTRIBUTES: Final = frozenset({"specversion", "type", "id", "source", "subject"})
+"""Attributes that a line of text shows by itself."""
 
 
-class Format(StrEnum):
-    """How an event is shown."""
+class OutputFormat(StrEnum):
+    """The output format of an event."""
 
     TEXT = "text"
     JSON = "json"
     WIDE = "wide"
 
 
-class NoTopic(errors.KnafkaError):
+class TopicsMissing(errors.KnafkaError):
     """None of the topics to tail exists."""
 
     def __init__(self, topics: Sequence[str]) -> None:
@@ -49,27 +50,30 @@ class NoTopic(errors.KnafkaError):
 
 
 @dataclass(frozen=True, slots=True)
-class Tail:
-    """Which existing events are shown before new ones; none by default."""
+class TailStart:
+    """Which existing events are read before new ones; none by default."""
 
     since: float | None = None
     """Seconds since the Unix epoch."""
     last: int | None = None
-    """The last so many."""
+    """Only the newest so many."""
 
 
-def records(connection: Mapping[str, Any], topics: Sequence[str], tail: Tail) -> Iterator[Record]:
-    """The past of the topics, oldest first, and then each record as it arrives, for ever.
+def tail_records(
+    connection: Mapping[str, Any], topics: Sequence[str], tail: TailStart
+) -> Iterator[Record]:
+    """Yield existing records of the topics, oldest first, and then each new record, for ever.
 
-    More than `ORDERED_RECORDS` records of the past are in the order of each partition only. A topic
-    that isn't there is left out. Raises `LogError` if one can't be read, `NoTopic` without any.
+    Beyond `ORDERED_RECORDS`, existing records are in order within each partition only. A topic that
+    doesn't exist is skipped. Raises `LogError` if one can't be read, and `TopicsMissing` if none
+    exists.
     """
     with RangeReader(connection, "knafka-tail") as reader:
         starts, ends = _spans(reader, topics, tail)
         reader.consumer.assign([TopicPartition(*place, start) for place, start in starts.items()])
-        # The past of all partitions is put in order before any of it is shown.
+        # The existing records of all partitions are ordered before the first one is yielded.
         unread = {place for place, start in starts.items() if start < ends[place]}
-        past: list[Record] = []
+        existing: list[Record] = []
         while True:
             message = reader.consumer.poll(TAIL_POLL_INTERVAL)
             if message is None:
@@ -79,24 +83,27 @@ def records(connection: Mapping[str, Any], topics: Sequence[str], tail: Tail) ->
                     unread.discard((cast(str, message.topic()), cast(int, message.partition())))
                 elif not error.retriable():
                     raise log_error_of(error)
-            elif past or unread:
-                past.append(cast(Record, message))
+            elif existing or unread:
+                existing.append(cast(Record, message))
             else:
                 yield cast(Record, message)
-            if past and (not unread or (tail.last is None and len(past) >= ORDERED_RECORDS)):
-                yield from _last(past, ends, tail.last)
-                past, unread = [], set()
+            if existing and (
+                not unread or (tail.last is None and len(existing) >= ORDERED_RECORDS)
+            ):
+                yield from _newest_existing(existing, ends, tail.last)
+                existing, unread = [], set()
 
 
-Place: TypeAlias = tuple[str, int]
+TopicAndPartition: TypeAlias = tuple[str, int]
 """Topic and partition."""
 
 
 def _spans(
-    reader: RangeReader, topics: Sequence[str], tail: Tail
-) -> tuple[Mapping[Place, int], Mapping[Place, int]]:
-    """Where each partition is read from, and its end now. Raises `LogError`, `NoTopic`."""
-    starts, ends = dict[Place, int](), dict[Place, int]()
+    reader: RangeReader, topics: Sequence[str], tail: TailStart
+) -> tuple[Mapping[TopicAndPartition, int], Mapping[TopicAndPartition, int]]:
+    """The offset at which each partition is read from, and its end now. Raises `LogError` and
+    `TopicsMissing`."""
+    starts, ends = dict[TopicAndPartition, int](), dict[TopicAndPartition, int]()
     for topic in topics:
         try:
             spans = reader.spans(topic)
@@ -111,61 +118,75 @@ def _spans(
             ends[topic, number] = end
             starts[topic, number] = max(start, since.get(number, low))
     if not ends:
-        raise NoTopic(topics)
+        raise TopicsMissing(topics)
     return starts, ends
 
 
-def _last(past: list[Record], ends: Mapping[Place, int], count: int | None) -> list[Record]:
-    """What was there already but for the last `count`, left out; in the order of time."""
-    past.sort(key=lambda record: (record.timestamp()[1], record.offset()))
+def _newest_existing(
+    records: list[Record], ends: Mapping[TopicAndPartition, int], count: int | None
+) -> list[Record]:
+    """Existing records in the order of time, without all but the newest `count`; newer records are
+    kept."""
+    records.sort(key=lambda record: (record.timestamp()[1], record.offset()))
     if count is None:
-        return past
-    old = [record for record in past if record.offset() < ends[record.topic(), record.partition()]]
-    dropped = {id(record) for record in old[: len(old) - count]}
-    return [record for record in past if id(record) not in dropped]
+        return records
+    existing = [
+        record for record in records if record.offset() < ends[record.topic(), record.partition()]
+    ]
+    dropped = {id(record) for record in existing[: len(existing) - count]}
+    return [record for record in records if id(record) not in dropped]
 
 
 def problem_of(record: Record) -> str | None:
-    """Why a record holds no event, with its place; None: it holds one."""
+    """Why a record holds no event, with its time and place; None if it holds one."""
     try:
         read(record.headers(), record.value())
     except InvalidEvent as error:
-        return f"{_time(record)} no event at {_place(record)}: {error}"
+        return f"{_time_text(record)} no event at {_place_text(record)}: {error}"
     return None
 
 
-def line_of(record: Record, wants: Predicate | None, format_: Format) -> str | None:
-    """The event as a line; None if it isn't wanted. Raises `InvalidEvent` (see `problem_of`)."""
+def line_of(record: Record, predicate: Predicate | None, format_: OutputFormat) -> str | None:
+    """One line about a record's event; None if `predicate` refuses it.
+
+    Raises `InvalidEvent` if the record holds no event.
+    """
     event = read(record.headers(), record.value()).event
-    about = event.attributes
-    if wants is not None and not wants(about):
+    attributes = event.attributes
+    if predicate is not None and not predicate(attributes):
         return None
-    if format_ is Format.JSON:
+    if format_ is OutputFormat.JSON:
         return json_format.write(event).decode()
-    subject = f" about {about['subject']}" if "subject" in about else ""
-    said = shown(f"{about['type']} {about['id']} from {about['source']}{subject}")
-    if REASON_ATTRIBUTE in about:
-        failure = letter(record)
-        how = f"{failure.reason} {failure.code}".strip()
-        said += f" ({shown(how)} after {failure.attempts} attempts)"
-    if format_ is Format.WIDE:
-        said += f" {_more(record, about)}"
+    subject = f" about {attributes['subject']}" if "subject" in attributes else ""
+    text = printable(
+        f"{attributes['type']} {attributes['id']} from {attributes['source']}{subject}"
+    )
+    if REASON_ATTRIBUTE in attributes:
+        failure = parse_dead_letter(record)
+        reason = f"{failure.reason} {failure.code}".strip()
+        text += f" ({printable(reason)} after {failure.attempts} attempts)"
+    if format_ is OutputFormat.WIDE:
+        text += f" {_remaining_attributes(record, attributes)}"
     data = (event.data or b"")[:1000].decode(errors="replace")
-    return f"{_time(record)} {said}{f': {shown(data)}' if data else ''}"
+    return f"{_time_text(record)} {text}{f': {printable(data)}' if data else ''}"
 
 
-def _more(record: Record, about: Mapping[str, str]) -> str:
-    """Its place, its key, and the attributes that aren't in the line already."""
+def _remaining_attributes(record: Record, attributes: Mapping[str, str]) -> str:
+    """The record's place and key, and the attributes that the line doesn't show yet."""
     key = record.key()
     pairs = {"key": key.decode(errors="replace")} if key is not None else {}
-    pairs |= {name: value for name, value in about.items() if name not in _SAID}
-    return " ".join([f"[{_place(record)}]", *(f"{k}={shown(v)}" for k, v in pairs.items())])
+    pairs |= {name: value for name, value in attributes.items() if name not in _SHOWN_ATTRIBUTES}
+    return " ".join(
+        [f"[{_place_text(record)}]", *(f"{k}={printable(v)}" for k, v in pairs.items())]
+    )
 
 
-def _place(record: Record) -> str:
+def _place_text(record: Record) -> str:
+    """The record's place: `TOPIC/PARTITION/OFFSET`."""
     return f"{record.topic()}/{record.partition()}/{record.offset()}"
 
 
-def _time(record: Record) -> str:
+def _time_text(record: Record) -> str:
+    """The record's local time, to the millisecond."""
     local = moment(record.timestamp()[1] / 1000).astimezone()
     return f"{local:%H:%M:%S}.{local.microsecond // 1000:03d}"

@@ -1,4 +1,4 @@
-"""`knafka trace`: what became of one event."""
+"""`knafka trace`: shows when an event was accepted, and how far each Trigger is with it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,18 @@ from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.core.contract import Ingress
 from knafka.core.dead_letter import timestamp
 from knafka_cli.events import searching, tracing
-from knafka_cli.events.searching import Search
-from knafka_cli.events.steps import merged
+from knafka_cli.events.searching import TopicSearch
+from knafka_cli.events.steps import merge_steps
 from knafka_cli.events.tracing import Trace
 from knafka_cli.shared import moments
-from knafka_cli.shared.options import EXIT_FAILED, DataDir, add, ask_kafka, print_table, usage
+from knafka_cli.shared.options import (
+    EXIT_FAILED,
+    DataDir,
+    add,
+    ask_kafka,
+    exit_on_bad_input,
+    print_table,
+)
 from knafka_cli.shared.source_options import (
     BootstrapServers,
     ContextName,
@@ -33,12 +40,12 @@ from knafka_cli.shared.source_options import (
 from knafka_client.declared.declared_source import (
     SYSTEM_NAMESPACE,
     DeclaredView,
-    broker_of,
-    trigger_of,
+    broker_name_of,
+    trigger_name_of,
 )
 from knafka_client.state.installation import CHANNEL_PREFIX, DEFAULT_DATA
 from knafka_client.topics import replaying
-from knafka_client.topics.dead_letters import shown
+from knafka_client.topics.dead_letters import printable
 
 
 def add_to(app: typer.Typer) -> None:
@@ -92,22 +99,22 @@ def trace(
 
     Exit code 1: no such event is in the topics (any more).
     """
-    with usage():
-        moment = moments.moment(since, time.time())
+    with exit_on_bad_input():
+        moment = moments.parse_moment(since, time.time())
     source_ = source_of(
         data_dir, context, kubeconfig, namespace, bootstrap_servers, system_namespace
     )
     view = view_of(source_, namespace, broker)
-    with usage():
-        ingresses = view.ingresses if broker is None else (view.ingress(broker),)
-    searches = [_search(view, ingress, id_, source, moment) for ingress in ingresses]
+    with exit_on_bad_input():
+        ingresses = view.ingresses if broker is None else (view.find_ingress(broker),)
+    searches = [_search_topic(view, ingress, id_, source, moment) for ingress in ingresses]
     traces = [
         record_trace
         for ingress, search in zip(ingresses, searches, strict=True)
-        for record_trace in _traced(view, ingress, search)
+        for record_trace in _trace_records(view, ingress, search)
     ]
     if zipkin:
-        traces = [_with_spans(view, record_trace, zipkin) for record_trace in traces]
+        traces = [_with_zipkin_steps(view, record_trace, zipkin) for record_trace in traces]
     if as_json:
         complete = all(search.ended for search in searches)
         typer.echo(
@@ -118,77 +125,89 @@ def trace(
         )
     else:
         for record_trace in traces:
-            _print(record_trace, zipkin)
+            _print_trace(record_trace, zipkin)
     for search in searches:
         if not search.ended:
             typer.echo(
-                f"knafka: interrupted: {search.total - search.read} older records of "
-                f"{search.topic} were not looked at",
+                f"knafka: interrupted: {search.offsets_total - search.offsets_read} older records "
+                f"of {search.topic} were not searched",
                 err=True,
             )
     if not traces:
-        typer.echo(f"knafka: {_not_found(view, id_, source, moment, searches)}", err=True)
+        typer.echo(f"knafka: {_not_found_message(view, id_, source, moment, searches)}", err=True)
         raise typer.Exit(EXIT_FAILED)
 
 
-def _traced(view: DeclaredView, ingress: Ingress, search: Search) -> Sequence[Trace]:
-    """What became of each record that was found."""
-    records = [record for record in search.found if tracing.holds_event(record)]
+def _trace_records(view: DeclaredView, ingress: Ingress, search: TopicSearch) -> Sequence[Trace]:
+    """Trace each record that a search has found through the Triggers of its Broker."""
+    records = [record for record in search.matching_records if tracing.is_traceable(record)]
     if not records:
         return []
-    reached = view.connection(ingress)
+    configuration = view.connection(ingress)
 
-    async def traced(admin: KafkaAdmin) -> list[Trace]:
-        committed = tracing.committed_in(reached)
+    async def trace_records(admin: KafkaAdmin) -> list[Trace]:
+        """Trace one record after the other."""
+        committed = tracing.commits_reader(configuration)
         return [
-            await tracing.trace(
-                admin, committed, record, broker_of(ingress), view.of_broker(ingress), view.paused
+            await tracing.trace_record(
+                admin,
+                committed,
+                record,
+                broker_name_of(ingress),
+                view.egresses_of(ingress),
+                view.paused,
             )
             for record in records
         ]
 
-    with view.reaching(ingress):
-        return ask_kafka(reached, traced)
+    with view.explaining_unreached(ingress):
+        return ask_kafka(configuration, trace_records)
 
 
-def _search(
+def _search_topic(
     view: DeclaredView, ingress: Ingress, id_: str, source: str | None, moment: float
-) -> Search:
-    """Ctrl-C ends it with what was found until then."""
-    search = Search(ingress.topic)
-    is_event = searching.is_event(id_, source)
+) -> TopicSearch:
+    """Search a Broker's topic for an event; Ctrl-C ends the search, but keeps what it has found."""
+    search = TopicSearch(ingress.topic)
+    is_event = searching.holds_event_with(id_, source)
     with Console(stderr=True).status(f"searching {ingress.topic}") as line:
 
-        def progress(now: Search) -> None:
-            line.update(f"searching {now.topic}: {now.read} of {now.total} records")
+        def progress(state: TopicSearch) -> None:
+            """Show how many records were searched."""
+            line.update(
+                f"searching {state.topic}: {state.offsets_read} of {state.offsets_total} records"
+            )
 
-        with contextlib.suppress(KeyboardInterrupt), view.reaching(ingress):
-            searching.run(view.connection(ingress), search, is_event, moment, progress)
+        with contextlib.suppress(KeyboardInterrupt), view.explaining_unreached(ingress):
+            searching.run_search(view.connection(ingress), search, is_event, moment, progress)
     return search
 
 
-def _with_spans(view: DeclaredView, record_trace: Trace, zipkin: str) -> Trace:
-    """With what Zipkin has of its trace, if that is sampled."""
+def _with_zipkin_steps(view: DeclaredView, record_trace: Trace, zipkin: str) -> Trace:
+    """Add the steps that Zipkin recorded, if the event's trace is sampled."""
     # Not above: the client of HTTP that it needs takes longer to import than a command does.
-    from knafka_cli.events.zipkin import NoSpans, spans_of, steps_of
+    from knafka_cli.events.zipkin import ZipkinError, fetch_spans, steps_of
 
     if not record_trace.sampled:
         return record_trace
     try:
-        spans = spans_of(zipkin, record_trace.trace_id)
-    except NoSpans as error:
+        spans = fetch_spans(zipkin, record_trace.trace_id)
+    except ZipkinError as error:
         typer.echo(f"knafka: the spans are not shown: {error}", err=True)
         return record_trace
-    by_name = {trigger_of(egress): egress for egress in view.egresses}
+    by_name = {trigger_name_of(egress): egress for egress in view.egresses}
     deliveries = [
-        replace(delivery, steps=merged(delivery.steps, steps_of(spans, by_name[delivery.trigger])))
+        replace(
+            delivery, steps=merge_steps(delivery.steps, steps_of(spans, by_name[delivery.trigger]))
+        )
         for delivery in record_trace.deliveries
     ]
     return replace(record_trace, deliveries=deliveries)
 
 
-def _print(record_trace: Trace, zipkin: str) -> None:
-    typer.echo(shown(f"{record_trace.type} {record_trace.id} from {record_trace.source}"))
+def _print_trace(record_trace: Trace, zipkin: str) -> None:
+    """Print a trace for people."""
+    typer.echo(printable(f"{record_trace.type} {record_trace.id} from {record_trace.source}"))
     place = f"{record_trace.topic}/{record_trace.partition}/{record_trace.offset}"
     typer.echo(f"accepted {record_trace.accepted} by {record_trace.broker}, at {place}")
     if record_trace.trace_id:
@@ -201,9 +220,9 @@ def _print(record_trace: Trace, zipkin: str) -> None:
         [delivery.trigger, delivery.state.value, delivery.detail]
         for delivery in record_trace.deliveries
     ]
-    what = "SUBSCRIPTION" if record_trace.broker.startswith(CHANNEL_PREFIX) else "TRIGGER"
+    kind = "SUBSCRIPTION" if record_trace.broker.startswith(CHANNEL_PREFIX) else "TRIGGER"
     print_table(
-        [what, "STATE", "MORE"], rows, f"there is no {what.capitalize()} to {record_trace.broker}"
+        [kind, "STATE", "MORE"], rows, f"there is no {kind.capitalize()} to {record_trace.broker}"
     )
     steps = [
         [step.at, delivery.trigger, step.what, step.result]
@@ -211,33 +230,37 @@ def _print(record_trace: Trace, zipkin: str) -> None:
         for step in delivery.steps
     ]
     if steps:
-        print_table(["TIME", what, "STEP", "RESULT"], sorted(steps), "")
+        print_table(["TIME", kind, "STEP", "RESULT"], sorted(steps), "")
 
 
-def _not_found(
-    view: DeclaredView, id_: str, source: str | None, moment: float, searches: Sequence[Search]
+def _not_found_message(
+    view: DeclaredView, id_: str, source: str | None, moment: float, searches: Sequence[TopicSearch]
 ) -> str:
+    """Why the event may not have been found, and which dead letters of it are kept."""
     event = f"event {id_}" + (f" of the source {source}" if source else "")
     topics = ", ".join(search.topic for search in searches) or "no Broker"
-    if all(search.whole for search in searches):
-        said = f"no {event} is in {topics}: it was not accepted, or Kafka has deleted it by now"
+    if all(search.covers_topic for search in searches):
+        text = f"no {event} is in {topics}: it was not accepted, or Kafka has deleted it by now"
     else:
-        said = (
+        text = (
             f"no {event} is in {topics} since {timestamp(moment)}: it may be older (--since 7d, or "
             "--since start for all that Kafka has kept)"
         )
     for ingress in view.ingresses:
         for letter in _dead_letters(view, ingress, id_):
             if source in (None, letter.letter.source):
-                said += f"\nits dead letter is kept: {letter.about} {letter.letter.last_time}"
-    return said
+                text += f"\nits dead letter is kept: {letter.description} {letter.letter.last_time}"
+    return text
 
 
 def _dead_letters(
     view: DeclaredView, ingress: Ingress, id_: str
 ) -> Sequence[replaying.ReplayChoice]:
-    with view.reaching(ingress):
+    """The dead letters of an event in the topics of a Broker's Triggers."""
+    with view.explaining_unreached(ingress):
         return ask_kafka(
             view.connection(ingress),
-            lambda admin: replaying.choose(admin, view.of_broker(ingress), [id_], {}),
+            lambda admin: replaying.choose_dead_letters(
+                admin, view.egresses_of(ingress), [id_], {}
+            ),
         )

@@ -1,9 +1,8 @@
-"""What became of an event: from its record in the Broker's topic to each Trigger of the Broker.
+"""Traces an event from its record in the Broker's topic to each Trigger of the Broker.
 
-All from what is kept anyway: the record itself, the filters as they are declared now, what each
-Trigger's or Subscription's group has committed, dead letters and what was sent again of them. So it
-can't be known whether an event that a group has settled came before its Trigger, nor whether a
-reply came of it: a reply is an event of its own, and nothing in it leads back.
+A trace is made of what Kafka keeps anyway: the record, the filters as they are declared now, the
+commits of each Trigger's group, dead letters and replays. So it can't tell whether a settled event
+is older than its Trigger, nor which reply the event got: a reply doesn't name its event.
 """
 
 from __future__ import annotations
@@ -23,41 +22,48 @@ from knafka.core.filters import why_not
 from knafka.core.kafka_binding import Envelope, read
 from knafka.core.progress import DeliveryStage, DeliveryState, decode, policy_of
 from knafka.ports.log import Commits, LogAdmin, OffsetAndMetadata, Record
-from knafka_cli.events.searching import is_event
+from knafka_cli.events.searching import holds_event_with
 from knafka_cli.events.steps import ATTEMPT, TraceStep
-from knafka_client.declared.declared_source import trigger_of
-from knafka_client.topics.dead_letters import READ_AT_MOST, StoredDeadLetter, letter, read_topic
+from knafka_client.declared.declared_source import trigger_name_of
+from knafka_client.topics.dead_letters import (
+    MOST_RECORDS_READ,
+    StoredDeadLetter,
+    parse_dead_letter,
+    read_topic,
+)
 from knafka_client.topics.ranges import RangeReader
 from knafka_operator.decide.desired import replay_egress
 
-_MAYBE_TABLED: Final = (
+_DELIVERED_OR_TABLED: Final = (
     "delivered, or its dead letter is no longer in its topic (knafka dead-letters report)"
 )
 
 TRACEPARENT: Final = "traceparent"
+"""Name of the header and the attribute of W3C Trace Context."""
 _traceparent = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-([0-9a-f]{2})").fullmatch
 
-Committed: TypeAlias = Callable[[str, str, Collection[int]], Commits]
-"""What a group has committed of these partitions of a topic. Raises `LogError`."""
+ReadCommits: TypeAlias = Callable[[str, str, Collection[int]], Commits]
+"""Reads a group's commits for these partitions of a topic. Raises `LogError`."""
 
 
 class TracedState(StrEnum):
     """How far one Trigger is with one event."""
 
     NOT_WANTED = "not wanted"
-    """Its filters refuse it."""
+    """The Trigger's filters refuse the event."""
     WAITING = "waiting"
-    """Not settled; it may be on its way."""
+    """The event is not settled; a delivery may be in progress."""
     RETRYING = "retrying"
     """At least one attempt has failed."""
     SETTLED = "settled"
+    """The Trigger is done with the event."""
     DEAD_LETTER = "dead letter"
-    """It could not be delivered, and is kept."""
+    """The event could not be delivered, and is kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class TracedReplay:
-    """A dead letter that was sent again."""
+    """A replay of a dead letter: when it was sent again, and how far the Trigger is with it."""
 
     at: str
     state: TracedState
@@ -66,25 +72,26 @@ class TracedReplay:
 
 @dataclass(frozen=True, slots=True)
 class TracedDelivery:
-    """One event at one Trigger or Subscription."""
+    """How far one Trigger or Subscription is with one event."""
 
     trigger: str
-    """As `trigger_of` gives it."""
+    """Its name, as `trigger_name_of` writes it."""
     state: TracedState
-    """The last of it: a dead letter that was sent again and settled is settled."""
+    """The latest state: a dead letter that was replayed and settled is settled."""
     detail: str
-    """All that is known, on one line."""
+    """Everything known about it, on one line."""
     clauses: Sequence[str] = ()
-    """Of its filters, those that refuse the event."""
+    """The filter clauses that refuse the event."""
     dead_letters: Sequence[StoredDeadLetter] = ()
     replays: Sequence[TracedReplay] = ()
     steps: Sequence[TraceStep] = ()
-    """What has happened, in the order of time, as far as it is known one by one."""
+    """The single steps that are known, in the order of time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One record of an event; there are several if it was sent several times."""
+    """One record of an event, and its deliveries; an event that was sent several times has several
+    records."""
 
     id: str
     type: str
@@ -94,33 +101,37 @@ class Trace:
     partition: int
     offset: int
     accepted: str
+    """When the Broker accepted it, in RFC 3339."""
     deliveries: Sequence[TracedDelivery]
     trace_id: str = ""
-    """Of W3C Trace Context, 32 hexadecimal digits, if it came with one."""
+    """The id of W3C Trace Context, 32 hexadecimal digits; empty if the event has none."""
     sampled: bool = False
-    """Whether its sender asked for spans to be kept."""
+    """Whether the sender asked for spans to be recorded."""
 
 
-async def trace(
+async def trace_record(
     admin: LogAdmin,
-    committed: Committed,
+    committed: ReadCommits,
     record: Record,
     broker: str,
     egresses: Sequence[Egress],
     paused: Collection[str] = (),
 ) -> Trace:
-    """Trace a record through these Triggers, which are of its Broker; `paused` names those that are
-    paused. Raises `LogError`, and `InvalidEvent` if the record holds no event."""
+    """Trace a record through the Triggers of its Broker; `paused` names the paused ones.
+
+    Raises `LogError`, and `InvalidEvent` if the record holds no event.
+    """
     envelope = read(record.headers(), record.value())
     topics = await admin.topics()
     deliveries = [
-        _delivery(admin, committed, record, envelope, egress, topics, paused) for egress in egresses
+        _trace_delivery(admin, committed, record, envelope, egress, topics, paused)
+        for egress in egresses
     ]
-    about = envelope.attributes
+    attributes = envelope.attributes
     return Trace(
-        about["id"],
-        about["type"],
-        about["source"],
+        attributes["id"],
+        attributes["type"],
+        attributes["source"],
         broker,
         record.topic(),
         record.partition(),
@@ -132,8 +143,10 @@ async def trace(
 
 
 def trace_context(envelope: Envelope) -> tuple[str, bool]:
-    """The trace's id, and whether it is sampled: by the header beside the event, else by the
-    extension attribute; empty if neither is there and valid."""
+    """The trace's id and whether it is sampled, from the event's header or else its attribute.
+
+    The id is empty if neither is there and valid.
+    """
     header = next((value for name, value in envelope.passed if name == TRACEPARENT), b"") or b""
     for text in (header.decode(errors="replace"), envelope.attributes.get(TRACEPARENT, "")):
         if parts := _traceparent(text):
@@ -141,54 +154,57 @@ def trace_context(envelope: Envelope) -> tuple[str, bool]:
     return "", False
 
 
-async def _delivery(
+async def _trace_delivery(
     admin: LogAdmin,
-    committed: Committed,
+    committed: ReadCommits,
     record: Record,
     envelope: Envelope,
     egress: Egress,
     topics: Mapping[str, int],
     paused: Collection[str],
 ) -> TracedDelivery:
-    name = trigger_of(egress)
-    is_it = is_event(envelope.attributes["id"], envelope.attributes["source"])
+    """Trace one record at one Trigger or Subscription."""
+    name = trigger_name_of(egress)
+    is_same_event = holds_event_with(envelope.attributes["id"], envelope.attributes["source"])
     clauses = why_not(egress.filter, egress.filters, envelope.attributes)
-    records, complete = await _dead_letters(admin, record, is_it, egress, topics)
+    records, complete = await _dead_letters_of(admin, record, is_same_event, egress, topics)
     if records:
-        replays = await _replays(admin, committed, is_it, egress, topics)
-        letters = [_letter(dead_letter, replays) for dead_letter in records]
-        state, detail = _history(letters, replays)
-        steps = [step for dead_letter in records for step in _steps(dead_letter)]
+        replays = await _replays_of(admin, committed, is_same_event, egress, topics)
+        letters = [_with_replay_time(dead_letter, replays) for dead_letter in records]
+        state, detail = _state_and_history(letters, replays)
+        steps = [step for dead_letter in records for step in _dead_letter_steps(dead_letter)]
         steps += [TraceStep(replay.at, "sent again", replay.state.value) for replay in replays]
         return TracedDelivery(name, state, detail, clauses, letters, replays, sorted(steps))
     if clauses:
         return TracedDelivery(name, TracedState.NOT_WANTED, "; ".join(clauses), clauses)
-    state, detail, last = await _progress(committed, record, egress)
+    state, detail, last_attempt = await _group_progress(committed, record, egress)
     if state is TracedState.SETTLED:
-        detail = "no dead letter: delivered" if complete else _MAYBE_TABLED
+        detail = "no dead letter: delivered" if complete else _DELIVERED_OR_TABLED
         if egress.dead_letter_sink is not None:
             detail += f", or taken by the dead letter sink {egress.dead_letter_sink.url}"
         if egress.reply is not None:
             detail += f"; a reply, if it had one, was taken by {egress.reply.url}"
     elif name in paused:
         detail = f"the {egress.kind} is paused; {detail}"
-    return TracedDelivery(name, state, detail, steps=last)
+    return TracedDelivery(name, state, detail, steps=last_attempt)
 
 
-def _steps(record: Record) -> Sequence[TraceStep]:
-    """The attempts that a dead letter lists, and that it was kept."""
-    details = letter(record)
-    how = f"{details.reason} {details.code}".strip()
+def _dead_letter_steps(record: Record) -> Sequence[TraceStep]:
+    """The attempts that a dead letter lists, and the step of keeping it."""
+    details = parse_dead_letter(record)
+    reason = f"{details.reason} {details.code}".strip()
     place = f"{record.topic()}/{record.partition()}/{record.offset()}"
-    kept = TraceStep(timestamp(record.timestamp()[1] / 1000), "dead letter", f"{how}, at {place}")
-    return [*(TraceStep(time, ATTEMPT, result) for time, result in details.attempt_log), kept]
+    kept_step = TraceStep(
+        timestamp(record.timestamp()[1] / 1000), "dead letter", f"{reason}, at {place}"
+    )
+    return [*(TraceStep(time, ATTEMPT, result) for time, result in details.attempt_log), kept_step]
 
 
-def _history(
+def _state_and_history(
     letters: Sequence[StoredDeadLetter], replays: Sequence[TracedReplay]
 ) -> tuple[TracedState, str]:
-    """What is the case now, and how it came to that."""
-    parts = [(dead_letter.last_time, _failed(dead_letter)) for dead_letter in letters]
+    """The event's latest state, and a text with its dead letters and replays in order."""
+    parts = [(dead_letter.last_time, _dead_letter_text(dead_letter)) for dead_letter in letters]
     parts += [(replay.at, f"sent again {replay.at}") for replay in replays]
     history = "; ".join(text for _, text in sorted(parts))
     last = max(replays, key=lambda replay: replay.at, default=None)
@@ -198,22 +214,22 @@ def _history(
     return last.state, f"{history}: {detail}"
 
 
-def _failed(dead_letter: StoredDeadLetter) -> str:
-    how = f"{dead_letter.reason} {dead_letter.code}".strip()
+def _dead_letter_text(dead_letter: StoredDeadLetter) -> str:
+    """Text about a dead letter: reason, attempts and time."""
+    reason = f"{dead_letter.reason} {dead_letter.code}".strip()
     if dead_letter.reason == Reason.REPLY_NOT_DELIVERED:
-        how += f" to {dead_letter.destination}"
-    return f"{how} after {dead_letter.attempts} attempts, {dead_letter.last_time}"
+        reason += f" to {dead_letter.destination}"
+    return f"{reason} after {dead_letter.attempts} attempts, {dead_letter.last_time}"
 
 
-async def _progress(
-    committed: Committed, record: Record, egress: Egress
+async def _group_progress(
+    committed: ReadCommits, record: Record, egress: Egress
 ) -> tuple[TracedState, str, Sequence[TraceStep]]:
-    """How far the group of an Egress is with a record of its topic, and its last attempt, if that
-    has failed."""
+    """How far a group is with a record, with a short text and the last attempt if it has failed."""
     partition, offset = record.partition(), record.offset()
     commits = await asyncio.to_thread(committed, egress.group, egress.topic, [partition])
     place, policy = commits.get(partition), policy_of(egress)
-    state, detail = state_of(offset, place, policy)
+    state, detail = offset_state(offset, place, policy)
     if state is not TracedState.RETRYING or place is None:
         return state, detail, ()
     delivery = decode(place.offset, place.metadata, policy).deliveries[offset]
@@ -226,7 +242,7 @@ async def _progress(
     )
 
 
-def state_of(
+def offset_state(
     offset: int, committed: OffsetAndMetadata | None, policy: int = 0
 ) -> tuple[TracedState, str]:
     """How far a consumer group is with one offset, as a state and a short explanation."""
@@ -238,7 +254,7 @@ def state_of(
     if any(first <= offset < behind for first, behind in progress.settled):
         return TracedState.SETTLED, ""
     if (delivery := progress.deliveries.get(offset)) is not None:
-        return TracedState.RETRYING, _attempted(delivery)
+        return TracedState.RETRYING, _attempts_text(delivery)
     settled = sum(
         min(behind, offset) - first for first, behind in progress.settled if first < offset
     )
@@ -249,8 +265,9 @@ def state_of(
     )
 
 
-def _attempted(delivery: DeliveryState) -> str:
-    where = {
+def _attempts_text(delivery: DeliveryState) -> str:
+    """Text about the attempts of an unsettled delivery."""
+    stage = {
         DeliveryStage.SUBSCRIBER: "",
         DeliveryStage.SINK: ", now at the dead letter sink",
         DeliveryStage.TOPIC: ", now to be kept as a dead letter",
@@ -258,71 +275,75 @@ def _attempted(delivery: DeliveryState) -> str:
     attempts = f"{delivery.attempts} attempt{'' if delivery.attempts == 1 else 's'}"
     result = "" if delivery.failed is None else f" ({delivery.failed.text})"
     return (
-        f"{attempts}{where}, the last {timestamp(delivery.last_attempt)}{result}, "
+        f"{attempts}{stage}, the last {timestamp(delivery.last_attempt)}{result}, "
         f"the next {timestamp(delivery.due)}"
     )
 
 
-async def _dead_letters(
+async def _dead_letters_of(
     admin: LogAdmin,
     record: Record,
-    is_it: Callable[[Record], bool],
+    is_same_event: Callable[[Record], bool],
     egress: Egress,
     topics: Mapping[str, int],
 ) -> tuple[Sequence[Record], bool]:
-    """This record's dead letters, also those of what was sent again of it; and whether all that
-    there ever were are still in their topic, and not too many to be read."""
+    """The dead letters of this record and of its replays.
+
+    Also whether every dead letter of the Trigger is still in the topic and was read.
+    """
     if egress.dead_letter_topic not in topics:
         return [], True
-    dead_letters = await read_topic(admin, egress.dead_letter_topic, READ_AT_MOST)
+    dead_letters = await read_topic(admin, egress.dead_letter_topic, MOST_RECORDS_READ)
     complete = sum((await admin.end_offsets(egress.dead_letter_topic)).values()) <= len(
         dead_letters
     )
     records = [
-        (dead_letter, letter(dead_letter).position)
+        (dead_letter, parse_dead_letter(dead_letter).position)
         for dead_letter in dead_letters
-        if is_it(dead_letter)
+        if is_same_event(dead_letter)
     ]
-    own = f"{record.topic()}/{record.partition()}/{record.offset()}"
-    if all(position != own for _, position in records):
+    position_of_record = f"{record.topic()}/{record.partition()}/{record.offset()}"
+    if all(position != position_of_record for _, position in records):
         return [], complete
     replays = f"{replay_egress(egress).topic}/"
-    its = [
+    own_dead_letters = [
         dead_letter
         for dead_letter, position in records
-        if position == own or position.startswith(replays)
+        if position == position_of_record or position.startswith(replays)
     ]
-    return its, complete
+    return own_dead_letters, complete
 
 
-def _letter(record: Record, replays: Sequence[TracedReplay]) -> StoredDeadLetter:
+def _with_replay_time(record: Record, replays: Sequence[TracedReplay]) -> StoredDeadLetter:
+    """A dead letter with the time at which it was first replayed."""
     written = timestamp(record.timestamp()[1] / 1000)
     return replace(
-        letter(record),
+        parse_dead_letter(record),
         replayed=min((replay.at for replay in replays if replay.at >= written), default=""),
     )
 
 
-async def _replays(
+async def _replays_of(
     admin: LogAdmin,
-    committed: Committed,
-    is_it: Callable[[Record], bool],
+    committed: ReadCommits,
+    is_same_event: Callable[[Record], bool],
     egress: Egress,
     topics: Mapping[str, int],
 ) -> Sequence[TracedReplay]:
-    again = replay_egress(egress)
-    if again.topic not in topics:
+    """The replays of an event to this Trigger."""
+    replay = replay_egress(egress)
+    if replay.topic not in topics:
         return []
     replays = []
-    for record in await read_topic(admin, again.topic, READ_AT_MOST):
-        if is_it(record):
-            state, detail, _ = await _progress(committed, record, again)
+    for record in await read_topic(admin, replay.topic, MOST_RECORDS_READ):
+        if is_same_event(record):
+            state, detail, _ = await _group_progress(committed, record, replay)
             replays.append(TracedReplay(timestamp(record.timestamp()[1] / 1000), state, detail))
     return replays
 
 
-def holds_event(record: Record) -> bool:
-    """Whether the record can be traced: one with the id of an event may lack the rest."""
+def is_traceable(record: Record) -> bool:
+    """Whether a record holds a complete event: one that only has an event's id can't be traced."""
     try:
         read(record.headers(), record.value())
     except InvalidEvent:
@@ -330,10 +351,11 @@ def holds_event(record: Record) -> bool:
     return True
 
 
-def committed_in(connection: Mapping[str, Any]) -> Committed:
-    """A function that asks Kafka for committed offsets, without joining the group."""
+def commits_reader(connection: Mapping[str, Any]) -> ReadCommits:
+    """A function that reads commits from Kafka without joining the group."""
 
     def committed(group: str, topic: str, partitions: Collection[int]) -> Commits:
+        """The group's commits, from Kafka."""
         with RangeReader(connection, group) as reader:
             return reader.committed(topic, partitions)
 

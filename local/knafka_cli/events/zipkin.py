@@ -1,4 +1,4 @@
-"""What a Zipkin has of a sampled trace: attempts to deliver an event, its replies, its dead letter.
+"""Reads a sampled trace from Zipkin: attempts to deliver an event, replies and dead letters.
 
 Not here: recording spans (`knafka.tracing`), and which trace an event belongs to (`tracing`).
 """
@@ -15,25 +15,25 @@ from knafka.core.contract import Egress
 from knafka.core.dead_letter import timestamp
 from knafka.core.errors import KnafkaError
 from knafka_cli.events.steps import TraceStep
-from knafka_client.topics.dead_letters import shown
+from knafka_client.topics.dead_letters import printable
 
 ZIPKIN_TIMEOUT: Final = 5.0
-"""Seconds for the answer."""
+"""Seconds for Zipkin to answer."""
 LARGEST_ZIPKIN_ANSWER: Final = 16 * 1024 * 1024
-"""Bytes of an answer."""
-_SHOWN: Final = {"attempt": "attempt", "reply": "reply", "dead-letter": "dead letter"}
-"""Names of spans to what a step is called."""
+"""The most bytes that are read of an answer."""
+_STEP_KINDS: Final = {"attempt": "attempt", "reply": "reply", "dead-letter": "dead letter"}
+"""Kind of step by name of span; other spans aren't shown."""
 
 Span: TypeAlias = Mapping[str, Any]
-"""One of Zipkin's JSON format, version 2."""
+"""A span in Zipkin's JSON format, version 2."""
 
 
-class NoSpans(KnafkaError):
+class ZipkinError(KnafkaError):
     """Zipkin has not answered with spans; the text says why."""
 
 
-def spans_of(url: str, trace_id: str) -> Sequence[Span]:
-    """The spans of a trace, none if Zipkin doesn't have it. Raises `NoSpans`."""
+def fetch_spans(url: str, trace_id: str) -> Sequence[Span]:
+    """The spans of a trace; none if Zipkin doesn't have it. Raises `ZipkinError`."""
     address = f"{url.rstrip('/')}/api/v2/trace/{trace_id}"
     try:
         with urllib.request.urlopen(address, timeout=ZIPKIN_TIMEOUT) as answer:
@@ -42,11 +42,11 @@ def spans_of(url: str, trace_id: str) -> Sequence[Span]:
         with error:
             if error.code == 404:
                 return []
-        raise NoSpans(f"{address}: {error}") from error
+        raise ZipkinError(f"{address}: {error}") from error
     except (OSError, ValueError) as error:
-        raise NoSpans(f"{address}: {error}") from error
+        raise ZipkinError(f"{address}: {error}") from error
     if not isinstance(spans, list):
-        raise NoSpans(f"{address}: want a list of spans")
+        raise ZipkinError(f"{address}: the answer is no list of spans")
     return [span for span in spans if isinstance(span, dict)]
 
 
@@ -56,17 +56,20 @@ def steps_of(spans: Sequence[Span], egress: Egress) -> Sequence[TraceStep]:
     steps = []
     for span in spans:
         tags = span.get("tags") or {}
-        name = _SHOWN.get(span.get("name", ""))
+        name = _STEP_KINDS.get(span.get("name", ""))
         if name is None or tags.get("messaging.destination") != destination:
             continue
         time = timestamp(int(span.get("timestamp", 0)) / 1_000_000)
-        steps.append(TraceStep(time, name, _result(tags, int(span.get("duration", 0)))))
+        steps.append(TraceStep(time, name, _result_text(tags, int(span.get("duration", 0)))))
     return steps
 
 
-def _result(tags: Mapping[str, str], microseconds: int) -> str:
+def _result_text(tags: Mapping[str, str], microseconds: int) -> str:
+    """Text about a span's result: status code or error, destination and duration."""
     code, error = tags.get("http.response.status_code", ""), tags.get("error", "")
-    said = error if not code or code in error else f"{code} {error}".strip()
-    where = tags.get("messaging.kafka.topic") or tags.get("url.full", "")
-    took = f"in {microseconds / 1000:.0f} ms"
-    return shown(" ".join(filter(None, [said, "at" if where else "", where, took])))
+    outcome = error if not code or code in error else f"{code} {error}".strip()
+    destination = tags.get("messaging.kafka.topic") or tags.get("url.full", "")
+    duration = f"in {microseconds / 1000:.0f} ms"
+    return printable(
+        " ".join(filter(None, [outcome, "at" if destination else "", destination, duration]))
+    )

@@ -18,7 +18,7 @@ from knafka_console import opening
 
 
 def add_to(app: typer.Typer) -> None:
-    """Make it a command of `app`."""
+    """Add `knafka console`."""
     app.command()(console)
 
 
@@ -77,26 +77,27 @@ def console(
         raise refuse(f"--trace-url {traces}: {WANTED}")
     client, _ = cluster_source.client_of(context, kubeconfig)
     api = KubernetesApi(client)
-    place = context or client.configuration.host
-    with opening.listener(port, option="--port") as listener:
+    cluster_name = context or client.configuration.host
+    with opening.open_listener(port, option="--port") as listener:
         if listener is None:
             raise refuse("no port is free: choose one with --port")
 
         async def serve() -> None:
+            """Serve until SIGINT or SIGTERM."""
             source = ClusterConsole(
                 api,
                 SharedFigures(ProxiedMetrics(api, system_namespace)),
                 ClusterKafka(client, system_namespace, bootstrap_servers=bootstrap_servers),
-                place,
+                cluster_name,
                 tuple(namespaces or ()),
                 traces=traces,
-                unreached=cluster_source.UNREACHED,
+                unreached=cluster_source.UNREACHED_HINT,
             )
             stop = asyncio.Event()
             for signal_number in (signal.SIGINT, signal.SIGTERM):
                 asyncio.get_running_loop().add_signal_handler(signal_number, stop.set)
-            async with opening.served(source, listener) as url:
-                typer.echo(f"console of {place} at {url}")
+            async with opening.serve_source(source, listener) as url:
+                typer.echo(f"console of {cluster_name} at {url}")
                 if open_:
                     webbrowser.open(url)
                 await stop.wait()

@@ -1,6 +1,6 @@
-"""`knafka up` in the background: a process of its own session, that `knafka down` ends.
+"""Runs `knafka up` in the background, in a session of its own, until `knafka down`.
 
-What it prints lies in DATA/logs/up.log; the terminal that starts it shows that until it is up.
+Its output goes to DATA/logs/up.log; the terminal that starts it shows that output until it is up.
 """
 
 from __future__ import annotations
@@ -18,27 +18,29 @@ from knafka.core.errors import KnafkaError
 from knafka_client.state.installation import Installation
 
 DETACHED_POLL_INTERVAL: Final = 0.1
-"""Seconds between two looks at a process that starts or stops."""
+"""Seconds between two checks of a process that starts or stops."""
 DETACHED_STOP_TIMEOUT: Final = 60.0
-"""Seconds for everything to stop: what is in flight is finished, and Kafka writes its files."""
+"""Seconds for everything to stop: deliveries in flight are finished, and Kafka writes its files."""
 
 Say = Callable[[str], None]
+"""Shows one line of text to a person."""
 
 
 class NotStarted(KnafkaError):
-    """`knafka up` ended before it was up; its lines have been passed on."""
+    """`knafka up` ended before it was up; its output was shown."""
 
 
 class NotStopped(KnafkaError):
-    """`knafka up` still runs after the time that it had to stop."""
+    """`knafka up` still runs after the timeout."""
 
 
 def start(arguments: Sequence[str], installation: Installation, say: Say) -> int:
-    """Run `knafka up` with these arguments until it is up; returns its pid. Raises `NotStarted`.
+    """Run `knafka up` in the background; returns its pid once it is up.
 
-    Its lines go to `say` meanwhile. An interrupted start leaves nothing behind.
+    Its output goes to `say` meanwhile. Raises `NotStarted`; an interrupted start leaves no process
+    behind.
     """
-    if (running := installation.pid()) is not None:  # whose log is not to be begun anew
+    if (running := installation.pid()) is not None:  # its log must not be overwritten
         raise NotStarted(
             f"knafka up runs on {installation.data} already (pid {running}): knafka down stops it"
         )
@@ -56,21 +58,25 @@ def start(arguments: Sequence[str], installation: Installation, say: Say) -> int
         with log.open(errors="replace") as lines:
             while not _is_up(installation, process.pid):
                 ended = process.poll()
-                _pass_on(lines, say)
+                _show_new_lines(lines, say)
                 if ended is not None:
                     raise NotStarted(f"knafka up ended with code {ended}: see {log}")
                 time.sleep(DETACHED_POLL_INTERVAL)
-            _pass_on(lines, say)
+            _show_new_lines(lines, say)
     except BaseException:
         process.terminate()
         process.wait()
         raise
-    process.returncode = 0  # it is nobody's child any more: Popen needn't warn that it still runs
+    process.returncode = 0  # it runs on: keeps Popen from warning about that
     return process.pid
 
 
 def stop(installation: Installation, timeout: float = DETACHED_STOP_TIMEOUT) -> bool:
-    """Stop what runs cleanly, and wait for it. False: nothing ran. Raises `NotStopped`."""
+    """Stop the running `knafka up` cleanly, and wait until it has ended; returns False if nothing
+    runs.
+
+    Raises `NotStopped`.
+    """
     pid = installation.pid()
     if pid is None:
         return False
@@ -84,14 +90,16 @@ def stop(installation: Installation, timeout: float = DETACHED_STOP_TIMEOUT) -> 
 
 
 def log_file(installation: Installation) -> Path:
-    """The file that a `knafka up` in the background prints to."""
+    """The file with the output of a `knafka up` in the background."""
     return installation.logs / "up.log"
 
 
 def _is_up(installation: Installation, pid: int) -> bool:
-    return installation.pid() == pid and installation.status() is not None
+    """Whether this process runs the installation and has written its first status."""
+    return installation.pid() == pid and installation.read_status() is not None
 
 
-def _pass_on(lines: TextIO, say: Say) -> None:
+def _show_new_lines(lines: TextIO, say: Say) -> None:
+    """Show the lines that were written since the last call."""
     for line in lines:
         say(line.rstrip("\n"))

@@ -1,4 +1,4 @@
-"""The logs of one `knafka up`: a file for each process, read by name, and followed as they grow."""
+"""Reads the logs of one `knafka up`, a file for each process, and follows them as they grow."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from typing import Final
 from knafka_client.state.installation import Installation
 
 LOG_POLL_INTERVAL: Final = 0.3
-"""Seconds between two looks for what is new."""
+"""Seconds between two reads of followed logs."""
 LOG_BLOCK_BYTES: Final = 64 * 1024
-"""Bytes from the end that are searched for the last lines."""
+"""Bytes at the end of a log that are searched for its last lines."""
 KAFKA_LOG: Final = "kafka"
+"""Name of Kafka's log."""
 
 
 class Logs:
@@ -24,40 +25,43 @@ class Logs:
     def __init__(
         self, installation: Installation, pause: Callable[[float], None] = time.sleep
     ) -> None:
-        """`pause` waits for the given seconds between two looks."""
+        """`pause` waits for so many seconds between two reads."""
         self._installation = installation
         self._pause = pause
-        self._read: dict[str, int] = {}
-        """Up to where each file was given."""
+        self._read_until: dict[str, int] = {}
+        """Offset up to which each log has been returned."""
 
     def names(self, part: str | None = None) -> Sequence[str]:
-        """The names of all logs, or of those of one process, Trigger or Service."""
-        return sorted(name for name in self._files() if part is None or is_of(name, part))
+        """The names of all logs, or of those of one process, Trigger or Service; sorted."""
+        return sorted(name for name in self._files() if part is None or is_log_of(name, part))
 
-    def last(self, name: str, lines: int) -> Sequence[str]:
-        """The last lines, oldest first."""
+    def last_lines(self, name: str, lines: int) -> Sequence[str]:
+        """The last `lines` lines of a log, oldest first."""
         with self._files()[name].open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_BLOCK_BYTES))
             all_lines = file.read().decode(errors="replace").splitlines()
-            self._read[name] = file.tell()
+            self._read_until[name] = file.tell()
         return all_lines[-lines:] if lines else []
 
     def follow(self, part: str | None = None) -> Iterator[tuple[str, str]]:
-        """Name and line of what is written from now on, or since `last`, for ever; new files from
-        their start."""
-        read = {name: _size(path) for name, path in self._files().items()} | self._read
+        """Yield name and text of each new line, for ever; new files from their start.
+
+        A log that `last_lines` has read continues there; any other begins with its next line.
+        """
+        read = {name: _size(path) for name, path in self._files().items()} | self._read_until
         while True:
             for name, path in self._files().items():
-                if part is not None and not is_of(name, part):
+                if part is not None and not is_log_of(name, part):
                     continue
                 start = read.get(name, 0)
                 if _size(path) < start:
-                    start = 0  # it was set aside, and begun anew
-                lines, read[name] = _lines_from(path, start)
+                    start = 0  # the log was rotated
+                lines, read[name] = _read_lines(path, start)
                 yield from ((name, line) for line in lines)
             self._pause(LOG_POLL_INTERVAL)
 
     def _files(self) -> dict[str, Path]:
+        """The log files by name."""
         files = {
             file.stem: file
             for file in sorted(self._installation.logs.glob("*.log"))
@@ -67,24 +71,26 @@ class Logs:
         return files | ({KAFKA_LOG: kafka} if kafka.exists() else {})
 
 
-def is_of(name: str, part: str) -> bool:
-    """Whether a log is that of a process, or of a Trigger or Service by `[NAMESPACE/]NAME`."""
+def is_log_of(name: str, part: str) -> bool:
+    """Whether a log is that of a process (`receiver`), or of a Trigger or Service,
+    `[NAMESPACE/]NAME`."""
     if name == part:
         return True
-    namespace, slash, own = part.rpartition("/")
-    whose = re.escape(f"{namespace if slash else 'default'}-{own}")
-    return re.fullmatch(rf"[a-z]+-{whose}", name) is not None
+    namespace, slash, object_name = part.rpartition("/")
+    log_suffix = re.escape(f"{namespace if slash else 'default'}-{object_name}")
+    return re.fullmatch(rf"[a-z]+-{log_suffix}", name) is not None
 
 
 def _size(path: Path) -> int:
+    """A file's size in bytes; 0 if it doesn't exist."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
         return 0
 
 
-def _lines_from(path: Path, start: int) -> tuple[Sequence[str], int]:
-    """The whole lines behind `start`, and where they end."""
+def _read_lines(path: Path, start: int) -> tuple[Sequence[str], int]:
+    """The complete lines after offset `start`, and the offset at which they end."""
     try:
         with path.open("rb") as file:
             file.seek(start)

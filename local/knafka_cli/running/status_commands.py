@@ -1,4 +1,4 @@
-"""`knafka status`, `broker list` and `logs`: look at what runs, and change nothing."""
+"""`knafka status`, `broker list` and `logs`: show what runs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from knafka_cli.shared.options import (
     DataDir,
     Files,
     add,
-    declared_in,
+    exit_on_bad_input,
     print_table,
+    read_declared,
     refuse,
-    usage,
 )
 from knafka_client.state import snapshot_file
 from knafka_client.state.installation import DEFAULT_DATA, Installation
@@ -26,7 +26,7 @@ from knafka_operator.model.resources import Broker, Trigger
 
 
 def add_to(app: typer.Typer, broker_app: typer.Typer) -> None:
-    """Add them."""
+    """Add `knafka status`, `knafka logs` and `knafka broker list`."""
     add(app, "status", show_status, "knafka status --json")
     add(app, "logs", show_logs, "knafka logs orders -f")
     add(broker_app, "list", list_brokers, "knafka broker list")
@@ -41,37 +41,38 @@ def show_status(
     Exit code 0: all are ready, 1: something isn't (or nothing runs).
     """
     installation = Installation(data_dir)
-    now = snapshot_file.read(installation)
+    snapshot = snapshot_file.read_snapshot(installation)
     if as_json:
-        typer.echo(snapshot_file.as_json(now))
+        typer.echo(snapshot_file.snapshot_json(snapshot))
     else:
         typer.echo(f"knafka up runs on {installation.data} (pid {installation.pid()})")
-        Console().print(StatusTable(now))
-    if snapshot_file.not_ready(now):
+        Console().print(StatusTable(snapshot))
+    if snapshot_file.not_ready_sentences(snapshot):
         raise typer.Exit(EXIT_FAILED)
 
 
 def list_brokers(files: Files = None, data_dir: DataDir = DEFAULT_DATA) -> None:
     """List the Brokers that run, or that files declare: URL, topic, Triggers and counts."""
     if files:
-        with usage():
-            declared = declared_in(files, data_dir)
+        with exit_on_bad_input():
+            declared = read_declared(files, data_dir)
         brokers_of_triggers = [
-            (trigger.metadata.namespace, trigger.spec.broker) for trigger in declared.all(Trigger)
+            (trigger.metadata.namespace, trigger.spec.broker)
+            for trigger in declared.of_type(Trigger)
         ]
         rows = [
             [
                 broker.id,
                 str(brokers_of_triggers.count((broker.metadata.namespace, broker.metadata.name))),
             ]
-            for broker in declared.all(Broker)
+            for broker in declared.of_type(Broker)
         ]
         print_table(["BROKER", "TRIGGERS"], rows, "no Broker is declared")
         if declared.problems:
             raise typer.Exit(EXIT_FAILED)
         return
     installation = Installation(data_dir)
-    running, now = installation.running(), snapshot_file.read(installation)
+    running, snapshot = installation.read_state(), snapshot_file.read_snapshot(installation)
     topics = {
         f"{ingress.namespace}/{ingress.broker}": ingress.topic
         for ingress in running.ingresses
@@ -91,7 +92,7 @@ def list_brokers(files: Files = None, data_dir: DataDir = DEFAULT_DATA) -> None:
             str(row.accepted),
             str(row.rejected),
         ]
-        for row in now.brokers
+        for row in snapshot.brokers
         if row.kind == "Broker"
     ]
     columns = ["BROKER", "URL", "TOPIC", "TRIGGERS", "ACCEPTED", "REJECTED"]
@@ -115,10 +116,10 @@ def show_logs(
     """Show the logs of the processes, also after they have ended."""
     log = logs.Logs(Installation(data_dir))
     if not (names := log.names(name)):
-        there = ", ".join(log.names()) or "none"
-        raise refuse(f"there is no log{f' of {name}' if name else ''}: there is {there}")
+        known_logs = ", ".join(log.names()) or "none"
+        raise refuse(f"there is no log{f' of {name}' if name else ''}: there is {known_logs}")
     for log_name in names:
-        for line in log.last(log_name, lines):
+        for line in log.last_lines(log_name, lines):
             typer.echo(line if len(names) == 1 else f"{log_name} | {line}")
     with contextlib.suppress(KeyboardInterrupt):
         for log_name, line in log.follow(name) if follow else ():

@@ -1,7 +1,7 @@
-"""Views: `knafka up` as lines (`Lines`) or as a live table (`Table`), from the same snapshots.
+"""Shows snapshots of `knafka up`, as lines (`LineView`) or as a live table (`TableView`).
 
-Lines say each change of state once, one line for all where many change alike, and a summary now and
-then; they are for logs and pipes.
+Lines are for logs and pipes: one for each change of state, one for all objects when many change in
+the same way, and a summary every few seconds.
 """
 
 from __future__ import annotations
@@ -22,202 +22,224 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from knafka_client.state.snapshot import BrokerRow, Snapshot, TriggerRow
-from knafka_local.view import Snap, View
+from knafka_local.view import TakeSnapshot, View
 
 SUMMARY_INTERVAL: Final = 5.0
-"""Seconds between two summaries, if there is something new."""
+"""Seconds between two summaries; one without news is left out."""
 SUMMARY_TRIGGERS: Final = 10
-"""Triggers that a summary names at most."""
-LINES_OF_ONE_KIND: Final = 10
-"""Triggers of which the same is said in lines of their own; of more it is said once."""
+"""The most Triggers that a summary names."""
+LINES_FOR_SAME_CHANGE: Final = 10
+"""The most Triggers that get a line each for the same change; more get one line together."""
 VIEW_REFRESH_INTERVAL: Final = 0.5
-AT_REST: Final = "nothing waits"
-"""The scaler's reason (`decide.scaling.NOTHING_WAITS`, whose import would take longer than a whole
-command) where the figures say it already."""
+"""Seconds between two snapshots."""
+NOTHING_WAITS: Final = "nothing waits"
+"""The scaler's reason while no event waits, which other figures show already
+(`decide.scaling.NOTHING_WAITS`, whose import would take longer than a whole command)."""
 DEAD_LETTERS_CONDITION: Final = "DeadLetters"
-"""A condition (`decide.dead_letters.DEAD_LETTERS`, for whose import the same is true)."""
+"""Type of the condition about dead letters (`decide.dead_letters.DEAD_LETTERS`, not imported for
+the same reason)."""
 COLOURS: Final = ("cyan", "magenta", "green", "yellow", "blue")
+"""Colours of programs' names."""
 
 
-class Lines:
-    """One line for each thing that happens."""
+class LineView:
+    """Prints a line for each thing that happens."""
 
     def __init__(self, out: TextIO = sys.stdout) -> None:
         self._out = out
 
     def say(self, line: str) -> None:
+        """Print one line with the time."""
         print(f"{datetime.now():%H:%M:%S} {line}", file=self._out, flush=True)
 
-    def printed(self, program: str, line: str) -> None:
+    def show_printed(self, program: str, line: str) -> None:
+        """Print one line of a subscriber's program, after its name."""
         print(f"{program} | {line}", file=self._out, flush=True)
 
-    async def follow(self, snapshot: Snap) -> None:
-        shown, told = Snapshot(""), ""
+    async def follow(self, snapshot: TakeSnapshot) -> None:
+        """Print the changes between snapshots and a summary, until cancelled."""
+        previous, last_summary = Snapshot(""), ""
         waited = 0.0
         while True:
-            now = snapshot()
-            if now != shown:
-                for line in changes(shown, now):
+            current = snapshot()
+            if current != previous:
+                for line in changes(previous, current):
                     self.say(line)
-                shown = now
+                previous = current
             if waited >= SUMMARY_INTERVAL:
                 waited = 0.0
-                if (text := summary(now)) != told:
-                    told = text
+                if (text := summary(current)) != last_summary:
+                    last_summary = text
                     self.say(text)
             await asyncio.sleep(VIEW_REFRESH_INTERVAL)
             waited += VIEW_REFRESH_INTERVAL
 
 
-class Table:
-    """A table that stays where it is; what is said scrolls by above it."""
+class TableView:
+    """Shows a live table; other lines scroll by above it."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._colours: dict[str, str] = {}
 
     def say(self, line: str) -> None:
+        """Print one line above the table."""
         self._console.print(Text(line, style="dim"))
 
-    def printed(self, program: str, line: str) -> None:
+    def show_printed(self, program: str, line: str) -> None:
+        """Print one line of a subscriber's program above the table, in the program's colour."""
         colour = self._colours.setdefault(program, COLOURS[len(self._colours) % len(COLOURS)])
         self._console.print(Text.assemble((f"{program} | ", colour), line))
 
-    async def follow(self, snapshot: Snap) -> None:
-        shown = None
+    async def follow(self, snapshot: TakeSnapshot) -> None:
+        """Draw the table anew whenever the snapshot or the terminal's size changes, until
+        cancelled."""
+        previous = None
         with Live(console=self._console, auto_refresh=False) as live:
             while True:
-                if (now := (snapshot(), self._console.size)) != shown:
-                    live.update(StatusTable(now[0]), refresh=True)
-                    shown = now
+                if (current := (snapshot(), self._console.size)) != previous:
+                    live.update(StatusTable(current[0]), refresh=True)
+                    previous = current
                 await asyncio.sleep(VIEW_REFRESH_INTERVAL)
 
 
-def changes(previous: Snapshot, now: Snapshot) -> Iterator[str]:
-    """What is new in `now`, one sentence each."""
-    if now.kafka != previous.kafka:
-        yield f"Kafka: {now.kafka}"
-    yield from (problem for problem in now.problems if problem not in previous.problems)
+def changes(previous: Snapshot, current: Snapshot) -> Iterator[str]:
+    """A sentence for each difference between two snapshots."""
+    if current.kafka != previous.kafka:
+        yield f"Kafka: {current.kafka}"
+    yield from (problem for problem in current.problems if problem not in previous.problems)
     yield from (
-        f"solved: {problem}" for problem in previous.problems if problem not in now.problems
+        f"solved: {problem}" for problem in previous.problems if problem not in current.problems
     )
     brokers = {(row.kind, row.name): row for row in previous.brokers}
-    for broker in now.brokers:
+    for broker in current.brokers:
         old_broker = brokers.pop((broker.kind, broker.name), None)
         if old_broker is None or old_broker.refused != broker.refused:
             state = f"is not served: {broker.refused}" if broker.refused else f"at {broker.url}"
             yield f"{broker.kind} {broker.name} {state}"
     yield from (f"{kind} {name} is gone" for kind, name in brokers)
-    yield from _said(_changes_of_triggers(previous.sensors, now.sensors))
-    yield from _said(_changes_of_triggers(previous.triggers, now.triggers))
+    yield from _change_lines(_trigger_changes(previous.sensors, current.sensors))
+    yield from _change_lines(_trigger_changes(previous.triggers, current.triggers))
 
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """What is new of a Trigger or Subscription."""
+    """A change of one Trigger, Subscription or Sensor, in words."""
 
     row: TriggerRow
-    one: str
-    """What is said of it alone, behind its name."""
-    many: str
-    """What is said of several at once, behind their number."""
-    more: str = ""
-    """What may be another thing of each."""
+    text: str
+    """The text after the object's name."""
+    text_of_several: str
+    """The text after the number of objects, when several change in the same way."""
+    detail: str = ""
+    """A detail that may differ between objects."""
 
 
-def _said(changes: Iterable[_Change]) -> Iterator[str]:
-    """A line for each, but one for all of which the same is to be said where they are many."""
-    same: dict[tuple[str, str], list[_Change]] = {}
+def _change_lines(changes: Iterable[_Change]) -> Iterator[str]:
+    """A line for each change, or one line for all with the same text if they are many."""
+    by_text: dict[tuple[str, str], list[_Change]] = {}
     for change in changes:
-        same.setdefault((change.row.kind, change.many), []).append(change)
-    for (kind, many), alike in same.items():
-        if len(alike) <= LINES_OF_ONE_KIND:
-            yield from (f"{kind} {change.row.name}{change.one}{change.more}" for change in alike)
+        by_text.setdefault((change.row.kind, change.text_of_several), []).append(change)
+    for (kind, text_of_several), same_changes in by_text.items():
+        if len(same_changes) <= LINES_FOR_SAME_CHANGE:
+            yield from (
+                f"{kind} {change.row.name}{change.text}{change.detail}" for change in same_changes
+            )
             continue
-        more = {change.more for change in alike}
-        such = f", such as {alike[0].row.name}{alike[0].more}" if len(more) > 1 else more.pop()
-        yield f"{len(alike)} {kind}s{many}{such}"
+        details = {change.detail for change in same_changes}
+        detail = (
+            f", such as {same_changes[0].row.name}{same_changes[0].detail}"
+            if len(details) > 1
+            else details.pop()
+        )
+        yield f"{len(same_changes)} {kind}s{text_of_several}{detail}"
 
 
-def _changes_of_triggers(
-    previous: Sequence[TriggerRow], now: Sequence[TriggerRow]
+def _trigger_changes(
+    previous: Sequence[TriggerRow], current: Sequence[TriggerRow]
 ) -> Iterator[_Change]:
-    old = {(row.kind, row.name): row for row in previous}
-    for row in now:
-        if (known := old.pop((row.kind, row.name), None)) is not row:
-            yield from _changes_of(known, row)
-    yield from (_Change(row, " is gone", " are gone") for row in old.values())
+    """The changes between two lists of Triggers, Subscriptions or Sensors."""
+    previous_rows = {(row.kind, row.name): row for row in previous}
+    for row in current:
+        if (previous_row := previous_rows.pop((row.kind, row.name), None)) is not row:
+            yield from _row_changes(previous_row, row)
+    yield from (_Change(row, " is gone", " are gone") for row in previous_rows.values())
 
 
-def _changes_of(previous: TriggerRow | None, now: TriggerRow) -> Iterator[_Change]:
-    if previous is None or previous.refused != now.refused:
-        if now.refused:
-            yield _Change(now, " is not ready", " are not ready", f": {now.refused}")
+def _row_changes(previous: TriggerRow | None, row: TriggerRow) -> Iterator[_Change]:
+    """The changes of one Trigger, Subscription or Sensor."""
+    if previous is None or previous.refused != row.refused:
+        if row.refused:
+            yield _Change(row, " is not ready", " are not ready", f": {row.refused}")
         else:
-            yield _Change(now, " is ready", " are ready")
-    if now.paused != (previous is not None and previous.paused):
-        if now.paused:
-            yield _Change(now, " is paused: its events wait", " are paused: their events wait")
+            yield _Change(row, " is ready", " are ready")
+    if row.paused != (previous is not None and previous.paused):
+        if row.paused:
+            yield _Change(row, " is paused: its events wait", " are paused: their events wait")
         else:
-            yield _Change(now, " goes on", " go on")
-    if previous is not None and previous.replicas != now.replicas:
-        why = f" ({now.decision})" if now.decision else ""
-        what = "processes" if now.kind == "Sensor" else "dispatchers"
-        dispatchers = f": {now.replicas} of {now.most_replicas} {what}"
-        yield _Change(now, dispatchers, dispatchers, why)
-    if now.error and (previous is None or previous.error != now.error):
-        yield _Change(now, "", " have trouble", f": {now.error}")
+            yield _Change(row, " goes on", " go on")
+    if previous is not None and previous.replicas != row.replicas:
+        reason = f" ({row.decision})" if row.decision else ""
+        process_kind = "processes" if row.kind == "Sensor" else "dispatchers"
+        dispatchers = f": {row.replicas} of {row.most_replicas} {process_kind}"
+        yield _Change(row, dispatchers, dispatchers, reason)
+    if row.error and (previous is None or previous.error != row.error):
+        yield _Change(row, "", " have trouble", f": {row.error}")
 
 
-def summary(now: Snapshot) -> str:
-    """The counts in one line: of each Trigger while they are few, else of the busiest, and sums of
-    the others."""
+def summary(snapshot: Snapshot) -> str:
+    """All counts in one line: each Trigger if they are few, or else the busiest and sums of the
+    others."""
     brokers = [
-        f"{_named(broker)} accepted {broker.accepted}"
+        f"{_display_name(broker)} accepted {broker.accepted}"
         + (f" rejected {broker.rejected}" if broker.rejected else "")
-        for broker in now.brokers
+        for broker in snapshot.brokers
         if not broker.refused
     ]
     brokers += [
         f"Sensor {sensor.name} waiting {'?' if sensor.lag is None else sensor.lag} "
         f"fired {sensor.delivered}"
-        for sensor in now.sensors
+        for sensor in snapshot.sensors
         if not sensor.refused
     ]
-    triggers = [trigger for trigger in now.triggers if not trigger.refused]
+    triggers = [trigger for trigger in snapshot.triggers if not trigger.refused]
     if len(triggers) <= SUMMARY_TRIGGERS:
-        return "; ".join([*brokers, *map(_counts, triggers)])
-    busy = sorted(filter(_is_busy, triggers), key=_waiting, reverse=True)
+        return "; ".join([*brokers, *map(_counts_text, triggers)])
+    busy = sorted(filter(_is_busy, triggers), key=_waiting_events, reverse=True)
     resting = [trigger for trigger in triggers if not _is_busy(trigger)]
-    parts = [*brokers, *map(_counts, busy[:SUMMARY_TRIGGERS])]
-    for what, others in (("more busy", busy[SUMMARY_TRIGGERS:]), ("at rest", resting)):
+    parts = [*brokers, *map(_counts_text, busy[:SUMMARY_TRIGGERS])]
+    for group_name, others in (("more busy", busy[SUMMARY_TRIGGERS:]), ("at rest", resting)):
         if others:
-            parts.append(_counts(_sum(f"{len(others)} {what}:", others)))
+            parts.append(_counts_text(_sum_row(f"{len(others)} {group_name}:", others)))
     return "; ".join(parts)
 
 
-def _named(row: BrokerRow | TriggerRow) -> str:
-    """Brokers and Triggers by their names alone: nothing else is there mostly."""
+def _display_name(row: BrokerRow | TriggerRow) -> str:
+    """The object's name, after its kind unless it is a Broker or Trigger."""
     return row.name if row.kind in ("Broker", "Trigger") else f"{row.kind} {row.name}"
 
 
 def _is_busy(row: TriggerRow) -> bool:
+    """Whether events wait or the Trigger has an error."""
     return row.lag != 0 or row.error != ""
 
 
-def _waiting(row: TriggerRow) -> float:
-    """How much, for the order; of unknown lag it may be anything."""
+def _waiting_events(row: TriggerRow) -> float:
+    """The number of waiting events, for sorting; an unknown lag comes first."""
     return math.inf if row.lag is None else row.lag
 
 
-def _counts(row: TriggerRow) -> str:
+def _counts_text(row: TriggerRow) -> str:
+    """A Trigger's counts as text."""
     return (
-        f"{_named(row)} waiting {'?' if row.lag is None else row.lag} delivered {row.delivered}"
-        f" filtered {row.filtered} retried {row.retried} dead letters {row.dead_lettered}"
+        f"{_display_name(row)} waiting {'?' if row.lag is None else row.lag}"
+        f" delivered {row.delivered} filtered {row.filtered} retried {row.retried}"
+        f" dead letters {row.dead_lettered}"
     )
 
 
-def _sum(name: str, rows: Sequence[TriggerRow]) -> TriggerRow:
+def _sum_row(name: str, rows: Sequence[TriggerRow]) -> TriggerRow:
+    """A row with the sums of several rows' counts."""
     known = [row.lag for row in rows if row.lag is not None]
     return TriggerRow(
         name,
@@ -231,24 +253,24 @@ def _sum(name: str, rows: Sequence[TriggerRow]) -> TriggerRow:
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A figure of a row, and the terminal's width from which on there is room for it."""
+    """A column of figures, shown if the terminal is at least `from_width` characters wide."""
 
     title: str
     figure: Callable[[Any], str]
     from_width: int = 0
 
 
-_BROKER: Final = (
+_BROKER_COLUMNS: Final = (
     _Column("accepted", lambda row: f"{row.accepted}"),
     _Column("rejected", lambda row: f"{row.rejected}"),
 )
-_SENSOR: Final = (
+_SENSOR_COLUMNS: Final = (
     _Column("waiting", lambda row: "?" if row.lag is None else f"{row.lag}"),
     _Column("processes", lambda row: f"{row.replicas}/{row.most_replicas}", 72),
     _Column("read", lambda row: f"{row.read}", 110),
     _Column("fired", lambda row: f"{row.delivered}"),
 )
-_TRIGGER: Final = (
+_TRIGGER_COLUMNS: Final = (
     _Column("waiting", lambda row: "?" if row.lag is None else f"{row.lag}"),
     _Column("dispatchers", lambda row: f"{row.replicas}/{row.most_replicas}", 72),
     _Column("read", lambda row: f"{row.read}", 110),
@@ -261,73 +283,98 @@ _TRIGGER: Final = (
 
 @dataclass(frozen=True, slots=True)
 class StatusTable:
-    """The table of a snapshot, as wide as the terminal is when it is drawn.
+    """A table of a snapshot, as wide as the terminal; `knafka status` prints it, too.
 
-    A name is never cut: it has a line of its own, and what there is to say of how the object stands
-    is in the line below.
-    Where there is little room, the lesser figures are left out. Also `knafka status` prints it.
+    A name is never cut: it has a line of its own, with the object's state in the line below. A
+    narrow terminal gets fewer columns of figures.
     """
 
-    now: Snapshot
+    snapshot: Snapshot
 
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
         width = options.max_width
-        yield Text(f"Kafka {self.now.kafka}", style="italic")
-        shown = (
-            ("Broker", _BROKER, [(row, _place(row)) for row in self.now.brokers]),
-            ("Sensor", _SENSOR, [(row, _state(row)) for row in self.now.sensors]),
-            ("Trigger", _TRIGGER, [(row, _state(row)) for row in self.now.triggers]),
-            ("KafkaChannel", _BROKER, [(row, _place(row)) for row in self.now.brokers]),
-            ("Subscription", _TRIGGER, [(row, _state(row)) for row in self.now.triggers]),
+        yield Text(f"Kafka {self.snapshot.kafka}", style="italic")
+        sections = (
+            (
+                "Broker",
+                _BROKER_COLUMNS,
+                [(row, _address_text(row)) for row in self.snapshot.brokers],
+            ),
+            ("Sensor", _SENSOR_COLUMNS, [(row, _state_text(row)) for row in self.snapshot.sensors]),
+            (
+                "Trigger",
+                _TRIGGER_COLUMNS,
+                [(row, _state_text(row)) for row in self.snapshot.triggers],
+            ),
+            (
+                "KafkaChannel",
+                _BROKER_COLUMNS,
+                [(row, _address_text(row)) for row in self.snapshot.brokers],
+            ),
+            (
+                "Subscription",
+                _TRIGGER_COLUMNS,
+                [(row, _state_text(row)) for row in self.snapshot.triggers],
+            ),
         )
-        for kind, columns, candidates in shown:
+        for kind, columns, candidates in sections:
             rows = [(row, row.name, state) for row, state in candidates if row.kind == kind]
             if rows or kind in ("Broker", "Trigger"):
                 yield _grid(kind, columns, rows, width)
-        yield from (Text(problem, style="red") for problem in self.now.problems)
+        yield from (Text(problem, style="red") for problem in self.snapshot.problems)
 
 
 def _grid(
-    what: str, columns: Sequence[_Column], rows: Sequence[tuple[Any, str, Text]], width: int
+    title: str, columns: Sequence[_Column], rows: Sequence[tuple[Any, str, Text]], width: int
 ) -> Grid:
-    shown = [column for column in columns if column.from_width <= width]
+    """The table of the objects of one kind."""
+    shown_columns = [column for column in columns if column.from_width <= width]
     grid = Grid(expand=True, box=SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
-    grid.add_column(what, overflow="fold", ratio=1)
-    for column in shown:
+    grid.add_column(title, overflow="fold", ratio=1)
+    for column in shown_columns:
         grid.add_column(column.title, justify="right", no_wrap=True)
     for row, name, state in rows:
         lines: list[RenderableType] = [Text(name, overflow="fold")]
         if state:
             lines.append(Padding(state, (0, 0, 0, 2)))
-        grid.add_row(Group(*lines), *(column.figure(row) for column in shown))
+        grid.add_row(Group(*lines), *(column.figure(row) for column in shown_columns))
     return grid
 
 
-def _place(row: BrokerRow) -> Text:
+def _address_text(row: BrokerRow) -> Text:
+    """A Broker's or channel's address, or why it isn't served."""
     if row.refused:
         return Text(f"not served: {row.refused}", style="red")
     return Text(row.url, style="dim")
 
 
-def _state(row: TriggerRow) -> Text:
+def _state_text(row: TriggerRow) -> Text:
+    """Why a Trigger isn't ready, its error, or the scaler's reason for its number of replicas."""
     if row.refused:
         return Text(f"not ready: {row.refused}", style="red")
     if row.error:
         return Text(row.error, style="yellow")
     if row.paused:
         return Text("paused: its events wait", style="yellow")
-    if row.decision == AT_REST:  # the figures say so, and the table stays short
-        left = (
+    if row.decision == NOTHING_WAITS:  # the figures say so, and the table stays short
+        dead_letter_conditions = (
             condition for condition in row.conditions if condition.type == DEAD_LETTERS_CONDITION
         )
         return Text(
-            next((condition.message for condition in left if condition.status == "False"), ""),
+            next(
+                (
+                    condition.message
+                    for condition in dead_letter_conditions
+                    if condition.status == "False"
+                ),
+                "",
+            ),
             "yellow",
         )
     return Text(row.decision, style="green" if row.replicas else "dim")
 
 
-def choose(plain: bool) -> View:
-    """The table on a terminal, lines anywhere else."""
+def choose_view(plain: bool) -> View:
+    """A table if stdout is a terminal and `plain` is False, or else lines."""
     console = Console()
-    return Lines() if plain or not console.is_terminal else Table(console)
+    return LineView() if plain or not console.is_terminal else TableView(console)

@@ -1,4 +1,4 @@
-"""`knafka up`: run a supervisor under a view until somebody says stop."""
+"""`knafka up`: runs a supervisor and shows it in a view, until a signal stops it."""
 
 from __future__ import annotations
 
@@ -16,69 +16,73 @@ from knafka_cli.shared import event_input
 from knafka_client.state import snapshot_file
 from knafka_client.state.installation import Installation, RunningState
 from knafka_console import opening
-from knafka_local.supervisor import Options, Supervisor
+from knafka_local.supervisor import Supervisor, UpOptions
 from knafka_local.tokens.accounts import ServiceAccount
 from knafka_local.view import View
 
 EXIT_FORCED: Final = 130
-"""Exit code of an impatient Ctrl-C, as shells have it."""
+"""Exit code after a second Ctrl-C, as shells use it."""
 
 
-async def up(options: Options, view: View, send: Path | None = None) -> None:
-    """Run until SIGINT or SIGTERM, which stop everything cleanly; the second one kills.
+async def run_until_stopped(options: UpOptions, view: View, send: Path | None = None) -> None:
+    """Run everything until SIGINT or SIGTERM stops it cleanly; a second signal kills it.
 
-    `send`: a file of events to send, once, when all is up. Raises `KnafkaError` if it can't start.
+    `send`: a file whose events are sent once everything is up. Raises `KnafkaError` if it can't
+    start.
     """
-    began = time.monotonic()
+    start = time.monotonic()
     supervisor = Supervisor(options, view)
     installation = Installation(options.data)
     _stop_on_signals(supervisor, view)
     try:
-        with opening.listener(options.console_port, enabled=options.console) as listener:
-            await _run(supervisor, installation, listener, view, send, began)
+        with opening.open_listener(options.console_port, enabled=options.console) as listener:
+            await _start_and_run(supervisor, installation, listener, view, send, start)
     except asyncio.CancelledError:
         view.say(f"stopped; everything is kept in {options.data}")
     finally:
         supervisor.kill()
 
 
-async def _run(
+async def _start_and_run(
     supervisor: Supervisor,
     installation: Installation,
     listener: socket.socket | None,
     view: View,
     send: Path | None,
-    began: float,
+    start: float,
 ) -> None:
-    """For ever; `listener` is the console's."""
+    """Start everything and run for ever; `listener` is the console's socket."""
     async with (
         supervisor.running(),
-        opening.opened(supervisor, installation.data, listener) as url,
+        opening.serve_installation(supervisor, installation.data, listener) as url,
         asyncio.TaskGroup() as group,
     ):
         group.create_task(view.follow(supervisor.snapshot))
-        await asyncio.sleep(0)  # what there is is shown before what happens
+        await asyncio.sleep(0)  # the view shows the state first, then what happens
         if url:
             view.say(f"console at {url}")
-        view.say(f"up after {time.monotonic() - began:.1f} s; Ctrl-C stops everything")
-        group.create_task(snapshot_file.keep(installation, supervisor.snapshot))
+        view.say(f"up after {time.monotonic() - start:.1f} s; Ctrl-C stops everything")
+        group.create_task(snapshot_file.keep_written(installation, supervisor.snapshot))
         if not supervisor.snapshot().brokers:
             view.say("no Broker is declared: name its YAML with -f, such as examples/quickstart")
         if send is not None:
-            await _send(supervisor, installation.data, send, view)
+            await _send_file(supervisor, installation.data, send, view)
         await asyncio.Event().wait()
 
 
 def _stop_on_signals(supervisor: Supervisor, view: View) -> None:
+    """Stop cleanly at the first SIGINT or SIGTERM, and at once at the second."""
     loop, main = asyncio.get_running_loop(), asyncio.current_task()
     signals = (signal.SIGINT, signal.SIGTERM)
 
     def force() -> None:
+        """Kill every process and exit."""
         supervisor.kill()
         os._exit(EXIT_FORCED)
 
     def stop() -> None:
-        view.say("stopping: what is in flight is finished; once more to force it")
+        """Begin to stop cleanly; another signal forces it."""
+        view.say("stopping: deliveries in flight are finished; press Ctrl-C again to force it")
         for number in signals:
             loop.add_signal_handler(number, force)
         if main is not None:
@@ -88,20 +92,24 @@ def _stop_on_signals(supervisor: Supervisor, view: View) -> None:
         loop.add_signal_handler(number, stop)
 
 
-def authorization_of(state: RunningState, data: Path, url: str) -> Callable[[], bytes]:
-    """Makes the header line of the service account `default` of a Broker's namespace, as a pod that
-    names none has; an empty one where nobody is asked."""
+def sender_authorization(state: RunningState, data: Path, url: str) -> Callable[[], bytes]:
+    """A function that returns the `authorization` header line for sending to the Broker at `url`.
+
+    The sender is the service account `default` of the Broker's namespace, as for a pod that names
+    none. The line is empty if the Broker requires no tokens.
+    """
     ingress = next((ingress for ingress in state.ingresses if state.url_of(ingress) == url), None)
     if ingress is None or ingress.audience is None:
         return bytes
     # Here, as most ask for no tokens.
-    from knafka_local.tokens.issuer import Issuer, TokenSender
+    from knafka_local.tokens.issuer import Issuer, TokenProvider
 
     account = ServiceAccount(ingress.namespace, "default")
-    return TokenSender(Issuer.of(Installation(data).issuer), account, ingress.audience).header
+    return TokenProvider(Issuer.load(Installation(data).issuer), account, ingress.audience).header
 
 
-async def _send(supervisor: Supervisor, data: Path, file: Path, view: View) -> None:
+async def _send_file(supervisor: Supervisor, data: Path, file: Path, view: View) -> None:
+    """Send the events of a file to the only Broker."""
     brokers = [broker.url for broker in supervisor.snapshot().brokers if broker.url]
     if len(brokers) != 1:
         view.say(f"{file} is not sent: that needs exactly one Broker, and there are {len(brokers)}")
@@ -110,11 +118,11 @@ async def _send(supervisor: Supervisor, data: Path, file: Path, view: View) -> N
     with file.open("rb") as lines:
         try:
             summary = await sending.send(
-                event_input.events_of(lines, str(file)),
+                event_input.read_events(lines, str(file)),
                 brokers[0],
                 lambda answer: view.say(str(answer)),
                 connections=1,
-                authorization=authorization_of(supervisor.state, data, brokers[0]),
+                authorization=sender_authorization(supervisor.state, data, brokers[0]),
             )
         except event_input.BadInput as error:
             view.say(str(error))

@@ -1,4 +1,4 @@
-"""`knafka up` and `knafka down`: everything runs, nothing runs."""
+"""`knafka up` and `knafka down`: start and stop everything on this machine."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 
 from knafka_cli.running import detached, terminal_views
-from knafka_cli.running.up import up as run_until_stopped
+from knafka_cli.running.up import run_until_stopped
 from knafka_cli.shared.options import DataDir, Files, add, arguments_of
 from knafka_client.state.installation import DEFAULT_DATA, Installation
-from knafka_local.supervisor import Options
+from knafka_local.supervisor import UpOptions
 
 
 def add_to(app: typer.Typer) -> None:
@@ -91,7 +91,7 @@ def up(
     """
     manifests = tuple(files or [Path()])
     if not detach:
-        options = Options(
+        options = UpOptions(
             manifests,
             data_dir,
             port,
@@ -102,17 +102,22 @@ def up(
             channels_port,
             require_auth,
         )
-        asyncio.run(run_until_stopped(options, terminal_views.choose(plain), send_file))
+        asyncio.run(run_until_stopped(options, terminal_views.choose_view(plain), send_file))
         return
     arguments = [f"--file={path}" for path in manifests]
-    others = {"data-dir": data_dir, "port": port, "kafka-port": kafka_port, "send": send_file}
-    others |= {"console-port": console_port, "no-console": not console}
-    others |= {"channels-port": channels_port, "require-auth": require_auth}
-    arguments += arguments_of({**others, "bootstrap-servers": bootstrap_servers})
+    other_options = {
+        "data-dir": data_dir,
+        "port": port,
+        "kafka-port": kafka_port,
+        "send": send_file,
+    }
+    other_options |= {"console-port": console_port, "no-console": not console}
+    other_options |= {"channels-port": channels_port, "require-auth": require_auth}
+    arguments += arguments_of({**other_options, "bootstrap-servers": bootstrap_servers})
     pid = detached.start(arguments, Installation(data_dir), typer.echo)
     typer.echo(
-        f"knafka runs in the background (pid {pid}); "
-        "knafka status, knafka logs -f and knafka down are for it"
+        f"knafka runs in the background (pid {pid}): "
+        "see knafka status and knafka logs -f; knafka down stops it"
     )
 
 

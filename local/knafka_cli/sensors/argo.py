@@ -1,7 +1,7 @@
-"""Argo Events' Sensors as ours: what can be carried over of one, and what can't.
+"""Converts Sensors of Argo Events to Knafka's, and lists what can't be converted.
 
-An event of Argo's has the name of its EventSource as `source`, and its event's as `subject`, so a
-dependency filters by these here. Pure: a document in, a document and notes out.
+Argo's events have the name of the EventSource as `source` and the name of the event as `subject`,
+so a converted dependency filters by these attributes. Pure: returns a document and notes.
 """
 
 from __future__ import annotations
@@ -14,45 +14,53 @@ from knafka.core.errors import InvalidDocument
 from knafka_operator.model.sensors import go_seconds
 
 ARGO: Final = "argoproj.io/v1alpha1"
+"""apiVersion of Argo's Sensors."""
 SENSOR_KIND: Final = "Sensor"
+"""Kind of a Sensor, Argo's and ours."""
 
-ARGOS_STEPS: Final = 5
-"""Attempts of a retryStrategy that doesn't say how many."""
+ARGO_DEFAULT_STEPS: Final = 5
+"""Argo's number of attempts for a retryStrategy without `steps`."""
 
 Document = Mapping[str, Any]
 
-_CONTEXT: Final = frozenset({"id", "source", "specversion", "type", "datacontenttype", "subject"})
-"""Attributes that a context filter of Argo's compares, its fields in lower case; `time` isn't."""
+_CONTEXT_ATTRIBUTES: Final = frozenset(
+    {"id", "source", "specversion", "type", "datacontenttype", "subject"}
+)
+"""Attributes that a context filter of Argo's compares, in lower case; it ignores `time`."""
 
 
 @dataclass(slots=True)
-class Converted:
-    """A Sensor of ours, and what it lacks of Argo's."""
+class ArgoConversion:
+    """A Sensor of ours, with notes on the conversion."""
 
     document: dict[str, Any]
     lost: list[str] = field(default_factory=list)
-    """One sentence for each part that isn't carried over."""
+    """A sentence for each part that was left out."""
     changed: list[str] = field(default_factory=list)
-    """One sentence for each part that is written otherwise, or that means something else here."""
+    """A sentence for each part that is written differently or has another meaning here."""
 
 
-def convert(argo: Document, broker: str = "default", channel: str | None = None) -> Converted:
-    """Argo's Sensor on this bus, a KafkaChannel if one is named. Raises `InvalidDocument` for what
-    is none."""
+def convert_sensor(
+    argo: Document, broker: str = "default", channel: str | None = None
+) -> ArgoConversion:
+    """Convert Argo's Sensor to one on this Broker, or on this KafkaChannel if one is named.
+
+    Raises `InvalidDocument` if `argo` is no valid Sensor.
+    """
     if (argo.get("apiVersion"), argo.get("kind")) != (ARGO, SENSOR_KIND):
-        raise InvalidDocument("", f"want a Sensor of {ARGO}")
-    described = _object(argo, "metadata")
-    name = described.get("name")
+        raise InvalidDocument("", f"must be a Sensor of {ARGO}")
+    argo_metadata = _object_field(argo, "metadata")
+    name = argo_metadata.get("name")
     if not isinstance(name, str) or not name:
         raise InvalidDocument("metadata.name", "is not set")
-    spec = _object(argo, "spec")
-    converted = Converted({})
+    spec = _object_field(argo, "spec")
+    converted = ArgoConversion({})
     metadata = {"name": name}
-    if namespace := described.get("namespace"):
+    if namespace := argo_metadata.get("namespace"):
         metadata["namespace"] = _text(namespace, "metadata.namespace")
-    for dropped in ("labels", "annotations"):
-        if described.get(dropped):
-            converted.changed.append(f"metadata.{dropped}: left out, add to it what is yours")
+    for field_name in ("labels", "annotations"):
+        if argo_metadata.get(field_name):
+            converted.changed.append(f"metadata.{field_name}: left out, add yours by hand")
     bus = f"the Broker {broker}" if channel is None else f"the KafkaChannel {channel}"
     if event_bus := spec.get("eventBusName"):
         converted.changed.append(f"spec.eventBusName: {event_bus!s:.80}; here the bus is {bus}")
@@ -63,72 +71,80 @@ def convert(argo: Document, broker: str = "default", channel: str | None = None)
         "spec": {
             **({"broker": broker} if channel is None else {"channel": channel}),
             "dependencies": [
-                _dependency(dependency, converted)
-                for dependency in _list(spec, "dependencies", "spec", required=True)
+                _convert_dependency(dependency, converted)
+                for dependency in _list_field(spec, "dependencies", "spec", required=True)
             ],
             "triggers": [
                 trigger
-                for declared in _list(spec, "triggers", "spec", required=True)
-                if (trigger := _trigger(declared, converted)) is not None
+                for declared in _list_field(spec, "triggers", "spec", required=True)
+                if (trigger := _convert_trigger(declared, converted)) is not None
             ],
         },
     }
-    _leave_out(spec, {"dependencies", "triggers", "eventBusName"}, "spec", converted)
+    _note_unknown_fields(spec, {"dependencies", "triggers", "eventBusName"}, "spec", converted)
     if not converted.document["spec"]["triggers"]:
-        converted.lost.append("spec.triggers: none is left, so this is no Sensor yet")
+        converted.lost.append("spec.triggers: none could be converted, so add one by hand")
     return converted
 
 
-# What a document may be wrong in: each raises `InvalidDocument`
+# Reading fields: each function raises `InvalidDocument` for a value of another type
 
 
-def _object(document: Document, name: str, path: str = "") -> Document:
-    """Empty where it isn't set."""
+def _object_field(document: Document, name: str, path: str = "") -> Document:
+    """The object in a field; empty if the field isn't set. Raises `InvalidDocument`."""
     value = document.get(name)
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise InvalidDocument(_join(path, name), "want an object")
+        raise InvalidDocument(_join_path(path, name), "must be an object")
     return value
 
 
-def _list(
+def _list_field(
     document: Document, name: str, path: str, *, required: bool = False
 ) -> Sequence[Document]:
-    """Empty where it isn't set and may be left out."""
+    """The list of objects in a field; empty if it isn't set and not required. Raises
+    `InvalidDocument`."""
     value = document.get(name)
     if value is None and not required:
         return ()
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise InvalidDocument(_join(path, name), "want a list of objects")
+        raise InvalidDocument(_join_path(path, name), "must be a list of objects")
     return value
 
 
 def _text(value: Any, path: str) -> str:
+    """A value as text. Raises `InvalidDocument` for anything but a string or a number."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise InvalidDocument(path, "want a text")
+        raise InvalidDocument(path, "must be a text")
     return str(value)
 
 
-def _flag(document: Document, name: str, path: str) -> bool:
+def _flag_field(document: Document, name: str, path: str) -> bool:
+    """The truth value of a field; False if it isn't set. Raises `InvalidDocument`."""
     value = document.get(name)
     if value is not None and not isinstance(value, bool):
-        raise InvalidDocument(_join(path, name), "want true or false")
+        raise InvalidDocument(_join_path(path, name), "must be true or false")
     return bool(value)
 
 
-def _join(path: str, name: str) -> str:
+def _join_path(path: str, name: str) -> str:
+    """The path of a field below `path`."""
     return f"{path}.{name}" if path else name
 
 
-def _leave_out(document: Document, known: set[str], path: str, converted: Converted) -> None:
+def _note_unknown_fields(
+    document: Document, known: set[str], path: str, converted: ArgoConversion
+) -> None:
+    """Note every field that isn't among the known ones as lost."""
     converted.lost += [f"{path}.{name}: not carried over" for name in document if name not in known]
 
 
 # Dependencies
 
 
-def _dependency(argo: Document, converted: Converted) -> dict[str, Any]:
+def _convert_dependency(argo: Document, converted: ArgoConversion) -> dict[str, Any]:
+    """Convert a dependency: its EventSource, event and context filter become exact filters."""
     name = _text(argo.get("name", ""), "spec.dependencies.name")
     path = f"dependency {name}"
     exact_values = {
@@ -136,23 +152,23 @@ def _dependency(argo: Document, converted: Converted) -> dict[str, Any]:
         for key, attribute in (("eventSourceName", "source"), ("eventName", "subject"))
         if argo.get(key)
     }
-    filters = _object(argo, "filters", path)
+    filters = _object_field(argo, "filters", path)
     context: dict[str, str] = {}
-    for key, value in _object(filters, "context", f"{path}.filters").items():
-        if (attribute := str(key).lower()) not in _CONTEXT:
+    for key, value in _object_field(filters, "context", f"{path}.filters").items():
+        if (attribute := str(key).lower()) not in _CONTEXT_ATTRIBUTES:
             converted.lost.append(f"{path}.filters.context.{key}: not carried over")
         elif value:
             context[attribute] = _text(value, f"{path}.filters.context.{key}")
-    # Both must match there: of one attribute with two values, no event does.
-    both = {
+    # With Argo both must match: if an attribute has two values, no event matches.
+    conflicting = {
         name: value for name, value in context.items() if exact_values.get(name, value) != value
     }
-    for attribute, value in both.items():
+    for attribute, value in conflicting.items():
         converted.changed.append(
-            f"{path}.filters.context.{attribute}: {value:.80}, and by its EventSource"
-            f" {exact_values[attribute]:.80}: no event has both, here and there"
+            f"{path}.filters.context.{attribute}: {value:.80}, but its EventSource sets"
+            f" {exact_values[attribute]:.80}: no event matches both, neither here nor with Argo"
         )
-    exact_values.update({name: value for name, value in context.items() if name not in both})
+    exact_values.update({name: value for name, value in context.items() if name not in conflicting})
     for key in filters:
         if key in ("data", "exprs", "script"):
             converted.lost.append(
@@ -161,7 +177,7 @@ def _dependency(argo: Document, converted: Converted) -> dict[str, Any]:
         elif key == "time":
             converted.lost.append(f"{path}.filters.time: not carried over")
         elif key in ("dataLogicalOperator", "exprLogicalOperator"):
-            pass  # of what is left out
+            pass  # they combine filters that are left out
         elif key != "context":
             converted.lost.append(f"{path}.filters.{key}: not carried over")
     # With one kind of filter, `or` and `and` are the same; without one, its default is `and`.
@@ -169,96 +185,108 @@ def _dependency(argo: Document, converted: Converted) -> dict[str, Any]:
     kinds = [kind for kind in ("exprs", "data", "context", "time", "script") if filters.get(kind)]
     if operator != "and" and kinds != ["context"] and kinds:
         converted.lost.append(
-            f"{path}.filtersLogicalOperator: {operator:.80} of {', '.join(kinds)}: here all that is"
-            " carried over must match"
+            f"{path}.filtersLogicalOperator: {operator:.80} of {', '.join(kinds)}: here all"
+            " converted filters must match"
         )
-    _leave_out(
+    _note_unknown_fields(
         argo,
         {"name", "eventSourceName", "eventName", "filters", "filtersLogicalOperator"},
         path,
         converted,
     )
-    exact = [{"exact": values} for values in (exact_values, both) if values]
+    exact = [{"exact": values} for values in (exact_values, conflicting) if values]
     return {"name": name, **({"filters": exact} if exact else {})}
 
 
 # Triggers
 
 
-def _trigger(argo: Document, converted: Converted) -> dict[str, Any] | None:
-    template = _object(argo, "template", "spec.triggers")
+def _convert_trigger(argo: Document, converted: ArgoConversion) -> dict[str, Any] | None:
+    """Convert an HTTP trigger to one with a subscriber; None for a trigger of any other kind."""
+    template = _object_field(argo, "template", "spec.triggers")
     name = _text(template.get("name", ""), "spec.triggers.template.name")
     path = f"trigger {name}"
-    url = _url(template, path, converted)
+    url = _template_url(template, path, converted)
     if url is None:
         return None
-    _leave_out(template, {"name", "conditions", "conditionsReset", "http"}, path, converted)
+    _note_unknown_fields(
+        template, {"name", "conditions", "conditionsReset", "http"}, path, converted
+    )
     known = {"template", "retryStrategy", "rateLimit", "atLeastOnce", "dlqTrigger"}
-    _leave_out(argo, known, path, converted)
+    _note_unknown_fields(argo, known, path, converted)
     trigger: dict[str, Any] = {"name": name}
     if template.get("conditions"):
         trigger["conditions"] = _text(template["conditions"], f"{path}.conditions")
-    if resets := list(_resets(_list(template, "conditionsReset", path), path, converted)):
+    if resets := list(
+        _convert_resets(_list_field(template, "conditionsReset", path), path, converted)
+    ):
         trigger["conditionsReset"] = resets
-    # Argo's default is at most once (BUS-5), and ours isn't.
-    trigger["atLeastOnce"] = _flag(argo, "atLeastOnce", path)
+    # Argo's default is at most once (BUS-5), ours is at least once.
+    trigger["atLeastOnce"] = _flag_field(argo, "atLeastOnce", path)
     trigger["subscriber"] = {"uri": url}
-    trigger["retryStrategy"] = _retries(_object(argo, "retryStrategy", path), path, converted)
-    if limit := _object(argo, "rateLimit", path):
-        trigger["rateLimit"] = _rate_limit(limit, path, converted)
-    if dead_letters := _object(argo, "dlqTrigger", path):
+    trigger["retryStrategy"] = _convert_retries(
+        _object_field(argo, "retryStrategy", path), path, converted
+    )
+    if limit := _object_field(argo, "rateLimit", path):
+        trigger["rateLimit"] = _convert_rate_limit(limit, path, converted)
+    if dead_letters := _object_field(argo, "dlqTrigger", path):
         path = f"{path}.dlqTrigger"
-        _leave_out(dead_letters, {"template", "atLeastOnce"}, path, converted)
-        sink = _url(_object(dead_letters, "template", path), path, converted)
+        _note_unknown_fields(dead_letters, {"template", "atLeastOnce"}, path, converted)
+        sink = _template_url(_object_field(dead_letters, "template", path), path, converted)
         if sink is not None:
             trigger["dlqTrigger"] = {"subscriber": {"uri": sink}}
     return trigger
 
 
-def _url(template: Document, path: str, converted: Converted) -> str | None:
+def _template_url(template: Document, path: str, converted: ArgoConversion) -> str | None:
+    """The URL of a trigger template's HTTP request; None if the template has another kind."""
     if template.get("http") is None:
         known = {"name", "conditions", "conditionsReset"}
         kinds = ", ".join(str(name) for name in template if name not in known) or "nothing"
-        converted.lost.append(f"{path}: it does {kinds}, and only http is carried over")
+        converted.lost.append(f"{path}: it does {kinds}, but only http can be converted")
         return None
-    http = _object(template, "http", path)
+    http = _object_field(template, "http", path)
     if str(http.get("method", "POST")).upper() != "POST":
         converted.lost.append(f"{path}.http.method: events are sent with POST")
     if http.get("payload") or http.get("parameters"):
         converted.lost.append(
-            f"{path}.http.payload: the body is the array of the events, whole and as they came"
+            f"{path}.http.payload: the body is always the array of the whole events"
         )
-    _leave_out(http, {"url", "method", "payload", "parameters"}, f"{path}.http", converted)
+    _note_unknown_fields(
+        http, {"url", "method", "payload", "parameters"}, f"{path}.http", converted
+    )
     return _text(http.get("url", ""), f"{path}.http.url")
 
 
-def _resets(
-    resets: Sequence[Document], path: str, converted: Converted
+def _convert_resets(
+    resets: Sequence[Document], path: str, converted: ArgoConversion
 ) -> Iterator[dict[str, Any]]:
+    """Convert the times at which a trigger's conditions are reset."""
     path = f"{path}.conditionsReset"
     for reset in resets:
-        by_time = _object(reset, "byTime", path)
+        by_time = _object_field(reset, "byTime", path)
         if not by_time:
             converted.lost.append(f"{path}: only byTime is carried over")
             continue
-        written = {
+        reset_time = {
             key: _text(by_time[key], f"{path}.byTime.{key}")
             for key in ("cron", "timezone")
             if by_time.get(key)
         }
-        if (cron := written.get("cron")) and (same := _cron(cron)) != cron:
-            written["cron"] = same
+        if (cron := reset_time.get("cron")) and (equivalent := _equivalent_cron(cron)) != cron:
+            reset_time["cron"] = equivalent
             converted.changed.append(
-                f"{path}.byTime.cron: {cron:.80} is written {same:.80}: with both a day and a"
-                " weekday Argo takes either, and here a field that begins with * asks for both"
+                f"{path}.byTime.cron: {cron:.80} becomes {equivalent:.80}: with a day and a weekday"
+                " Argo fires on either, but here a field that begins with * requires both"
             )
-        yield {"byTime": written}
+        yield {"byTime": reset_time}
 
 
-def _cron(cron: str) -> str:
-    """The same times: to Argo's parser `*/2` is no `*`, and to ours it is."""
+def _equivalent_cron(cron: str) -> str:
+    """A cron expression that names the same times to our parser, which reads `*/2` as `*` and
+    Argo's doesn't."""
     fields = cron.split()
-    if len(fields) != 5 or fields[2] in _ANY or fields[4] in _ANY:
+    if len(fields) != 5 or fields[2] in _ANY_VALUE or fields[4] in _ANY_VALUE:
         return cron
     for number, span in ((2, "1-31"), (4, "0-6")):
         parts = fields[number].split(",")
@@ -268,45 +296,49 @@ def _cron(cron: str) -> str:
     return " ".join(fields)
 
 
-_ANY: Final = ("*", "?", "*/1", "?/1")
+_ANY_VALUE: Final = ("*", "?", "*/1", "?/1")
+"""Cron fields that match every value."""
 
 
-def _retries(argo: Document, path: str, converted: Converted) -> dict[str, Any]:
+def _convert_retries(argo: Document, path: str, converted: ArgoConversion) -> dict[str, Any]:
+    """Convert a retry strategy."""
     if not argo:
-        # Without it a delivery has more attempts than one.
+        # Without a strategy, a delivery here has more than one attempt.
         return {"steps": 1}
     path = f"{path}.retryStrategy"
     steps = argo.get("steps")
     if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int)):
-        raise InvalidDocument(f"{path}.steps", "want a whole number")
-    retries: dict[str, Any] = {"steps": steps if steps is not None and steps > 0 else ARGOS_STEPS}
+        raise InvalidDocument(f"{path}.steps", "must be a whole number")
+    retries: dict[str, Any] = {
+        "steps": steps if steps is not None and steps > 0 else ARGO_DEFAULT_STEPS
+    }
     if argo.get("duration") is not None:
         retries["duration"] = _duration(argo["duration"], path)
-    factor = _number(argo.get("factor", 1))
+    factor = _amount(argo.get("factor", 1))
     if factor == 2:
         retries["factor"] = 2
     elif factor != 1:
         converted.lost.append(
-            f"{path}.factor: {factor:g}; here each wait is longer by the first one (1), or twice"
-            " as long (2)"
+            f"{path}.factor: {factor:g}; here the waits grow by the first one (1) or double (2)"
         )
     elif retries["steps"] > 2:
         converted.changed.append(
-            f"{path}.factor: 1; there all waits are equal, and here each is longer by the first one"
+            f"{path}.factor: 1; with Argo all waits are equal, here each grows by the first one"
         )
     if argo.get("jitter"):
         converted.lost.append(f"{path}.jitter: not carried over")
-    _leave_out(argo, {"steps", "duration", "factor", "jitter"}, path, converted)
+    _note_unknown_fields(argo, {"steps", "duration", "factor", "jitter"}, path, converted)
     return retries
 
 
-def _rate_limit(argo: Document, path: str, converted: Converted) -> dict[str, Any]:
-    _leave_out(argo, {"unit", "requestsPerUnit"}, f"{path}.rateLimit", converted)
+def _convert_rate_limit(argo: Document, path: str, converted: ArgoConversion) -> dict[str, Any]:
+    """Convert a rate limit, whose fields have the same names here."""
+    _note_unknown_fields(argo, {"unit", "requestsPerUnit"}, f"{path}.rateLimit", converted)
     return {name: argo[name] for name in ("unit", "requestsPerUnit") if name in argo}
 
 
-def _number(value: Any) -> float:
-    """Argo's Amount: a number, its text, or an object that holds it."""
+def _amount(value: Any) -> float:
+    """The value of Argo's Amount, which is a number, a text, or an object with a number."""
     if isinstance(value, dict):
         value = value.get("value", 1)
     try:
@@ -316,12 +348,14 @@ def _number(value: Any) -> float:
 
 
 def _duration(value: Any, path: str) -> str:
-    """Argo's Int64OrString: nanoseconds, or Go's text of a duration, which it becomes."""
+    """A duration as Go writes it, of Argo's Int64OrString: nanoseconds, or such a text."""
     if isinstance(value, dict):
         value = value.get("strVal") or value.get("int64Val") or 0
     is_number = isinstance(value, int) and not isinstance(value, bool) and value >= 0
     if is_number or (isinstance(value, str) and value.isascii() and value.isdecimal()):
         return f"{int(value)}ns"
     if not isinstance(value, str) or go_seconds(value) is None:
-        raise InvalidDocument(f"{path}.duration", f"invalid value: {value!s:.80}: want one as 10s")
+        raise InvalidDocument(
+            f"{path}.duration", f"invalid value: {value!s:.80}: give one such as 10s"
+        )
     return str(value)

@@ -1,4 +1,4 @@
-"""`knafka convert sensor`: what others run, declared for Knafka."""
+"""`knafka convert sensor`: converts Sensors of Argo Events to Knafka's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import yaml
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument
 from knafka_cli.shared import event_input
-from knafka_cli.shared.options import EXIT_FAILED, add, usage
+from knafka_cli.shared.options import EXIT_FAILED, add, exit_on_bad_input
 
 
 def add_to(app: typer.Typer) -> None:
@@ -39,11 +39,12 @@ def sensor(
     from knafka_cli.sensors import argo
     from knafka_operator.model.sensors import Sensor
 
-    with usage():
+    with exit_on_bad_input():
         if broker is not None and channel is not None:
             raise event_input.BadInput("give --broker or --channel, not both")
         conversions = [
-            argo.convert(document, broker or "default", channel) for document in _sensors(file)
+            argo.convert_sensor(document, broker or "default", channel)
+            for document in _read_sensors(file)
         ]
         typer.echo(
             yaml.safe_dump_all(
@@ -53,8 +54,8 @@ def sensor(
         )
         for conversion in conversions:
             name = conversion.document["metadata"]["name"]
-            for told in (*conversion.changed, *conversion.lost):
-                typer.echo(f"knafka: {name}: {told}", err=True)
+            for note in (*conversion.changed, *conversion.lost):
+                typer.echo(f"knafka: {name}: {note}", err=True)
         for conversion in conversions:
             if conversion.document["spec"]["triggers"]:
                 try:
@@ -67,7 +68,8 @@ def sensor(
         raise typer.Exit(EXIT_FAILED)
 
 
-def _sensors(file: Path) -> list[dict[str, object]]:
+def _read_sensors(file: Path) -> list[dict[str, object]]:
+    """The Sensors in a YAML file. Raises `BadInput` if there is none."""
     try:
         documents = [document for document in yaml.safe_load_all(file.read_text()) if document]
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:

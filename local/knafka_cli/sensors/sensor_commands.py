@@ -1,5 +1,6 @@
-"""`knafka sensor`: what Sensors wait for, and what one would have fired: for events in a file, or
-by a Spark job for those of a topic or an archive."""
+"""`knafka sensor status` and `test`: what Sensors wait for, and what one would have fired.
+
+`test` reads events from a file, or has a Spark job read a topic or an archive."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ from knafka.core.documents import dump, parse
 from knafka.core.errors import InvalidDocument
 from knafka.core.times import moment, rfc3339
 from knafka_cli.shared import event_input, moments
-from knafka_cli.shared.job_options import Asked, run_job, taking
-from knafka_cli.shared.options import EXIT_FAILED, DataDir, add, refuse, usage
+from knafka_cli.shared.job_options import JobArguments, run_job, takes_job_options
+from knafka_cli.shared.options import EXIT_FAILED, DataDir, add, exit_on_bad_input, refuse
 from knafka_cli.shared.source_options import ContextName, Kubeconfig, NamespaceName
 from knafka_client.declared.declared_source import namespace_in
 from knafka_client.state import snapshot_file
@@ -35,14 +36,15 @@ if TYPE_CHECKING:
     from knafka_operator.model.sensors import Sensor
 
 TOPIC_OPTIONS: Final = ("topic", "bootstrap-servers", "secret")
-"""Options of the job that only a topic has."""
+"""Options of the job that only apply to a topic."""
 
 SHOWN_FIRINGS: Final = 20
+"""The most waiting conditions that are printed."""
 
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands to `knafka sensor`."""
-    add(app, "test", try_sensor, "knafka sensor test sensor.yaml --events events.ndjson")
+    add(app, "test", backtest_sensor, "knafka sensor test sensor.yaml --events events.ndjson")
     add(app, "status", show_status, "knafka sensor status")
 
 
@@ -63,43 +65,43 @@ def show_status(
     on_cluster = context is not None or kubeconfig is not None
     if on_cluster:
         named_namespace = namespace_in(name) if name else None
-        rows = _of_cluster(context, kubeconfig, named_namespace or namespace)
+        rows = _cluster_sensors(context, kubeconfig, named_namespace or namespace)
     else:
-        rows = snapshot_file.read(Installation(data_dir)).sensors
-    shown = [row for row in rows if name in (None, row.name, row.name.partition("/")[2])]
-    if not shown:
+        rows = snapshot_file.read_snapshot(Installation(data_dir)).sensors
+    shown_rows = [row for row in rows if name in (None, row.name, row.name.partition("/")[2])]
+    if not shown_rows:
         raise refuse(f"no Sensor {name} runs" if name else "no Sensor runs")
-    for row in shown:
+    for row in shown_rows:
         lag = "?" if row.lag is None else row.lag
         fired = "" if on_cluster else f", {row.delivered} firings"
         state = row.refused or row.error or f"{lag} events unread{fired}"
         typer.echo(f"{row.name}: {'paused, ' if row.paused else ''}{state}")
         for line in row.waiting:
             typer.echo(f"  {line}")
-    if any(row.refused for row in shown):
+    if any(row.refused for row in shown_rows):
         raise typer.Exit(EXIT_FAILED)
 
 
-def _of_cluster(
+def _cluster_sensors(
     context: str | None, kubeconfig: Path | None, namespace: str | None
 ) -> Sequence[TriggerRow]:
-    """Raises `ClusterError`."""
-    # Kubernetes' client takes half a second to import: only who asks a cluster pays for it.
+    """The Sensors of a cluster's namespace. Raises `ClusterError`."""
+    # Kubernetes' client takes half a second to import: only commands about a cluster pay for it.
     from knafka_client.declared import cluster_source
     from knafka_client.state.condition_rows import sensor_row
     from knafka_operator.model.sensors import KNAFKA, SENSOR
 
-    client, own = cluster_source.client_of(context, kubeconfig)
-    source = cluster_source.ClusterSource(client, namespace or own)
-    sensors = source.list(KNAFKA, SENSOR, namespace or own)
+    client, context_namespace = cluster_source.client_of(context, kubeconfig)
+    source = cluster_source.ClusterSource(client, namespace or context_namespace)
+    sensors = source.list(KNAFKA, SENSOR, namespace or context_namespace)
     if sensors is None:
         raise refuse("this cluster has no Sensors: Knafka's component of them isn't installed")
     return [sensor_row(document) for document in sensors]
 
 
-@taking("topic", "archive", "bootstrap-servers", "secret", "limit", "output")
-def try_sensor(
-    asked: Asked,
+@takes_job_options("topic", "archive", "bootstrap-servers", "secret", "limit", "output")
+def backtest_sensor(
+    job_options: JobArguments,
     file: Annotated[Path, typer.Argument(help="A YAML file with one Sensor.")],
     events: Annotated[
         Path | None,
@@ -125,39 +127,39 @@ def try_sensor(
     With --since or --archive a Spark job tests the Sensor on any number of events. Events of a
     topic are ordered by Kafka's time; what still waits is decided by the current time.
     """
-    with usage():
-        sensor = _sensor(file)
+    with exit_on_bad_input():
+        sensor = _read_sensor(file)
         if events is not None:
-            others = [name for name, value in asked.items() if value is not None]
-            others += [name for name, value in (("since", since), ("until", until)) if value]
-            if others:
+            conflicting = [name for name, value in job_options.items() if value is not None]
+            conflicting += [name for name, value in (("since", since), ("until", until)) if value]
+            if conflicting:
                 raise event_input.BadInput(
-                    f"--{others[0]} can't be used with --events: it is an option of the Spark job"
+                    f"--{conflicting[0]} can't be used with --events: it is for the Spark job"
                 )
             _test_file(sensor.spec, events, as_json)
             return
-        if asked["archive"] is not None:
-            if others := [name for name in TOPIC_OPTIONS if asked[name] is not None]:
+        if job_options["archive"] is not None:
+            if conflicting := [name for name in TOPIC_OPTIONS if job_options[name] is not None]:
                 raise event_input.BadInput(
-                    f"--{others[0]} can't be used with --archive: it is about a topic"
+                    f"--{conflicting[0]} can't be used with --archive: it is about a topic"
                 )
         elif since is None:
             raise event_input.BadInput("give --events FILE, --since TIME, or --archive FOLDER")
         else:
-            asked.update(_bus(sensor, asked, data_dir))
-        span = {"events-since": _moment(since), "events-until": _moment(until)}
+            job_options.update(_topic_options(sensor, job_options, data_dir))
+        time_options = {"events-since": _iso_moment(since), "events-until": _iso_moment(until)}
     with tempfile.TemporaryDirectory() as folder:
         document = Path(folder, "sensor.json")
-        document.write_text(json.dumps(_conditions(sensor)))
-        result = run_job("backtest", {"sensor": document}, span, asked)
+        document.write_text(json.dumps(_conditions_document(sensor)))
+        result = run_job("backtest", {"sensor": document}, time_options, job_options)
     if as_json:
         typer.echo(json.dumps(result))
         return
     for firing in result["shown"]:
-        typer.echo(_line(firing))
+        typer.echo(_firing_line(firing))
     total = sum(result["firings"].values())
-    if (more := total - len(result["shown"])) > 0:
-        typer.echo(f"and {more} more")
+    if (hidden := total - len(result["shown"])) > 0:
+        typer.echo(f"and {hidden} more")
     waiting = result["waiting"]
     typer.echo(f"{result['events']} events: {total} firings, {sum(waiting.values())} wait")
     for name, count in result["firings"].items():
@@ -168,22 +170,23 @@ def try_sensor(
     ):
         if count:
             typer.echo(f"  {count} {problem}")
-    _say_errors(result["errors"])
+    _print_errors(result["errors"])
 
 
-def _bus(sensor: Sensor, asked: Asked, data_dir: Path) -> Mapping[str, str]:
-    """The topic of its Broker or KafkaChannel and its Kafka, as far as neither is given."""
-    if asked["bootstrap-servers"] is not None:
-        if asked["topic"] is None:
+def _topic_options(sensor: Sensor, job_options: JobArguments, data_dir: Path) -> Mapping[str, str]:
+    """The job's options for a topic and its Kafka; by default those of the Sensor's bus in `knafka
+    up`."""
+    if job_options["bootstrap-servers"] is not None:
+        if job_options["topic"] is None:
             raise event_input.BadInput(
                 "--bootstrap-servers needs --topic, the topic with the events"
             )
         return {}
-    if asked["secret"] is not None:
+    if job_options["secret"] is not None:
         raise event_input.BadInput("--secret needs --bootstrap-servers, the Kafka that it is for")
-    running = Installation(data_dir).running()
+    running = Installation(data_dir).read_state()
     options = {"bootstrap-servers": running.bootstrap_servers}
-    if asked["topic"] is not None:
+    if job_options["topic"] is not None:
         return options
     family, identity = sensor.bus
     for ingress in running.ingresses:
@@ -192,15 +195,16 @@ def _bus(sensor: Sensor, asked: Asked, data_dir: Path) -> Mapping[str, str]:
     raise event_input.BadInput(f"there is no {family.broker} {identity}: name the --topic")
 
 
-def _moment(text: str | None) -> str | None:
+def _iso_moment(text: str | None) -> str | None:
+    """A moment that an option names, in ISO 8601; None if it isn't given."""
     if text is None:
         return None
-    seconds = moments.moment(text, time.time())
+    seconds = moments.parse_moment(text, time.time())
     return moment(seconds).isoformat()
 
 
-def _conditions(sensor: Sensor) -> dict[str, Any]:
-    """Without what has nothing to do with when it fires."""
+def _conditions_document(sensor: Sensor) -> dict[str, Any]:
+    """The part of a Sensor that decides when it fires, as JSON for the job."""
     from knafka.core.sensor.contract import Conditions, SensorTrigger
 
     known = SensorTrigger.model_fields.keys()
@@ -217,13 +221,14 @@ def _conditions(sensor: Sensor) -> dict[str, Any]:
 
 
 def _test_file(sensor: Conditions, events: Path, as_json: bool) -> None:
+    """Play the events of a file, and print what fires and what still waits."""
     # Here, as time zones and the operator's models cost every other command's start.
     from knafka.core.sensor.backtest import Backtest
     from knafka.core.sensor.records import trigger_of
 
     errors: Counter[str] = Counter()
     backtest = Backtest(sensor, lambda kind: errors.update([kind]))
-    past = sorted(_events(events), key=lambda event: event.at)
+    past = sorted(_read_events(events), key=lambda event: event.at)
     fired = list(backtest.play(past))
     held = backtest.held
     if as_json:
@@ -233,26 +238,28 @@ def _test_file(sensor: Conditions, events: Path, as_json: bool) -> None:
             "errors": errors,
             "firings": {trigger.name: firings[trigger.name] for trigger in sensor.triggers},
             "waiting": Counter(map(trigger_of, held)),
-            "shown": [_document(firing) for firing in fired],
+            "shown": [_firing_document(firing) for firing in fired],
         }
         typer.echo(json.dumps(result))
         return
     for firing in fired:
-        typer.echo(_line(_document(firing)))
+        typer.echo(_firing_line(_firing_document(firing)))
     typer.echo(f"{len(past)} events: {len(fired)} firings, {len(held)} wait")
     for key, waiting in sorted(held.items())[:SHOWN_FIRINGS]:
-        typer.echo(f"  {key} has {_named([_of(event) for event in waiting])}")
+        typer.echo(f"  {key} has {_event_names([_event_document(event) for event in waiting])}")
     if len(held) > SHOWN_FIRINGS:
         typer.echo(f"  and {len(held) - SHOWN_FIRINGS} more")
-    _say_errors(errors)
+    _print_errors(errors)
 
 
-def _say_errors(errors: Mapping[str, int]) -> None:
+def _print_errors(errors: Mapping[str, int]) -> None:
+    """Print the number of filters and correlations that failed, by kind of error."""
     for kind, count in errors.items():
         typer.echo(f"  {count} filters or correlations ended with an error: {kind}")
 
 
-def _sensor(file: Path) -> Sensor:
+def _read_sensor(file: Path) -> Sensor:
+    """The only Sensor in a YAML file. Raises `BadInput` and `InvalidDocument`."""
     from knafka_operator.model.sensors import KNAFKA, SENSOR, Sensor
 
     try:
@@ -266,14 +273,18 @@ def _sensor(file: Path) -> Sensor:
         and (document.get("apiVersion"), document.get("kind")) == (KNAFKA, SENSOR)
     ]
     if len(sensors) != 1:
-        raise event_input.BadInput(f"{file} has {len(sensors)} Sensors of {KNAFKA}: want one")
+        raise event_input.BadInput(
+            f"{file} has {len(sensors)} Sensors of {KNAFKA}: it must have one"
+        )
     try:
         return parse(Sensor, sensors[0])
     except InvalidDocument as error:
         raise InvalidDocument("", f"{file}: {error}") from None
 
 
-def _events(file: Path) -> Iterator[PastEvent]:
+def _read_events(file: Path) -> Iterator[PastEvent]:
+    """The events of an NDJSON file with their times; one without a time is a millisecond after the
+    event before it."""
     from knafka.core.sensor.backtest import PastEvent
 
     try:
@@ -281,46 +292,51 @@ def _events(file: Path) -> Iterator[PastEvent]:
     except OSError as error:
         raise event_input.BadInput(f"{file} can't be read: {error}") from None
     milliseconds = 0
-    for event in event_input.events_of(lines, str(file)):
+    for event in event_input.read_events(lines, str(file)):
         time = event.attributes.get("time")
         milliseconds = milliseconds + 1 if time is None else _milliseconds(time)
         yield PastEvent(milliseconds, event.attributes, json_format.write(event))
 
 
 def _milliseconds(time: str) -> int:
-    # A leap second is the one after it: datetime knows of none.
+    """Milliseconds since the Unix epoch of an RFC 3339 time."""
+    # datetime knows no leap seconds: read one as the second after it.
     text = time.upper().replace(":60", ":59")
     return round(datetime.fromisoformat(text).timestamp() * 1000) + 1000 * (":60" in time)
 
 
-def _document(fired: Fired) -> Mapping[str, Any]:
-    """As the job shows a firing."""
+def _firing_document(fired: Fired) -> Mapping[str, Any]:
+    """A firing in the JSON format of the job's result."""
     from knafka.core.sensor.records import correlation_of, trigger_of
 
     return {
         "trigger": trigger_of(fired.key),
         "correlation": correlation_of(fired.key),
-        "at": _text(fired.at),
-        "events": [_of(event) for event in fired.firing.events],
+        "at": _time_text(fired.at),
+        "events": [_event_document(event) for event in fired.firing.events],
     }
 
 
-def _of(event: HeldEvent) -> Mapping[str, Any]:
+def _event_document(event: HeldEvent) -> Mapping[str, Any]:
+    """An event in the JSON format of the job's result."""
     source, _, identity = event.identity.partition(" ")
     return {
-        "dependency": event.dependency, "source": source, "id": identity, "at": _text(event.at)
+        "dependency": event.dependency, "source": source, "id": identity, "at": _time_text(event.at)
     }  # fmt: skip
 
 
-def _text(milliseconds: int) -> str:
+def _time_text(milliseconds: int) -> str:
+    """A time in RFC 3339."""
     return rfc3339(milliseconds / 1000)
 
 
-def _line(firing: Mapping[str, Any]) -> str:
+def _firing_line(firing: Mapping[str, Any]) -> str:
+    """One line of text about a firing."""
     correlation = firing["correlation"]
     key = firing["trigger"] + ("" if correlation is None else f"/{correlation}")
-    return f"{firing['at']} {key} fires with {_named(firing['events'])}"
+    return f"{firing['at']} {key} fires with {_event_names(firing['events'])}"
 
 
-def _named(events: Sequence[Mapping[str, Any]]) -> str:
+def _event_names(events: Sequence[Mapping[str, Any]]) -> str:
+    """Events by dependency and id."""
     return ", ".join(f"{event['dependency']} {event['id']}" for event in events)

@@ -1,10 +1,10 @@
-"""Where a Sensor's group stands: the record that is next in each partition, and passing over one.
+"""Shows the next record of a Sensor in each partition, and skips one that blocks the Sensor.
 
-    committed offset --read--> the next record          what a Sensor that doesn't go on stands at
-    the record --> the dead-letter topic --> the group's offset behind it
+    next:  committed offset --> the next record, which blocks a Sensor that makes no progress
+    skip:  the record --> the dead-letter topic --> the group's offset behind the record
 
-A record is passed over only once it is durable as a dead letter, and only where it is the next one.
-Kafka takes offsets from somebody who isn't in the group only while nobody is in it.
+Only the next record can be skipped, and only once it is durable as a dead letter. Kafka accepts
+offsets from outside a group only while the group has no member.
 """
 
 from __future__ import annotations
@@ -30,97 +30,111 @@ from knafka.ports.log import Record
 from knafka.ports.shared_log import GroupHasMembers
 from knafka_cli.shared.options import ask_kafka
 from knafka_client.state.installation import SensorPlace
-from knafka_client.topics.dead_letters import shown
+from knafka_client.topics.dead_letters import printable
 from knafka_client.topics.ranges import RangeReader
 from knafka_client.topics.replaying import WRITER_CLOSE_TIMEOUT
 
 RECORD_READ_TIMEOUT: Final = 10.0
-"""Seconds to get one record."""
-SKIPPED: Final = "it was skipped by hand (knafka sensor skip)"
+"""Seconds to read one record."""
+SKIPPED_TEXT: Final = "it was skipped by hand (knafka sensor skip)"
+"""Error text of the dead letter of a skipped record."""
 
 
 class CannotSkip(KnafkaError):
-    """A record is not passed over; the text says why and what to do."""
+    """A record can't be skipped; the text says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """A partition in which a Sensor's group has something to read."""
+class SensorPosition:
+    """A partition in which a Sensor has records to read."""
 
     topic: str
     partition: int
     offset: int
-    """Committed, or the partition's start."""
+    """The committed offset, or the partition's start."""
     metadata: str
-    """Committed beside it."""
+    """The commit's metadata."""
     end: int
+    """The partition's end offset."""
     record: Record | None
-    """The next one; None: only transactions' markers follow, or it can't be read yet."""
+    """The next record; None if only transaction markers follow, or if it can't be read yet."""
     headers: RecordHeaders | None
-    """The record's, which are asked for once; None: they can't be read."""
+    """The record's headers, which the client returns only once; None if they can't be read."""
 
     @property
     def place(self) -> str:
+        """The next record's place: `TOPIC/PARTITION/OFFSET`."""
         offset = self.offset if self.record is None else self.record.offset()
         return f"{self.topic}/{self.partition}/{offset}"
 
     def text(self, sensor: SensorPlace) -> str:
-        """One line for a person about the next record."""
+        """One line of text about the next record."""
         unread = f"{self.place}, {self.end - self.offset} offsets before the end"
-        return f"{unread}: {'nothing to read' if self.record is None else self._about(sensor)}"
+        if self.record is None:
+            return f"{unread}: nothing to read"
+        return f"{unread}: {self._record_description(sensor)}"
 
-    def _about(self, sensor: SensorPlace) -> str:
+    def _record_description(self, sensor: SensorPlace) -> str:
+        """What the next record holds: an event of the bus, an event for a trigger, or no event."""
         record = cast(Record, self.record)
         value = record.value()
-        what = f"{len(value or b'')} bytes of {rfc3339(record.timestamp()[1] / 1000)}"
+        description = f"{len(value or b'')} bytes of {rfc3339(record.timestamp()[1] / 1000)}"
         headers = self.headers
         if headers is None:
-            return f"{what}, no event: its headers can't be read"
+            return f"{description}, no event: its headers can't be read"
         try:
             if self.topic == sensor.trigger_topic:
                 trigger_record = records.read_trigger(record.key(), value, headers, record.offset())
                 source, _, identity = trigger_record.event.identity.partition(" ")
                 generation = f"of generation {trigger_record.generation} of the Sensor"
-                what += (
+                description += (
                     f" for {trigger_record.key} as {trigger_record.event.dependency}, {generation}"
                 )
-                return shown(f"{what}: {identity} from {source}")
-            about = read(headers, value).attributes
+                return printable(f"{description}: {identity} from {source}")
+            attributes = read(headers, value).attributes
         except InvalidEvent as error:
-            return shown(f"{what}, no event: {error}")
-        return shown(f"{what}: {about['type']} {about['id']} from {about['source']}")
+            return printable(f"{description}, no event: {error}")
+        return printable(
+            f"{description}: {attributes['type']} {attributes['id']} from {attributes['source']}"
+        )
 
 
-def standings(connection: Mapping[str, Any], sensor: SensorPlace) -> Sequence[Standing]:
-    """The next record of a Sensor in each partition of its bus and its trigger topic that has
-    unread records. Raises `LogError`."""
-    with _reader(connection, sensor) as reader:
-        return list(_standings(reader, sensor))
+def unread_positions(
+    connection: Mapping[str, Any], sensor: SensorPlace
+) -> Sequence[SensorPosition]:
+    """The partitions of a Sensor's bus and trigger topic that have unread records. Raises
+    `LogError`."""
+    with _open_reader(connection, sensor) as reader:
+        return list(_read_positions(reader, sensor))
 
 
-def skip(connection: Mapping[str, Any], sensor: SensorPlace, place: str) -> Standing:
-    """Pass over the record at a place (`TOPIC/PARTITION/OFFSET`), which must be the next one; gives
-    where the group stood. Raises `CannotSkip` and `LogError`."""
-    with _reader(connection, sensor) as reader:
-        there = {standing.place: standing for standing in _standings(reader, sensor)}
-        standing = there.get(place)
+def skip(connection: Mapping[str, Any], sensor: SensorPlace, place: str) -> SensorPosition:
+    """Skip the record at a place (`TOPIC/PARTITION/OFFSET`), which must be the next one.
+
+    Returns the partition as it was before. Raises `CannotSkip` and `LogError`.
+    """
+    with _open_reader(connection, sensor) as reader:
+        by_place = {standing.place: standing for standing in _read_positions(reader, sensor)}
+        standing = by_place.get(place)
         if standing is None or standing.record is None:
-            following = ", ".join(
-                name for name, standing in there.items() if standing.record is not None
+            next_records = ", ".join(
+                name for name, standing in by_place.items() if standing.record is not None
             )
-            raise CannotSkip(f"{place} is not the next record: that is {following or 'none'}")
-        # First as it stands: a Sensor that has processes refuses it, and nothing was written.
+            raise CannotSkip(f"{place} is not the next record: that is {next_records or 'none'}")
+        # Commit the same offset first: Kafka refuses it if the Sensor has processes.
         _commit(reader, sensor, standing, standing.offset)
-        _dead_letter(connection, sensor, standing.record, standing.headers)
+        _store_dead_letter(connection, sensor, standing.record, standing.headers)
         _commit(reader, sensor, standing, standing.record.offset() + 1)
     return standing
 
 
-def _reader(connection: Mapping[str, Any], sensor: SensorPlace) -> RangeReader:
+def _open_reader(connection: Mapping[str, Any], sensor: SensorPlace) -> RangeReader:
+    """A reader of the Sensor's topics that can commit for its group."""
     return RangeReader(connection, sensor.group, {**READING, "auto.offset.reset": "earliest"})
 
 
-def _standings(reader: RangeReader, sensor: SensorPlace) -> Iterator[Standing]:
+def _read_positions(reader: RangeReader, sensor: SensorPlace) -> Iterator[SensorPosition]:
+    """The partitions with unread records, each with its next record."""
     for topic in (sensor.topic, sensor.trigger_topic):
         spans = reader.spans(topic)
         committed = reader.committed(topic, spans)
@@ -128,19 +142,22 @@ def _standings(reader: RangeReader, sensor: SensorPlace) -> Iterator[Standing]:
             offset, metadata = committed.get(number, (low, ""))
             if offset < end:
                 record = reader.first_record(topic, number, offset, RECORD_READ_TIMEOUT)
-                headers = None if record is None else _headers(record)
-                yield Standing(topic, number, offset, metadata, end, record, headers)
+                headers = None if record is None else _read_headers(record)
+                yield SensorPosition(topic, number, offset, metadata, end, record, headers)
 
 
-def _headers(record: Record) -> RecordHeaders | None:
-    """None: they can't be read, as one's name isn't UTF-8. To be asked for once."""
+def _read_headers(record: Record) -> RecordHeaders | None:
+    """The record's headers; None if one's name isn't UTF-8. The client returns them only once."""
     try:
         return record.headers() or []
     except Exception:
         return None
 
 
-def _commit(reader: RangeReader, sensor: SensorPlace, standing: Standing, offset: int) -> None:
+def _commit(
+    reader: RangeReader, sensor: SensorPlace, standing: SensorPosition, offset: int
+) -> None:
+    """Commit an offset for the Sensor's group. Raises `CannotSkip` if the Sensor has processes."""
     position = TopicPartition(standing.topic, standing.partition, offset, standing.metadata)
     try:
         reader.commit([position])
@@ -151,23 +168,26 @@ def _commit(reader: RangeReader, sensor: SensorPlace, standing: Standing, offset
         ) from error
 
 
-def _dead_letter(
+def _store_dead_letter(
     connection: Mapping[str, Any],
     sensor: SensorPlace,
     record: Record,
     headers: RecordHeaders | None,
 ) -> None:
-    """Raises `LogError`, and nothing was passed over."""
-    whose = Sensor.model_construct(namespace=sensor.namespace, name=sensor.name, bus=sensor.bus)
+    """Store a record as a dead letter of the Sensor. Raises `LogError` if it isn't stored."""
+    sensor_contract = Sensor.model_construct(
+        namespace=sensor.namespace, name=sensor.name, bus=sensor.bus
+    )
     value = record.value()
     if record.topic() == sensor.trigger_topic:
         headers = letters.structured(value)
     place = record.topic(), record.partition(), record.offset()
     draft = Draft(record.key(), headers or [], value)
-    failure = Reason.INTERNAL_ERROR, SKIPPED
-    letter = letters.of_record(whose, place, draft, failure, time.time())
+    failure = Reason.INTERNAL_ERROR, SKIPPED_TEXT
+    letter = letters.of_record(sensor_contract, place, draft, failure, time.time())
 
     async def store(admin: KafkaAdmin) -> None:
+        """Append the dead letter, cut if it is too large."""
         settings, topic = sensor.dead_letter_settings, sensor.dead_letter_topic
         await admin.ensure_topic(topic, settings.partitions, settings.replication, settings.config)
         writer = KafkaWriter(dict(connection))

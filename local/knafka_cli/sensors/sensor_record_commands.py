@@ -1,4 +1,4 @@
-"""`knafka sensor next|skip|dead-letters`: what stands in a Sensor's way, and what it set aside."""
+"""`knafka sensor next|skip|dead-letters`: the records that block a Sensor, and its dead letters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from knafka.core import names
-from knafka_cli.shared.options import DataDir, add, ask_kafka, kafka_of, refuse, usage
+from knafka_cli.shared.options import (
+    DataDir,
+    add,
+    ask_kafka,
+    exit_on_bad_input,
+    kafka_configuration,
+    refuse,
+)
 from knafka_cli.shared.source_options import (
     BootstrapServers,
     ContextName,
@@ -51,9 +58,9 @@ def show_next(
     """
     from knafka_cli.sensors import sensor_positions
 
-    asked = data_dir, context, kubeconfig, namespace, bootstrap_servers, system_namespace
-    connection, sensor = _sensor(name, *asked)
-    standings = sensor_positions.standings(connection, sensor)
+    source_options = data_dir, context, kubeconfig, namespace, bootstrap_servers, system_namespace
+    connection, sensor = _find_sensor(name, *source_options)
+    standings = sensor_positions.unread_positions(connection, sensor)
     for standing in standings:
         typer.echo(standing.text(sensor))
     if not standings:
@@ -82,10 +89,10 @@ def skip(
     """
     from knafka_cli.sensors import sensor_positions
 
-    asked = data_dir, context, kubeconfig, namespace, bootstrap_servers, system_namespace
-    connection, sensor = _sensor(name, *asked)
+    source_options = data_dir, context, kubeconfig, namespace, bootstrap_servers, system_namespace
+    connection, sensor = _find_sensor(name, *source_options)
     skipped = sensor_positions.skip(connection, sensor, place)
-    typer.echo(f"passed over {skipped.text(sensor)}; it is in {sensor.dead_letter_topic}")
+    typer.echo(f"skipped {skipped.text(sensor)}; it is in {sensor.dead_letter_topic}")
 
 
 def show_letters(
@@ -102,12 +109,13 @@ def show_letters(
     data_dir: DataDir = DEFAULT_DATA,
 ) -> None:
     """Show the newest records and events that a Sensor could not handle, and why."""
-    asked = data_dir, context, kubeconfig, namespace, bootstrap_servers, system_namespace
-    connection, sensor = _sensor(name, *asked)
+    source_options = data_dir, context, kubeconfig, namespace, bootstrap_servers, system_namespace
+    connection, sensor = _find_sensor(name, *source_options)
 
     async def read(admin: KafkaAdmin) -> list[dead_letters.StoredDeadLetter]:
+        """Read the newest records of the dead-letter topic."""
         records = await dead_letters.read_topic(admin, sensor.dead_letter_topic, limit)
-        return [dead_letters.letter(record) for record in records]
+        return [dead_letters.parse_dead_letter(record) for record in records]
 
     letters = ask_kafka(connection, read)
     for letter in letters:
@@ -116,7 +124,7 @@ def show_letters(
         typer.echo(f"{sensor.namespace}/{sensor.name} has no dead letters")
 
 
-def _sensor(
+def _find_sensor(
     name: str,
     data_dir: Path,
     context: str | None,
@@ -125,19 +133,19 @@ def _sensor(
     bootstrap_servers: str | None,
     system_namespace: str,
 ) -> tuple[dict[str, Any], SensorPlace]:
-    """How its Kafka is reached, as librdkafka takes it, and where its records lie. Raises
+    """The librdkafka configuration for a Sensor's Kafka, and the Sensor's topics. Raises
     `KnafkaError`."""
     source = source_of(
         data_dir, context, kubeconfig, namespace, bootstrap_servers, system_namespace
     )
     if context is None and kubeconfig is None:
-        running = Installation(data_dir).running()
+        running = Installation(data_dir).read_state()
         full_name = name if "/" in name else f"{namespace or 'default'}/{name}"
-        there = {f"{place.namespace}/{place.name}": place for place in running.sensors}
-        if full_name not in there:
-            raise refuse(f"there is no Sensor {full_name}: there is {', '.join(there) or 'none'}")
-        return kafka_of(running), there[full_name]
-    # Kubernetes' client takes half a second to import: only who asks a cluster pays for it.
+        by_name = {f"{place.namespace}/{place.name}": place for place in running.sensors}
+        if full_name not in by_name:
+            raise refuse(f"there is no Sensor {full_name}: there is {', '.join(by_name) or 'none'}")
+        return kafka_configuration(running), by_name[full_name]
+    # Kubernetes' client takes half a second to import: only commands about a cluster pay for it.
     from knafka_client.declared.cluster_source import ClusterSource
     from knafka_operator.model.family import CHANNELS
     from knafka_operator.model.sensors import KNAFKA, SENSOR, bus_of
@@ -145,31 +153,38 @@ def _sensor(
     assert isinstance(source, ClusterSource)
     view = view_of(source, namespace, name)
     documents = source.list(KNAFKA, SENSOR, namespace_in(name) or view.namespace) or ()
-    named = [
+    documents_of_name = [
         document
         for document in documents
         if document["metadata"]["name"] == name.rpartition("/")[2]
     ]
-    if not named:
+    if not documents_of_name:
         raise refuse(f"there is no Sensor {name} in {namespace_in(name) or view.namespace}")
-    bus = bus_of(named[0])
+    bus = bus_of(documents_of_name[0])
     prefix = CHANNEL_PREFIX if bus.family is CHANNELS else ""
-    with usage():
-        ingress = view.ingress(f"{prefix}{bus.identity.namespace}/{bus.identity.name}")
+    with exit_on_bad_input():
+        ingress = view.find_ingress(f"{prefix}{bus.identity.namespace}/{bus.identity.name}")
     own_name = bus.family.own_name
-    place = place_of(named[0], own_name(bus.identity.name), own_name(named[0]["metadata"]["name"]))
+    place = sensor_place_of(
+        documents_of_name[0],
+        own_name(bus.identity.name),
+        own_name(documents_of_name[0]["metadata"]["name"]),
+    )
     return view.connection(ingress), place.model_copy(update={"topic": ingress.topic})
 
 
-def place_of(document: Mapping[str, Any], bus: str, own_name: str) -> SensorPlace:
-    """Where the records of a Sensor of a cluster lie, by the names in its status that can be its
-    own; `bus` and `own_name` are its bus's and its own by their family."""
+def sensor_place_of(document: Mapping[str, Any], bus: str, own_name: str) -> SensorPlace:
+    """The group and topics of a Sensor in a cluster, by its status.
+
+    `bus` and `own_name` are the internal names of its bus and of itself (`Family.own_name`). Exits
+    with code 2 if the status has no valid names.
+    """
     from knafka_operator.decide.sensor_topics import TOPICS, TRIGGER
     from knafka_operator.model.resources import GROUP_STATUS
 
     namespace, name = document["metadata"]["namespace"], document["metadata"]["name"]
-    kept = (document.get("status") or {}).get("annotations") or {}
-    group, topic = kept.get(GROUP_STATUS), kept.get(TOPICS[TRIGGER][0])
+    annotations = (document.get("status") or {}).get("annotations") or {}
+    group, topic = annotations.get(GROUP_STATUS), annotations.get(TOPICS[TRIGGER][0])
     if not (
         names.is_sensor_group(group, namespace, own_name)
         and names.is_sensor_topic(topic, namespace, bus, name, TRIGGER)

@@ -1,7 +1,7 @@
-"""Functions that CESQL expressions call and that aren't there.
+"""Finds calls of functions that don't exist in CESQL expressions.
 
-Admission lets them pass, as CloudEvents has it: an expression is valid whatever it calls, and each
-evaluation ends with an error, which no filter takes for true.
+Admission accepts them, as CloudEvents demands: an expression is valid whatever functions it calls.
+But each evaluation ends with an error, so such a filter never matches.
 """
 
 from __future__ import annotations
@@ -17,22 +17,24 @@ from knafka.core.filters import expressions
 
 
 def missing_functions(filters: Sequence[Filter], path: str) -> Iterator[str]:
-    """A sentence for each call of a function that there is not, or not with so many arguments."""
-    for where, text in expressions(filters, path):
+    """A sentence for each call of a function that doesn't exist, or not with so many arguments."""
+    for expression_path, text in expressions(filters, path):
         for call in _calls(parse(text)):
             if resolve(call.name, len(call.arguments)) is None:
-                yield f"{where}: {_problem(call)}"
+                yield f"{expression_path}: {_call_problem(call)}"
 
 
-def _problem(call: Call) -> str:
+def _call_problem(call: Call) -> str:
+    """Why a call can't be evaluated, with the name of a similar function or all functions."""
     if call.name in names():
         return f"the function {call.name} does not take {len(call.arguments)} arguments"
-    close = get_close_matches(call.name, names(), 1)
-    meant = f"did you mean {close[0]}?" if close else f"there is {', '.join(names())}"
-    return f"there is no function {call.name}; {meant}"
+    similar = get_close_matches(call.name, names(), 1)
+    hint = f"did you mean {similar[0]}?" if similar else f"there is {', '.join(names())}"
+    return f"there is no function {call.name}; {hint}"
 
 
 def _calls(node: Node) -> Iterator[Call]:
+    """All function calls in an expression."""
     match node:
         case Call(arguments=arguments):
             yield node

@@ -1,7 +1,7 @@
-"""The dead-letter jobs on this machine: each a process with a Spark of its own, in local mode.
+"""Runs the dead-letter jobs on this machine, each in a process with Spark in local mode.
 
-The jobs are `knafka_jobs`, as they run on a cluster; here they get a Java, the jars that Spark
-lacks and little memory. Not here: what they do, and importing Spark into the command line.
+They are the same jobs as on a cluster (`knafka_jobs`); here they get a Java, the jars that Spark
+lacks and little memory. The command line itself never imports Spark.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from knafka_local.kafka.kafka_distribution import find_java, obtain_for_spark
 from knafka_operator.decide.archive_manifests import s3_settings
 
 DRIVER_MEMORY: Final = "1g"
-"""For the driver, which in local mode does all the work: 1,000,000 records were tried with it."""
+"""Memory of the driver, which does all the work in local mode; tested with 1,000,000 records."""
 
 SPARK_CORES: Final = 2
+"""Cores that a job uses."""
 JVM_FLAGS: Final = (
     "-XX:TieredStopAtLevel=1",  # the faster start of C1 alone: a job is over before C2 pays
     # C1 alone would get 48 MB: Spark's planner fills them, and then compiles the same code again
@@ -35,17 +36,18 @@ JVM_FLAGS: Final = (
     # 8,000 bytes for ever: a fifth of a compaction's CPU was spent in it.
     "-XX:-DontCompileHugeMethods",
 )
+"""Flags of the driver's JVM."""
 
 S3_SCHEME: Final = "s3a://"
 
 JOB_PREFIX: Final = "knafka: "
-"""What a job's own lines begin with; all others are Spark's."""
+"""How the job's own lines on stderr begin; all others are Spark's."""
 JOB_ERROR_PREFIX: Final = "error: "
-"""What follows in the one that says why it failed."""
+"""What follows `JOB_PREFIX` in the line that says why the job failed."""
 
 _VECTOR_MODULE: Final = "jdk.incubator.vector"
 
-_WITHOUT_MODULE: Final = f"""\
+_JAVA_WITHOUT_MODULE: Final = f"""\
 #!/bin/sh
 # PySpark asks for a module that this Java lacks, and that it works without.
 for argument; do
@@ -54,23 +56,25 @@ for argument; do
 done
 exec {{java}} "$@"
 """
+"""A `java` that ignores PySpark's request for a module that this Java lacks and PySpark can do
+without."""
 
 
 class JobFailed(KnafkaError):
-    """A job ended without doing what it was asked for."""
+    """A job ended with an error; the text is the job's own message."""
 
 
-def are_available() -> bool:
-    """Whether PySpark is installed."""
+def is_pyspark_installed() -> bool:
+    """Whether PySpark is installed, which the jobs need."""
     return importlib.util.find_spec("pyspark") is not None
 
 
-def run(arguments: Sequence[str], progress: Callable[[str], None]) -> str:
-    """Run one job to its end; its lines go to `progress`, its answer, a line of JSON, comes back.
+def run_job_process(arguments: Sequence[str], progress: Callable[[str], None]) -> str:
+    """Run one job to its end; returns its result, one line of JSON.
 
-    Raises `JobFailed` with the job's own last words.
+    The job's lines on stderr go to `progress`. Raises `JobFailed` with the job's error message.
     """
-    if not are_available():
+    if not is_pyspark_installed():
         raise JobFailed(
             "the jobs need PySpark (430 MB, once): make jobs, or pip install 'knafka[jobs]' where "
             "Knafka came from pip"
@@ -84,17 +88,17 @@ def run(arguments: Sequence[str], progress: Callable[[str], None]) -> str:
         errors="replace",
         env={
             **os.environ,
-            **environment(progress, s3=any(S3_SCHEME in word for word in arguments)),
+            **spark_environment(progress, s3=any(S3_SCHEME in word for word in arguments)),
         },
     )
     assert process.stdout is not None
     assert process.stderr is not None
-    last = told = ""
+    last_line = job_error = ""
     try:
         for line in process.stderr:
-            last = line.strip() or last
+            last_line = line.strip() or last_line
             if line.startswith(f"{JOB_PREFIX}{JOB_ERROR_PREFIX}"):
-                told = line.strip()
+                job_error = line.strip()
             if line.startswith(JOB_PREFIX):
                 progress(line.removeprefix(JOB_PREFIX).strip())
         answer = process.stdout.read()
@@ -107,16 +111,16 @@ def run(arguments: Sequence[str], progress: Callable[[str], None]) -> str:
         process.stderr.close()
     if process.returncode != 0:
         # Spark may have lines of its own behind the job's.
-        problem = (told or last).removeprefix(JOB_PREFIX).removeprefix(JOB_ERROR_PREFIX)
+        problem = (job_error or last_line).removeprefix(JOB_PREFIX).removeprefix(JOB_ERROR_PREFIX)
         raise JobFailed(problem or f"the job ended with {process.returncode}")
     return answer.strip().rpartition("\n")[2]
 
 
-def environment(progress: Callable[[str], None], *, s3: bool = False) -> dict[str, str]:
-    """What PySpark's own launcher reads; with `s3` it can open tables at `s3a://`.
+def spark_environment(progress: Callable[[str], None], *, s3: bool = False) -> dict[str, str]:
+    """Environment variables that make PySpark's launcher start a local Spark with our jars.
 
-    Which S3 is in AWS_ENDPOINT_URL and AWS_REGION, as for all that speak S3; its keys Spark takes
-    from the environment itself. Raises `LocalKafkaError` if Java or jars can't be had.
+    With `s3` it can open tables at `s3a://`: the S3 of AWS_ENDPOINT_URL and AWS_REGION, with the
+    keys in Spark's own environment. Raises `LocalKafkaError` if Java or a jar can't be obtained.
     """
     jars = ",".join(map(str, obtain_for_spark(s3=s3, progress=progress)))
     cache = platformdirs.user_cache_path("knafka")
@@ -129,8 +133,8 @@ def environment(progress: Callable[[str], None], *, s3: bool = False) -> dict[st
         "spark.driver.host": "127.0.0.1",
     }
     if s3:
-        where = (os.environ.get(name, "") for name in ("AWS_ENDPOINT_URL", "AWS_REGION"))
-        settings |= s3_settings(*where)
+        s3_location = (os.environ.get(name, "") for name in ("AWS_ENDPOINT_URL", "AWS_REGION"))
+        settings |= s3_settings(*s3_location)
     words = ["--master", f"local[{SPARK_CORES}]", "--driver-memory", DRIVER_MEMORY, "--jars", jars]
     words += ["--driver-java-options", " ".join(JVM_FLAGS)]
     for key, value in settings.items():
@@ -144,14 +148,15 @@ def environment(progress: Callable[[str], None], *, s3: bool = False) -> dict[st
 
 
 def java_home(java: Path, folder: Path) -> Path:
-    """A JAVA_HOME that PySpark can start: that of `java`, or one in `folder` that leads to it."""
+    """A JAVA_HOME that PySpark can start: that of `java`, or a folder with a script that calls
+    `java`."""
     modules = subprocess.run([java, "--list-modules"], capture_output=True, text=True, check=True)
     if _VECTOR_MODULE in modules.stdout:
         return java.resolve().parent.parent
     shim = folder / "bin" / "java"
     shim.parent.mkdir(parents=True, exist_ok=True)
     unfinished = shim.with_suffix(f".{os.getpid()}")
-    unfinished.write_text(_WITHOUT_MODULE.format(java=shlex.quote(str(java))))
+    unfinished.write_text(_JAVA_WITHOUT_MODULE.format(java=shlex.quote(str(java))))
     unfinished.chmod(unfinished.stat().st_mode | stat.S_IXUSR)
     unfinished.replace(shim)
     return folder

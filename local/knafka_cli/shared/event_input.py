@@ -1,4 +1,4 @@
-"""Events from options of the command line, and from files of one event a line."""
+"""Reads events from command line options, and from files with one event per line."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from knafka.core.event import Event, validate
 
 
 class BadInput(KnafkaError):
-    """An event that can't be sent as it is written."""
+    """What the user typed, or a file holds, can't be used; the text says why."""
 
 
-def sample(attributes: Mapping[str, str], data: bytes | None, number: int) -> Event:
-    """The `number`-th event of a row; `{n}` in id, subject and data becomes the number.
+def sample_event(attributes: Mapping[str, str], data: bytes | None, number: int) -> Event:
+    """Make the `number`-th event of a series; `{n}` in id, subject and data becomes the number.
 
-    Raises `BadInput` with every rule of CloudEvents that it breaks (CE-H12).
+    Attributes that aren't given get sample values. Raises `BadInput` with every rule of CloudEvents
+    that the event breaks (CE-H12).
     """
-    spelt = {name: value.replace("{n}", str(number)) for name, value in attributes.items()}
+    numbered = {name: value.replace("{n}", str(number)) for name, value in attributes.items()}
     defaults = {
         "specversion": "1.0",
         "id": str(uuid.uuid4()),
         "source": "knafka-cli",
         "type": "dev.knafka.sample",
     }
-    filled = None if data is None else data.replace(b"{n}", str(number).encode())
-    if filled is not None:
-        is_json = _is_json(filled)
+    numbered_data = None if data is None else data.replace(b"{n}", str(number).encode())
+    if numbered_data is not None:
+        is_json = _is_json(numbered_data)
         defaults["datacontenttype"] = "application/json" if is_json else "text/plain"
-    event = Event({**defaults, **spelt}, filled)
+    event = Event({**defaults, **numbered}, numbered_data)
     try:
         validate(event.attributes)
     except InvalidEvent as error:
@@ -39,10 +40,10 @@ def sample(attributes: Mapping[str, str], data: bytes | None, number: int) -> Ev
     return event
 
 
-def events_of(lines: Iterable[bytes], name: str) -> Iterator[Event]:
-    """The events of NDJSON, one structured event a line; empty lines are skipped.
+def read_events(lines: Iterable[bytes], name: str) -> Iterator[Event]:
+    """Read events from NDJSON, one structured event per line; empty lines are skipped.
 
-    Raises `BadInput` that names the line.
+    Raises `BadInput`, which names the file and the line.
     """
     for number, line in enumerate(lines, start=1):
         if line.strip():
@@ -53,6 +54,7 @@ def events_of(lines: Iterable[bytes], name: str) -> Iterator[Event]:
 
 
 def _is_json(data: bytes) -> bool:
+    """Whether data is JSON."""
     try:
         json.loads(data)
     except ValueError:

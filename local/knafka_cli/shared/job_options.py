@@ -1,4 +1,4 @@
-"""The jobs on our command line: their options, and how a job is run.
+"""Makes the jobs' options options of our commands, and runs a job with them.
 
 `knafka_jobs.command_options` declares each option once, with its check and its help.
 """
@@ -19,28 +19,33 @@ from knafka_cli.shared import dead_letter_jobs
 from knafka_cli.shared.options import arguments_of
 from knafka_jobs.command_options import OPTIONS
 
-Asked: TypeAlias = dict[str, Any]
-"""What was given, as text, by the option's name without dashes before it; None: nothing. Of a flag
-it is whether it was given."""
+JobArguments: TypeAlias = dict[str, Any]
+"""The jobs' options that the user gave, by name without dashes: text or None; True or False for a
+flag."""
 
 
-def taking(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A command that takes these options of the jobs; it gets them as its first parameter."""
+def takes_job_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorate a command so that it takes these options of the jobs, as its first parameter."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        """Give the command these options."""
         _, *own = inspect.signature(command, eval_str=True).parameters.values()
-        parameters = {name: _parameter(name) for name in names}
+        parameters = {name: _typer_parameter(name) for name in names}
 
         @wraps(command)
-        def run(**given: Any) -> None:
-            asked = {name: given.pop(parameter.name) for name, parameter in parameters.items()}
-            command(asked, **given)
+        def run(**options: Any) -> None:
+            """Run the command with the jobs' options as its first argument."""
+            job_arguments = {
+                name: options.pop(parameter.name) for name, parameter in parameters.items()
+            }
+            command(job_arguments, **options)
 
-        # Typer reads both.
-        all_of_them = [*parameters.values(), *own]
+        # Typer reads the signature and the annotations.
+        all_parameters = [*parameters.values(), *own]
         signature = inspect.Signature(
             sorted(
-                all_of_them, key=lambda parameter: parameter.default is not inspect.Parameter.empty
+                all_parameters,
+                key=lambda parameter: parameter.default is not inspect.Parameter.empty,
             )
         )
         setattr(run, "__signature__", signature)  # noqa: B010  # mypy knows no such attribute
@@ -52,7 +57,8 @@ def taking(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     return decorate
 
 
-def _parameter(name: str) -> inspect.Parameter:
+def _typer_parameter(name: str) -> inspect.Parameter:
+    """The Typer parameter for one option of the jobs."""
     declared = OPTIONS[name]
     text = declared["help"] % declared
     option: dict[str, Any] = {"help": f"{text[0].upper()}{text[1:]}."}
@@ -61,7 +67,7 @@ def _parameter(name: str) -> inspect.Parameter:
         kind = str | None
         option["metavar"] = name.upper()
         if "type" in declared:
-            option["parser"] = _checked(declared["type"])
+            option["parser"] = _checking_parser(declared["type"])
     return inspect.Parameter(
         name.replace("-", "_"),
         inspect.Parameter.POSITIONAL_OR_KEYWORD,
@@ -70,10 +76,12 @@ def _parameter(name: str) -> inspect.Parameter:
     )
 
 
-def _checked(read: Callable[[str], Any]) -> Callable[[str], str]:
-    """The text itself, if the job can read it."""
+def _checking_parser(read: Callable[[str], Any]) -> Callable[[str], str]:
+    """A parser that returns the text unchanged if the job can read it; raises
+    `typer.BadParameter`."""
 
     def check(text: str) -> str:
+        """Return the text if the job can read it."""
         try:
             read(text)
         except (ValueError, argparse.ArgumentTypeError) as error:
@@ -84,13 +92,19 @@ def _checked(read: Callable[[str], Any]) -> Callable[[str], str]:
 
 
 def run_job(command: str, *options: Mapping[str, Any]) -> dict[str, Any]:
-    """A job's answer; its progress is a line that changes on a terminal, lines elsewhere."""
-    given = [command, *(word for group in options for word in arguments_of(group))]
+    """Run a job with these options; returns its result.
+
+    Progress is one changing line on a terminal, and a line for each step elsewhere. Raises
+    `JobFailed`.
+    """
+    arguments = [command, *(word for group in options for word in arguments_of(group))]
     console = Console(stderr=True)
     if not console.is_terminal:
-        answer = dead_letter_jobs.run(given, lambda line: typer.echo(line, err=True))
+        answer = dead_letter_jobs.run_job_process(
+            arguments, lambda line: typer.echo(line, err=True)
+        )
     else:
         with console.status(command) as status:
-            answer = dead_letter_jobs.run(given, lambda line: status.update(line))
+            answer = dead_letter_jobs.run_job_process(arguments, lambda line: status.update(line))
     result: dict[str, Any] = json.loads(answer)
     return result

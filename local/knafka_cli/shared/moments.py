@@ -1,4 +1,4 @@
-"""Moments that a user names in an option: a time, how long ago, or the start."""
+"""Reads the moments that options take: a time, a duration ago, or the start of the topic."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _ago = re.compile(r"(\d+(?:\.\d+)?)([smhd])").fullmatch
 
 
-def moment(text: str, now: float) -> float:
-    """Seconds since the Unix epoch of `2h` (ago), `start`, or a time in ISO 8601, by local time
-    unless it says otherwise. Raises `BadInput`."""
+def parse_moment(text: str, now: float) -> float:
+    """The moment that `2h` (ago), `start` or an ISO 8601 time names, in seconds since the Unix
+    epoch.
+
+    A time without an offset is local time. Raises `BadInput`.
+    """
     if text == "start":
         return START_OF_TOPIC
     if ago := _ago(text):

@@ -1,6 +1,6 @@
-"""What the commands share: their options, what they ask of Kafka, and how they say no.
+"""Options that several commands take, requests to Kafka, and errors of usage.
 
-Exit codes: 0 done, 1 it failed or said no, 2 it was asked in a way that can't be answered.
+Exit codes: 0 success, 1 the command failed or its answer is no, 2 its input can't be used.
 """
 
 from __future__ import annotations
@@ -72,25 +72,29 @@ def add(app: typer.Typer, name: str, command: Callable[..., None], example: str)
 
 
 @contextlib.contextmanager
-def usage() -> Iterator[None]:
-    """End the command with exit code 2 for input that can't be used; other errors pass through and
-    end it with 1."""
+def exit_on_bad_input() -> Iterator[None]:
+    """Turn errors about the user's input into exit code 2; other errors pass and end the command
+    with 1."""
     try:
         yield
-    except (event_input.BadInput, triggers.Unknown, InvalidDocument, InvalidEvent) as error:
+    except (event_input.BadInput, triggers.UnknownObject, InvalidDocument, InvalidEvent) as error:
         typer.echo(f"knafka: {error}", err=True)
         raise typer.Exit(EXIT_USAGE) from None
 
 
 def refuse(problem: str) -> typer.Exit:
-    """Print what is wrong with the command's options; raise what is returned."""
+    """Print what is wrong with the command's options; returns the exception to raise (exit code
+    2)."""
     typer.echo(f"knafka: {problem}", err=True)
     return typer.Exit(EXIT_USAGE)
 
 
-def declared_in(files: list[Path] | None, data_dir: Path) -> DeclaredObjects:
-    """From files, or from those that the running installation was started with."""
-    paths = files or [Path(path) for path in Installation(data_dir).running().manifests]
+def read_declared(files: list[Path] | None, data_dir: Path) -> DeclaredObjects:
+    """The objects declared in these files, or in those that the running installation uses.
+
+    Problems with a file are printed on stderr.
+    """
+    paths = files or [Path(path) for path in Installation(data_dir).read_state().manifests]
     declared = Manifests(paths).read()
     for problem in declared.problems:
         typer.echo(f"knafka: {problem}", err=True)
@@ -98,7 +102,8 @@ def declared_in(files: list[Path] | None, data_dir: Path) -> DeclaredObjects:
 
 
 def read_event(text: str) -> Event:
-    """A structured event: JSON, the name of a file, or - for stdin. Raises `BadInput`."""
+    """Read a structured event: JSON, the name of a file, or `-` for stdin. Raises `BadInput` and
+    `InvalidEvent`."""
     if text == "-":
         return json_format.read(sys.stdin.buffer.read())
     if text.lstrip().startswith("{"):
@@ -110,55 +115,67 @@ def read_event(text: str) -> Event:
 
 
 def ingress_of(running: RunningState, broker: str | None) -> Ingress:
-    """The Broker of this name, or the KafkaChannel of `channel/[NAMESPACE/]NAME`, or the only one
-    of both."""
+    """The Ingress of the named Broker or KafkaChannel (`channel/[NAMESPACE/]NAME`), or of the only
+    one.
+
+    Exits with code 2 if there is none, or several and no name.
+    """
     ingresses = running.ingresses
     if broker is not None:
         by_name = {
             ObjectIdentity(ingress.kind, ingress.namespace, ingress.broker): ingress
             for ingress in ingresses
         }
-        ingress = by_name.get(triggers.named(broker, "Broker"))
+        ingress = by_name.get(triggers.parse_name(broker, "Broker"))
         if ingress is None and broker.startswith(CHANNEL_PREFIX):
             ingress = by_name.get(
-                triggers.named(broker.removeprefix(CHANNEL_PREFIX), "KafkaChannel")
+                triggers.parse_name(broker.removeprefix(CHANNEL_PREFIX), "KafkaChannel")
             )
         ingresses = () if ingress is None else (ingress,)
     if len(ingresses) == 1:
         return ingresses[0]
-    known = ", ".join(map(_target, running.ingresses))
+    known = ", ".join(map(_ingress_name, running.ingresses))
     problem = "which Broker?" if broker is None else f"there is no Broker {broker}:"
     raise refuse(f"{problem} there is {known or 'none'}")
 
 
 def audience_of(ingress: Ingress) -> str:
-    """Whom tokens for this Broker or KafkaChannel are for."""
+    """The audience of tokens for this Broker or KafkaChannel; exits with code 2 if it requires
+    none."""
     if ingress.audience is None:
-        what = f"{ingress.kind} {ingress.namespace}/{ingress.broker}"
-        raise refuse(f"{what} requires no tokens: start it with `knafka up --require-auth`")
+        receiving_object = f"{ingress.kind} {ingress.namespace}/{ingress.broker}"
+        raise refuse(
+            f"{receiving_object} requires no tokens: start it with `knafka up --require-auth`"
+        )
     return ingress.audience
 
 
 def account_of(text: str) -> ServiceAccount:
-    """The service account of this name."""
+    """The service account of this name; exits with code 2 if the name is invalid."""
     account = ServiceAccount.parse(text)
     if account is None:
         raise refuse(
-            f"{text!r} is no service account: want [NAMESPACE/]NAME of a-z, 0-9, '-' and '.'"
+            f"{text!r} is no service account: give [NAMESPACE/]NAME of a-z, 0-9, '-' and '.'"
         )
     return account
 
 
-def _target(ingress: Ingress) -> str:
+def _ingress_name(ingress: Ingress) -> str:
+    """How options name this Broker or KafkaChannel."""
     name = f"{ingress.namespace}/{ingress.broker}"
     return CHANNEL_PREFIX + name if ingress.kind == "KafkaChannel" else name
 
 
 def egress_of(running: RunningState, trigger: str) -> Egress:
-    """The Trigger of this name, else the Subscription; that of `subscription/[NAMESPACE/]NAME`."""
+    """The Egress of the named Trigger, or of the Subscription if no Trigger has that name.
+
+    `subscription/[NAMESPACE/]NAME` names a Subscription only. Exits with code 2 if neither runs.
+    """
     prefixed = trigger.startswith(SUBSCRIPTION_PREFIX)
-    name = triggers.named(trigger.removeprefix(SUBSCRIPTION_PREFIX), "Subscription")
-    candidates = [name] if prefixed else [triggers.named(trigger, "Trigger"), name]
+    subscription = triggers.parse_name(trigger.removeprefix(SUBSCRIPTION_PREFIX), "Subscription")
+    candidates = (
+        [subscription] if prefixed else [triggers.parse_name(trigger, "Trigger"), subscription]
+    )
     by_name = {
         ObjectIdentity(egress.kind, egress.namespace, egress.trigger): egress
         for egress in running.egresses
@@ -170,31 +187,34 @@ def egress_of(running: RunningState, trigger: str) -> Egress:
     raise refuse(f"no {candidates[0]} runs: there is {known or 'none'}")
 
 
-def kafka_of(running: RunningState) -> dict[str, Any]:
-    """The librdkafka configuration that reaches the Kafka of what runs."""
+def kafka_configuration(running: RunningState) -> dict[str, Any]:
+    """The librdkafka configuration for the Kafka of the running installation."""
     return connection_configuration(Kafka(bootstrap_servers=running.bootstrap_servers))
 
 
 def with_kafka(running: RunningState, ask: Callable[[KafkaAdmin], Coroutine[Any, Any, T]]) -> T:
-    """Ask the Kafka of what runs."""
-    return ask_kafka(kafka_of(running), ask)
+    """Call `ask` with a connection to the Kafka of the running installation; returns its result."""
+    return ask_kafka(kafka_configuration(running), ask)
 
 
-def ask_kafka(reached: Mapping[str, Any], ask: Callable[[KafkaAdmin], Coroutine[Any, Any, T]]) -> T:
-    """Ask the Kafka that is reached this way, by librdkafka's configuration."""
+def ask_kafka(
+    configuration: Mapping[str, Any], ask: Callable[[KafkaAdmin], Coroutine[Any, Any, T]]
+) -> T:
+    """Call `ask` with a connection of this librdkafka configuration; returns its result."""
 
-    async def asked() -> T:
-        admin = KafkaAdmin(reached)
+    async def ask_and_close() -> T:
+        """Ask, and close the client."""
+        admin = KafkaAdmin(configuration)
         try:
             return await ask(admin)
         finally:
             await admin.close()
 
-    return asyncio.run(asked())
+    return asyncio.run(ask_and_close())
 
 
 def arguments_of(options: Mapping[str, Any]) -> list[str]:
-    """Options as words of a command line; what is None or False is left out."""
+    """Options as command line arguments; None and False are left out."""
     arguments = []
     for name, value in options.items():
         if value is True:
@@ -206,11 +226,11 @@ def arguments_of(options: Mapping[str, Any]) -> list[str]:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], otherwise: str) -> None:
-    """Columns as wide as their cells, for people and for awk; `otherwise` if there are no rows."""
+    """Print rows in aligned columns; print `otherwise` if there are none."""
     if not rows:
         typer.echo(otherwise)
         return
-    lines = [columns, *([dead_letters.shown(cell) for cell in row] for row in rows)]
+    lines = [columns, *([dead_letters.printable(cell) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))

@@ -1,4 +1,4 @@
-"""The options by which a command asks about a cluster in place of what `knafka up` runs."""
+"""Options that make a command use a cluster in place of what `knafka up` runs."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def source_of(
     bootstrap_servers: str | None,
     system_namespace: str = SYSTEM_NAMESPACE,
 ) -> DeclaredSource:
-    """The source of declared objects: the cluster of a context or kubeconfig, else what `knafka up`
-    runs."""
+    """The source of declared objects: the cluster of a context or kubeconfig, or else what `knafka
+    up` runs."""
     if context is None and kubeconfig is None:
         if bootstrap_servers is not None:
             raise refuse("--bootstrap-servers needs a cluster: name its --context")
@@ -73,20 +73,23 @@ def source_of(
     # The client takes half a second to import: only commands about a cluster pay for it.
     from knafka_client.declared import cluster_source
 
-    client, own = cluster_source.client_of(context, kubeconfig)
+    client, context_namespace = cluster_source.client_of(context, kubeconfig)
     return cluster_source.ClusterSource(
         client,
-        namespace or own,
+        namespace or context_namespace,
         system_namespace=system_namespace,
         bootstrap_servers=bootstrap_servers,
     )
 
 
 def view_of(source: DeclaredSource, namespace: str | None, name: str | None) -> DeclaredView:
-    """Read what is declared in the namespace of a Broker's or Trigger's name, else in `namespace`.
-    Problems are printed on stderr."""
-    own = namespace_in(name) if name else None
-    view = source.read(own or namespace)
+    """Read the declared objects of one namespace: that in the Broker's or Trigger's name, or else
+    `namespace`.
+
+    Problems are printed on stderr.
+    """
+    named_namespace = namespace_in(name) if name else None
+    view = source.read(named_namespace or namespace)
     for problem in view.problems:
         typer.echo(f"knafka: {problem}", err=True)
     return view

@@ -1,9 +1,8 @@
-"""Rewinding a Trigger: its consumer group goes back to where its topic was at some time.
+"""Rewinds a Trigger: sets its consumer group back to the offsets of an earlier time.
 
-Kafka takes offsets from somebody who isn't in the group only while nobody is in it, so that a
-Trigger that delivers can't be rewound under its dispatchers' feet. The group of one that shares a
-dispatcher never has members, so its state is asked for before. A group only ever goes back:
-forward, events would be missed.
+Kafka accepts offsets from outside a group only while the group has no member, so a Trigger with
+dispatchers can't be rewound. The group of a Trigger that shares a dispatcher never has members, so
+the caller must check its state first. A group is never set forward: events would be missed.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from knafka.ports.shared_log import GroupHasMembers
 from knafka_client.topics.ranges import RangeReader
 
 
-class Delivering(KnafkaError):
-    """The Trigger has dispatchers, so its offsets are theirs."""
+class TriggerHasDispatchers(KnafkaError):
+    """The Trigger has dispatchers, so its group can't be rewound."""
 
     def __init__(self, egress: Egress) -> None:
         super().__init__(
@@ -29,11 +28,12 @@ class Delivering(KnafkaError):
 
 
 def rewind(connection: dict[str, Any], egress: Egress, since: float, *, dry_run: bool) -> int:
-    """Set the Trigger's group back to the first record since then; returns how many it reads again.
+    """Set a Trigger's group back to the first records since a time; returns how many it will read
+    again.
 
-    Raises `Delivering` if it has dispatchers, and `LogError`.
+    `since` in seconds since the Unix epoch. Raises `TriggerHasDispatchers` and `LogError`.
     """
-    topic, back, count = egress.topic, [], 0
+    topic, rewound, count = egress.topic, [], 0
     with RangeReader(connection, egress.group) as reader:
         spans = reader.spans(topic)
         committed = reader.committed(topic, spans)
@@ -42,11 +42,11 @@ def rewind(connection: dict[str, Any], egress: Egress, since: float, *, dry_run:
             # Without an offset a group reads from the partition's start.
             position = committed[number].offset if number in committed else low
             if starts[number] < position:
-                back.append(TopicPartition(topic, number, starts[number]))
+                rewound.append(TopicPartition(topic, number, starts[number]))
                 count += position - starts[number]
-        if back and not dry_run:
+        if rewound and not dry_run:
             try:
-                reader.commit(back)
+                reader.commit(rewound)
             except GroupHasMembers as error:
-                raise Delivering(egress) from error
+                raise TriggerHasDispatchers(egress) from error
     return count

@@ -1,5 +1,4 @@
-"""`knafka trigger list|test|match|pause|resume|rewind`: what Triggers want, and having one wait or
-go back in time."""
+"""`knafka trigger list|test|match|pause|resume|rewind`: show, test, pause and rewind Triggers."""
 
 from __future__ import annotations
 
@@ -18,12 +17,12 @@ from knafka_cli.shared.options import (
     Files,
     TriggerName,
     add,
-    declared_in,
     egress_of,
-    kafka_of,
+    exit_on_bad_input,
+    kafka_configuration,
     print_table,
+    read_declared,
     read_event,
-    usage,
     with_kafka,
 )
 from knafka_cli.triggers import rewinding
@@ -41,14 +40,14 @@ EventArgument = Annotated[
 def add_to(app: typer.Typer) -> None:
     """Add the commands to `knafka trigger`."""
     add(app, "list", list_triggers, "knafka trigger list -f examples/quickstart")
-    add(app, "test", would_match, "knafka trigger test orders event.json -f examples/quickstart")
-    add(app, "match", match, "knafka trigger match event.json --broker default")
+    add(app, "test", match_trigger, "knafka trigger test orders event.json -f examples/quickstart")
+    add(app, "match", match_all_triggers, "knafka trigger match event.json --broker default")
     add(app, "pause", pause, "knafka trigger pause orders")
     add(app, "resume", resume, "knafka trigger resume orders")
     add(app, "rewind", rewind, "knafka trigger rewind orders --to 2h --dry-run")
 
 
-def would_match(
+def match_trigger(
     trigger: TriggerName,
     event: EventArgument,
     files: Files = None,
@@ -59,20 +58,20 @@ def would_match(
     With -f nothing has to run. Exit code 0: it matches, 1: it doesn't, 2: the event or the
     Trigger can't be read.
     """
-    with usage():
-        declared_trigger = triggers.find(declared_in(files, data_dir), trigger)
-        read = read_event(event)
-    about = f"{read.attributes['type']} {read.attributes['id']}"
-    if not (clauses := triggers.refusals(declared_trigger, read)):
-        typer.echo(f"match: {declared_trigger.id} wants {about}")
+    with exit_on_bad_input():
+        declared_trigger = triggers.find_trigger(read_declared(files, data_dir), trigger)
+        structured_event = read_event(event)
+    event_name = f"{structured_event.attributes['type']} {structured_event.attributes['id']}"
+    if not (clauses := triggers.refusing_clauses(declared_trigger, structured_event)):
+        typer.echo(f"match: {declared_trigger.id} gets {event_name}")
         return
-    typer.echo(f"no match: {declared_trigger.id} doesn't want {about}")
+    typer.echo(f"no match: {declared_trigger.id} doesn't get {event_name}")
     for clause in clauses:
         typer.echo(f"  {clause}")
     raise typer.Exit(EXIT_FAILED)
 
 
-def match(
+def match_all_triggers(
     event: EventArgument,
     broker: Annotated[
         str | None, typer.Option(help="Ask only the Triggers of this Broker: [NAMESPACE/]NAME.")
@@ -84,16 +83,16 @@ def match(
 
     With -f nothing has to run. Exit code 0: at least one Trigger gets it, 1: none.
     """
-    with usage():
-        declared = declared_in(files, data_dir)
-        read = read_event(event)
-        asked = triggers.of_broker(declared, broker)
+    with exit_on_bad_input():
+        declared = read_declared(files, data_dir)
+        structured_event = read_event(event)
+        candidates = triggers.triggers_of_broker(declared, broker)
     rows = []
-    for declared_trigger in asked:
-        clauses = triggers.refusals(declared_trigger, read)
+    for declared_trigger in candidates:
+        clauses = triggers.refusing_clauses(declared_trigger, structured_event)
         answer = "no" if clauses else "yes"
-        why = "; ".join(clauses) or triggers.subscriber_in_short(declared_trigger.spec.subscriber)
-        rows.append([answer, declared_trigger.id, declared_trigger.spec.broker, why])
+        reason = "; ".join(clauses) or triggers.destination_text(declared_trigger.spec.subscriber)
+        rows.append([answer, declared_trigger.id, declared_trigger.spec.broker, reason])
     columns = ["GETS IT", "TRIGGER", "BROKER", "SUBSCRIBER, OR WHY NOT"]
     print_table(columns, rows, "there is no Trigger")
     if not any(row[0] == "yes" for row in rows):
@@ -105,25 +104,25 @@ def list_triggers(files: Files = None, data_dir: DataDir = DEFAULT_DATA) -> None
 
     Exit code 1 if something in the files can't be used; `knafka check` says more about it.
     """
-    with usage():
-        declared = declared_in(files, data_dir)
+    with exit_on_bad_input():
+        declared = read_declared(files, data_dir)
     lags: dict[str, int] = {}
     if not files:
-        running = Installation(data_dir).running()
+        running = Installation(data_dir).read_state()
         lags = with_kafka(running, lambda admin: _lags(admin, running.egresses))
-    some_paused = any(map(triggers.is_paused, declared.all(Trigger)))
+    some_paused = any(map(triggers.is_paused, declared.of_type(Trigger)))
     columns = ["TRIGGER", "BROKER", "FILTERS", "SUBSCRIBER", "ORDER"]
     rows = [
         [
             declared_trigger.id,
             declared_trigger.spec.broker,
-            triggers.filters_in_short(declared_trigger),
-            triggers.subscriber_in_short(declared_trigger.spec.subscriber),
-            triggers.order_in_short(declared_trigger),
+            triggers.filters_text(declared_trigger),
+            triggers.destination_text(declared_trigger.spec.subscriber),
+            triggers.declared_order(declared_trigger),
             *([str(lags.get(declared_trigger.id, "?"))] if lags else []),
             *(["paused" if triggers.is_paused(declared_trigger) else ""] if some_paused else []),
         ]
-        for declared_trigger in declared.all(Trigger)
+        for declared_trigger in declared.of_type(Trigger)
     ]
     columns += [*(["WAITING"] if lags else []), *(["STATE"] if some_paused else [])]
     print_table(columns, rows, "no Trigger is declared")
@@ -137,12 +136,12 @@ def pause(trigger: TriggerName, files: Files = None, data_dir: DataDir = DEFAULT
     Writes the annotation knafka.dev/paused into the file that declares the Trigger, as `kubectl
     annotate` does in a cluster. Deliveries that have begun are finished.
     """
-    _annotate(trigger, files, data_dir, "is paused", paused=True)
+    _set_paused(trigger, files, data_dir, "is paused", paused=True)
 
 
 def resume(trigger: TriggerName, files: Files = None, data_dir: DataDir = DEFAULT_DATA) -> None:
     """Resume a paused Trigger: it continues with the first event that waits."""
-    _annotate(trigger, files, data_dir, "goes on", paused=False)
+    _set_paused(trigger, files, data_dir, "goes on", paused=False)
 
 
 def rewind(
@@ -164,17 +163,17 @@ def rewind(
     no event is left out; its filters apply again.
     """
     installation = Installation(data_dir)
-    running = installation.running()
+    running = installation.read_state()
     egress = egress_of(running, trigger)
-    with usage():
-        moment = moments.moment(to, time.time())
+    with exit_on_bad_input():
+        moment = moments.parse_moment(to, time.time())
     name = f"{egress.namespace}/{egress.trigger}"
-    rows = snapshot_file.read(installation).triggers
+    rows = snapshot_file.read_snapshot(installation).triggers
     if not dry_run and any(row.replicas for row in rows if row.name == name):
-        raise rewinding.Delivering(egress)
-    count = rewinding.rewind(kafka_of(running), egress, moment, dry_run=dry_run)
+        raise rewinding.TriggerHasDispatchers(egress)
+    count = rewinding.rewind(kafka_configuration(running), egress, moment, dry_run=dry_run)
     if count == 0:
-        typer.echo(f"{name} has nothing behind it since then: it stays where it is")
+        typer.echo(f"{name} has read no record since then: nothing to rewind")
     elif dry_run:
         typer.echo(f"{name} would read {count} records again")
     else:
@@ -183,13 +182,14 @@ def rewind(
         typer.echo(f"{name} reads {count} records again; {when}")
 
 
-def _annotate(
+def _set_paused(
     trigger: str, files: list[Path] | None, data_dir: Path, state: str, *, paused: bool
 ) -> None:
-    with usage():
-        declared = declared_in(files, data_dir)
-        identity = triggers.named(trigger, "Trigger")
-        declared_trigger = triggers.find(declared, trigger)
+    """Set or remove a Trigger's pause in the file that declares it."""
+    with exit_on_bad_input():
+        declared = read_declared(files, data_dir)
+        identity = triggers.parse_name(trigger, "Trigger")
+        declared_trigger = triggers.find_trigger(declared, trigger)
     if triggers.is_paused(declared_trigger) is paused:
         typer.echo(f"{declared_trigger.id} {state} already")
         return
@@ -199,6 +199,7 @@ def _annotate(
 
 
 async def _lags(admin: KafkaAdmin, egresses: tuple[Egress, ...]) -> dict[str, int]:
+    """The number of waiting records of each Trigger, by `namespace/name`."""
     lags = {}
     for egress in egresses:
         by_group = await admin.lags([egress.group], egress.topic)

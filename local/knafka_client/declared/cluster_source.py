@@ -1,8 +1,8 @@
-"""Brokers and Triggers of a Kubernetes cluster, KafkaChannels and Subscriptions, for commands that
-only look.
+"""Reads the declared objects of a Kubernetes cluster, for commands that change nothing.
 
-Their status says which topic and group they have; where Kafka is and with what credentials is in
-their ConfigMap and its Secret, merged as the operator does. The Secret stays in memory.
+The status of Brokers, Triggers, KafkaChannels and Subscriptions names their topics and groups.
+Kafka's address and credentials are in their ConfigMap and its Secret, merged as the operator does.
+The Secret is kept in memory only.
 
 Not here: writing anything, and anything that the operator keeps to itself.
 """
@@ -28,10 +28,10 @@ from knafka_client.declared.declared_source import (
     DEFAULT_NAMESPACE,
     SYSTEM_NAMESPACE,
     DeclaredView,
-    broker_of,
-    trigger_of,
+    broker_name_of,
+    trigger_name_of,
 )
-from knafka_client.declared.kubernetes_api import API_SERVER_TIMEOUT, answered
+from knafka_client.declared.kubernetes_api import API_SERVER_TIMEOUT, request_body
 from knafka_client.declared.triggers import is_paused
 from knafka_client.state.installation import CHANNEL_PREFIX
 from knafka_operator.decide import channel, credentials, desired
@@ -53,16 +53,16 @@ from knafka_operator.model.resources import Broker, ConfigMap, is_claimed_by_pee
 from knafka_operator.model.settings import BROKER_DEFAULTS
 
 BROKER_CONFIG: Final = "kafka-broker-config"
-"""The installation's ConfigMap of Brokers there."""
+"""Name of the installation's ConfigMap for Brokers."""
 CHANNEL_CONFIG: Final = "kafka-channel-config"
-"""That of KafkaChannels."""
+"""Name of the installation's ConfigMap for KafkaChannels."""
 UNKNOWN_SINK: Final = Sink(url="http://unknown.invalid/")
-"""Of a Trigger whose status has no subscriber yet."""
-NEITHER: Final = (
+"""The subscriber of a Trigger whose status has none yet."""
+NO_KNATIVE_EVENTING: Final = (
     "there are neither Brokers nor KafkaChannels: Knative Eventing is not in this cluster, nor are "
     "Knafka's CRDs"
 )
-UNREACHED: Final = (
+UNREACHED_HINT: Final = (
     "if it is only reachable from inside the cluster, name an address that is reachable from here "
     "with --bootstrap-servers HOST:PORT (an external listener, or `kubectl port-forward` to one "
     "whose advertised address leads back here)"
@@ -70,9 +70,9 @@ UNREACHED: Final = (
 
 
 def client_of(context: str | None, kubeconfig: Path | None) -> tuple[Any, str]:
-    """A client by a kubeconfig, and the namespace of its context. Raises `ClusterError`.
+    """A Kubernetes client for a kubeconfig's context, and the namespace of that context.
 
-    None is kubectl's: its current context, its KUBECONFIG.
+    None means kubectl's default: the current context, KUBECONFIG. Raises `ClusterError`.
     """
     file = None if kubeconfig is None else str(kubeconfig)
     try:
@@ -92,7 +92,7 @@ def client_of(context: str | None, kubeconfig: Path | None) -> tuple[Any, str]:
 
 
 class ClusterSource:
-    """`DeclaredSource` of one namespace of a cluster, read once for each `read`."""
+    """The `DeclaredSource` of a cluster; each `read` reads the objects of one namespace once."""
 
     def __init__(
         self,
@@ -103,39 +103,45 @@ class ClusterSource:
         bootstrap_servers: str | None = None,
         system_client: kubernetes.client.ApiClient | None = None,
     ) -> None:
-        """`bootstrap_servers` are used in place of those that are declared; `system_client` reads
-        ConfigMaps and Secrets of the system namespace, and status is believed without it only."""
+        """`bootstrap_servers` replace the declared ones. `system_client` reads ConfigMaps and
+        Secrets of the system namespace; without it, topic and group names in a status are trusted.
+        """
         self._core = kubernetes.client.CoreV1Api(client)
         self._system_core = kubernetes.client.CoreV1Api(system_client or client)
-        self.believes_status = system_client is None
+        self.trusts_status = system_client is None
         self._objects = kubernetes.client.CustomObjectsApi(client)
         self._namespace = namespace
-        self._servers = bootstrap_servers
-        self._system = system_namespace
+        self._bootstrap_servers = bootstrap_servers
+        self._system_namespace = system_namespace
 
     def read(self, namespace: str | None = None) -> DeclaredView:
-        """Raises `ClusterError`, `NotAllowed` if the user may not read what is needed."""
+        """Read the declared objects of a namespace.
+
+        Raises `ClusterError`, and `NotAllowed` if the user may read none of the kinds.
+        """
         namespace = namespace or self._namespace
-        reading = _Reading(self)
-        there, denied = 0, list[NotAllowed]()
+        reading = _NamespaceReading(self)
+        has_kinds, denied = 0, list[NotAllowed]()
         for family in FAMILIES:
             try:
-                there += self._read(family, namespace, reading)
+                has_kinds += self._read_family(family, namespace, reading)
             except NotAllowed as error:
                 denied.append(error)
-        if not there:
-            raise denied[0] if denied else ClusterError(NEITHER)
+        if not has_kinds:
+            raise denied[0] if denied else ClusterError(NO_KNATIVE_EVENTING)
         reading.problems += map(str, denied)
-        return self._view(reading, namespace)
+        return self._view_of(reading, namespace)
 
     def view(self, family: Family, broker: Document, trigger: Document) -> DeclaredView:
-        """Of one Broker or KafkaChannel and one that gets its events. Raises `ClusterError`."""
-        reading = _Reading(self)
-        reading.broker(family, broker)
-        reading.trigger(family, trigger)
-        return self._view(reading, trigger["metadata"]["namespace"])
+        """The view of one Broker or KafkaChannel and one of its Triggers or Subscriptions. Raises
+        `ClusterError`."""
+        reading = _NamespaceReading(self)
+        reading.add_broker(family, broker)
+        reading.add_trigger(family, trigger)
+        return self._view_of(reading, trigger["metadata"]["namespace"])
 
-    def _view(self, reading: _Reading, namespace: str) -> DeclaredView:
+    def _view_of(self, reading: _NamespaceReading, namespace: str) -> DeclaredView:
+        """The view of everything that was read."""
         return DeclaredView(
             reading.ingresses,
             reading.egresses,
@@ -143,87 +149,109 @@ class ClusterSource:
             reading.paused,
             reading.problems,
             namespace,
-            UNREACHED,
+            UNREACHED_HINT,
         )
 
-    def _read(self, family: Family, namespace: str, reading: _Reading) -> bool:
-        """False: the cluster has no such kinds. Raises `NotAllowed` and `ClusterError`."""
+    def _read_family(self, family: Family, namespace: str, reading: _NamespaceReading) -> bool:
+        """Read the objects of one family; returns False if the cluster doesn't have these kinds.
+
+        Raises `NotAllowed` and `ClusterError`.
+        """
         brokers = self.list(family.broker_version, family.broker, namespace)
         if brokers is None:
             return False
         for document in brokers:
-            reading.broker(family, document)
+            reading.add_broker(family, document)
         for document in self.list(family.trigger_version, family.trigger, namespace) or ():
-            reading.trigger(family, document)
+            reading.add_trigger(family, document)
         return True
 
     def connection_of_channel(
         self, channel: Broker
     ) -> tuple[Mapping[str, Any], ConfigMap | None, Sequence[str]]:
-        """Like `connection_of`, for a KafkaChannel: all have one ConfigMap, and each may name a
-        Secret."""
+        """The librdkafka configuration for a KafkaChannel's Kafka; like `connection_of`.
+
+        All channels share one ConfigMap, and each may name a Secret.
+        """
         problems: list[str] = []
-        default, base = Identity(self._system, CHANNEL_CONFIG), None
+        default, base = Identity(self._system_namespace, CHANNEL_CONFIG), None
         try:
             base = self.config_map(default)
         except NotAllowed as error:
             problems.append(str(error))
         try:
-            named = channel.metadata.annotations.get(credentials.KAFKA_SECRET)
-            secret_name, values = credentials.channel_secret(named, base, self._system), None
+            secret_annotation = channel.metadata.annotations.get(credentials.KAFKA_SECRET)
+            secret_name, values = (
+                credentials.channel_secret(secret_annotation, base, self._system_namespace),
+                None,
+            )
             if secret_name is not None:
-                there = self._get("Secret", secret_name)
-                secret = credentials.check_channel_secret(named, there, secret_name)
+                secret_document = self._get("Secret", secret_name)
+                secret = credentials.check_channel_secret(
+                    secret_annotation, secret_document, secret_name
+                )
                 values = dict(decoded_secret(secret))
-            config = credentials.channel_config(named, values, base, default)
+            config = credentials.channel_config(secret_annotation, values, base, default)
         except InvalidDocument as error:
             # Without credentials, as for a Broker.
-            servers = self._servers or channel.status.annotations.get(desired.BOOTSTRAP_SERVERS)
+            servers = self._bootstrap_servers or channel.status.annotations.get(
+                desired.BOOTSTRAP_SERVERS
+            )
             if servers is None:
                 raise ClusterError("; ".join([str(error), *problems])) from error
             return connection_configuration(Kafka(bootstrap_servers=servers)), base, problems
-        servers = self._servers or config.data[desired.BOOTSTRAP_SERVERS]
-        reached = connection_configuration(Kafka(bootstrap_servers=servers))
+        servers = self._bootstrap_servers or config.data[desired.BOOTSTRAP_SERVERS]
+        configuration = connection_configuration(Kafka(bootstrap_servers=servers))
         if values is not None:
-            reached.update(for_librdkafka(values))
-        return reached, config, problems
+            configuration.update(for_librdkafka(values))
+        return configuration, config, problems
 
     def connection_of(
         self, broker: Broker
     ) -> tuple[Mapping[str, Any], ConfigMap | None, Sequence[str]]:
-        """The librdkafka configuration that reaches a Broker's Kafka, the ConfigMap that applies to
-        the Broker, and what could not be read. Raises `KnafkaError`."""
+        """The librdkafka configuration for a Broker's Kafka.
+
+        Also the ConfigMap that applies to the Broker, and problems with what could not be read.
+        Raises `KnafkaError`.
+        """
         problems: list[str] = []
-        default = Identity(self._system, BROKER_CONFIG)
+        default = Identity(self._system_namespace, BROKER_CONFIG)
         base = None
         try:
             base = self.config_map(default)
         except NotAllowed as error:
             problems.append(str(error))
         reference = desired.config_reference(broker)
-        own = None if reference is None else self.config_map(Identity(*reference))
+        broker_config = None if reference is None else self.config_map(Identity(*reference))
         try:
-            configured = credentials.merged_configuration(reference, own, base, default)
+            configured = credentials.merged_configuration(reference, broker_config, base, default)
         except InvalidDocument as error:
             # Without credentials: those belong to servers that a ConfigMap names.
-            servers = self._servers or broker.status.annotations.get(desired.BOOTSTRAP_SERVERS)
+            servers = self._bootstrap_servers or broker.status.annotations.get(
+                desired.BOOTSTRAP_SERVERS
+            )
             if servers is None:
                 raise ClusterError("; ".join([str(error), *problems])) from error
-            return connection_configuration(Kafka(bootstrap_servers=servers)), own or base, problems
-        servers = self._servers or configured.config.data[desired.BOOTSTRAP_SERVERS]
-        reached = connection_configuration(Kafka(bootstrap_servers=servers))
+            return (
+                connection_configuration(Kafka(bootstrap_servers=servers)),
+                broker_config or base,
+                problems,
+            )
+        servers = self._bootstrap_servers or configured.config.data[desired.BOOTSTRAP_SERVERS]
+        librdkafka_configuration = connection_configuration(Kafka(bootstrap_servers=servers))
         if configured.secret is not None:
             secret = self._get("Secret", configured.secret)
             if secret is None:
                 raise ClusterError(f"Secret {configured.secret} does not exist")
-            reached.update(for_librdkafka(decoded_secret(secret)))
-        return reached, configured.config, []
+            librdkafka_configuration.update(for_librdkafka(decoded_secret(secret)))
+        return librdkafka_configuration, configured.config, []
 
     def config_map(self, identity: Identity) -> ConfigMap | None:
+        """The ConfigMap of this name; None if it doesn't exist. Raises `ClusterError`."""
         document = self._get("ConfigMap", identity)
         return None if document is None else parse(ConfigMap, document)
 
-    def default_delivery(self, broker: Broker) -> Broker:
+    def with_default_delivery(self, broker: Broker) -> Broker:
         """The Broker with the delivery of `config-br-defaults`, if it declares none and that
         ConfigMap can be read."""
         if broker.spec.delivery.is_set:
@@ -232,47 +260,53 @@ class ClusterSource:
         try:
             return with_default_delivery(broker, self.config_map(Identity(namespace, name)))
         except KnafkaError:
-            return broker  # what is looked for doesn't depend on it
+            return broker  # topics and groups don't depend on the delivery
 
     def list(self, api_version: str, kind: str, namespace: str) -> Sequence[Document] | None:
-        """All objects of a kind in a namespace; None: the cluster doesn't have the kind. Raises
-        `ClusterError`."""
+        """All objects of a kind in a namespace; None if the cluster doesn't have the kind.
+
+        Raises `ClusterError`.
+        """
         group, _, version = api_version.partition("/")
         plural = f"{kind.lower()}s"
-        answer = self._asked(
+        answer = self._request(
             f"list {plural} in {namespace}",
             self._objects.list_namespaced_custom_object,
             group, version, namespace, plural,
         )  # fmt: skip
         if answer is None:
             return None
-        # Objects in a list don't say what they are.
+        # Objects in a list lack apiVersion and kind.
         about = {"apiVersion": api_version, "kind": kind}
         return [{**about, **item} for item in answer.get("items") or ()]
 
     def _get(self, kind: Literal["ConfigMap", "Secret"], identity: Identity) -> Document | None:
-        core = self._system_core if identity.namespace == self._system else self._core
+        """A ConfigMap or Secret; None if it doesn't exist. Raises `ClusterError`."""
+        core = self._system_core if identity.namespace == self._system_namespace else self._core
         read = {
             "ConfigMap": core.read_namespaced_config_map,
             "Secret": core.read_namespaced_secret,
         }[kind]
-        return self._asked(f"get {kind} {identity}", read, identity.name, identity.namespace)
+        return self._request(f"get {kind} {identity}", read, identity.name, identity.namespace)
 
-    def _asked(self, what: str, ask: Callable[..., Any], *arguments: str) -> Document | None:
-        answer = answered(
-            what,
+    def _request(
+        self, request_text: str, ask: Callable[..., Any], *arguments: str
+    ) -> Document | None:
+        """The JSON answer to a request; None if it was 404. Raises `ClusterError`."""
+        answer = request_body(
+            request_text,
             lambda: ask(*arguments, _preload_content=False, _request_timeout=API_SERVER_TIMEOUT),
         )
         return None if answer is None else json.loads(answer)
 
 
-class _Reading:
-    """One look at a namespace; what can't be read is a problem, and the rest goes on."""
+class _NamespaceReading:
+    """Collects the objects of one read; an object that can't be read becomes a problem."""
 
     def __init__(self, source: ClusterSource) -> None:
         self._source = source
-        # Where others may have written a status, a name is believed only as the usual one.
-        self._naming = AS_RECORDED if source.believes_status else DEFAULT_NAMING
+        # Others may have written a status: then only the usual names are trusted.
+        self._naming = AS_RECORDED if source.trusts_status else DEFAULT_NAMING
         self._brokers: dict[str, tuple[Broker, desired.Topic, Defaults]] = {}
         self.ingresses: list[Ingress] = []
         self.egresses: list[Egress] = []
@@ -280,8 +314,8 @@ class _Reading:
         self.paused: set[str] = set()
         self.problems: list[str] = []
 
-    def broker(self, family: Family, document: Document) -> None:
-        """A Broker or KafkaChannel."""
+    def add_broker(self, family: Family, document: Document) -> None:
+        """Add a Broker or KafkaChannel."""
         try:
             broker = family.read_broker(document)
             if is_claimed_by_peer(document, family.peers_finalizer):
@@ -289,10 +323,10 @@ class _Reading:
             if family is BROKERS and not is_ours(broker):
                 return
             if family is BROKERS:
-                reached, config, problems = self._source.connection_of(broker)
+                configuration, config, problems = self._source.connection_of(broker)
             else:
-                reached, config, problems = self._source.connection_of_channel(broker)
-            kafka = Kafka(bootstrap_servers=reached["bootstrap.servers"])
+                configuration, config, problems = self._source.connection_of_channel(broker)
+            kafka = Kafka(bootstrap_servers=configuration["bootstrap.servers"])
             defaults = desired.defaults_with_config(config, Defaults(kafka=kafka))
             defaults = replace(defaults, kafka=kafka)
             if family is BROKERS:
@@ -307,39 +341,44 @@ class _Reading:
             return
         self.problems += [problem for problem in problems if problem not in self.problems]
         if family is BROKERS:
-            broker = self._source.default_delivery(broker)
-        self._brokers[broker_of(ingress)] = broker, topic, defaults
-        self.connections[broker_of(ingress)] = reached
+            broker = self._source.with_default_delivery(broker)
+        self._brokers[broker_name_of(ingress)] = broker, topic, defaults
+        self.connections[broker_name_of(ingress)] = configuration
         self.ingresses.append(ingress)
 
-    def trigger(self, family: Family, document: Document) -> None:
-        """A Trigger or Subscription."""
+    def add_trigger(self, family: Family, document: Document) -> None:
+        """Add a Trigger or Subscription."""
         if family is CHANNELS and not is_of_kafka_channel(document):
             return
         broker_id = f"{CHANNEL_PREFIX if family is CHANNELS else ''}{family.broker_of(document)}"
-        if (known := self._brokers.get(broker_id)) is None:
+        if (broker_topic_defaults := self._brokers.get(broker_id)) is None:
             return  # not ours, or its Broker is a problem already
-        broker, topic, defaults = known
+        broker, topic, defaults = broker_topic_defaults
         try:
             trigger = family.read_trigger(document)
-            now = document.get("status") or {}
+            status = document.get("status") or {}
             if family is CHANNELS:
-                now = now.get("physicalSubscription") or {}
+                status = status.get("physicalSubscription") or {}
             egress = desired.trigger_egress(
-                trigger, broker, topic, _sink(now.get("subscriberUri")) or UNKNOWN_SINK,
-                _sink(now.get("deadLetterSinkUri")), defaults, reply=_sink(now.get("replyUri")),
-                naming=self._naming,
+                trigger, broker, topic, _sink(status.get("subscriberUri")) or UNKNOWN_SINK,
+                _sink(status.get("deadLetterSinkUri")), defaults,
+                reply=_sink(status.get("replyUri")), naming=self._naming,
             )  # fmt: skip
         except KnafkaError as error:
             self.problems.append(f"{family.trigger} {Identity.of(document)}: {error}")
             return
-        kept = trigger.status.annotations.get(DEAD_LETTER_TOPIC)
-        if kept and kept.startswith(names.DEAD_LETTERS) and self._source.believes_status:
-            egress = egress.model_copy(update={"dead_letter_topic": kept})
+        recorded_topic = trigger.status.annotations.get(DEAD_LETTER_TOPIC)
+        if (
+            recorded_topic
+            and recorded_topic.startswith(names.DEAD_LETTERS)
+            and self._source.trusts_status
+        ):
+            egress = egress.model_copy(update={"dead_letter_topic": recorded_topic})
         self.egresses.append(egress)
         if is_paused(trigger):
-            self.paused.add(trigger_of(egress))
+            self.paused.add(trigger_name_of(egress))
 
 
 def _sink(url: object) -> Sink | None:
+    """The Sink of a URL; None without one."""
     return parse(Sink, {"url": url}) if url else None

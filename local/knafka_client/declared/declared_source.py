@@ -1,9 +1,9 @@
-"""Where the Brokers and Triggers are that a command asks about: one Protocol, `DeclaredSource`.
+"""Sources of declared Brokers and Triggers: the Protocol `DeclaredSource`.
 
-It has two implementations: `InstallationSource` here, of what `knafka up` runs, and
-`cluster_source.ClusterSource`, of a Kubernetes cluster. Both give a `DeclaredView`, so that
-`knafka tail` and `knafka trace` are the same for both; and for KafkaChannels and Subscriptions,
-whose names have a prefix: `channel/` and `subscription/`.
+It has two implementations: `InstallationSource` here reads what `knafka up` runs, and
+`cluster_source.ClusterSource` reads a Kubernetes cluster. Both return a `DeclaredView`, so that
+`knafka tail` and `knafka trace` work alike for both. The names of KafkaChannels and Subscriptions
+have the prefix `channel/` or `subscription/`.
 """
 
 from __future__ import annotations
@@ -16,148 +16,157 @@ from typing import Any, Final, Protocol
 from knafka.clients.kafka_connection import connection_configuration
 from knafka.core.contract import Egress, Ingress, Kafka
 from knafka.core.errors import KnafkaError, LogError
-from knafka_client.declared.triggers import Unknown
+from knafka_client.declared.triggers import UnknownObject
 from knafka_client.state import snapshot_file
 from knafka_client.state.installation import CHANNEL_PREFIX, SUBSCRIPTION_PREFIX, Installation
 
 DEFAULT_NAMESPACE: Final = "default"
+"""The namespace of names without one."""
 SYSTEM_NAMESPACE: Final = "knafka"
-"""Where a cluster's operator is installed, unless it is said."""
+"""The operator's namespace in a cluster, unless --system-namespace names another."""
 
 
-class NotReached(KnafkaError):
-    """Kafka doesn't answer at the address that is known of it; the text says what to do."""
+class KafkaNotReached(KnafkaError):
+    """Kafka doesn't answer at its known address; the text says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeclaredView:
-    """Brokers and Triggers as they are declared now, channels and Subscriptions among them, and how
-    their Kafka is reached."""
+    """The Brokers, channels, Triggers and Subscriptions that are declared now, and how to reach
+    their Kafka."""
 
     ingresses: Sequence[Ingress]
     egresses: Sequence[Egress]
-    """`topic`, `group`, `dead_letter_topic` and the filters are right; a subscriber that isn't
-    known is a placeholder."""
+    """An Egress for each; topics, group and filters are right, but an unknown subscriber is a
+    placeholder."""
     connections: Mapping[str, Mapping[str, Any]]
-    """librdkafka's configuration by Broker, as `broker_of` gives it."""
+    """The librdkafka configuration for each Broker's Kafka, by `broker_name_of`."""
     paused: Collection[str] = ()
-    """Triggers, as `trigger_of` gives them."""
+    """The names (`trigger_name_of`) of paused Triggers."""
     problems: Sequence[str] = ()
-    """What is declared and can't be read, one sentence each; it isn't in the view."""
+    """A sentence for each declared object that can't be read, and so isn't in the view."""
     namespace: str = DEFAULT_NAMESPACE
-    """Of names that say none."""
+    """The namespace of names without one."""
     unreached: str = ""
-    """What to do if Kafka doesn't answer."""
+    """What the user can do if Kafka doesn't answer."""
 
-    def ingress(self, broker: str | None) -> Ingress:
-        """The Broker of this name, or the only one. Raises `Unknown`."""
+    def find_ingress(self, broker: str | None) -> Ingress:
+        """The Ingress of the named Broker or KafkaChannel, or of the only one. Raises
+        `UnknownObject`."""
         candidates = self.ingresses
         if broker is not None:
-            by_name = {broker_of(ingress): ingress for ingress in candidates}
-            there = by_name.get(self._full(broker))
-            if there is None and broker.startswith(CHANNEL_PREFIX):
-                there = by_name.get(
-                    CHANNEL_PREFIX + self._full(broker.removeprefix(CHANNEL_PREFIX))
+            by_name = {broker_name_of(ingress): ingress for ingress in candidates}
+            named_ingress = by_name.get(self._full_name(broker))
+            if named_ingress is None and broker.startswith(CHANNEL_PREFIX):
+                named_ingress = by_name.get(
+                    CHANNEL_PREFIX + self._full_name(broker.removeprefix(CHANNEL_PREFIX))
                 )
-            candidates = [] if there is None else [there]
+            candidates = [] if named_ingress is None else [named_ingress]
         if len(candidates) == 1:
             return candidates[0]
         problem = "which Broker?" if broker is None else f"there is no Broker {broker}:"
-        known = ", ".join(map(broker_of, self.ingresses))
-        raise Unknown(self._explained(f"{problem} there is {known or 'none'}"))
+        known = ", ".join(map(broker_name_of, self.ingresses))
+        raise UnknownObject(self._with_problems(f"{problem} there is {known or 'none'}"))
 
-    def egress(self, trigger: str) -> Egress:
-        """The Trigger of this name, else the Subscription. Raises `Unknown`."""
-        by_name = {trigger_of(egress): egress for egress in self.egresses}
+    def find_egress(self, trigger: str) -> Egress:
+        """The Egress of the named Trigger, or else Subscription. Raises `UnknownObject`."""
+        by_name = {trigger_name_of(egress): egress for egress in self.egresses}
         prefixed = trigger.startswith(SUBSCRIPTION_PREFIX)
-        subscription = SUBSCRIPTION_PREFIX + self._full(trigger.removeprefix(SUBSCRIPTION_PREFIX))
-        egress = by_name.get(self._full(trigger)) or by_name.get(subscription)
+        subscription = SUBSCRIPTION_PREFIX + self._full_name(
+            trigger.removeprefix(SUBSCRIPTION_PREFIX)
+        )
+        egress = by_name.get(self._full_name(trigger)) or by_name.get(subscription)
         if egress is not None:
             return egress
         known = ", ".join(by_name) or "none"
-        what = subscription if prefixed else f"Trigger {self._full(trigger)}"
-        raise Unknown(self._explained(f"there is no {what}: there is {known}"))
+        missing = subscription if prefixed else f"Trigger {self._full_name(trigger)}"
+        raise UnknownObject(self._with_problems(f"there is no {missing}: there is {known}"))
 
-    def of_broker(self, ingress: Ingress) -> Sequence[Egress]:
-        """The Triggers of a Broker."""
-        return [egress for egress in self.egresses if broker_of(egress) == broker_of(ingress)]
+    def egresses_of(self, ingress: Ingress) -> Sequence[Egress]:
+        """The Egress of each Trigger of a Broker."""
+        return [
+            egress for egress in self.egresses if broker_name_of(egress) == broker_name_of(ingress)
+        ]
 
     def connection(self, owner: Ingress | Egress) -> dict[str, Any]:
-        """The librdkafka configuration that reaches the Kafka of a Broker or Trigger."""
-        return dict(self.connections[broker_of(owner)])
+        """The librdkafka configuration for the Kafka of a Broker or Trigger."""
+        return dict(self.connections[broker_name_of(owner)])
 
     @contextmanager
-    def reaching(self, owner: Ingress | Egress) -> Iterator[None]:
-        """Turn a failure to reach Kafka inside into `NotReached`, which says what to do."""
+    def explaining_unreached(self, owner: Ingress | Egress) -> Iterator[None]:
+        """Turn a failure to reach Kafka into `KafkaNotReached`, which says what to do."""
         try:
             yield
         except LogError as error:
             if not self.unreached or not error.retriable or error.unknown_topic:
                 raise
-            servers = self.connections[broker_of(owner)]["bootstrap.servers"]
-            raise NotReached(f"Kafka at {servers}: {error}: {self.unreached}") from error
+            servers = self.connections[broker_name_of(owner)]["bootstrap.servers"]
+            raise KafkaNotReached(f"Kafka at {servers}: {error}: {self.unreached}") from error
 
-    def _full(self, name: str) -> str:
+    def _full_name(self, name: str) -> str:
+        """The name with a namespace."""
         return name if "/" in name else f"{self.namespace}/{name}"
 
-    def _explained(self, text: str) -> str:
+    def _with_problems(self, text: str) -> str:
+        """A sentence followed by the view's problems, which may be its cause."""
         return "; ".join([text, *self.problems])
 
 
 class DeclaredSource(Protocol):
-    """Source of Brokers and Triggers, KafkaChannels and Subscriptions."""
+    """A source of declared Brokers, Triggers, KafkaChannels and Subscriptions."""
 
     def read(self, namespace: str | None = None) -> DeclaredView:
-        """All that are in `namespace`, or that the source is about if none is given.
+        """Read everything in `namespace`, or in the source's default namespace.
 
-        Raises `KnafkaError` with what to do next.
+        Raises `KnafkaError`, which says what to do next.
         """
         ...
 
 
 class InstallationSource:
-    """What `knafka up` runs, by the files in its data folder."""
+    """Reads what a `knafka up` runs, from its data folder."""
 
     def __init__(self, installation: Installation) -> None:
         self._installation = installation
 
     def read(self, namespace: str | None = None) -> DeclaredView:
-        """Of all namespaces if none is given. Raises `NotRunning`."""
-        running = self._installation.running()
-        reached = connection_configuration(Kafka(bootstrap_servers=running.bootstrap_servers))
+        """Read everything in `namespace`, or in all namespaces. Raises `NotRunning`."""
+        running = self._installation.read_state()
+        configuration = connection_configuration(Kafka(bootstrap_servers=running.bootstrap_servers))
         paused: set[str] = set()
-        with suppress(KnafkaError):  # it is starting; it's said where it is known
-            now = snapshot_file.read(self._installation)
-            paused = {_named(row.kind, row.name) for row in now.triggers if row.paused}
+        with suppress(KnafkaError):  # no snapshot while it starts
+            snapshot = snapshot_file.read_snapshot(self._installation)
+            paused = {_prefixed_name(row.kind, row.name) for row in snapshot.triggers if row.paused}
         ingresses = [
             ingress for ingress in running.ingresses if namespace in (None, ingress.namespace)
         ]
         return DeclaredView(
             ingresses,
             [egress for egress in running.egresses if namespace in (None, egress.namespace)],
-            {broker_of(ingress): reached for ingress in ingresses},
+            {broker_name_of(ingress): configuration for ingress in ingresses},
             paused,
             namespace=namespace or DEFAULT_NAMESPACE,
         )
 
 
-def broker_of(owner: Ingress | Egress) -> str:
-    """`namespace/name` of the Broker, `channel/namespace/name` of a KafkaChannel."""
+def broker_name_of(owner: Ingress | Egress) -> str:
+    """The name of an owner's Broker or channel: `namespace/name` or `channel/namespace/name`."""
     name = f"{owner.namespace}/{owner.broker}"
     return CHANNEL_PREFIX + name if owner.kind in ("KafkaChannel", "Subscription") else name
 
 
-def trigger_of(egress: Egress) -> str:
-    """`namespace/name` of the Trigger, `subscription/namespace/name` of the Subscription."""
-    return _named(egress.kind, f"{egress.namespace}/{egress.trigger}")
+def trigger_name_of(egress: Egress) -> str:
+    """The name of a Trigger or Subscription: `namespace/name` or `subscription/namespace/name`."""
+    return _prefixed_name(egress.kind, f"{egress.namespace}/{egress.trigger}")
 
 
 def namespace_in(name: str) -> str | None:
-    """The namespace that a name of any of the four says; None: it says none."""
+    """The namespace in a name, with or without a prefix; None if it has none."""
     for prefix in (CHANNEL_PREFIX, SUBSCRIPTION_PREFIX):
         name = name.removeprefix(prefix)
     return name.rpartition("/")[0] or None
 
 
-def _named(kind: str, name: str) -> str:
+def _prefixed_name(kind: str, name: str) -> str:
+    """The name with the prefix of its kind."""
     return SUBSCRIPTION_PREFIX + name if kind == "Subscription" else name

@@ -1,7 +1,6 @@
-"""KubernetesApi: what one user asks of an API server, under that user's own rights.
+"""KubernetesApi: requests to an API server under one user's own rights.
 
-Not here: what the objects mean; and the operator's own client, which applies and watches
-(`knafka_operator.runtime.cluster`).
+Not here: the operator's client, which applies and watches (`knafka_operator.runtime.cluster`).
 """
 
 from __future__ import annotations
@@ -25,64 +24,76 @@ _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?").fullmatch
 
 
 class Unauthenticated(NotAllowed):
-    """The API server doesn't know who asks: no token, or one that isn't valid any more."""
+    """The API server doesn't know the user: no token, or one that is no longer valid."""
 
 
 class Objects(NamedTuple):
-    """Which kind, as paths have it: `Objects("eventing.knative.dev/v1", "triggers")`."""
+    """A kind by its version and plural, as paths have it: `Objects("eventing.knative.dev/v1",
+    "triggers")`."""
 
     version: str
     plural: str
 
     @property
     def group(self) -> str:
+        """The API group; empty for the core group."""
         return self.version.rpartition("/")[0]
 
 
 class KubernetesApi:
-    """Raises `ClusterError` with what was asked; `NotAllowed` if the user may not,
-    `Unauthenticated` if there is no such user. For any number of threads."""
+    """Sends a user's requests to an API server; safe to use from several threads.
+
+    Methods raise `ClusterError` with the failed request, `NotAllowed` if the user lacks the right,
+    and `Unauthenticated` if the token isn't valid.
+    """
 
     def __init__(self, client: kubernetes.client.ApiClient) -> None:
         self._client = client
 
     def list(self, objects: Objects, namespace: str | None = None) -> Sequence[Document] | None:
-        """In one namespace, or in all; None: there is no such kind."""
+        """All objects of a kind in one namespace, or in all; None if the cluster doesn't have the
+        kind."""
         if namespace is not None and _NAME(namespace) is None:
             raise ClusterError(f"{namespace!r:.80} is no name of a namespace")
-        where = f"in {namespace}" if namespace else "in all namespaces"
-        # Version 0: as the API server remembers it, so that looking often costs etcd nothing.
-        path = f"{_path(objects, namespace)}?{urlencode({'resourceVersion': '0'})}"
-        answer = self.ask(f"list {objects.plural} {where}", "GET", path)
+        scope = f"in {namespace}" if namespace else "in all namespaces"
+        # Version 0: the API server answers from its cache, without asking etcd.
+        path = f"{_object_path(objects, namespace)}?{urlencode({'resourceVersion': '0'})}"
+        answer = self.ask(f"list {objects.plural} {scope}", "GET", path)
         if answer is None:
             return None
         items: Sequence[Document] = json.loads(answer).get("items") or []
         return items
 
     def get(self, objects: Objects, namespace: str, name: str) -> Document | None:
-        """An object; None: there is none, or the name is none that an object can have, such as
-        `..`."""
+        """One object; None if it doesn't exist, or if no object can have such a name (`..`)."""
         if _NAME(namespace) is None or _NAME(name) is None:
             return None
         answer = self.ask(
-            f"get {objects.plural} {namespace}/{name}", "GET", _path(objects, namespace, name)
+            f"get {objects.plural} {namespace}/{name}",
+            "GET",
+            _object_path(objects, namespace, name),
         )
         return None if answer is None else json.loads(answer)
 
     def create(self, objects: Objects, namespace: str, body: Mapping[str, Any]) -> Document | None:
-        """Create an object. None: the cluster doesn't have the kind. Raises `Conflict` if the
-        object exists."""
+        """Create an object; returns it, or None if the cluster doesn't have the kind.
+
+        Raises `Conflict` if the object exists.
+        """
         if _NAME(namespace) is None:
             return None
-        what = f"create {objects.plural} {namespace}/{body['metadata']['name']}"
-        answer = self.ask(what, "POST", _path(objects, namespace), body)
+        request_text = f"create {objects.plural} {namespace}/{body['metadata']['name']}"
+        answer = self.ask(request_text, "POST", _object_path(objects, namespace), body)
         return None if answer is None else json.loads(answer)
 
     def annotate(self, objects: Objects, namespace: str, name: str, key: str, value: str) -> bool:
-        """Whether the object is there."""
+        """Set an annotation of an object; returns False if the object doesn't exist."""
         body = {"metadata": {"annotations": {key: value}}}
-        what, path = f"patch {objects.plural} {namespace}/{name}", _path(objects, namespace, name)
-        return self.ask(what, "PATCH", path, body, MERGE_PATCH) is not None
+        request_text, path = (
+            f"patch {objects.plural} {namespace}/{name}",
+            _object_path(objects, namespace, name),
+        )
+        return self.ask(request_text, "PATCH", path, body, MERGE_PATCH) is not None
 
     def patch(
         self,
@@ -93,18 +104,21 @@ class KubernetesApi:
         *,
         subresource: str = "",
     ) -> Document | None:
-        """Merge `body` into the object, or into its `subresource`; None: it is gone. Raises
-        `Conflict` if the body has another `resourceVersion` than the stored object."""
-        path = _path(objects, namespace, name) + (f"/{subresource}" if subresource else "")
+        """Merge `body` into an object or its `subresource`; returns it, or None if it doesn't
+        exist.
+
+        Raises `Conflict` if the body has another `resourceVersion` than the stored object.
+        """
+        path = _object_path(objects, namespace, name) + (f"/{subresource}" if subresource else "")
         answer = self.ask(
             f"patch {objects.plural} {namespace}/{name}", "PATCH", path, body, MERGE_PATCH
         )
         return None if answer is None else json.loads(answer)
 
-    def may(
+    def is_allowed(
         self, verb: str, objects: Objects, namespace: str, name: str, subresource: str = ""
     ) -> bool:
-        """Whether the user may, by a SelfSubjectAccessReview."""
+        """Whether the user has a right, by a SelfSubjectAccessReview."""
         attributes = {
             "verb": verb, "group": objects.group, "resource": objects.plural,
             "subresource": subresource, "namespace": namespace, "name": name,
@@ -120,22 +134,26 @@ class KubernetesApi:
 
     def ask(
         self,
-        what: str,
+        request_text: str,
         method: str,
         path: str,
         body: Mapping[str, Any] | None = None,
         content_type: str = "application/json",
     ) -> bytes | None:
-        """The answer's body; None: 404. `what` begins with verb and plural, for a person."""
+        """Send a request; returns the body of the answer, or None if it was 404.
+
+        `request_text` describes the request for error messages, and begins with verb and plural.
+        """
         data = None if body is None else json.dumps(body).encode()
-        return answered(what, lambda: self._send(method, path, data, content_type))
+        return request_body(request_text, lambda: self._send(method, path, data, content_type))
 
     def _send(self, method: str, path: str, body: bytes | None, content_type: str) -> Any:
+        """Send a request with the client's credentials. Raises `ApiException`."""
         configuration = self._client.configuration
         headers = {"Content-Type": content_type}
         if token := configuration.auth_settings().get("BearerToken"):
             headers[token["key"]] = token["value"]
-        # Not by `call_api`, whose arguments are others from release to release.
+        # Not by `call_api`, whose arguments change between releases.
         answer = self._client.rest_client.pool_manager.request(
             method,
             f"{configuration.host}{path}",
@@ -151,8 +169,8 @@ class KubernetesApi:
         return answer
 
 
-def answered(what: str, ask: Callable[[], Any]) -> bytes | None:
-    """The API server's answer; None: it answered 404. Raises `ClusterError`."""
+def request_body(request_text: str, ask: Callable[[], Any]) -> bytes | None:
+    """The body of an API server's answer; None if it was 404. Raises `ClusterError`."""
     try:
         data: bytes = ask().data
     except ApiException as error:
@@ -160,29 +178,31 @@ def answered(what: str, ask: Callable[[], Any]) -> bytes | None:
             return None
         if error.status in (401, 403):
             kind = Unauthenticated if error.status == 401 else NotAllowed
-            verb, plural = what.split()[:2]
+            verb, plural = request_text.split()[:2]
             raise kind(
-                f"can't {what}: {_message(error)}: ask for a role that may {verb} "
+                f"can't {request_text}: {_error_message(error)}: ask for a role that may {verb} "
                 f"{plural.lower()}, or name another --context"
             ) from error
         other = Conflict if error.status == 409 else ClusterError
-        raise other(f"can't {what}: {_message(error)}") from error
+        raise other(f"can't {request_text}: {_error_message(error)}") from error
     except (HTTPError, OSError, ValueError) as error:
         raise ClusterError(
-            f"can't {what}: the API server does not answer ({error}): is the --context right, "
-            "and `kubectl version` answered?"
+            f"can't {request_text}: the API server does not answer ({error}): is the --context "
+            "right, and `kubectl version` answered?"
         ) from error
     return data
 
 
-def _path(objects: Objects, namespace: str | None = None, name: str | None = None) -> str:
+def _object_path(objects: Objects, namespace: str | None = None, name: str | None = None) -> str:
+    """The path of a kind's objects, or of one object."""
     root = "/apis" if objects.group else "/api"
-    where = f"/namespaces/{quote(namespace, safe='')}" if namespace else ""
-    which = f"/{quote(name, safe='')}" if name else ""
-    return f"{root}/{objects.version}{where}/{objects.plural}{which}"
+    namespace_part = f"/namespaces/{quote(namespace, safe='')}" if namespace else ""
+    name_part = f"/{quote(name, safe='')}" if name else ""
+    return f"{root}/{objects.version}{namespace_part}/{objects.plural}{name_part}"
 
 
-def _message(error: ApiException) -> str:
+def _error_message(error: ApiException) -> str:
+    """The error's message from the API server, or else the status code."""
     try:
         return str(json.loads(error.body or "")["message"])
     except (ValueError, TypeError, KeyError):

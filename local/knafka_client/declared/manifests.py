@@ -1,9 +1,8 @@
-"""Manifests: the YAML that `kubectl apply` takes, read from files and folders, and read again.
+"""Manifests: reads Kubernetes objects from YAML and JSON files, and reads them again after changes.
 
-A `ManifestProblem` names the file, document and field that can't be used. The object's last good
-state stays meanwhile, so that a typing error in an editor takes nothing down: only removing an
-object from its file, or the file itself, removes the object.
-Not here: what the objects mean together; that is the operator's.
+A `ManifestProblem` names the file, document and field that can't be used. Meanwhile the object
+keeps its last valid state, so that a typing error in an editor stops nothing: an object is removed
+only when it disappears from its file, or the file disappears.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from knafka_operator.model.sensors import Sensor
 
 SUFFIXES: Final = (".yaml", ".yml", ".json")
-"""What is read in a folder; a file that is named itself may have any suffix."""
+"""Suffixes of files that are read in a folder; a file named by itself may have any suffix."""
 
 Resource: TypeAlias = (
     "Broker | Trigger | ConfigMap | Service | KafkaChannel | Subscription | Sensor | EventPolicy"
@@ -46,24 +45,26 @@ Resource: TypeAlias = (
 SENSOR_KIND: Final = ("knafka.dev/v1alpha1", "Sensor")
 """apiVersion and kind of a Sensor."""
 
-_OTHERS: Final[Mapping[tuple[object, object], type[KafkaChannel | Subscription | EventPolicy]]] = {
+_FURTHER_KINDS: Final[
+    Mapping[tuple[object, object], type[KafkaChannel | Subscription | EventPolicy]]
+] = {
     **{(version, KAFKA_CHANNEL): KafkaChannel for version in KAFKA_CHANNEL_VERSIONS},
     (MESSAGING, SUBSCRIPTION): Subscription,
     (POLICIES_VERSION, POLICY): EventPolicy,
 }
-"""By apiVersion and kind: what runs here beside the kinds of `parse_resource`."""
+"""Classes of the kinds that `parse_resource` doesn't know, by apiVersion and kind."""
 
 
 class NoManifests(KnafkaError):
-    """A path that was asked for isn't there."""
+    """A path that the user named doesn't exist."""
 
 
-class Unreadable(KnafkaError):
-    """A file is no YAML, or can't be read at all."""
+class UnreadableFile(KnafkaError):
+    """A file can't be read, or isn't YAML."""
 
 
 class ObjectIdentity(NamedTuple):
-    """What an object is called; `str` is how people write it."""
+    """Kind, namespace and name of an object; `str` gives `Trigger default/orders`."""
 
     kind: str
     namespace: str
@@ -75,7 +76,7 @@ class ObjectIdentity(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ManifestPlace:
-    """Where a document stands; `document` counts from 1, as people do."""
+    """A file, and the number of a document in it, counted from 1."""
 
     file: Path
     document: int | None = None
@@ -86,7 +87,7 @@ class ManifestPlace:
 
 @dataclass(frozen=True, slots=True)
 class ManifestProblem:
-    """Something that can't be used as it is written."""
+    """A document that can't be used as it is written."""
 
     place: ManifestPlace
     error: str
@@ -102,39 +103,45 @@ class DeclaredObjects:
     resources: Mapping[ObjectIdentity, tuple[Resource, ManifestPlace]]
     problems: tuple[ManifestProblem, ...] = ()
     documents: Mapping[ObjectIdentity, tuple[Document, Path]] = field(default_factory=dict)
-    """The same as they are written, each with the folder of its file."""
+    """The documents as they are written, each with the folder of its file."""
 
-    def all(self, kind: type[Any]) -> Iterator[Any]:
+    def of_type(self, kind: type[Any]) -> Iterator[Any]:
+        """All declared objects of this class."""
         return (resource for resource, _ in self.resources.values() if isinstance(resource, kind))
 
 
 class _ManifestEntry(NamedTuple):
+    """One declared object, with its place and its document."""
+
     resource: Resource
     place: ManifestPlace
     document: Document
 
 
 class Manifests:
-    """Files and folders, as they are now and as they last were when they were good."""
+    """The objects in files and folders; an object that becomes invalid keeps its last valid
+    state."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        """Raises `NoManifests` if one of them doesn't exist."""
+        """Raises `NoManifests` if one of the paths doesn't exist."""
         for path in paths:
             if not path.exists():
-                raise NoManifests(f"{path} doesn't exist: -f wants a YAML file or a folder of them")
+                raise NoManifests(
+                    f"{path} doesn't exist: give a YAML file, or a folder of them, with -f"
+                )
         self.paths = [path.absolute() for path in paths]
-        self._good: dict[Path, dict[ObjectIdentity, _ManifestEntry]] = {}
+        self._valid_entries: dict[Path, dict[ObjectIdentity, _ManifestEntry]] = {}
 
     def read(self) -> DeclaredObjects:
-        """Read everything anew; what is broken now is as it was when it was good."""
+        """Read all files again; an invalid object is returned as it last was valid."""
         problems: list[ManifestProblem] = []
-        good = {}
-        for file in self._files():
-            good[file] = _read(file, self._good.get(file, {}), problems)
-        self._good = good
+        entries_by_file = {}
+        for file in self._existing_files():
+            entries_by_file[file] = _read_file(file, self._valid_entries.get(file, {}), problems)
+        self._valid_entries = entries_by_file
         everything: dict[ObjectIdentity, _ManifestEntry] = {}
-        for in_file in good.values():
-            for identity, entry in in_file.items():
+        for entries in entries_by_file.values():
+            for identity, entry in entries.items():
                 if identity in everything:
                     first = everything[identity].place
                     message = f"{identity} is declared in {first} already"
@@ -150,31 +157,33 @@ class Manifests:
             },
         )
 
-    def _files(self) -> Iterator[Path]:
+    def _existing_files(self) -> Iterator[Path]:
+        """The files that exist now, each once."""
         seen = set()
         for path in self.paths:
-            inside = sorted(path.iterdir()) if path.is_dir() else [path]
-            for file in inside:
+            candidates = sorted(path.iterdir()) if path.is_dir() else [path]
+            for file in candidates:
                 is_manifest = file == path or file.suffix in SUFFIXES
                 if is_manifest and file not in seen and file.is_file():
                     seen.add(file)
                     yield file
 
     def files(self) -> Sequence[Path]:
-        """The files that are there now."""
-        return list(self._files())
+        """The files that exist now."""
+        return list(self._existing_files())
 
     async def changes(self) -> AsyncIterator[None]:
-        """Yields each time files may have changed, a moment after an editor has written them."""
-        # Not above: what only reads documents, such as a console in a cluster, follows no file.
+        """Yield each time files may have changed, a moment after an editor has written them."""
+        # Imported here: users of this module that follow no file needn't have it installed.
         from watchfiles import Change, awatch
 
-        # Editors replace files, which only the folder tells.
+        # Editors replace files, which only a watch of the folder notices.
         folders = {path if path.is_dir() else path.parent for path in self.paths}
-        named = set(self.paths)
+        named_paths = set(self.paths)
 
         def concerns_us(_: Change, path: str) -> bool:
-            return Path(path) in named or Path(path).suffix in SUFFIXES
+            """Whether a changed path may be a manifest."""
+            return Path(path) in named_paths or Path(path).suffix in SUFFIXES
 
         async for _ in awatch(
             *folders,
@@ -186,29 +195,31 @@ class Manifests:
             yield
 
 
-def _read(
+def _read_file(
     file: Path, previous: Mapping[ObjectIdentity, _ManifestEntry], problems: list[ManifestProblem]
 ) -> dict[ObjectIdentity, _ManifestEntry]:
+    """Read one file's objects; invalid ones keep their previous state, and are reported in
+    `problems`."""
     try:
-        there = documents(file)
-    except Unreadable as error:
+        placed_documents = read_documents(file)
+    except UnreadableFile as error:
         problems.append(ManifestProblem(ManifestPlace(file), str(error)))
         return dict(previous)
     entries: dict[ObjectIdentity, _ManifestEntry] = {}
-    for place, document in there:
+    for place, document in placed_documents:
         identity = identity_of(document)
         try:
-            resource = parse(document)
+            resource = parse_declared(document)
             if identity is None:
-                raise InvalidDocument("metadata.name", "missing: want a name")
+                raise InvalidDocument("metadata.name", "missing: give the object a name")
             if resource is None or not isinstance(document, dict):
                 raise InvalidDocument("kind", "does not run here, so the object is left out")
             if identity in entries:
                 raise InvalidDocument("metadata.name", "is declared in this file already")
             entries[identity] = _ManifestEntry(resource, place, document)
-            if isinstance(resource, EventPolicy) and (problem := _unreadable(resource)):
-                # It stays all the same: what can't be read lets nobody through, and without any
-                # policy everybody might be let through.
+            if isinstance(resource, EventPolicy) and (problem := _policy_problem(resource)):
+                # Keep the unreadable policy: it accepts nobody, while without any policy everybody
+                # might be accepted.
                 entries[identity] = previous.get(identity, entries[identity])
                 problems.append(ManifestProblem(place, f"{identity}: {problem}"))
         except InvalidDocument as error:
@@ -220,8 +231,8 @@ def _read(
     return entries
 
 
-def _unreadable(policy: EventPolicy) -> str:
-    """Why nobody can be let through by it; empty: it can be read."""
+def _policy_problem(policy: EventPolicy) -> str:
+    """Why a policy can't be read, and so accepts nobody; empty if it can be read."""
     try:
         decoding.parse(EventPolicySpec, policy.spec or {})
     except InvalidDocument as error:
@@ -229,22 +240,26 @@ def _unreadable(policy: EventPolicy) -> str:
     return ""
 
 
-def parse(document: object) -> Resource | None:
-    """Read one declared document; None: a kind that doesn't run here. Raises `InvalidDocument`."""
+def parse_declared(document: object) -> Resource | None:
+    """Parse a declared document; None if its kind doesn't run here. Raises `InvalidDocument`."""
     if isinstance(document, dict):
-        named = document.get("apiVersion"), document.get("kind")
-        if all(isinstance(part, str) for part in named) and named in _OTHERS:
-            return decoding.parse(_OTHERS[named], document)
-        if named == SENSOR_KIND:
-            # Not above: most files have none, and what reads its conditions takes a while.
+        version_and_kind = document.get("apiVersion"), document.get("kind")
+        if (
+            all(isinstance(part, str) for part in version_and_kind)
+            and version_and_kind in _FURTHER_KINDS
+        ):
+            return decoding.parse(_FURTHER_KINDS[version_and_kind], document)
+        if version_and_kind == SENSOR_KIND:
+            # Imported here: most files have no Sensor, and the import is slow.
             from knafka_operator.model.sensors import Sensor
 
             return decoding.parse(Sensor, document)
     return parse_resource(document)
 
 
-def items_of(document: object) -> Iterator[object]:
-    """The objects of one document: itself, those of a List, none of an empty one."""
+def objects_in(document: object) -> Iterator[object]:
+    """The objects of one document: the document itself, or the items of a List; none if it is
+    empty."""
     if isinstance(document, dict) and document.get("kind") == "List":
         items = document.get("items")
         yield from items if isinstance(items, list) else ()
@@ -253,7 +268,7 @@ def items_of(document: object) -> Iterator[object]:
 
 
 def identity_of(document: object) -> ObjectIdentity | None:
-    """The kind, namespace and name of a document, however broken its other fields are."""
+    """Kind, namespace and name of a document; None if it has no kind or name."""
     match document:
         case {"kind": str(kind), "metadata": {"name": str(name), **rest}}:
             namespace = rest.get("namespace") or "default"
@@ -262,7 +277,7 @@ def identity_of(document: object) -> ObjectIdentity | None:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as the API server's tools read it: what looks like a date is text."""
+    """Loads YAML like the API server's tools, which read a date as text."""
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -271,14 +286,14 @@ _Loader.yaml_implicit_resolvers = {
 }
 
 
-def documents(file: Path) -> list[tuple[ManifestPlace, object]]:
-    """Every object in a file as it is written, with its place. Raises `Unreadable`."""
+def read_documents(file: Path) -> list[tuple[ManifestPlace, object]]:
+    """Every object in a file as it is written, with its place. Raises `UnreadableFile`."""
     try:
         items = list(yaml.load_all(file.read_text(), _Loader))
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        raise Unreadable(f"can't be read: {' '.join(str(error).split())}") from None
+        raise UnreadableFile(f"can't be read: {' '.join(str(error).split())}") from None
     return [
         (ManifestPlace(file, number), item)
         for number, document in enumerate(items, start=1)
-        for item in items_of(document)
+        for item in objects_in(document)
     ]

@@ -1,6 +1,6 @@
-"""Triggers as the command line asks about them: what they want, and whether they want an event.
+"""Finds declared Triggers, describes them, and tests whether they match an event.
 
-All from the declared documents; nothing has to run.
+Only the declared documents are needed; nothing has to run.
 """
 
 from __future__ import annotations
@@ -25,62 +25,67 @@ from knafka_client.declared.manifests import DeclaredObjects, ObjectIdentity
 from knafka_operator.model.resources import DELIVERY_ORDER, PAUSED, Destination, Trigger
 
 
-class Unknown(KnafkaError):
-    """No such Trigger (or Broker); the text names those that there are."""
+class UnknownObject(KnafkaError):
+    """There is no such object; the text names those that exist."""
 
 
-def named(text: str, kind: str) -> ObjectIdentity:
-    """Parse `NAMESPACE/NAME`, or `NAME` in the namespace `default`, as the identity of an object of
-    this kind."""
+def parse_name(text: str, kind: str) -> ObjectIdentity:
+    """Parse `NAMESPACE/NAME`, or `NAME` in the namespace `default`, as an identity of this kind."""
     namespace, slash, name = text.rpartition("/")
     return ObjectIdentity(kind, namespace if slash else "default", name)
 
 
-def find(declared: DeclaredObjects, text: str) -> Trigger:
-    """The Trigger of this name. Raises `Unknown`."""
-    identity = named(text, "Trigger")
+def find_trigger(declared: DeclaredObjects, text: str) -> Trigger:
+    """The declared Trigger of this name. Raises `UnknownObject`."""
+    identity = parse_name(text, "Trigger")
     trigger, _ = declared.resources.get(identity, (None, None))
     if isinstance(trigger, Trigger):
         return trigger
-    known = [trigger.id for trigger in declared.all(Trigger)]
-    raise Unknown(f"there is no {identity}: there is {', '.join(known) or 'no Trigger at all'}")
+    known = [trigger.id for trigger in declared.of_type(Trigger)]
+    raise UnknownObject(
+        f"there is no {identity}: there is {', '.join(known) or 'no Trigger at all'}"
+    )
 
 
-def of_broker(declared: DeclaredObjects, broker: str | None) -> Sequence[Trigger]:
-    """The Triggers of one Broker, or all. Raises `Unknown` if it has none."""
-    declared_triggers: list[Trigger] = list(declared.all(Trigger))
+def triggers_of_broker(declared: DeclaredObjects, broker: str | None) -> Sequence[Trigger]:
+    """The declared Triggers of one Broker, or all of them. Raises `UnknownObject` if the Broker has
+    none."""
+    declared_triggers: list[Trigger] = list(declared.of_type(Trigger))
     if broker is None:
         return declared_triggers
-    _, *broker_id = named(broker, "Broker")
-    its = [
+    _, *broker_id = parse_name(broker, "Broker")
+    triggers_of_broker = [
         trigger
         for trigger in declared_triggers
         if [trigger.metadata.namespace, trigger.spec.broker] == broker_id
     ]
-    if its:
-        return its
+    if triggers_of_broker:
+        return triggers_of_broker
     known = sorted(
         {f"{trigger.metadata.namespace}/{trigger.spec.broker}" for trigger in declared_triggers}
     )
-    raise Unknown(f"no Trigger is of the Broker {broker}: there is {', '.join(known) or 'none'}")
+    raise UnknownObject(
+        f"no Trigger is of the Broker {broker}: there is {', '.join(known) or 'none'}"
+    )
 
 
-def refusals(trigger: Trigger, event: Event) -> Sequence[str]:
-    """The clauses of the Trigger's filters that don't match the event; empty if all do."""
+def refusing_clauses(trigger: Trigger, event: Event) -> Sequence[str]:
+    """The filter clauses of a Trigger that don't match the event; empty if all match."""
     return why_not(trigger.spec.filter, trigger.spec.filters, event.attributes)
 
 
-def filters_in_short(trigger: Trigger) -> str:
-    """All of the Trigger's filters on one line."""
+def filters_text(trigger: Trigger) -> str:
+    """All of a Trigger's filters on one line."""
     if trigger.spec.filters:
-        return " and ".join(map(_in_short, trigger.spec.filters))
+        return " and ".join(map(_filter_text, trigger.spec.filters))
     attributes = trigger.spec.filter.attributes
     return (
         " and ".join(f"{name}={value or '*'}" for name, value in attributes.items()) or "all events"
     )
 
 
-def _in_short(spec: Filter) -> str:
+def _filter_text(spec: Filter) -> str:
+    """One filter as text."""
     match spec:
         case Exact(exact=pairs):
             return " and ".join(f"{name}={value}" for name, value in pairs.items())
@@ -89,23 +94,23 @@ def _in_short(spec: Filter) -> str:
         case Suffix(suffix=pairs):
             return " and ".join(f"{name}=*{value}" for name, value in pairs.items())
         case All(all=inner):
-            return f"({' and '.join(map(_in_short, inner))})"
+            return f"({' and '.join(map(_filter_text, inner))})"
         case Any_(any=inner):
-            return f"({' or '.join(map(_in_short, inner))})"
+            return f"({' or '.join(map(_filter_text, inner))})"
         case Not(not_=inner_filter):
-            return f"not {_in_short(inner_filter)}"
+            return f"not {_filter_text(inner_filter)}"
         case CESQL(cesql=text):
             return text
         case _:
             assert_never(spec)
 
 
-def subscriber_in_short(destination: Destination) -> str:
-    """The reference or the URL, as it is declared."""
+def destination_text(destination: Destination) -> str:
+    """A destination's reference or URL, as it is declared."""
     if destination.ref is None:
         return destination.uri or ""
-    where = f"{destination.ref.kind} {destination.ref.name}"
-    return f"{where} {destination.uri}" if destination.uri else where
+    reference = f"{destination.ref.kind} {destination.ref.name}"
+    return f"{reference} {destination.uri}" if destination.uri else reference
 
 
 def is_paused(trigger: Trigger) -> bool:
@@ -113,5 +118,6 @@ def is_paused(trigger: Trigger) -> bool:
     return trigger.metadata.annotations.get(PAUSED) == "true"
 
 
-def order_in_short(trigger: Trigger) -> str:
+def declared_order(trigger: Trigger) -> str:
+    """The order that a Trigger declares; `key` by default."""
     return trigger.metadata.annotations.get(DELIVERY_ORDER, "key")

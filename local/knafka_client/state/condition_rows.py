@@ -1,4 +1,4 @@
-"""Rows of a snapshot from the status of stored objects, as every place stores them. Pure."""
+"""Makes rows of a snapshot from the status of Kubernetes objects. Pure."""
 
 from __future__ import annotations
 
@@ -17,35 +17,40 @@ from knafka_operator.model.sensors import bus_of
 
 
 def broker_row(document: Document) -> BrokerRow:
-    """A Broker's or KafkaChannel's row without counts."""
+    """The row of a Broker or KafkaChannel, without counts."""
     kind = document["kind"]
-    row = BrokerRow(_name(document), refused=why_not(document), kind=kind, **_observed(document))
+    row = BrokerRow(
+        _full_name(document),
+        refused=not_ready_reason(document),
+        kind=kind,
+        **_condition_fields(document),
+    )
     if row.refused:
         return row
     return replace(row, url=(document["status"].get("address") or {}).get("url") or "")
 
 
 def trigger_row(document: Document) -> TriggerRow:
-    """A Trigger's, Subscription's or Sensor's row without lag and counts."""
+    """The row of a Trigger, Subscription or Sensor, without lag and counts."""
     kind = document["kind"]
     sensor = kind == "Sensor"
     broker = bus_of(document).identity if sensor else family_of(kind).broker_of(document)
     return TriggerRow(
-        _name(document),
+        _full_name(document),
         broker.name,
         kind=kind,
-        refused=why_not(document),
-        error=_warning(document),
+        refused=not_ready_reason(document),
+        error=_delivery_warning(document),
         paused=condition(document, DELIVERING).get("reason") == PAUSED.reason,
         waiting=tuple(
             sensor_waiting.waiting_lines((document.get("status") or {}).get("waiting") or ())
         ),
-        **_observed(document),
+        **_condition_fields(document),
     )
 
 
 def sensor_row(document: Document) -> TriggerRow:
-    """A Sensor's row, with the lag and the processes that its status says it had last."""
+    """The row of a Sensor, with the lag and replicas that its status last recorded."""
     annotations = (document.get("status") or {}).get("annotations") or {}
     lag, replicas = annotations.get(LAG, ""), annotations.get(REPLICAS, "")
     return replace(
@@ -55,11 +60,13 @@ def sensor_row(document: Document) -> TriggerRow:
     )
 
 
-def why_not(document: Document) -> str:
-    """Why an object isn't Ready, as `Reason: message`; empty: it is Ready. While a change is
-    reconciled, the last known reason counts."""
+def not_ready_reason(document: Document) -> str:
+    """Why an object isn't Ready, as `Reason: message`; empty if it is.
+
+    While a change is being reconciled, the last known reason is returned.
+    """
     ready = condition(document, READY)
-    return "" if ready.get("status") == "True" else _said(ready)
+    return "" if ready.get("status") == "True" else _condition_text(ready)
 
 
 def condition(document: Document, type_: str) -> Document:
@@ -68,17 +75,19 @@ def condition(document: Document, type_: str) -> Document:
 
 
 def conditions(document: Document) -> Sequence[Document]:
+    """The conditions in an object's status."""
     return (document.get("status") or {}).get("conditions") or ()
 
 
-def _warning(document: Document) -> str:
+def _delivery_warning(document: Document) -> str:
+    """The object's `Delivering` condition as text, if it is a warning; else empty."""
     delivering = condition(document, DELIVERING)
     warns = delivering.get("severity") == Severity.WARNING and delivering.get("status") == "False"
-    return _said(delivering) if warns else ""
+    return _condition_text(delivering) if warns else ""
 
 
-def _observed(document: Document) -> dict[str, Any]:
-    """Its conditions, and what they are about."""
+def _condition_fields(document: Document) -> dict[str, Any]:
+    """The fields of a row that hold the conditions and the generation they describe."""
     fields = ("type", "status", "reason", "message", "severity")
     rows = tuple(
         ConditionRow(**{field: stored[field] for field in fields if field in stored})
@@ -88,11 +97,13 @@ def _observed(document: Document) -> dict[str, Any]:
     return {"conditions": rows, "observed_generation": observed}
 
 
-def _said(row: Document) -> str:
+def _condition_text(row: Document) -> str:
+    """A condition as text, `Reason: message`."""
     if not row:
-        return "not looked at yet"
+        return "not reconciled yet"
     return f"{row.get('reason', '')}: {row.get('message', '')}"
 
 
-def _name(document: Document) -> str:
+def _full_name(document: Document) -> str:
+    """`namespace/name` of an object."""
     return f"{document['metadata']['namespace']}/{document['metadata']['name']}"

@@ -1,12 +1,12 @@
-"""An installation: one data folder, at most one `knafka up` on it, and where that can be found.
+"""An installation: a data folder, on which at most one `knafka up` runs.
 
-DATA/lock         held while `knafka up` runs, with its pid; the kernel lets go however that ends
-DATA/state.json   what the other commands need to find it
-DATA/names.json   which topics and groups are whose (`kept_names`)
-DATA/kafka/       Kafka's
+DATA/lock         locked while `knafka up` runs, with its pid; the kernel unlocks it at the end
+DATA/state.json   what runs and at which addresses, for the other commands
+DATA/names.json   which topics and groups belong to which objects (`kept_names`)
+DATA/kafka/       Kafka's directory
 DATA/issuer/      the key that signs tokens (`knafka up --require-auth`)
 DATA/logs/        one file for each process
-DATA/status.json  how everything stands, a second old at most (see `status`)
+DATA/status.json  the last snapshot, at most a second old (`snapshot_file`)
 """
 
 from __future__ import annotations
@@ -25,29 +25,33 @@ from knafka.core.documents import Model
 from knafka.core.errors import InvalidDocument, KnafkaError
 
 DEFAULT_DATA: Final = Path(".knafka")
+"""The data folder unless --data-dir names another."""
 
 CHANNEL_PREFIX: Final = "channel/"
-"""What precedes the name of a KafkaChannel where a Broker's may stand, too; a Broker in a namespace
-of this name comes first."""
+"""Prefix of a KafkaChannel's name where an option takes a Broker's, too.
+
+A Broker in a namespace called `channel` has precedence.
+"""
 
 SUBSCRIPTION_PREFIX: Final = "subscription/"
-"""The same before the name of a Subscription, where a Trigger's may stand."""
+"""Prefix of a Subscription's name where an option takes a Trigger's, too."""
 
 LOCK_TRIES: Final = 5
+"""Attempts to take the lock: a command that checks whether it is free holds it for a moment."""
 LOCK_PAUSE: Final = 0.02
-"""Seconds between two tries."""
+"""Seconds between two attempts."""
 
 
-class InUse(KnafkaError):
-    """Another `knafka up` runs on the same data."""
+class DataFolderInUse(KnafkaError):
+    """Another `knafka up` runs on the same data folder."""
 
 
 class NotRunning(KnafkaError):
-    """No `knafka up` runs on the data that a command was pointed at."""
+    """No `knafka up` runs on the data folder."""
 
 
 class SensorPlace(Model):
-    """Where a Sensor's records lie in Kafka."""
+    """The topics and the consumer group of a Sensor in Kafka."""
 
     namespace: str
     name: str
@@ -61,20 +65,20 @@ class SensorPlace(Model):
 
 
 class RunningState(Model):
-    """What runs, for the other commands."""
+    """What runs, and at which addresses; written for the other commands."""
 
     pid: int
     url: str
-    """Where all Brokers are served, without a path."""
+    """The address of all Brokers, without a path."""
     channels_url: str = ""
-    """The same for KafkaChannels."""
+    """The address of all KafkaChannels, without a path."""
     bootstrap_servers: str
     manifests: tuple[str, ...] = ()
-    """Absolute paths of the files and folders that it was started with."""
+    """Absolute paths of the files and folders that `knafka up` was started with."""
     ingresses: tuple[Ingress, ...] = ()
-    """Those of Brokers, then those of KafkaChannels."""
+    """The Ingress of each Broker, then of each KafkaChannel."""
     egresses: tuple[Egress, ...] = ()
-    """Those of Triggers, then those of Subscriptions."""
+    """The Egress of each Trigger, then of each Subscription."""
     sensors: tuple[SensorPlace, ...] = ()
 
     def url_of(self, ingress: Ingress) -> str:
@@ -84,7 +88,7 @@ class RunningState(Model):
 
 
 class Installation:
-    """The data folder of a local mode."""
+    """The data folder of one `knafka up`: its paths, its lock and the state that is kept in it."""
 
     def __init__(self, data: Path) -> None:
         self.data = data.absolute()
@@ -97,38 +101,42 @@ class Installation:
         self._status = self.data / "status.json"
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """Hold this data folder's lock inside: only one `knafka up` runs on it. Raises `InUse`."""
+    def hold_lock(self) -> Iterator[None]:
+        """Hold this data folder's lock, so that only one `knafka up` runs on it.
+
+        Raises `DataFolderInUse`.
+        """
         try:
             self.logs.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InUse(f"{self.data} can't be used ({error}): choose --data-dir DIR") from error
+            raise DataFolderInUse(
+                f"{self.data} can't be used ({error}): choose --data-dir DIR"
+            ) from error
         with self._lock.open("a") as file:
             if not _lock(file.fileno()):
-                raise InUse(
-                    f"knafka up runs on {self.data} already{self._by_whom()}: stop that one, or "
+                raise DataFolderInUse(
+                    f"knafka up already runs on {self.data}{self._holder_text()}: stop it, or "
                     "give this one --data-dir DIR (and --port, --kafka-port) of its own"
                 )
             file.truncate(0)
             file.write(str(os.getpid()))
             file.flush()
-            self._forget()  # what one that was killed has left
+            self._delete_state()  # files of a killed process
             try:
                 yield
             finally:
-                self._forget()
+                self._delete_state()
 
-    def write(self, state: RunningState) -> None:
-        """Write what runs to the state file, which the other commands read; they see the old state
-        or the new one, never half of it."""
+    def write_state(self, state: RunningState) -> None:
+        """Write the state file that other commands read; they see the old state or the new one."""
         replace_file(self._state, state.model_dump_json(by_alias=True, indent=2))
 
     def write_status(self, text: str) -> None:
-        """Write the snapshot, as JSON, to the status file that the other commands read."""
+        """Write the status file, a snapshot as JSON, that other commands read."""
         replace_file(self._status, text)
 
-    def running(self) -> RunningState:
-        """Read what runs on this data. Raises `NotRunning`."""
+    def read_state(self) -> RunningState:
+        """The state of the `knafka up` that runs on this folder. Raises `NotRunning`."""
         if self.pid() is not None:
             with contextlib.suppress(OSError, InvalidDocument):
                 return documents.parse_json(RunningState, self._state.read_text())
@@ -137,34 +145,37 @@ class Installation:
             "that runs with --data-dir"
         )
 
-    def status(self) -> str | None:
-        """The snapshot as JSON; None: nothing runs, or it is just starting."""
+    def read_status(self) -> str | None:
+        """The last snapshot as JSON; None if nothing runs, or it is just starting."""
         if self.pid() is not None:
             with contextlib.suppress(OSError):
                 return self._status.read_text()
         return None
 
     def pid(self) -> int | None:
-        """The process that runs on this data, also while it starts and stops; None: there is none.
+        """The pid of the `knafka up` on this folder, also while it starts or stops; None if there
+        is none.
 
-        A pid that is given is that of a process that is there: it holds the lock.
+        The process with this pid exists, since it holds the lock.
         """
         with contextlib.suppress(OSError, ValueError), self._lock.open() as file:
             if not _try_lock(file.fileno()):
                 return int(file.read())
         return None
 
-    def _forget(self) -> None:
+    def _delete_state(self) -> None:
+        """Delete the state and the status file."""
         for file in (self._state, self._status):
             file.unlink(missing_ok=True)
 
-    def _by_whom(self) -> str:
+    def _holder_text(self) -> str:
+        """The pid of the process that holds the lock, as part of a sentence."""
         pid = self.pid()
         return "" if pid is None else f" (pid {pid})"
 
 
 def _lock(descriptor: int) -> bool:
-    """Take the lock, also from somebody who only looks whether it is free, which takes no time."""
+    """Take the lock, with a few attempts, since a command that checks it holds it for a moment."""
     for _ in range(LOCK_TRIES):
         if _try_lock(descriptor):
             return True
@@ -173,14 +184,14 @@ def _lock(descriptor: int) -> bool:
 
 
 def replace_file(file: Path, text: str) -> None:
-    """Write it so that a reader sees the old text or the new one."""
+    """Write a file so that readers see the old text or the new one, never a part."""
     unfinished = file.with_suffix(".new")
     unfinished.write_text(text)
     unfinished.replace(file)
 
 
 def _try_lock(descriptor: int) -> bool:
-    """Take the lock unless somebody has it; closing the file lets go."""
+    """Take the lock unless another process has it; closing the file releases it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

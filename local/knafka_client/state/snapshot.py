@@ -1,6 +1,6 @@
-"""A snapshot: how everything stands at one moment, to be shown (`observing` takes it).
+"""A snapshot: the state of Kafka, Brokers and Triggers at one moment, to be shown.
 
-What isn't Ready says so in the words of its conditions, as `kubectl` shows them: `Reason: message`.
+`observing` takes it. Why an object isn't Ready is the text of its condition: `Reason: message`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class ConditionRow:
-    """One condition, as `kubectl` shows it, but for its time."""
+    """A condition of an object, without its time."""
 
     type: str
     status: str
@@ -22,7 +22,7 @@ class ConditionRow:
 
 @dataclass(frozen=True, slots=True)
 class BrokerRow:
-    """One Broker or KafkaChannel; `refused` says why it isn't Ready."""
+    """The state of one Broker or KafkaChannel; `refused` says why it isn't Ready, or is empty."""
 
     name: str
     url: str = ""
@@ -31,19 +31,24 @@ class BrokerRow:
     refused: str = ""
     conditions: tuple[ConditionRow, ...] = ()
     observed_generation: int = 0
-    """What its conditions are about: 1 as it was declared first, and 1 more for each change."""
+    """The generation that the conditions describe: 1 at first, and 1 more for each change of the
+    spec."""
     kind: Literal["Broker", "KafkaChannel"] = "Broker"
 
 
 @dataclass(frozen=True, slots=True)
 class TriggerRow:
-    """One Trigger, Subscription or Sensor; `refused` says why it isn't Ready. Counts are since the
-    start; what a Sensor has delivered is what it has fired."""
+    """The state of one Trigger, Subscription or Sensor; `refused` says why it isn't Ready, or is
+    empty.
+
+    Counts are since the start; `delivered` of a Sensor counts its firings.
+    """
 
     name: str
     broker: str = ""
     """The name of its Broker or KafkaChannel."""
     lag: int | None = None
+    """Number of events that wait; None if not known."""
     replicas: int = 0
     most_replicas: int = 0
     read: int = 0
@@ -52,16 +57,18 @@ class TriggerRow:
     retried: int = 0
     dead_lettered: int = 0
     decision: str = ""
-    """The scaler's last, with its reason."""
+    """The scaler's last decision, with its reason."""
     error: str = ""
+    """A warning about deliveries; empty if there is none."""
     paused: bool = False
     refused: str = ""
     conditions: tuple[ConditionRow, ...] = ()
     observed_generation: int = 0
-    """What its conditions are about: 1 as it was declared first, and 1 more for each change."""
+    """The generation that the conditions describe: 1 at first, and 1 more for each change of the
+    spec."""
     kind: Literal["Trigger", "Subscription", "Sensor"] = "Trigger"
     waiting: tuple[str, ...] = ()
-    """Of a Sensor: what its triggers hold and wait for, a line each."""
+    """What a Sensor's triggers hold and wait for, one line each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +77,9 @@ class Snapshot:
 
     kafka: str
     brokers: tuple[BrokerRow, ...] = ()
-    """Then KafkaChannels."""
+    """Brokers, then KafkaChannels."""
     triggers: tuple[TriggerRow, ...] = ()
-    """Then Subscriptions."""
+    """Triggers, then Subscriptions."""
     problems: tuple[str, ...] = ()
-    """What in the files can't be used, and what else can't run."""
+    """Problems with the manifest files, and with programs that can't run."""
     sensors: tuple[TriggerRow, ...] = ()

@@ -1,4 +1,4 @@
-"""The status: the snapshot of what runs, kept in a file by `knafka up` for the other commands."""
+"""The status file: the last snapshot, written by `knafka up` and read by the other commands."""
 
 from __future__ import annotations
 
@@ -14,53 +14,53 @@ from knafka_client.state.installation import Installation, NotRunning
 from knafka_client.state.snapshot import Snapshot
 
 STATUS_WRITE_INTERVAL: Final = 1.0
-"""Seconds between two looks; nothing is written if nothing has changed."""
+"""Seconds between two snapshots; one without a change isn't written."""
 
 
 class StatusDocument(Model):
-    """The file's content."""
+    """The content of the status file."""
 
     now: Snapshot
 
 
-def write(installation: Installation, now: Snapshot) -> None:
-    """Write a snapshot to the file that the other commands read."""
-    installation.write_status(as_json(now))
+def write_snapshot(installation: Installation, snapshot: Snapshot) -> None:
+    """Write a snapshot to the status file."""
+    installation.write_status(snapshot_json(snapshot))
 
 
-async def keep(installation: Installation, snapshot: Callable[[], Snapshot]) -> None:
-    """Keep the file up to date until cancelled."""
+async def keep_written(installation: Installation, snapshot: Callable[[], Snapshot]) -> None:
+    """Keep the status file up to date until cancelled."""
     written = None
     while True:
         if (now := snapshot()) != written:
             with contextlib.suppress(OSError):  # a full disk is no reason to stop delivering
-                write(installation, now)
+                write_snapshot(installation, now)
                 written = now
         await asyncio.sleep(STATUS_WRITE_INTERVAL)
 
 
-def read(installation: Installation) -> Snapshot:
-    """The last snapshot, a second old at most. Raises `NotRunning`, also while `knafka up`
+def read_snapshot(installation: Installation) -> Snapshot:
+    """The last snapshot, at most a second old. Raises `NotRunning`, also while `knafka up`
     starts."""
-    if (text := installation.status()) is None:
-        installation.running()  # which says better what is wrong
-        raise NotRunning(f"what runs on {installation.data} is starting or stopping: ask again")
+    if (text := installation.read_status()) is None:
+        installation.read_state()  # raises the clearer error if nothing runs
+        raise NotRunning(f"what runs on {installation.data} is starting or stopping: try again")
     try:
         return documents.parse_json(StatusDocument, text).now
     except InvalidDocument:
         raise NotRunning(
-            f"what runs on {installation.data} is another version of Knafka: start it anew"
+            f"what runs on {installation.data} is another version of Knafka: restart it"
         ) from None
 
 
-def as_json(now: Snapshot) -> str:
-    """The snapshot for machines."""
-    return StatusDocument(now=now).model_dump_json(by_alias=True)
+def snapshot_json(snapshot: Snapshot) -> str:
+    """The snapshot as JSON."""
+    return StatusDocument(now=snapshot).model_dump_json(by_alias=True)
 
 
-def not_ready(now: Snapshot) -> list[str]:
+def not_ready_sentences(snapshot: Snapshot) -> list[str]:
     """One sentence for each object that isn't Ready."""
-    brokers = [f"{row.kind} {row.name}: {row.refused}" for row in now.brokers if row.refused]
-    triggers = [f"{row.kind} {row.name}: {row.refused}" for row in now.triggers if row.refused]
-    sensors = [f"Sensor {row.name}: {row.refused}" for row in now.sensors if row.refused]
-    return [*brokers, *sensors, *triggers, *now.problems]
+    brokers = [f"{row.kind} {row.name}: {row.refused}" for row in snapshot.brokers if row.refused]
+    triggers = [f"{row.kind} {row.name}: {row.refused}" for row in snapshot.triggers if row.refused]
+    sensors = [f"Sensor {row.name}: {row.refused}" for row in snapshot.sensors if row.refused]
+    return [*brokers, *sensors, *triggers, *snapshot.problems]

@@ -1,10 +1,9 @@
-"""Dead letters as the command line shows them: read from their topics, touched in no way.
+"""Reads dead letters from their topics, without changing anything.
 
-Those that were compacted are known by `dead_letter_tables`, and passed over here where `tabled`
-says up to which offsets they are.
-
-One that was sent again lies in its topic for a while yet: it is known by the record with the same
-event in its Trigger's replay topic, which is younger. One that failed again is younger still.
+Compacted dead letters are left out, up to the offsets that `tabled` gives: `dead_letter_tables`
+reads those. A dead letter that was replayed stays in its topic for some time: the record with the
+same event in the Trigger's replay topic is younger. If the event failed again, its new dead letter
+is younger still.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ from knafka.ports.log import LogAdmin, Record
 from knafka_operator.decide.desired import replay_topic
 from knafka_operator.model.family import family_of
 
-READ_AT_MOST: Final = 10_000
-"""Of one topic: enough to see what goes wrong; the reports are for all of it."""
-PREVIEW: Final = 200
-"""Characters of data or error that are shown."""
+MOST_RECORDS_READ: Final = 10_000
+"""The most records that are read of one topic: enough to see what fails; the reports cover all."""
+LONGEST_PREVIEW: Final = 200
+"""The most characters of data or of an error that are shown."""
 COLUMNS: Final = ("TRIGGER", "COUNT", "SENT AGAIN", "OLDEST", "NEWEST", "REASONS")
-"""Of a table of overviews."""
+"""The columns of a table of overviews."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredDeadLetter:
-    """One event that could not be delivered, and how it failed. Unknown is empty."""
+    """One event that could not be delivered, and how it failed; an unknown field is empty."""
 
     id: str
     type: str
@@ -53,32 +52,33 @@ class StoredDeadLetter:
     last_time: str
     destination: str
     error: str
-    """What the subscriber answered, or why it did not."""
+    """The subscriber's answer, or why there was none."""
     data: str
     omitted: str
-    """What of it was too large for its topic."""
+    """The parts of the event that were too large for the dead-letter topic."""
     position: str
     """`topic/partition/offset` of the event in its Broker's topic."""
     replayed: str = ""
-    """When it was sent again, if it was."""
+    """When it was last sent again; empty if never."""
     attempt_log: Sequence[tuple[str, str]] = ()
-    """Time and result of each of the last attempts, as far as they are known one by one."""
+    """Time and result of each of the last attempts, as far as they were recorded."""
     of_broker: bool = False
-    """Whether it is no Trigger's, but its Broker's: the record holds no event."""
+    """Whether it belongs to the Broker and no Trigger, since the record holds no event."""
 
     def json(self) -> str:
+        """The dead letter as one line of JSON."""
         return json.dumps(asdict(self), ensure_ascii=False)
 
     def text(self) -> str:
-        """Some lines for a person."""
-        how = f"{self.reason} {self.code}".strip()
+        """The dead letter as lines of text."""
+        reason = f"{self.reason} {self.code}".strip()
         lines = [
             f"{self.type} {self.id} from {self.source}",
-            f"  {how} after {self.attempts} attempts at {self.destination}",
+            f"  {reason} after {self.attempts} attempts at {self.destination}",
             f"  first {self.first_time}, last {self.last_time}, was {self.position}",
         ]
         if self.of_broker:  # nobody has tried to deliver it
-            lines[:2] = [f"a record that holds no event: {self.position}", f"  {how}"]
+            lines[:2] = [f"a record that holds no event: {self.position}", f"  {reason}"]
         lines += [f"  attempt {time}: {result}" for time, result in self.attempt_log]
         if self.error:
             lines.append(f"  {'answer' if self.code else 'error'}: {self.error}")
@@ -92,35 +92,36 @@ class StoredDeadLetter:
 
 
 @dataclass(frozen=True, slots=True)
-class Overview:
-    """What lies in the dead-letter topic of one Trigger, or of a Broker."""
+class DeadLetterOverview:
+    """Counts the dead letters in the topic of one Trigger, or of a Broker."""
 
     trigger: str
     count: int
-    """Those that nobody has sent again; all else is about them."""
+    """Dead letters that were not sent again; times and reasons are about these only."""
     oldest: str
     newest: str
     reasons: Mapping[str, int]
     replayed: int = 0
-    """Those that were sent again and have not failed since."""
+    """Dead letters that were sent again and have not failed since."""
     is_cut: bool = False
-    """Whether there are more."""
+    """Whether the topic has more dead letters than were read."""
 
     @property
-    def counted(self) -> str:
+    def count_text(self) -> str:
+        """The count as text, with a `+` if there are more."""
         return f"{self.count}+" if self.is_cut else str(self.count)
 
     @property
     def row(self) -> Sequence[str]:
-        """The cells of a table with the columns `COLUMNS`."""
+        """The cells of a table row, for `COLUMNS`."""
         reasons = ", ".join(f"{reason} × {count}" for reason, count in self.reasons.items())
         return (
-            self.trigger, self.counted, str(self.replayed), self.oldest, self.newest, reasons
+            self.trigger, self.count_text, str(self.replayed), self.oldest, self.newest, reasons
         )  # fmt: skip
 
-    def __add__(self, other: Overview) -> Overview:
-        """Of the same Trigger, about other dead letters."""
-        return Overview(
+    def __add__(self, other: DeadLetterOverview) -> DeadLetterOverview:
+        """The sum of two overviews of one Trigger that are about different dead letters."""
+        return DeadLetterOverview(
             self.trigger,
             self.count + other.count,
             min(filter(None, (self.oldest, other.oldest)), default=""),
@@ -131,22 +132,25 @@ class Overview:
         )
 
 
-def preview_lines(would: Mapping[str, Any]) -> Iterator[str]:
-    """The lines for a person about a replay's dry run; `would` is the job's answer."""
-    for event in would["events"]:
-        how = f"{event['reason']} {event['code'] or ''}".strip()
-        yield f"{event['trigger']}: {event['type']} {event['id']} from {event['source']} ({how})"
-    if (more := would["would_send"] - len(would["events"])) > 0:
-        yield f"and {more} more"
-    to = ", ".join(f"{count} to {name}" for name, count in would["triggers"].items())
-    yield f"{would['would_send']} would be sent{f': {to}' if to else ''}"
-    if would["left_out"]:
-        yield f"{would['left_out']} left out: resolved, on their way, or no events"
+def preview_lines(preview: Mapping[str, Any]) -> Iterator[str]:
+    """Lines of text about a replay's dry run; `preview` is the job's result."""
+    for event in preview["events"]:
+        reason = f"{event['reason']} {event['code'] or ''}".strip()
+        yield f"{event['trigger']}: {event['type']} {event['id']} from {event['source']} ({reason})"
+    if (hidden := preview["would_send"] - len(preview["events"])) > 0:
+        yield f"and {hidden} more"
+    targets = ", ".join(f"{count} to {name}" for name, count in preview["triggers"].items())
+    yield f"{preview['would_send']} would be sent{f': {targets}' if targets else ''}"
+    if preview["left_out"]:
+        yield f"{preview['left_out']} left out: resolved, being sent again, or no events"
 
 
-def of_broker(owner: Ingress | Egress) -> Egress:
-    """A stand-in Egress for the dead letters of a Broker or KafkaChannel itself, which are records
-    that hold no event: it has no Trigger's name, and the Broker's dead-letter topic."""
+def broker_dead_letter_egress(owner: Ingress | Egress) -> Egress:
+    """An Egress that stands for the dead letters of a Broker or KafkaChannel itself.
+
+    These are records that hold no event. The Egress has no Trigger's name and the Broker's
+    dead-letter topic.
+    """
     is_channel = owner.kind in ("KafkaChannel", "Subscription")
     name = names.of_channel(owner.broker) if is_channel else owner.broker
     return Egress(
@@ -162,8 +166,11 @@ def of_broker(owner: Ingress | Egress) -> Egress:
     )
 
 
-def owner(namespace: str, broker: str, trigger: str) -> str:
-    """Whose dead letters they are, for people; `broker` as the dead letters have it."""
+def owner_name(namespace: str, broker: str, trigger: str) -> str:
+    """The name of a dead letter's Trigger, or of its Broker or channel, for people.
+
+    `broker` as dead letters have it.
+    """
     if trigger:
         return f"{namespace}/{trigger}"
     channel = broker.removeprefix(names.of_channel(""))
@@ -171,25 +178,29 @@ def owner(namespace: str, broker: str, trigger: str) -> str:
     return f"{kind}/{namespace}/{channel}"
 
 
-def name_of(egress: Egress) -> tuple[str, str, str]:
-    """Namespace, Broker and Trigger, as the dead letters have them."""
+def dead_letter_key(egress: Egress) -> tuple[str, str, str]:
+    """Namespace, Broker and Trigger of an Egress, as dead letters have them."""
     return egress.namespace, family_of(egress.kind).own_name(egress.broker), egress.trigger
 
 
-Tabled: TypeAlias = Mapping[tuple[str, int], int]
-"""The first offset of each partition, by topic id, that the tables don't have."""
+TabledOffsets: TypeAlias = Mapping[tuple[str, int], int]
+"""The first offset of each partition, by topic id and number, that the tables don't hold."""
 
 
-async def letters(
-    admin: LogAdmin, egress: Egress, limit: int, tabled: Tabled | None = None
+async def read_dead_letters(
+    admin: LogAdmin, egress: Egress, limit: int, tabled: TabledOffsets | None = None
 ) -> Sequence[StoredDeadLetter]:
-    """The last `limit` dead letters of a Trigger, oldest first. Raises `LogError`."""
-    records = await _untabled(admin, egress.dead_letter_topic, limit, tabled or {})
-    sent = await replays(admin, egress) if records else {}
-    return [letter(record, replayed_at(record, sent)) for record in records]
+    """The newest `limit` dead letters of a Trigger that aren't in the tables, oldest first. Raises
+    `LogError`."""
+    records = await _read_untabled(admin, egress.dead_letter_topic, limit, tabled or {})
+    sent = await read_replay_times(admin, egress) if records else {}
+    return [parse_dead_letter(record, replayed_at(record, sent)) for record in records]
 
 
-async def _untabled(admin: LogAdmin, topic: str, limit: int, tabled: Tabled) -> Sequence[Record]:
+async def _read_untabled(
+    admin: LogAdmin, topic: str, limit: int, tabled: TabledOffsets
+) -> Sequence[Record]:
+    """The newest records of a topic that the tables don't hold."""
     records = await read_topic(admin, topic, limit)
     if not records or not tabled or (described := await admin.describe_topic(topic)) is None:
         return records
@@ -200,25 +211,26 @@ async def _untabled(admin: LogAdmin, topic: str, limit: int, tabled: Tabled) -> 
     ]
 
 
-async def overview(admin: LogAdmin, egress: Egress, tabled: Tabled | None = None) -> Overview:
-    """Count, times and reasons of a Trigger's dead letters. Raises `LogError`."""
-    letters_read = await letters(admin, egress, READ_AT_MOST, tabled)
+async def read_overview(
+    admin: LogAdmin, egress: Egress, tabled: TabledOffsets | None = None
+) -> DeadLetterOverview:
+    """Count a Trigger's dead letters that aren't in the tables. Raises `LogError`."""
+    letters_read = await read_dead_letters(admin, egress, MOST_RECORDS_READ, tabled)
     open_ = [letter_ for letter_ in letters_read if not letter_.replayed]
     times = sorted(letter_.last_time for letter_ in open_)
-    return Overview(
-        owner(*name_of(egress)),
+    return DeadLetterOverview(
+        owner_name(*dead_letter_key(egress)),
         len(open_),
         times[0] if times else "",
         times[-1] if times else "",
         Counter(f"{letter_.reason} {letter_.code}".strip() for letter_ in open_),
         len(letters_read) - len(open_),
-        len(letters_read) == READ_AT_MOST,
+        len(letters_read) == MOST_RECORDS_READ,
     )
 
 
 async def read_topic(admin: LogAdmin, topic: str, limit: int) -> Sequence[Record]:
-    """The last `limit` records of a topic; none if the topic doesn't exist, as it is made with its
-    first record."""
+    """The newest `limit` records of a topic; none if the topic doesn't exist yet."""
     try:
         return await admin.read_all(topic, limit)
     except LogError as error:
@@ -227,46 +239,51 @@ async def read_topic(admin: LogAdmin, topic: str, limit: int) -> Sequence[Record
         raise
 
 
-Replays: TypeAlias = Mapping[bytes, int]
-"""Event to when it was sent again last, in milliseconds since the Unix epoch."""
+ReplayTimes: TypeAlias = Mapping[bytes, int]
+"""When each event was last sent again, in milliseconds since the Unix epoch, by a digest of the
+event."""
 
 
-async def replays(admin: LogAdmin, egress: Egress) -> Replays:
-    """Which of a Trigger's dead letters the job or the command sent again, and when last."""
+async def read_replay_times(admin: LogAdmin, egress: Egress) -> ReplayTimes:
+    """When each of a Trigger's dead letters was last sent again. Raises `LogError`."""
     sent: dict[bytes, int] = {}
-    for record in await read_topic(admin, replay_topic(egress), READ_AT_MOST):
-        identity = _identity(record)
+    for record in await read_topic(admin, replay_topic(egress), MOST_RECORDS_READ):
+        identity = _event_digest(record)
         sent[identity] = max(sent.get(identity, 0), record.timestamp()[1])
     return sent
 
 
-def replayed_at(record: Record, sent: Replays) -> int | None:
-    """When this dead letter was sent again (milliseconds); None: not since it failed."""
-    replayed = sent.get(_identity(record))
+def replayed_at(record: Record, sent: ReplayTimes) -> int | None:
+    """When this dead letter was sent again (milliseconds); None if it was not since it failed."""
+    replayed = sent.get(_event_digest(record))
     return replayed if replayed is not None and replayed >= record.timestamp()[1] else None
 
 
-def _identity(record: Record) -> bytes:
-    """The event that a record holds: id, source and data, or all of what is no event."""
+def _event_digest(record: Record) -> bytes:
+    """A digest of the record's event: its id, source and data."""
     headers = dict(record.headers() or ())
     parts = [headers.get("ce_id") or b"", headers.get("ce_source") or b"", record.value() or b""]
     return hashlib.sha256(b"".join(b"%d:%s" % (len(part), part) for part in parts)).digest()
 
 
-def letter(record: Record, replayed: int | None = None) -> StoredDeadLetter:
-    """Read leniently: what was dead-lettered may be no event at all."""
+def parse_dead_letter(record: Record, replayed: int | None = None) -> StoredDeadLetter:
+    """Read a record of a dead-letter topic; missing and invalid attributes become empty.
+
+    `replayed` is the time of the last replay, in milliseconds since the Unix epoch.
+    """
     attributes = {
         name.removeprefix("ce_"): (value or b"").decode(errors="replace")
         for name, value in record.headers() or ()
     }
     written = timestamp(record.timestamp()[1] / 1000)
-    where = [
+    position = [
         attributes.get(f"{ATTRIBUTE_PREFIX}{part}", "?")
         for part in ("topic", "partition", "offset")
     ]
 
     def text(name: str, otherwise: str = "") -> str:
-        return shown(attributes.get(name, otherwise))
+        """An attribute, fit for a terminal."""
+        return printable(attributes.get(name, otherwise))
 
     return StoredDeadLetter(
         id=text("id"),
@@ -278,12 +295,12 @@ def letter(record: Record, replayed: int | None = None) -> StoredDeadLetter:
         first_time=text(f"{ATTRIBUTE_PREFIX}firsttime"),
         last_time=text(f"{ATTRIBUTE_PREFIX}lasttime", written),
         destination=text("knativeerrordest"),
-        error=shown(_decoded(attributes.get("knativeerrordata", ""))),
-        data=shown((record.value() or b"")[: 4 * PREVIEW].decode(errors="replace")),
+        error=printable(_from_base64(attributes.get("knativeerrordata", ""))),
+        data=printable((record.value() or b"")[: 4 * LONGEST_PREVIEW].decode(errors="replace")),
         omitted=text(OMITTED),
-        position=shown("/".join(where)),
+        position=printable("/".join(position)),
         attempt_log=[
-            (shown(time), shown(result))
+            (printable(time), printable(result))
             for time, result in logged_attempts(attributes.get(ATTEMPT_LOG, ""))
         ],
         replayed="" if replayed is None else timestamp(replayed / 1000),
@@ -292,14 +309,16 @@ def letter(record: Record, replayed: int | None = None) -> StoredDeadLetter:
     )
 
 
-def _decoded(text: str) -> str:
+def _from_base64(text: str) -> str:
+    """A base64 text decoded; the text itself if it isn't base64."""
     try:
         return base64.b64decode(text, validate=True).decode(errors="replace")
     except ValueError:
         return text
 
 
-def shown(text: str) -> str:
-    """Fit for a terminal: one line, bounded, no controls."""
+def printable(text: str) -> str:
+    """The text made fit for a terminal: on one line, without control characters, and not too
+    long."""
     flat = "".join(character if character.isprintable() else " " for character in text).strip()
-    return flat if len(flat) <= PREVIEW else flat[: PREVIEW - 1] + "…"
+    return flat if len(flat) <= LONGEST_PREVIEW else flat[: LONGEST_PREVIEW - 1] + "…"

@@ -1,4 +1,4 @@
-"""RangeReader: offsets, times and records of topics, read beside every consumer group.
+"""RangeReader: reads offsets, times and records of topics without joining a consumer group.
 
 `knafka tail`, `trace`, `trigger rewind`, `sensor next` and `sensor skip` read with it. It never
 joins the group whose name it has; only `commit` writes.
@@ -19,16 +19,16 @@ from knafka.ports.log import Commits, OffsetAndMetadata, Record
 from knafka.ports.shared_log import GroupHasMembers
 
 KAFKA_ANSWER_TIMEOUT: Final = 15.0
-"""Seconds for one question to Kafka."""
+"""Seconds for one request to Kafka."""
 BATCH_RECORDS: Final = 1000
-"""Records that `records` takes from the client at once."""
+"""The most records that `records` takes from the client at once."""
 BATCH_WAIT: Final = 0.1
-"""Seconds to wait for a whole batch: the last batch of a range is smaller."""
+"""Seconds to wait for a full batch; the last batch of a range is smaller."""
 
-Spans: TypeAlias = Mapping[int, tuple[int, int]]
-"""Of each partition of a topic by number: its first offset, and the offset behind its last."""
+OffsetSpans: TypeAlias = Mapping[int, tuple[int, int]]
+"""First offset and end offset of each partition of a topic."""
 
-_HAS_MEMBERS: Final = frozenset(
+_GROUP_HAS_MEMBERS_ERRORS: Final = frozenset(
     {
         KafkaError.UNKNOWN_MEMBER_ID,
         KafkaError.ILLEGAL_GENERATION,
@@ -36,22 +36,23 @@ _HAS_MEMBERS: Final = frozenset(
         KafkaError.NON_EMPTY_GROUP,
     }
 )
+"""Errors by which Kafka refuses a commit from outside a group that has members."""
 
 
 class RangeReader:
-    """Reads ranges of offsets. All methods raise `LogError`; use it in one thread, by `with`."""
+    """Reads ranges of offsets; use it with `with`, in one thread. All methods raise `LogError`."""
 
     def __init__(
         self, connection: Mapping[str, Any], group: str, settings: Mapping[str, Any] | None = None
     ) -> None:
-        """`group` is the one that `committed` and `commit` are about; `settings` are librdkafka's,
-        beside `connection`."""
+        """`group` is used by `committed` and `commit`; `settings` are librdkafka's, in addition to
+        `connection`."""
         self.consumer = open_client(
             Consumer,
             {
                 **(settings or {}),
                 **connection,
-                "group.id": group,  # librdkafka wants one also of a reader that never commits
+                "group.id": group,  # librdkafka requires it even of a reader that never commits
                 "enable.auto.commit": False,
                 "enable.auto.offset.store": False,
                 "enable.partition.eof": True,
@@ -72,7 +73,7 @@ class RangeReader:
             raise log_error_of(error.args[0]) from error
 
     def spans(self, topic: str) -> dict[int, tuple[int, int]]:
-        """The first offset of each partition, and the offset behind its last record."""
+        """The first offset and the end offset of each partition."""
         try:
             metadata = self.consumer.list_topics(topic, timeout=KAFKA_ANSWER_TIMEOUT).topics[topic]
             if metadata.error is not None:
@@ -86,9 +87,12 @@ class RangeReader:
         except KafkaException as error:
             raise log_error_of(error.args[0]) from error
 
-    def offsets_since(self, topic: str, spans: Spans, since: float) -> dict[int, int]:
-        """The offset of the first record of each partition since a time, in seconds since the Unix
-        epoch; without such a record, the partition's end."""
+    def offsets_since(self, topic: str, spans: OffsetSpans, since: float) -> dict[int, int]:
+        """The offset of each partition's first record since a time, in seconds since the Unix
+        epoch.
+
+        The partition's end offset if there is no such record.
+        """
         times = [TopicPartition(topic, number, int(since * 1000)) for number in spans]
         starts = {}
         try:
@@ -102,7 +106,7 @@ class RangeReader:
         return starts
 
     def committed(self, topic: str, partitions: Collection[int]) -> Commits:
-        """The group's committed offset and metadata of each partition that has some."""
+        """The group's committed offset and metadata, for each partition that has one."""
         places = [TopicPartition(topic, number) for number in partitions]
         try:
             positions = self.consumer.committed(places, timeout=KAFKA_ANSWER_TIMEOUT)
@@ -118,29 +122,29 @@ class RangeReader:
         }
 
     def commit(self, positions: Sequence[TopicPartition]) -> None:
-        """Set the group's offsets. Raises `GroupHasMembers` if it has any."""
+        """Set the group's offsets. Raises `GroupHasMembers` if the group has any member."""
         try:
             for position in self.consumer.commit(offsets=list(positions), asynchronous=False) or ():
                 if position.error is not None:
                     raise KafkaException(position.error)
         except KafkaException as error:
             problem = error.args[0]
-            if problem.code() in _HAS_MEMBERS:
+            if problem.code() in _GROUP_HAS_MEMBERS_ERRORS:
                 raise GroupHasMembers(str(problem.str())) from error
             raise log_error_of(problem) from error
 
     def records(
         self, topic: str, starts: Mapping[int, int], ends: Mapping[int, int]
     ) -> Iterator[Record]:
-        """The records from the first to before the last of these offsets, by partition."""
+        """Yield the records of each partition from its start offset to before its end offset."""
         unread = {number for number, end in ends.items() if starts[number] < end}
         self.consumer.assign([TopicPartition(topic, number, starts[number]) for number in unread])
-        heard = time.monotonic()
+        last_answer = time.monotonic()
         while unread:
             messages = self.consumer.consume(BATCH_RECORDS, BATCH_WAIT)
             if messages:
-                heard = time.monotonic()
-            elif time.monotonic() > heard + KAFKA_ANSWER_TIMEOUT:
+                last_answer = time.monotonic()
+            elif time.monotonic() > last_answer + KAFKA_ANSWER_TIMEOUT:
                 raise LogError(
                     f"Kafka has not answered for {KAFKA_ANSWER_TIMEOUT:.0f} s: {topic} can't be "
                     "read on"
@@ -158,13 +162,14 @@ class RangeReader:
                 # Not every offset has a record: the last may be a transaction's marker.
                 if offset >= ends[number] - 1 and number in unread:
                     unread.discard(number)
-                    # Not paused: that outlives an assignment, and one that ends it goes on
-                    # elsewhere.
+                    # Not `pause`: a pause outlives the assignment and would hold up the next one.
                     self.consumer.incremental_unassign([TopicPartition(topic, number)])
 
     def first_record(self, topic: str, number: int, offset: int, timeout: float) -> Record | None:
-        """The first record of a partition at or behind an offset; None: there is none, or Kafka
-        has not given it within `timeout` seconds."""
+        """The first record of a partition at or after an offset.
+
+        None if there is none, or if Kafka doesn't send it within `timeout` seconds.
+        """
         self.consumer.assign([TopicPartition(topic, number, offset)])
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:

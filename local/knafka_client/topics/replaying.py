@@ -1,8 +1,8 @@
-"""A few dead letters sent again without Spark: from their topic straight to the replay topic.
+"""Sends a few dead letters again without Spark, from their topic to the replay topic.
 
-The Spark job replays thousands and keeps tables of it; this is for the one event that somebody has
-in front of them. What arrives is the same: the event as it was, without what a dead letter adds, to
-the one Trigger that failed it. The tables don't know of it, so a later report goes on to count it.
+The Spark job replays thousands and records that in its tables; this is for single events. Both send
+the original event, without the attributes of a dead letter, to the one Trigger that failed it. A
+replay without Spark isn't in the tables, so later reports still count the event as failed.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from knafka.core.kafka_binding import Draft
 from knafka.dispatcher.appending import append
 from knafka.ports.log import LogAdmin, LogWriter, Record
 from knafka_client.topics.dead_letters import (
-    READ_AT_MOST,
+    MOST_RECORDS_READ,
     StoredDeadLetter,
-    letter,
+    parse_dead_letter,
+    read_replay_times,
     read_topic,
     replayed_at,
-    replays,
 )
 from knafka_operator.decide.desired import replay_topic
 
@@ -34,59 +34,62 @@ WRITER_CLOSE_TIMEOUT: Final = 5.0
 """Seconds for a writer of dead letters or replays to close."""
 
 
-class NotSent(KnafkaError):
-    """Kafka has not taken a dead letter; those before it are on their way."""
+class ReplayNotSent(KnafkaError):
+    """Kafka has not accepted a record of a replay; the records before it were accepted."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayChoice:
-    """One dead letter that was chosen for a replay, and why it can't be sent, if so."""
+    """A dead letter that was chosen for a replay, with the reason if it can't be sent."""
 
     egress: Egress
-    """Of the Trigger that failed it."""
+    """The Egress of the Trigger that failed it."""
     record: Record
     letter: StoredDeadLetter
     obstacle: str
-    """Why it can't be sent again, or needn't; empty: it can."""
+    """Why it can't or needn't be sent again; empty if it can."""
 
     @property
-    def about(self) -> str:
-        """One line for a person."""
+    def description(self) -> str:
+        """One line of text about the dead letter."""
         event, trigger = self.letter, self.egress.trigger
-        how = f"{event.reason} {event.code}".strip()
-        return f"{trigger}: {event.type} {event.id} from {event.source} ({how})"
+        reason = f"{event.reason} {event.code}".strip()
+        return f"{trigger}: {event.type} {event.id} from {event.source} ({reason})"
 
 
-async def choose(
+async def choose_dead_letters(
     admin: LogAdmin,
     egresses: Collection[Egress],
     ids: Collection[str],
     fields: Mapping[str, str],
 ) -> Sequence[ReplayChoice]:
-    """The dead letters of events with one of these ids; `fields` are other fields of a
-    `StoredDeadLetter` and the values they must have. If an event has several, the last one.
+    """Choose the dead letters of events with one of these ids, the newest of each event.
 
-    Raises `LogError`.
+    `fields` are further fields of a `StoredDeadLetter`, with the values that they must have. Raises
+    `LogError`.
     """
     chosen = []
     for egress in egresses:
-        records = await read_topic(admin, egress.dead_letter_topic, READ_AT_MOST)
-        last = {}
+        records = await read_topic(admin, egress.dead_letter_topic, MOST_RECORDS_READ)
+        newest = {}
         for record in records:
             id_ = (dict(record.headers() or ()).get("ce_id") or b"").decode(errors="replace")
-            dead_letter = letter(record)
-            if id_ in ids and all(getattr(dead_letter, name) == it for name, it in fields.items()):
-                last[id_, dead_letter.source] = record, dead_letter
-        sent = await replays(admin, egress) if last else {}
-        for record, dead_letter in last.values():
-            why = _obstacle(record, dead_letter)
-            if not why and replayed_at(record, sent) is not None:
-                why = "sent again already, and it has not failed since"
-            chosen.append(ReplayChoice(egress, record, dead_letter, why))
+            dead_letter = parse_dead_letter(record)
+            if id_ in ids and all(
+                getattr(dead_letter, name) == expected for name, expected in fields.items()
+            ):
+                newest[id_, dead_letter.source] = record, dead_letter
+        sent = await read_replay_times(admin, egress) if newest else {}
+        for record, dead_letter in newest.values():
+            obstacle = _obstacle(record, dead_letter)
+            if not obstacle and replayed_at(record, sent) is not None:
+                obstacle = "sent again already, and it has not failed since"
+            chosen.append(ReplayChoice(egress, record, dead_letter, obstacle))
     return chosen
 
 
 def _obstacle(record: Record, dead_letter: StoredDeadLetter) -> str:
+    """Why a dead letter can't be replayed; empty if it can."""
     if dead_letter.reason == Reason.UNDECODABLE.value or not dead_letter.id:
         return "no event"
     if any(name == f"ce_{OMITTED}" for name, _ in record.headers() or ()):
@@ -94,32 +97,36 @@ def _obstacle(record: Record, dead_letter: StoredDeadLetter) -> str:
     return ""
 
 
-async def send(admin: LogAdmin, writer: LogWriter, chosen: Sequence[ReplayChoice]) -> str:
-    """Append them to their Triggers' replay topics, in order; returns the id of this replay.
+async def send_again(admin: LogAdmin, writer: LogWriter, chosen: Sequence[ReplayChoice]) -> str:
+    """Append the chosen dead letters to their Triggers' replay topics, in order; returns the
+    replay's id.
 
-    Raises `NotSent`, and `LogError` if a topic can't be made.
+    Raises `ReplayNotSent`, and `LogError` if a topic can't be created.
     """
     replay = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
     for choice in chosen:
-        topic = await _topic(admin, choice.egress)
+        topic = await _ensure_replay_topic(admin, choice.egress)
         record = choice.record
         marked = restored(
             record.headers() or (), f"{replay}/{record.partition()}-{record.offset()}"
         )
         if error := await append(writer, topic, Draft(record.key(), marked, record.value())):
-            raise NotSent(f"{choice.about} was not sent: {error}")
+            raise ReplayNotSent(f"{choice.description} was not sent: {error}")
     return replay
 
 
-async def _topic(admin: LogAdmin, egress: Egress) -> str:
-    """The Trigger's replay topic; made if need be, with as many partitions as its Broker's."""
+async def _ensure_replay_topic(admin: LogAdmin, egress: Egress) -> str:
+    """The name of the Trigger's replay topic, which is created if it doesn't exist."""
     name = replay_topic(egress)
-    there = await admin.topics()
-    if name not in there:
+    partitions_by_topic = await admin.topics()
+    if name not in partitions_by_topic:
         dead_letters = await admin.describe_topic(egress.dead_letter_topic)
         await admin.ensure_topic(
             name,
-            max(there.get(egress.topic, 1), there.get(egress.dead_letter_topic, 1)),
+            max(
+                partitions_by_topic.get(egress.topic, 1),
+                partitions_by_topic.get(egress.dead_letter_topic, 1),
+            ),
             -1 if dead_letters is None else dead_letters.replication,
             REPLAY_TOPIC,
         )

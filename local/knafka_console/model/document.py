@@ -1,7 +1,7 @@
-"""The console's documents: what its page reads as JSON, wherever that is from.
+"""The console's documents: the JSON that its page reads, from whichever source.
 
-Counts are sums since the start of whatever keeps them; the page makes rates of them.
-Not here: making them, which is a source's; see `snapshot_document`.
+Counts are totals since the process that counts has started; the page computes rates.
+Not here: making documents, which sources do (`snapshot_document`).
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from pydantic import Field
 from knafka.core.documents import Model
 
 TriggerKind: TypeAlias = Literal["Trigger", "Subscription"]
-"""What gets events: of a Broker, and of a KafkaChannel."""
+"""The kind of object that events are delivered for: a Broker's or a KafkaChannel's."""
 
 
 class Action(StrEnum):
-    """What a viewer may do; the page shows no button for anything else."""
+    """An action on a Trigger; the page shows a button only for those that the viewer may do."""
 
     PAUSE = "pause"
-    """Also to resume."""
+    """Pause or resume the Trigger."""
     REPLAY = "replay"
 
 
 class Health(StrEnum):
-    """How a Trigger is, in one word; the worst that applies."""
+    """The state of a Trigger in one word: the worst that applies."""
 
     NOT_READY = "not-ready"
     UNAVAILABLE = "unavailable"
-    """Its circuit is open: a few events probe the subscriber, the others wait."""
+    """The circuit is open: a few events probe the subscriber, the others wait."""
     TROUBLED = "troubled"
     PAUSED = "paused"
     DELIVERING = "delivering"
@@ -47,32 +47,32 @@ class ConsoleBroker(Model):
     name: str
     url: str = ""
     accepted: int = 0
-    """Events; in a cluster all that its topic ever got, replies among them."""
+    """Events; in a cluster all records of its topic, replies included."""
     rejected: int | None = 0
-    """None: not known."""
+    """Refused requests; None if not known."""
     refused: str = ""
-    """Why it isn't Ready; empty: it is."""
+    """Why it isn't Ready; empty if it is."""
 
 
 class ConsoleTrigger(Model):
-    """One Trigger or Subscription: where it is in the flow, and how it does."""
+    """One Trigger or Subscription: its place in the flow of events, and its health."""
 
     kind: TriggerKind = "Trigger"
     namespace: str
     name: str
     broker: str
-    """Its Broker, or a Subscription's KafkaChannel; in the same namespace."""
+    """Its Broker or KafkaChannel, in the same namespace."""
     filters: str = ""
-    """All on one line; a Subscription has none."""
+    """All filters on one line; a Subscription has none."""
     subscriber: str = ""
     health: Health
     why: str = ""
-    """The words for its health: a condition's, or the scaler's last decision."""
+    """Text about its health: a condition's message, or the scaler's last decision."""
     lag: int | None = None
-    """Events; None: not known."""
+    """Number of events that wait; None if not known."""
     replicas: int = 0
     most_replicas: int = 0
-    """0: not known."""
+    """0 if not known."""
     read: int = 0
     filtered: int = 0
     delivered: int = 0
@@ -81,22 +81,22 @@ class ConsoleTrigger(Model):
 
 
 class ConsoleState(Model):
-    """Everything that the page shows without being asked for more."""
+    """The state that the page shows all the time."""
 
     place: str
-    """What this is a console of: a data folder, or a cluster."""
+    """The name of this data folder or cluster."""
     kafka: str
     brokers: tuple[ConsoleBroker, ...] = ()
-    """KafkaChannels among them."""
+    """Brokers and KafkaChannels."""
     triggers: tuple[ConsoleTrigger, ...] = ()
-    """Subscriptions among them."""
+    """Triggers and Subscriptions."""
     archives: bool = False
-    """Whether DeadLetterArchives can be asked for here."""
+    """Whether this place has DeadLetterArchives."""
     problems: tuple[str, ...] = ()
 
 
 class ConsoleCondition(Model):
-    """One condition, as `kubectl` shows it."""
+    """A condition of an object."""
 
     type: str
     status: str
@@ -106,19 +106,19 @@ class ConsoleCondition(Model):
 
 
 class TriggerDetails(Model):
-    """What is shown of one Trigger or Subscription when it is opened."""
+    """Further fields of one Trigger or Subscription, shown when the viewer opens it."""
 
     may: tuple[Action, ...] = ()
-    """What the viewer may do to it."""
+    """The actions that the viewer may do."""
 
     filters: str
-    """As they are written, in YAML; empty: it wants all events."""
+    """The filters in YAML; empty if it gets all events."""
     delivery: str
-    """The same of `spec.delivery`; empty: as its Broker says."""
+    """`spec.delivery` in YAML; empty if the Broker's applies."""
     order: str
     max_in_flight: str = ""
     reply: str = ""
-    """Where a Subscription's replies go; empty: they are discarded, or go back to the Broker."""
+    """Where a Subscription's replies go; empty if they are discarded, or go back to the Broker."""
     declared_in: str = ""
     conditions: tuple[ConsoleCondition, ...] = ()
 
@@ -131,7 +131,7 @@ class FilterVerdict(Model):
     broker: str
     gets_it: bool
     why_not: tuple[str, ...] = ()
-    """The clauses that refuse it."""
+    """The filter clauses that refuse the event."""
 
 
 class ConsoleFailure(Model):
@@ -152,44 +152,45 @@ class ConsoleFailure(Model):
     position: str
     replayed: str = ""
     of_broker: bool = False
-    """Whether it is its Broker's: of a record that holds no event, and so no Trigger's."""
+    """Whether it belongs to the Broker and no Trigger, since the record holds no event."""
 
 
 class ReasonCount(Model):
-    """How many dead letters nobody has sent again, by why they failed."""
+    """The number of dead letters with this reason that were not sent again."""
 
     reason: str
     count: int
 
 
 class Failures(Model):
-    """A Trigger's last dead letters, the newest first."""
+    """A Trigger's latest dead letters."""
 
     last: tuple[ConsoleFailure, ...]
+    """Newest first."""
     reasons: tuple[ReasonCount, ...]
-    """Of those in `last`, the most frequent first."""
+    """Counts of the reasons in `last`, the most frequent first."""
     is_all: bool
-    """Whether there are no older ones."""
+    """Whether these are all dead letters."""
     commands: Mapping[str, str]
-    """For a terminal, by what they do."""
+    """Commands for a terminal, by what they do."""
     report: str = ""
-    """Where the last report on them is served, relative to the page; empty: there is none."""
+    """URL of the last report, relative to the page; empty if there is none."""
 
 
 class ReportRow(Model):
-    """One DeadLetterArchive, and its last report as its status says it."""
+    """One DeadLetterArchive, and the totals of its last report from its status."""
 
     namespace: str
     name: str
     broker: str
     made: str = ""
-    """When the report was made; empty: there is none."""
+    """When the report was made; empty if there is none."""
     unresolved: int | None = None
     groups: int | None = None
     waiting: int | None = None
-    """Dead letters that aren't in its tables yet; None: not known."""
+    """Number of dead letters that aren't in its tables yet; None if not known."""
     problem: str = ""
-    """Why the report is not served, though it was made."""
+    """Why the report can't be served although it was made; empty if it can."""
 
 
 class Reports(Model):
@@ -200,7 +201,8 @@ class Reports(Model):
 
 
 class ReplaySelect(Model):
-    """Which failures; all that is given must fit. As a DeadLetterReplay has it."""
+    """A selection of failures, like `spec.select` of a DeadLetterReplay: all given fields must
+    match."""
 
     trigger: str
     destination: str | None = None
@@ -212,23 +214,23 @@ class ReplaySelect(Model):
 
 
 class ReplayCreation(Model):
-    """What a button of a report asks for."""
+    """The request of a report's button: replay the failures of a group."""
 
     request: Annotated[str, Field(pattern=r"^[0-9a-f]{10}$")]
-    """The same for the same question: asked twice over, it is one DeadLetterReplay."""
+    """An id of the request: sent twice, it creates one DeadLetterReplay only."""
     group: Annotated[str, Field(pattern=r"^[0-9a-f]{12}$")]
     select: ReplaySelect
 
 
 class ArchiveReplay(Model):
-    """A DeadLetterReplay, as far as it has come."""
+    """A DeadLetterReplay and its progress."""
 
     name: str
     group: str = ""
-    """The group of a report that it was created for; empty: it was created elsewhere."""
+    """The group of a report that it was created for; empty if it was created elsewhere."""
     created: str = ""
     ids: int = 0
-    """Events that it names by their ids; 0: all that fit."""
+    """Number of events that it names by id; 0 if it selects otherwise."""
     phase: str = ""
     message: str = ""
     selected: int | None = None
@@ -236,7 +238,7 @@ class ArchiveReplay(Model):
 
 
 class ArchiveReplays(Model):
-    """The replays of one archive, the latest first."""
+    """The DeadLetterReplays of one archive, newest first."""
 
     may: bool
     """Whether the viewer may create one."""
@@ -244,14 +246,14 @@ class ArchiveReplays(Model):
 
 
 class EventName(Model):
-    """Which event: an `id` is unique for its `source` only."""
+    """Identifies an event: an `id` is unique for its `source` only."""
 
     id: str
     source: str
 
 
 class ReplayRequest(Model):
-    """Which dead letters of a Trigger to send again."""
+    """A request to send dead letters of a Trigger again."""
 
     kind: TriggerKind = "Trigger"
     namespace: str
@@ -261,16 +263,16 @@ class ReplayRequest(Model):
 
 
 class ChosenEvent(Model):
-    """What becomes of one dead letter that was asked for."""
+    """Whether a requested dead letter is sent."""
 
     about: str
     obstacle: str = ""
-    """Why it isn't sent; empty: it is."""
+    """Why it isn't sent; empty if it is."""
 
 
 class ReplayResult(Model):
-    """What a replay has done, or would do."""
+    """What a replay has sent, or would send."""
 
     chosen: tuple[ChosenEvent, ...]
     replay: str = ""
-    """Its id; empty: nothing was sent."""
+    """The replay's id; empty if nothing was sent."""

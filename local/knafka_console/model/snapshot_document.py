@@ -1,4 +1,4 @@
-"""The console's documents of a snapshot. Pure: snapshot, declared values -> values."""
+"""Makes the console's documents from a snapshot and declared objects. Pure."""
 
 from __future__ import annotations
 
@@ -36,21 +36,25 @@ from knafka_operator.model.resources import (
 SUBSCRIBER_UNAVAILABLE: Final = "SubscriberUnavailable"
 """Reason of a Trigger whose circuit is open (`decide.trigger_conditions`, KN-DP-05)."""
 DELIVERING: Final = "Delivering"
+"""Type of the condition about deliveries."""
 
 
-def state(snapshot: Snapshot, declared: Iterable[Trigger], place: str) -> ConsoleState:
-    """The console's state of a snapshot, and of Triggers and Subscriptions as they are declared."""
+def state_document(snapshot: Snapshot, declared: Iterable[Trigger], place: str) -> ConsoleState:
+    """The console's state, from a snapshot and the declared Triggers and Subscriptions."""
     specs = {(trigger.kind, trigger.id): trigger for trigger in declared}
     return ConsoleState(
         place=place,
         kafka=snapshot.kafka,
-        brokers=tuple(map(_broker, snapshot.brokers)),
-        triggers=tuple(_trigger(row, specs.get((row.kind, row.name))) for row in snapshot.triggers),
+        brokers=tuple(map(_broker_document, snapshot.brokers)),
+        triggers=tuple(
+            _trigger_document(row, specs.get((row.kind, row.name))) for row in snapshot.triggers
+        ),
         problems=snapshot.problems,
     )
 
 
-def _broker(row: BrokerRow) -> ConsoleBroker:
+def _broker_document(row: BrokerRow) -> ConsoleBroker:
+    """The document of a Broker or KafkaChannel."""
     namespace, _, name = row.name.rpartition("/")
     return ConsoleBroker(
         kind=row.kind,
@@ -63,19 +67,20 @@ def _broker(row: BrokerRow) -> ConsoleBroker:
     )
 
 
-def _trigger(row: TriggerRow, declared: Trigger | None) -> ConsoleTrigger:
+def _trigger_document(row: TriggerRow, declared: Trigger | None) -> ConsoleTrigger:
+    """The document of a Trigger or Subscription."""
     namespace, _, name = row.name.rpartition("/")
-    health, why = health_of(row)
+    health, health_text = health_of(row)
     assert row.kind != "Sensor", "a snapshot has those apart"
     return ConsoleTrigger(
         kind=row.kind,
         namespace=namespace,
         name=name,
         broker=row.broker or (declared.spec.broker if declared else ""),
-        filters=_filters(declared),
-        subscriber=triggers.subscriber_in_short(declared.spec.subscriber) if declared else "",
+        filters=_filters_text(declared),
+        subscriber=triggers.destination_text(declared.spec.subscriber) if declared else "",
         health=health,
-        why=why,
+        why=health_text,
         lag=row.lag,
         replicas=row.replicas,
         most_replicas=row.most_replicas,
@@ -87,15 +92,15 @@ def _trigger(row: TriggerRow, declared: Trigger | None) -> ConsoleTrigger:
     )
 
 
-def _filters(declared: Trigger | None) -> str:
-    """Its filters on one line; a Subscription has none."""
+def _filters_text(declared: Trigger | None) -> str:
+    """A Trigger's filters on one line; empty for a Subscription."""
     if declared is None or declared.kind != "Trigger":
         return ""
-    return triggers.filters_in_short(declared)
+    return triggers.filters_text(declared)
 
 
 def health_of(row: TriggerRow) -> tuple[Health, str]:
-    """The health of a Trigger, and a few words about it."""
+    """The health of a Trigger, and a text about it."""
     if row.refused:
         return Health.NOT_READY, row.refused
     if row.error:
@@ -109,24 +114,25 @@ def health_of(row: TriggerRow) -> tuple[Health, str]:
     return (Health.DELIVERING if row.replicas else Health.RESTING), row.decision
 
 
-def details(
+def details_document(
     trigger: Trigger,
     conditions: Iterable[ConditionRow],
     declared_in: str,
     may: Iterable[Action] = (),
     reply: Destination | None = None,
 ) -> TriggerDetails:
-    """What is declared of a Trigger or Subscription, its conditions, and what its viewer may do."""
+    """The details of a Trigger or Subscription: its declared fields, conditions and allowed
+    actions."""
     annotations = trigger.metadata.annotations
     spec = documents.dump(trigger.spec)
     filter_fields = ("filters",) if trigger.spec.filters else ("filter",)
     return TriggerDetails(
         may=tuple(may),
-        filters=_written(spec, filter_fields),
-        delivery=_written(spec, ("delivery",)),
+        filters=_yaml_of(spec, filter_fields),
+        delivery=_yaml_of(spec, ("delivery",)),
         order=desired.declared_order(trigger),
         max_in_flight=annotations.get(MAX_IN_FLIGHT, ""),
-        reply="" if reply is None else triggers.subscriber_in_short(reply),
+        reply="" if reply is None else triggers.destination_text(reply),
         declared_in=declared_in,
         conditions=tuple(
             ConsoleCondition(
@@ -141,39 +147,44 @@ def details(
     )
 
 
-def _written(spec: Mapping[str, Any], names: Sequence[str]) -> str:
-    shown = {name: spec[name] for name in names if spec.get(name)}
-    return yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=80) if shown else ""
+def _yaml_of(spec: Mapping[str, Any], names: Sequence[str]) -> str:
+    """Some fields of a spec in YAML; empty if none is set."""
+    fields = {name: spec[name] for name in names if spec.get(name)}
+    return yaml.safe_dump(fields, sort_keys=False, allow_unicode=True, width=80) if fields else ""
 
 
-def verdicts(asked: Iterable[Trigger], event: Event) -> tuple[FilterVerdict, ...]:
-    """For each Trigger, whether it would get the event, and the clauses that refuse it."""
+def verdicts(declared: Iterable[Trigger], event: Event) -> tuple[FilterVerdict, ...]:
+    """For each Trigger, whether it would get the event, and the filter clauses that refuse it."""
     return tuple(
         FilterVerdict(
             namespace=trigger.metadata.namespace,
             name=trigger.metadata.name,
             broker=trigger.spec.broker,
-            gets_it=not (clauses := tuple(triggers.refusals(trigger, event))),
+            gets_it=not (clauses := tuple(triggers.refusing_clauses(trigger, event))),
             why_not=clauses,
         )
-        for trigger in asked
+        for trigger in declared
     )
 
 
-def failures(
+def failures_document(
     letters: Sequence[StoredDeadLetter], limit: int, commands: Mapping[str, str], report: str = ""
 ) -> Failures:
-    """A Trigger's dead letters, oldest first as they were read, `limit` at most."""
-    shown = tuple(
+    """The document of a Trigger's dead letters, of which `limit` were read, oldest first."""
+    newest_first = tuple(
         ConsoleFailure(**{name: getattr(letter, name) for name in ConsoleFailure.model_fields})
         for letter in reversed(letters)
     )
     reasons = Counter(
-        f"{failure.reason} {failure.code}".strip() for failure in shown if not failure.replayed
+        f"{failure.reason} {failure.code}".strip()
+        for failure in newest_first
+        if not failure.replayed
     )
     return Failures(
-        last=shown,
-        reasons=tuple(ReasonCount(reason=why, count=n) for why, n in reasons.most_common()),
+        last=newest_first,
+        reasons=tuple(
+            ReasonCount(reason=reason, count=count) for reason, count in reasons.most_common()
+        ),
         is_all=len(letters) < limit,
         commands=commands,
         report=report,

@@ -1,6 +1,6 @@
-"""Source: where the console gets what it shows, and who does what somebody asks of it.
+"""Source: the Protocol by which the console reads state and acts, for one viewer.
 
-One belongs to one viewer: what they may not see or do, it refuses.
+It refuses what its viewer may not see or do.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from knafka_console.model.document import (
 
 
 class NotFound(KnafkaError):
-    """There is no such object."""
+    """The requested object doesn't exist."""
 
 
 class Forbidden(KnafkaError):
-    """The viewer may not do this."""
+    """The viewer lacks the right for this."""
 
 
 class NotSignedIn(KnafkaError):
-    """Nobody knows who asks: without a token, or with one that isn't valid any more."""
+    """The request has no token, or one that is no longer valid."""
 
 
 class TriggerName(NamedTuple):
-    """Which Trigger or Subscription."""
+    """Kind, namespace and name of a Trigger or Subscription."""
 
     namespace: str
     name: str
@@ -50,12 +50,13 @@ class TriggerName(NamedTuple):
         return f"{self.namespace}/{self.name}"
 
     def __str__(self) -> str:
-        """As the page writes it: of a Trigger only the name."""
+        """The name as the page shows it: with the kind of a Subscription, without that of a
+        Trigger."""
         return self.id if self.kind == "Trigger" else f"{self.kind} {self.id}"
 
 
 class ArchiveName(NamedTuple):
-    """Which DeadLetterArchive."""
+    """Namespace and name of a DeadLetterArchive."""
 
     namespace: str
     name: str
@@ -65,70 +66,76 @@ class ArchiveName(NamedTuple):
 
 
 class ReportPage(NamedTuple):
-    """A report as a page, with the value of its `Content-Security-Policy`."""
+    """A report as an HTML page, with the value of its `Content-Security-Policy`."""
 
     html: str
     policy: str
 
 
 class ArchiveReports(Protocol):
-    """Reports of DeadLetterArchives; everything may raise `NotFound` and `Forbidden`."""
+    """Reports of DeadLetterArchives; every method may raise `NotFound` and `Forbidden`."""
 
     async def list(self) -> Reports:
-        """Every archive that the viewer may list."""
+        """All archives that the viewer may list."""
         ...
 
     async def json(self, archive: ArchiveName) -> bytes:
-        """Its last report."""
+        """The last report of an archive, as JSON."""
         ...
 
-    async def page(self, archive: ArchiveName) -> ReportPage: ...
+    async def page(self, archive: ArchiveName) -> ReportPage:
+        """The last report of an archive, as a page."""
+        ...
 
     async def replays(self, archive: ArchiveName) -> ArchiveReplays:
-        """What is sent again of its failures, and whether the viewer may do so."""
+        """The replays of an archive's failures, and whether the viewer may create one."""
         ...
 
-    async def replay(self, archive: ArchiveName, asked: ReplayCreation) -> ArchiveReplay:
-        """Send some of its failures again."""
+    async def replay(self, archive: ArchiveName, creation: ReplayCreation) -> ArchiveReplay:
+        """Create a replay of some of an archive's failures."""
         ...
 
 
 class Source(Protocol):
-    """What one viewer sees and does. Every method may raise `KnafkaError` with a sentence for the
-    viewer."""
+    """Reads state and acts for one viewer; every method may raise `KnafkaError` with a sentence for
+    the viewer."""
 
     @property
     def reports(self) -> ArchiveReports | None:
-        """The reports of DeadLetterArchives; None: this place has no archives."""
+        """The reports of DeadLetterArchives; None if this place has no archives."""
         ...
 
     async def state(self) -> ConsoleState:
-        """How everything stands: asked every second while a page is open, and never else."""
+        """The state of everything; called every second while a page is open, and never
+        otherwise."""
         ...
 
     async def details(self, trigger: TriggerName) -> TriggerDetails:
-        """Raises `NotFound`."""
+        """The details of a Trigger or Subscription. Raises `NotFound`."""
         ...
 
     async def failures(self, trigger: TriggerName) -> Failures:
-        """Its last dead letters. Raises `NotFound`."""
+        """The latest dead letters of a Trigger or Subscription. Raises `NotFound`."""
         ...
 
     async def verdicts(self, event: Event) -> Sequence[FilterVerdict]:
-        """Which Triggers would get an event."""
+        """For each Trigger, whether it would get an event."""
         ...
 
     async def pause(self, trigger: TriggerName, *, paused: bool) -> str:
-        """Pause or resume a Trigger; returns a sentence about what was done. Raises `NotFound` and
-        `Forbidden`."""
+        """Pause or resume a Trigger; returns a sentence about what was done.
+
+        Raises `NotFound` and `Forbidden`.
+        """
         ...
 
     async def replay(
         self, trigger: TriggerName, events: Sequence[EventName], *, dry_run: bool
     ) -> ReplayResult:
-        """Send its dead letters of these events again. Raises `NotFound` and `Forbidden`."""
+        """Send a Trigger's dead letters of these events again. Raises `NotFound` and
+        `Forbidden`."""
         ...
 
     async def report(self) -> bytes | None:
-        """The last report on all dead letters, as HTML; None: there is none."""
+        """The last report on all dead letters, as HTML; None if there is none."""
         ...

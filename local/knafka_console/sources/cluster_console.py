@@ -1,8 +1,8 @@
 """ClusterConsole: the console's source of a cluster, under one viewer's own rights.
 
-Objects are read and changed as the viewer, so Kubernetes decides what is seen and done. It knows
-nothing of Kafka: where another account reads that (`reviews_kafka`), the viewer needs a right to
-what is in it, by the Trigger's subresources `deadletters` (get) and `replays` (create).
+Objects are read and changed with the viewer's token, so Kubernetes checks the rights. It can't
+check rights in Kafka: where another account reads Kafka (`reviews_kafka`), the viewer needs
+rights to the Trigger's subresources `deadletters` (get) and `replays` (create).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from knafka.core.contract import Egress
 from knafka.core.errors import KnafkaError, LogError
 from knafka.core.event import Event
 from knafka_client.declared import triggers
-from knafka_client.declared.declared_source import NotReached
+from knafka_client.declared.declared_source import KafkaNotReached
 from knafka_client.declared.kubernetes_api import KubernetesApi, Objects, Unauthenticated
 from knafka_client.state.condition_rows import trigger_row
 from knafka_console.model import snapshot_document
@@ -33,11 +33,11 @@ from knafka_console.model.document import (
 )
 from knafka_console.model.source import Forbidden, NotFound, NotSignedIn, TriggerName
 from knafka_console.sources import cluster_document
-from knafka_console.sources.cluster_document import Stored
+from knafka_console.sources.cluster_document import StoredObjects
 from knafka_console.sources.cluster_kafka import BROKER_OBJECTS, KAFKA_CHANNEL_OBJECTS
 from knafka_console.sources.dead_letter_topics import SHOWN_DEAD_LETTERS, DeadLetterTopics
 from knafka_console.sources.figures import Figures
-from knafka_console.sources.reports import ClusterReports, FindsBrokersKafka, ReportTopics
+from knafka_console.sources.reports import BrokerKafkaFinder, ClusterReports, ReportTopics
 from knafka_operator.model.channels import MESSAGING
 from knafka_operator.model.cluster import Document, NotAllowed
 from knafka_operator.model.family import family_of
@@ -50,33 +50,39 @@ OBJECTS_BY_KIND: Final[dict[TriggerKind, Objects]] = {
     "Subscription": SUBSCRIPTION_OBJECTS,
 }
 DEAD_LETTERS_SUBRESOURCE: Final = "deadletters"
+"""Subresource of Triggers and Subscriptions that exists only as a right, to read dead letters."""
 REPLAYS_SUBRESOURCE: Final = "replays"
-"""Subresources of Triggers and Subscriptions: there is nothing behind them but the right."""
+"""Subresource of Triggers and Subscriptions that exists only as a right, to replay dead letters."""
 SIGN_IN_AGAIN: Final = "the cluster doesn't accept this token: sign in again"
+"""The error for a token that the API server refuses."""
 OBJECTS_MAX_AGE: Final = 3.0
-"""Seconds for which a list of objects counts."""
+"""Seconds for which a list of objects is used again."""
 
 
-class GetsFigures(Protocol):
-    """Source of figures; `SharedFigures` is one."""
+class FiguresSource(Protocol):
+    """A source of lag, replicas and counts, such as `SharedFigures`."""
 
-    async def get(self) -> Figures: ...
+    async def current(self) -> Figures:
+        """The figures of all Triggers. Raises `KnafkaError`."""
+        ...
 
 
-class FindsKafka(FindsBrokersKafka, Protocol):
-    """Finds dead letters; a `ClusterKafka` does."""
+class KafkaFinder(BrokerKafkaFinder, Protocol):
+    """Finds the Kafka and the dead-letter topic of a Trigger, such as `ClusterKafka`."""
 
-    async def of(self, trigger: Document) -> tuple[Egress, dict[str, Any]]: ...
+    async def find(self, trigger: Document) -> tuple[Egress, dict[str, Any]]:
+        """The Egress of a Trigger, and the librdkafka configuration for its Kafka."""
+        ...
 
 
 class ClusterConsole:
-    """Everything of a cluster that its viewer may see."""
+    """Shows a viewer the objects of a cluster, and acts with the viewer's rights."""
 
     def __init__(
         self,
         api: KubernetesApi,
-        figures: GetsFigures,
-        kafka: FindsKafka,
+        figures: FiguresSource,
+        kafka: KafkaFinder,
         place: str,
         namespaces: Sequence[str] = (),
         *,
@@ -87,8 +93,11 @@ class ClusterConsole:
         unreached: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`namespaces` are for somebody who may not list those of all; none: all. `unreached` is
-        what to do if Kafka doesn't answer, `traces` the address of a trace."""
+        """`namespaces` limit what is listed; without any, all namespaces are.
+
+        `unreached` says what to do if Kafka doesn't answer, `traces` is the URL of a trace with
+        `{trace}`.
+        """
         self._api = api
         self._figures = figures
         self._kafka = kafka
@@ -99,13 +108,13 @@ class ClusterConsole:
         self._unreached = unreached
         self._clock = clock
         self._lock = asyncio.Lock()
-        self._stored: tuple[float, Stored] | None = None
+        self._stored: tuple[float, StoredObjects] | None = None
         self._reports = ClusterReports(
             api,
             kafka,
             namespaces,
-            allowed=_allowed,
-            reaching=self._reaching,
+            allowed=_translating_refusals,
+            reaching=self._explaining_unreached,
             reviews_kafka=reviews_kafka,
             traces=traces,
             topics=topics,
@@ -113,121 +122,150 @@ class ClusterConsole:
 
     @property
     def reports(self) -> ClusterReports:
+        """The reports of the cluster's DeadLetterArchives."""
         return self._reports
 
     async def state(self) -> ConsoleState:
-        stored = await self._objects()
+        """The state of the objects that the viewer may list, with figures if the operator's metrics
+        can be read."""
+        stored = await self._recent_objects()
         problems, figures = list(stored.problems), None
         try:
-            figures = await self._figures.get()
+            figures = await self._figures.current()
         except KnafkaError as error:
-            problems.append(f"rates, lag and dispatchers aren't known: {error}")
-        shown = Stored(stored.brokers, stored.triggers, tuple(problems))
-        state = await asyncio.to_thread(cluster_document.state, shown, figures, self._place)
+            problems.append(f"rates, lag and dispatchers are not known: {error}")
+        objects = StoredObjects(stored.brokers, stored.triggers, tuple(problems))
+        state = await asyncio.to_thread(
+            cluster_document.cluster_state, objects, figures, self._place
+        )
         return state.model_copy(update={"archives": True})
 
     async def details(self, trigger: TriggerName) -> TriggerDetails:
-        document = await self._get(trigger)
+        """The details of a Trigger or Subscription, with the actions that the viewer may do."""
+        document = await self._read_trigger(trigger)
         family = family_of(trigger.kind)
-        read = family.read_trigger(document)
-        may = await asyncio.gather(*(self._may(trigger, action) for action in Action))
-        return snapshot_document.details(
-            read,
+        declared_trigger = family.read_trigger(document)
+        allowed_actions = await asyncio.gather(
+            *(self._is_action_allowed(trigger, action) for action in Action)
+        )
+        return snapshot_document.details_document(
+            declared_trigger,
             trigger_row(document).conditions,
             "",
-            [action for action, allowed in zip(Action, may, strict=True) if allowed],
+            [
+                action
+                for action, is_allowed in zip(Action, allowed_actions, strict=True)
+                if is_allowed
+            ],
             family.reply_of(document),
         )
 
     async def failures(self, trigger: TriggerName) -> Failures:
-        document = await self._get(trigger)
-        await self._require("get", trigger, DEAD_LETTERS_SUBRESOURCE)
-        with self._reaching():
-            letters = await self._letters.last(*await self._kafka.of(document))
-        return snapshot_document.failures(letters, SHOWN_DEAD_LETTERS, {})
+        """The latest dead letters, if the viewer may get them."""
+        document = await self._read_trigger(trigger)
+        await self._require_right("get", trigger, DEAD_LETTERS_SUBRESOURCE)
+        with self._explaining_unreached():
+            letters = await self._letters.read_latest(*await self._kafka.find(document))
+        return snapshot_document.failures_document(letters, SHOWN_DEAD_LETTERS, {})
 
     async def verdicts(self, event: Event) -> Sequence[FilterVerdict]:
-        stored = await self._objects()
+        """For each Trigger, whether it would get an event."""
+        stored = await self._recent_objects()
         of_brokers = [trigger for trigger in stored.triggers if trigger["kind"] == "Trigger"]
         return await asyncio.to_thread(
-            lambda: snapshot_document.verdicts(cluster_document.declared(of_brokers), event)
+            lambda: snapshot_document.verdicts(
+                cluster_document.readable_triggers(of_brokers), event
+            )
         )
 
     async def pause(self, trigger: TriggerName, *, paused: bool) -> str:
-        """Annotates the object, as `kubectl annotate` does."""
-        document = await self._get(trigger)
-        done = "is paused" if paused else "goes on"
+        """Set the annotation that pauses a Trigger, as `kubectl annotate` does."""
+        document = await self._read_trigger(trigger)
+        sentence_end = "is paused" if paused else "goes on"
         if triggers.is_paused(family_of(trigger.kind).read_trigger(document)) is paused:
-            return f"{trigger} {done} already"
+            return f"{trigger} {sentence_end} already"
         value = "true" if paused else "false"
         target = OBJECTS_BY_KIND[trigger.kind], trigger.namespace, trigger.name
-        if not await _allowed(asyncio.to_thread(self._api.annotate, *target, PAUSED, value)):
+        if not await _translating_refusals(
+            asyncio.to_thread(self._api.annotate, *target, PAUSED, value)
+        ):
             raise NotFound(f"there is no {trigger.kind} {trigger.id}")
         self._stored = None
-        return f"{trigger} {done}"
+        return f"{trigger} {sentence_end}"
 
     async def replay(
         self, trigger: TriggerName, events: Sequence[EventName], *, dry_run: bool
     ) -> ReplayResult:
-        document = await self._get(trigger)
-        await self._require("get", trigger, DEAD_LETTERS_SUBRESOURCE)
-        await self._require("create", trigger, REPLAYS_SUBRESOURCE)
-        egress, kafka = await self._kafka.of(document)
-        with self._reaching():
+        """Send dead letters again, if the viewer may create replays."""
+        document = await self._read_trigger(trigger)
+        await self._require_right("get", trigger, DEAD_LETTERS_SUBRESOURCE)
+        await self._require_right("create", trigger, REPLAYS_SUBRESOURCE)
+        egress, kafka = await self._kafka.find(document)
+        with self._explaining_unreached():
             return await self._letters.replay(egress, kafka, events, dry_run=dry_run)
 
     async def report(self) -> bytes | None:
+        """None: a cluster has reports for each archive only."""
         return None
 
     @contextlib.contextmanager
-    def _reaching(self) -> Iterator[None]:
-        """Have a failure to reach Kafka say what to do."""
+    def _explaining_unreached(self) -> Iterator[None]:
+        """Turn a failure to reach Kafka into `KafkaNotReached`, which says what to do."""
         try:
             yield
         except LogError as error:
             if not self._unreached or not error.retriable or error.unknown_topic:
                 raise
-            raise NotReached(f"{error}: {self._unreached}") from error
+            raise KafkaNotReached(f"{error}: {self._unreached}") from error
 
-    async def _get(self, trigger: TriggerName) -> Document:
+    async def _read_trigger(self, trigger: TriggerName) -> Document:
+        """The Trigger or Subscription. Raises `NotFound`, `Forbidden` and `NotSignedIn`."""
         kind = OBJECTS_BY_KIND[trigger.kind]
-        document = await _allowed(
+        document = await _translating_refusals(
             asyncio.to_thread(self._api.get, kind, trigger.namespace, trigger.name)
         )
         if document is None:
             raise NotFound(f"there is no {trigger.kind} {trigger.id}")
         return {"apiVersion": kind.version, "kind": trigger.kind, **document}
 
-    async def _may(self, trigger: TriggerName, action: Action) -> bool:
+    async def _is_action_allowed(self, trigger: TriggerName, action: Action) -> bool:
+        """Whether the viewer may do an action."""
         match action:
             case Action.PAUSE:
-                return await self._reviewed("patch", trigger)
+                return await self._has_right("patch", trigger)
             case Action.REPLAY:
                 return not self._reviews_kafka or all(
                     [
-                        await self._reviewed("get", trigger, DEAD_LETTERS_SUBRESOURCE),
-                        await self._reviewed("create", trigger, REPLAYS_SUBRESOURCE),
+                        await self._has_right("get", trigger, DEAD_LETTERS_SUBRESOURCE),
+                        await self._has_right("create", trigger, REPLAYS_SUBRESOURCE),
                     ]
                 )
 
-    async def _require(self, verb: str, trigger: TriggerName, subresource: str) -> None:
-        if self._reviews_kafka and not await self._reviewed(verb, trigger, subresource):
+    async def _require_right(self, verb: str, trigger: TriggerName, subresource: str) -> None:
+        """Raise `Forbidden` unless the viewer has a right to the subresource, where rights are
+        reviewed."""
+        if self._reviews_kafka and not await self._has_right(verb, trigger, subresource):
             plural = OBJECTS_BY_KIND[trigger.kind].plural
             raise Forbidden(f"you may not {verb} {plural}/{subresource} in {trigger.namespace}")
 
-    async def _reviewed(self, verb: str, trigger: TriggerName, subresource: str = "") -> bool:
+    async def _has_right(self, verb: str, trigger: TriggerName, subresource: str = "") -> bool:
+        """Whether the viewer has a right to a Trigger, by the API server's review."""
         target = OBJECTS_BY_KIND[trigger.kind], trigger.namespace, trigger.name, subresource
-        return await asyncio.to_thread(self._api.may, verb, *target)
+        return await asyncio.to_thread(self._api.is_allowed, verb, *target)
 
-    async def _objects(self) -> Stored:
-        """As they are now, or were a moment ago. Raises `Forbidden` if nothing may be seen."""
+    async def _recent_objects(self) -> StoredObjects:
+        """The objects as they are, or were up to `OBJECTS_MAX_AGE` seconds ago.
+
+        Raises `Forbidden` if the viewer may see none.
+        """
         async with self._lock:
             if self._stored is None or self._clock() - self._stored[0] >= OBJECTS_MAX_AGE:
-                listed = await self._listed()
-                self._stored = self._clock(), listed.ours()
+                listed = await self._list_objects()
+                self._stored = self._clock(), listed.without_foreign()
             return self._stored[1]
 
-    async def _listed(self) -> Stored:
+    async def _list_objects(self) -> StoredObjects:
+        """List all objects that the viewer may list. Raises `Forbidden` and `NotSignedIn`."""
         problems: list[str] = []
         by_kind: dict[Objects, list[Document]] = {}
         kinds = {
@@ -235,12 +273,12 @@ class ClusterConsole:
             TRIGGER_OBJECTS: "Trigger", SUBSCRIPTION_OBJECTS: "Subscription",
         }  # fmt: skip
         places = self._namespaces or (None,)
-        asked = [(kind, place) for kind in kinds for place in places]
+        questions = [(kind, place) for kind in kinds for place in places]
         answers = await asyncio.gather(
-            *(asyncio.to_thread(self._api.list, *question) for question in asked),
+            *(asyncio.to_thread(self._api.list, *question) for question in questions),
             return_exceptions=True,
         )
-        for (kind, place), answer in zip(asked, answers, strict=True):
+        for (kind, place), answer in zip(questions, answers, strict=True):
             if isinstance(answer, Unauthenticated):
                 raise NotSignedIn(SIGN_IN_AGAIN) from answer
             if isinstance(answer, NotAllowed):
@@ -254,7 +292,7 @@ class ClusterConsole:
             else:
                 typed = {"apiVersion": kind.version, "kind": kinds[kind]}
                 by_kind.setdefault(kind, []).extend({**typed, **item} for item in answer or ())
-        return Stored(
+        return StoredObjects(
             [
                 document
                 for kind in (BROKER_OBJECTS, KAFKA_CHANNEL_OBJECTS)
@@ -269,10 +307,10 @@ class ClusterConsole:
         )
 
 
-async def _allowed(asked: Awaitable[Any]) -> Any:
-    """Raises `NotSignedIn` and `Forbidden` in place of what an API server says."""
+async def _translating_refusals(request: Awaitable[Any]) -> Any:
+    """The result, with the API server's refusals turned into `NotSignedIn` and `Forbidden`."""
     try:
-        return await asked
+        return await request
     except Unauthenticated as error:
         raise NotSignedIn(SIGN_IN_AGAIN) from error
     except NotAllowed as error:

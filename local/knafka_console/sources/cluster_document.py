@@ -1,4 +1,4 @@
-"""The console's state of a cluster: stored objects, figures -> values. Pure."""
+"""Makes the console's state of a cluster from its objects and figures. Pure."""
 
 from __future__ import annotations
 
@@ -24,44 +24,52 @@ from knafka_operator.model.resources import (
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """What a viewer may see of a cluster's objects, each with its kind."""
+class StoredObjects:
+    """The objects of a cluster that a viewer may see, each with its kind."""
 
     brokers: Sequence[Document] = ()
     """Brokers and KafkaChannels."""
     triggers: Sequence[Document] = ()
     """Triggers and Subscriptions."""
     problems: tuple[str, ...] = ()
+    """A sentence for each kind that could not be listed."""
 
-    def ours(self) -> Stored:
-        """The same objects without those of other Broker and channel implementations."""
-        foreign = {_key(broker) for broker in self.brokers if not _is_ours(broker)}
-        return Stored(
-            [broker for broker in self.brokers if _key(broker) not in foreign],
-            [trigger for trigger in self.triggers if _is_delivered(trigger, foreign)],
+    def without_foreign(self) -> StoredObjects:
+        """The objects without those of other Broker and channel implementations."""
+        foreign = {_object_key(broker) for broker in self.brokers if not _is_ours(broker)}
+        return StoredObjects(
+            [broker for broker in self.brokers if _object_key(broker) not in foreign],
+            [trigger for trigger in self.triggers if _is_delivered_by_us(trigger, foreign)],
             self.problems,
         )
 
 
-def state(stored: Stored, figures: Figures | None, place: str) -> ConsoleState:
-    """`stored` are `ours`; without figures rates and lag aren't known."""
+def cluster_state(stored: StoredObjects, figures: Figures | None, place: str) -> ConsoleState:
+    """The console's state; `stored` holds only objects of ours. Without figures, lag and counts
+    aren't known."""
     snapshot = Snapshot(
         ", ".join(
             sorted(
-                filter(None, {_annotation(broker, BOOTSTRAP_SERVERS) for broker in stored.brokers})
+                filter(
+                    None,
+                    {_status_annotation(broker, BOOTSTRAP_SERVERS) for broker in stored.brokers},
+                )
             )
         ),
-        tuple(_broker(broker, figures) for broker in stored.brokers),
-        tuple(_trigger(trigger, figures) for trigger in stored.triggers),
+        tuple(_broker_row(broker, figures) for broker in stored.brokers),
+        tuple(_trigger_row(trigger, figures) for trigger in stored.triggers),
         stored.problems,
     )
-    shown = snapshot_document.state(snapshot, declared(stored.triggers), place)
-    return shown.model_copy(update={"brokers": tuple(map(_uncounted, shown.brokers))})
+    counted_state = snapshot_document.state_document(
+        snapshot, readable_triggers(stored.triggers), place
+    )
+    return counted_state.model_copy(
+        update={"brokers": tuple(map(_without_rejected, counted_state.brokers))}
+    )
 
 
-def declared(triggers: Sequence[Document]) -> Sequence[Trigger]:
-    """The Triggers and Subscriptions that can be read; the operator reports the others in a
-    condition."""
+def readable_triggers(triggers: Sequence[Document]) -> Sequence[Trigger]:
+    """The Triggers and Subscriptions that can be read; a condition reports the others."""
     readable = []
     for document in triggers:
         try:
@@ -71,27 +79,31 @@ def declared(triggers: Sequence[Document]) -> Sequence[Trigger]:
     return readable
 
 
-def _uncounted(broker: ConsoleBroker) -> ConsoleBroker:
-    """What a receiver has refused is in its own pods' metrics only."""
+def _without_rejected(broker: ConsoleBroker) -> ConsoleBroker:
+    """The Broker without a count of rejected requests, which only its receiver's metrics have."""
     return broker.model_copy(update={"rejected": None})
 
 
-def _broker(document: Document, figures: Figures | None) -> BrokerRow:
-    row, topic = broker_row(document), _annotation(document, TOPIC_STATUS)
+def _broker_row(document: Document, figures: Figures | None) -> BrokerRow:
+    """The row of a Broker or KafkaChannel, with the records that were written to its topic."""
+    row, topic = broker_row(document), _status_annotation(document, TOPIC_STATUS)
     accepted = 0 if figures is None else figures.written.get(topic, 0)
     return replace(row, accepted=accepted)
 
 
-def _trigger(document: Document, figures: Figures | None) -> TriggerRow:
+def _trigger_row(document: Document, figures: Figures | None) -> TriggerRow:
+    """The row of a Trigger or Subscription, with its figures."""
     row, metadata = trigger_row(document), document["metadata"]
     assert row.kind != "Sensor", "a cluster's console shows none"
     key = TriggerKey(row.kind, metadata["namespace"], metadata["name"])
-    counted = TriggerFigures() if figures is None else figures.triggers.get(key, TriggerFigures())
-    counts = counted.outcomes
+    figures_of_trigger = (
+        TriggerFigures() if figures is None else figures.triggers.get(key, TriggerFigures())
+    )
+    counts = figures_of_trigger.outcomes
     return replace(
         row,
-        lag=counted.lag,
-        replicas=counted.replicas,
+        lag=figures_of_trigger.lag,
+        replicas=figures_of_trigger.replicas,
         read=counts.get("read", 0),
         filtered=counts.get("filtered", 0),
         delivered=counts.get("delivered", 0),
@@ -101,25 +113,28 @@ def _trigger(document: Document, figures: Figures | None) -> TriggerRow:
 
 
 def _is_ours(broker: Document) -> bool:
+    """Whether Knafka handles this Broker or channel."""
     if is_claimed_by_peer(broker, family_of(broker["kind"]).peers_finalizer):
         return False
     annotations: Mapping[str, str] = broker["metadata"].get("annotations") or {}
     return broker["kind"] != "Broker" or annotations.get(BROKER_CLASS, "") in BROKER_CLASSES
 
 
-def _is_delivered(trigger: Document, foreign: set[tuple[str, str, str]]) -> bool:
+def _is_delivered_by_us(trigger: Document, foreign: set[tuple[str, str, str]]) -> bool:
+    """Whether Knafka delivers for this Trigger or Subscription."""
     if trigger["kind"] == "Subscription" and not is_of_kafka_channel(trigger):
         return False
     family = family_of(trigger["kind"])
     return (family.broker, *family.broker_of(trigger)) not in foreign
 
 
-def _key(document: Document) -> tuple[str, str, str]:
+def _object_key(document: Document) -> tuple[str, str, str]:
+    """Kind, namespace and name of an object."""
     metadata = document["metadata"]
     return document["kind"], metadata["namespace"], metadata["name"]
 
 
-def _annotation(document: Document, key: str) -> str:
-    """Of its status; empty: it has none."""
+def _status_annotation(document: Document, key: str) -> str:
+    """An annotation in an object's status; empty if it has none."""
     annotations = (document.get("status") or {}).get("annotations") or {}
     return str(annotations.get(key, ""))

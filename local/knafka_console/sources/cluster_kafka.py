@@ -1,7 +1,7 @@
-"""ClusterKafka: where a Trigger's or Subscription's dead letters are, and how its Kafka is reached.
+"""ClusterKafka: finds the Kafka and the dead-letter topic of a Trigger or Subscription.
 
-What belongs to the viewer (Brokers, and a ConfigMap and Secret in their own namespaces) is read
-under the viewer's rights; what belongs to the installation, by the account of `system`.
+Objects in the viewer's namespaces (Brokers, their ConfigMap and Secret) are read with the viewer's
+rights, those of the installation with the account of `system`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,11 @@ KAFKA_CHANNEL_OBJECTS: Final = Objects(KAFKA_CHANNEL_VERSIONS[0], "kafkachannels
 
 
 class ClusterKafka:
-    """Of one viewer. `system` is another account, for what is in `system_namespace`; None: the
-    viewer's own."""
+    """Finds Kafka for one viewer.
+
+    `system` is a client with another account, for objects in `system_namespace`; None: the viewer's
+    own account reads them, too.
+    """
 
     def __init__(
         self,
@@ -45,34 +48,40 @@ class ClusterKafka:
             system_client=system,
         )
 
-    async def of(self, trigger: Document) -> tuple[Egress, dict[str, Any]]:
-        """The Egress of a Trigger or Subscription, and the librdkafka configuration of its Kafka.
-        Raises `NotFound` without its Broker, and `KnafkaError`."""
+    async def find(self, trigger: Document) -> tuple[Egress, dict[str, Any]]:
+        """The Egress of a Trigger or Subscription, and the librdkafka configuration for its Kafka.
+
+        Raises `NotFound` if its Broker doesn't exist, and `KnafkaError`.
+        """
         family = family_of(trigger["kind"])
         identity = family.broker_of(trigger)
         kind = KAFKA_CHANNEL_OBJECTS if family is CHANNELS else BROKER_OBJECTS
         broker = await asyncio.to_thread(self._api.get, kind, *identity)
         if broker is None:
             raise NotFound(f"there is no {family.broker} {identity}")
-        return await asyncio.to_thread(self._read, family, broker, trigger)
+        return await asyncio.to_thread(self._read_egress, family, broker, trigger)
 
-    async def of_broker(self, namespace: str, broker: str) -> dict[str, Any]:
-        """The librdkafka configuration of a Broker's Kafka. Raises `NotFound` and `KnafkaError`."""
+    async def find_for_broker(self, namespace: str, broker: str) -> dict[str, Any]:
+        """The librdkafka configuration for a Broker's Kafka. Raises `NotFound` and
+        `KnafkaError`."""
         document = await asyncio.to_thread(self._api.get, BROKER_OBJECTS, namespace, broker)
         if document is None:
             raise NotFound(f"there is no Broker {namespace}/{broker}")
-        about = {"apiVersion": EVENTING, "kind": "Broker"}
-        return await asyncio.to_thread(self._connection, {**about, **document})
+        version_and_kind = {"apiVersion": EVENTING, "kind": "Broker"}
+        return await asyncio.to_thread(self._read_connection, {**version_and_kind, **document})
 
-    def _connection(self, broker: Document) -> dict[str, Any]:
-        reached, _, _ = self._source.connection_of(BROKER_FAMILY.read_broker(broker))
-        return dict(reached)
+    def _read_connection(self, broker: Document) -> dict[str, Any]:
+        """The librdkafka configuration for a Broker's Kafka."""
+        configuration, _, _ = self._source.connection_of(BROKER_FAMILY.read_broker(broker))
+        return dict(configuration)
 
-    def _read(
+    def _read_egress(
         self, family: Family, broker: Document, trigger: Document
     ) -> tuple[Egress, dict[str, Any]]:
-        about = {"apiVersion": family.broker_version, "kind": family.broker}
-        view = self._source.view(family, {**about, **broker}, trigger)
+        """The Egress of a Trigger of this Broker, and the librdkafka configuration for its
+        Kafka."""
+        version_and_kind = {"apiVersion": family.broker_version, "kind": family.broker}
+        view = self._source.view(family, {**version_and_kind, **broker}, trigger)
         if not view.egresses:
             raise ClusterError("; ".join(view.problems))
         (egress,) = view.egresses

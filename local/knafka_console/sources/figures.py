@@ -1,4 +1,4 @@
-"""Figures of a cluster: what the operator's metrics say of Triggers and topics. Pure.
+"""Figures of a cluster: lag, replicas and counts from the operator's metrics. Pure.
 
     knafka_trigger_lag, knafka_trigger_replicas, knafka_trigger_events_total    of each Trigger
     eventing_kafka_produced_msg_count                                           of each topic
@@ -23,15 +23,16 @@ LAG_METRIC: Final = "knafka_trigger_lag"
 REPLICAS_METRIC: Final = "knafka_trigger_replicas"
 EVENTS_METRIC: Final = "knafka_trigger_events_total"
 LEADER_METRIC: Final = "knafka_operator_leader"
-_WANTED: Final = (LAG_METRIC, REPLICAS_METRIC, EVENTS_METRIC, LEADER_METRIC, PRODUCED)
+_METRIC_NAMES: Final = (LAG_METRIC, REPLICAS_METRIC, EVENTS_METRIC, LEADER_METRIC, PRODUCED)
+"""Names of the metrics that are read."""
 
 
-class NotFigures(KnafkaError):
+class InvalidMetrics(KnafkaError):
     """The text isn't an operator's metrics."""
 
 
 class TriggerKey(NamedTuple):
-    """Which Trigger or Subscription."""
+    """Kind, namespace and name of a Trigger or Subscription."""
 
     kind: TriggerKind
     namespace: str
@@ -43,8 +44,10 @@ class TriggerFigures:
     """The figures of one Trigger or Subscription."""
 
     lag: int | None = None
+    """Number of events that wait; None if not known."""
     replicas: int = 0
     outcomes: dict[str, int] = field(default_factory=dict)
+    """Number of events by outcome."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,22 +56,24 @@ class Figures:
 
     triggers: Mapping[TriggerKey, TriggerFigures] = field(default_factory=dict)
     written: Mapping[str, int] = field(default_factory=dict)
-    """Topic to how many records were ever written to it, where somebody reads it."""
+    """Number of records that were ever written to a topic, for topics that a Trigger reads."""
 
 
-def read(texts: Iterable[str]) -> Figures:
-    """Of the metrics of each replica of the operator: those of the one that acts, which another
-    may have been until a moment ago. Raises `NotFigures`."""
+def parse_figures(texts: Iterable[str]) -> Figures:
+    """Read the figures from the metrics of each replica: only those of the leader count.
+
+    During a change of leaders two replicas may count. Raises `InvalidMetrics`.
+    """
     triggers: dict[TriggerKey, TriggerFigures] = defaultdict(TriggerFigures)
     written: Counter[str] = Counter()
     for text in texts:
-        samples = _samples(text)
+        samples = _parse_samples(text)
         if not any(name == LEADER_METRIC and value == 1 for name, _, value in samples):
             continue
         for name, labels, value in samples:
             if name == PRODUCED:
                 written[labels["topic"]] += int(value)
-            elif (key := _key(labels)) is None:
+            elif (key := _trigger_key(labels)) is None:
                 continue
             elif name == LAG_METRIC:
                 triggers[key].lag = int(value)
@@ -79,9 +84,10 @@ def read(texts: Iterable[str]) -> Figures:
     return Figures(dict(triggers), written)
 
 
-def _samples(text: str) -> list[tuple[str, Mapping[str, str], float]]:
-    # Thousands of others needn't be parsed.
-    lines = [line for line in text.splitlines() if line.startswith(_WANTED)]
+def _parse_samples(text: str) -> list[tuple[str, Mapping[str, str], float]]:
+    """The samples of the metrics that are read."""
+    # Skip the thousands of lines of other metrics before parsing.
+    lines = [line for line in text.splitlines() if line.startswith(_METRIC_NAMES)]
     try:
         return [
             (sample.name, sample.labels, sample.value)
@@ -89,10 +95,11 @@ def _samples(text: str) -> list[tuple[str, Mapping[str, str], float]]:
             for sample in family.samples
         ]
     except (ValueError, KeyError, IndexError) as error:
-        raise NotFigures(f"the operator's metrics can't be read: {error}") from error
+        raise InvalidMetrics(f"the operator's metrics can't be read: {error}") from error
 
 
-def _key(labels: Mapping[str, str]) -> TriggerKey | None:
+def _trigger_key(labels: Mapping[str, str]) -> TriggerKey | None:
+    """The Trigger or Subscription that a sample is about; None if it is about neither."""
     namespace = labels.get("namespace", "")
     if "trigger" in labels:
         return TriggerKey("Trigger", namespace, labels["trigger"])

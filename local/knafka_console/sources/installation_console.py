@@ -1,6 +1,6 @@
 """InstallationConsole: the console's source of one `knafka up`.
 
-Its viewer is who runs that: only this machine reaches it, and all is allowed.
+Only this machine reaches it, so its viewer may see and do everything.
 """
 
 from __future__ import annotations
@@ -35,27 +35,33 @@ from knafka_operator.model.family import family_of, subscription_as_trigger
 from knafka_operator.model.resources import PAUSED, Trigger
 
 REPORT_FILE: Final = Path("dead-letters/report.html")
-"""In the data folder, where `knafka dead-letters report` puts it."""
+"""The report of `knafka dead-letters report`, in the data folder."""
 
 
-class Running(Protocol):
-    """What runs; a `Supervisor` is one."""
-
-    @property
-    def declared(self) -> DeclaredObjects: ...
+class RunningInstallation(Protocol):
+    """A running `knafka up`, such as a `Supervisor`."""
 
     @property
-    def state(self) -> RunningState: ...
+    def declared(self) -> DeclaredObjects:
+        """The objects that the manifest files declare."""
+        ...
 
-    def snapshot(self) -> Snapshot: ...
+    @property
+    def state(self) -> RunningState:
+        """What runs, and at which addresses."""
+        ...
+
+    def snapshot(self) -> Snapshot:
+        """A snapshot of everything that runs."""
+        ...
 
 
 class InstallationConsole:
-    """Everything of one `knafka up`."""
+    """Shows the objects of one `knafka up`, and acts on its files and topics."""
 
     def __init__(
         self,
-        running: Running,
+        running: RunningInstallation,
         data: Path,
         letters: DeadLetterTopics | None = None,
     ) -> None:
@@ -65,18 +71,22 @@ class InstallationConsole:
 
     @property
     def reports(self) -> None:
-        """There is one report, which a command makes: see `report`."""
+        """None: there are no archives, only the report of a command (see `report`)."""
 
     async def state(self) -> ConsoleState:
+        """The state of everything that runs."""
         declared = self._running.declared
         snapshot = self._running.snapshot()
-        # A thousand Triggers take 35 ms, for which the operator needn't wait.
+        # In a thread: a thousand Triggers take 35 ms, which would hold up the event loop.
         return await asyncio.to_thread(
-            lambda: snapshot_document.state(snapshot, _all(declared), str(self._data))
+            lambda: snapshot_document.state_document(
+                snapshot, _all_triggers(declared), str(self._data)
+            )
         )
 
     async def details(self, trigger: TriggerName) -> TriggerDetails:
-        declared_trigger, place = self._declared(trigger)
+        """The details of a Trigger or Subscription; every action is allowed."""
+        declared_trigger, place = self._declared_trigger(trigger)
         document, _ = self._running.declared.documents[_identity(trigger)]
         reply = family_of(trigger.kind).reply_of(document)
         conditions = next(
@@ -87,41 +97,47 @@ class InstallationConsole:
             ),
             (),
         )
-        return snapshot_document.details(
+        return snapshot_document.details_document(
             declared_trigger, conditions, str(place), tuple(Action), reply
         )
 
     async def failures(self, trigger: TriggerName) -> Failures:
-        letters = await self._letters.last(self._egress(trigger), self._kafka())
+        """The latest dead letters, with commands that show more."""
+        letters = await self._letters.read_latest(
+            self._egress_of(trigger), self._kafka_configuration()
+        )
         report = "report" if (self._data / REPORT_FILE).exists() else ""
         commands = {
             "Show them": f"knafka dead-letters show {trigger.id}",
             "Report on all of them": "knafka dead-letters report --open",
         }
-        return snapshot_document.failures(letters, SHOWN_DEAD_LETTERS, commands, report)
+        return snapshot_document.failures_document(letters, SHOWN_DEAD_LETTERS, commands, report)
 
     async def verdicts(self, event: Event) -> Sequence[FilterVerdict]:
-        declared = tuple(self._running.declared.all(Trigger))
+        """For each Trigger, whether it would get an event."""
+        declared = tuple(self._running.declared.of_type(Trigger))
         return await asyncio.to_thread(snapshot_document.verdicts, declared, event)
 
     async def pause(self, trigger: TriggerName, *, paused: bool) -> str:
-        """Writes into the file that declares it, as `knafka trigger pause` does."""
-        declared_trigger, place = self._declared(trigger)
-        done = "is paused" if paused else "goes on"
+        """Write the annotation into the Trigger's file, as `knafka trigger pause` does."""
+        declared_trigger, place = self._declared_trigger(trigger)
+        sentence_end = "is paused" if paused else "goes on"
         if triggers.is_paused(declared_trigger) is paused:
-            return f"{trigger} {done} already"
+            return f"{trigger} {sentence_end} already"
         value = "true" if paused else "false"
         await asyncio.to_thread(annotating.annotate, place.file, _identity(trigger), PAUSED, value)
-        return f"{trigger} {done}: written into {place.file}"
+        return f"{trigger} {sentence_end}: written into {place.file}"
 
     async def replay(
         self, trigger: TriggerName, events: Sequence[EventName], *, dry_run: bool
     ) -> ReplayResult:
+        """Send dead letters of a Trigger again."""
         return await self._letters.replay(
-            self._egress(trigger), self._kafka(), events, dry_run=dry_run
+            self._egress_of(trigger), self._kafka_configuration(), events, dry_run=dry_run
         )
 
     async def report(self) -> bytes | None:
+        """The report of `knafka dead-letters report`, as HTML; None if there is none."""
         try:
             return await asyncio.to_thread((self._data / REPORT_FILE).read_bytes)
         except FileNotFoundError:
@@ -129,7 +145,8 @@ class InstallationConsole:
         except OSError as error:
             raise KnafkaError(f"the report can't be read: {error}") from None
 
-    def _declared(self, trigger: TriggerName) -> tuple[Trigger, ManifestPlace]:
+    def _declared_trigger(self, trigger: TriggerName) -> tuple[Trigger, ManifestPlace]:
+        """The declared Trigger, or Subscription as one, with its place. Raises `NotFound`."""
         resource, place = self._running.declared.resources.get(_identity(trigger), (None, None))
         if isinstance(resource, Subscription):
             resource = subscription_as_trigger(resource)
@@ -137,23 +154,26 @@ class InstallationConsole:
             raise NotFound(f"there is no {trigger.kind} {trigger.id}")
         return resource, place
 
-    def _egress(self, trigger: TriggerName) -> Egress:
+    def _egress_of(self, trigger: TriggerName) -> Egress:
+        """The Egress of a running Trigger or Subscription. Raises `NotFound`."""
         for egress in self._running.state.egresses:
             if (egress.namespace, egress.trigger, egress.kind) == trigger:
                 return egress
         raise NotFound(f"the {trigger.kind} {trigger.id} doesn't run")
 
-    def _kafka(self) -> dict[str, Any]:
+    def _kafka_configuration(self) -> dict[str, Any]:
+        """The librdkafka configuration for the Kafka of the `knafka up`."""
         return connection_configuration(
             Kafka(bootstrap_servers=self._running.state.bootstrap_servers)
         )
 
 
-def _all(declared: DeclaredObjects) -> Iterator[Trigger]:
-    """Triggers, and Subscriptions read as such."""
-    yield from declared.all(Trigger)
-    yield from map(subscription_as_trigger, declared.all(Subscription))
+def _all_triggers(declared: DeclaredObjects) -> Iterator[Trigger]:
+    """All declared Triggers, and Subscriptions as Triggers."""
+    yield from declared.of_type(Trigger)
+    yield from map(subscription_as_trigger, declared.of_type(Subscription))
 
 
 def _identity(trigger: TriggerName) -> ObjectIdentity:
+    """The identity of a Trigger among the declared objects."""
     return ObjectIdentity(trigger.kind, trigger.namespace, trigger.name)

@@ -1,9 +1,9 @@
-"""Metrics of a cluster's operator, fetched for the console: one Protocol, two ways.
+"""Fetches the operator's metrics for the console, in one of two ways.
 
-    ProxiedMetrics   through the API server, under the viewer's rights: from anywhere
-    DirectMetrics    from each replica's address: from inside the cluster, with no rights at all
+    ProxiedMetrics   through the API server with the viewer's rights: works from anywhere
+    DirectMetrics    from each replica's address: works inside the cluster, and needs no rights
 
-Both give every replica's text; which of them acts is said there (`figures`).
+Both return the text of every replica; `figures` finds the leader's.
 """
 
 from __future__ import annotations
@@ -24,41 +24,49 @@ from knafka_operator.model.cluster import ClusterError, NotAllowed
 from knafka_operator.model.resources import CORE
 
 METRICS_PORT: Final = 9090
-"""Where an operator serves them (docs/reference/metrics.md)."""
+"""Port of the operator's metrics (docs/reference/metrics.md)."""
 METRICS_TIMEOUT: Final = 5.0
-"""Seconds for one replica's."""
+"""Seconds for the metrics of one replica."""
 FIGURES_MAX_AGE: Final = 1.0
-"""Seconds for which figures count, however many look."""
+"""Seconds for which figures are used again, however many viewers there are."""
 PODS: Final = Objects(CORE, "pods")
-_OPERATOR: Final = {"app.kubernetes.io/name": "knafka", "app.kubernetes.io/component": "operator"}
+_OPERATOR_LABELS: Final = {
+    "app.kubernetes.io/name": "knafka",
+    "app.kubernetes.io/component": "operator",
+}
+"""Labels of the operator's pods."""
 
 
-class NoMetrics(KnafkaError):
-    """The operator's metrics can't be had; the text says why."""
+class MetricsUnavailable(KnafkaError):
+    """The operator's metrics can't be read; the text says why."""
 
 
 class Metrics(Protocol):
-    """Source of the operator's metrics."""
+    """Reads the operator's metrics."""
 
     def read(self) -> Sequence[str]:
-        """Of each replica that answers, as Prometheus text. Blocks. Raises `KnafkaError`."""
+        """The metrics of each replica that answers, as Prometheus text; blocks. Raises
+        `KnafkaError`."""
         ...
 
 
 class ProxiedMetrics:
-    """By the API server's proxy to the operator's pods: needs `list` of pods and `get` of
-    `pods/proxy` in the operator's namespace."""
+    """Reads metrics through the API server's proxy to the operator's pods.
+
+    The viewer needs `list` of pods and `get` of `pods/proxy` in the operator's namespace.
+    """
 
     def __init__(self, api: KubernetesApi, namespace: str) -> None:
         self._api = api
         self._namespace = namespace
 
     def read(self) -> Sequence[str]:
+        """The metrics of each replica that answers. Raises `KnafkaError`."""
         pods = self._api.list(PODS, self._namespace) or ()
         texts, failures = [], []
         for pod_document in pods:
             labels = pod_document["metadata"].get("labels") or {}
-            if not _OPERATOR.items() <= labels.items():
+            if not _OPERATOR_LABELS.items() <= labels.items():
                 continue
             pod = f"{pod_document['metadata']['name']}:{METRICS_PORT}"
             path = f"/api/v1/namespaces/{quote(self._namespace)}/pods/{quote(pod)}/proxy/metrics"
@@ -67,41 +75,45 @@ class ProxiedMetrics:
             except NotAllowed:
                 raise
             except ClusterError as error:
-                failures.append(str(error))  # it is starting, or ending; the other one may act
+                failures.append(str(error))  # this replica may be starting; another one may lead
                 continue
             if text is not None:
                 texts.append(text.decode())
         if not texts:
-            why = failures or [f"no operator runs in {self._namespace} (--system-namespace)"]
-            raise NoMetrics("; ".join(why))
+            reasons = failures or [f"no operator runs in {self._namespace} (--system-namespace)"]
+            raise MetricsUnavailable("; ".join(reasons))
         return texts
 
 
 class DirectMetrics:
-    """Of all addresses that a host name has, such as a headless Service's."""
+    """Reads metrics from all addresses of a host name, such as a headless Service's."""
 
     def __init__(self, host: str, port: int = METRICS_PORT, token: str = "") -> None:
-        """`token`: what the operator wants for them; empty: nothing."""
+        """`token`: what the operator requires for its metrics; empty if it requires none."""
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
         self._host = host
         self._port = port
 
     def read(self) -> Sequence[str]:
+        """The metrics of each replica that answers. Raises `MetricsUnavailable`."""
         try:
             addresses = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
         except OSError as error:
-            raise NoMetrics(f"the operator isn't found at {self._host}: {error}") from error
+            raise MetricsUnavailable(
+                f"the operator isn't found at {self._host}: {error}"
+            ) from error
         texts, failures = [], []
         for address in sorted({str(entry[4][0]) for entry in addresses}):
             try:
-                texts.append(self._get(address))
+                texts.append(self._fetch(address))
             except (OSError, http.client.HTTPException) as error:
                 failures.append(f"{address}: {error}")
         if not texts:
-            raise NoMetrics(f"the operator's metrics can't be had: {'; '.join(failures)}")
+            raise MetricsUnavailable(f"the operator's metrics can't be read: {'; '.join(failures)}")
         return texts
 
-    def _get(self, address: str) -> str:
+    def _fetch(self, address: str) -> str:
+        """The metrics at one address. Raises `OSError` and `HTTPException`."""
         connection = http.client.HTTPConnection(address, self._port, timeout=METRICS_TIMEOUT)
         try:
             connection.request("GET", "/metrics", headers=self._headers)
@@ -115,26 +127,28 @@ class DirectMetrics:
 
 
 class SharedFigures:
-    """Figures that all viewers share: fetched while somebody looks, and once for all of them."""
+    """Figures that all viewers share: fetched only when one asks, and once for all of them."""
 
     def __init__(self, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:
         self._metrics = metrics
         self._clock = clock
         self._lock = asyncio.Lock()
-        self._found: tuple[float, Figures | KnafkaError] | None = None
+        self._last_result: tuple[float, Figures | KnafkaError] | None = None
+        """When the figures were fetched, and the figures or the error."""
 
-    async def get(self) -> Figures:
-        """Raises `KnafkaError`."""
+    async def current(self) -> Figures:
+        """The figures, at most `FIGURES_MAX_AGE` seconds old. Raises `KnafkaError`."""
         async with self._lock:
-            if self._found is None or self._clock() - self._found[0] >= FIGURES_MAX_AGE:
+            if self._last_result is None or self._clock() - self._last_result[0] >= FIGURES_MAX_AGE:
                 try:
-                    answer: Figures | KnafkaError = await asyncio.to_thread(self._read)
+                    answer: Figures | KnafkaError = await asyncio.to_thread(self._fetch_figures)
                 except KnafkaError as error:
                     answer = error
-                self._found = self._clock(), answer
-        if isinstance(self._found[1], KnafkaError):
-            raise self._found[1]
-        return self._found[1]
+                self._last_result = self._clock(), answer
+        if isinstance(self._last_result[1], KnafkaError):
+            raise self._last_result[1]
+        return self._last_result[1]
 
-    def _read(self) -> Figures:
-        return figures.read(self._metrics.read())
+    def _fetch_figures(self) -> Figures:
+        """Fetch the figures; blocks."""
+        return figures.parse_figures(self._metrics.read())

@@ -1,12 +1,12 @@
-"""ClusterReports: the reports that DeadLetterArchives' Jobs have put into Kafka, for one viewer.
+"""ClusterReports: the reports of DeadLetterArchives in a cluster, for one viewer.
 
-Which archives there are and what becomes of a replay is asked as the viewer. What a report holds is
-in Kafka: where another account reads that, the viewer needs a right to it, `get` of the archive's
-subresource `report`. Nothing of a status says where it is: topic and key are computed.
+Archives and replays are read and created with the viewer's rights. The reports themselves are in
+Kafka, written by the archives' Jobs: where another account reads Kafka, the viewer needs the right
+`get` of the archive's subresource `report`. Topic and key are computed, never taken from a status.
 
-    list        what the viewer may list; totals by each archive's status
-    json, page  the last record of the archive's key
-    replays     DeadLetterReplays of the archive; `replay` creates one, if the viewer may
+    list        the archives that the viewer may list, with totals from their status
+    json, page  the last record with the archive's key
+    replays     the DeadLetterReplays of the archive; `replay` creates one
 """
 
 from __future__ import annotations
@@ -40,27 +40,30 @@ from knafka_operator.model.sensors import KNAFKA
 ARCHIVE_OBJECTS: Final = Objects(KNAFKA, "deadletterarchives")
 REPLAY_OBJECTS: Final = Objects(KNAFKA, "deadletterreplays")
 REPORT_SUBRESOURCE: Final = "report"
-"""Subresource of archives: there is nothing behind it but the right."""
-OF_GROUP: Final = "knafka.dev/report-group"
-"""Label of a DeadLetterReplay: the group of a report for which its creator asked."""
-WINDOWS: Final = (1, 16, 256)
-"""Records that are looked at, from the end: all archives of a Broker have one topic."""
+"""Subresource of archives that exists only as a right, to read reports."""
+REPORT_GROUP_LABEL: Final = "knafka.dev/report-group"
+"""Label of a DeadLetterReplay with the group of the report that it was created from."""
+RECORDS_READ: Final = (1, 16, 256)
+"""Numbers of records that are read from the topic's end, until the archive's report is among them:
+all archives of a Broker share a topic."""
 ARCHIVE_CRD_MISSING: Final = (
     "this cluster has no DeadLetterArchives: their CRD is not installed (docs/how-to/"
     "archive-dead-letters.md)"
 )
 _RENDERING: Final = threading.Lock()
-"""One page at a time for all viewers: a large one takes a hundred MB for a second."""
+"""Held while a page is rendered: a large report takes a hundred MB for a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportTopics:
-    """The last reports in Kafka; a client is opened for each call."""
+    """Reads the last reports from Kafka; it opens a client for each call."""
 
     connect: Callable[[Connection], LogAdmin] = KafkaAdmin
 
-    async def last(self, kafka: dict[str, Any], broker: str, archive: ArchiveName) -> bytes | None:
-        """The last report of an archive of that Broker, as JSON; None: there is none.
+    async def read_last(
+        self, kafka: dict[str, Any], broker: str, archive: ArchiveName
+    ) -> bytes | None:
+        """The last report of an archive of this Broker, as JSON; None if there is none.
 
         Raises `LogError`.
         """
@@ -68,7 +71,7 @@ class ReportTopics:
         key = names.report_key(*archive)
         admin = self.connect(kafka)
         try:
-            for window in WINDOWS:
+            for window in RECORDS_READ:
                 records = await admin.read_all(topic, window)
                 for record in reversed(records):
                     if record.key() == key:
@@ -83,19 +86,21 @@ class ReportTopics:
         return None
 
 
-class FindsBrokersKafka(Protocol):
-    """Finds the Kafka of a Broker; a `ClusterKafka` does."""
+class BrokerKafkaFinder(Protocol):
+    """Finds the Kafka of a Broker, such as `ClusterKafka`."""
 
-    async def of_broker(self, namespace: str, broker: str) -> dict[str, Any]: ...
+    async def find_for_broker(self, namespace: str, broker: str) -> dict[str, Any]:
+        """The librdkafka configuration for a Broker's Kafka."""
+        ...
 
 
 class ClusterReports:
-    """`source.ArchiveReports` of a cluster."""
+    """The reports of a cluster's DeadLetterArchives, as `source.ArchiveReports`."""
 
     def __init__(
         self,
         api: KubernetesApi,
-        kafka: FindsBrokersKafka,
+        kafka: BrokerKafkaFinder,
         namespaces: Sequence[str],
         *,
         allowed: Callable[[Awaitable[Any]], Awaitable[Any]],
@@ -104,8 +109,11 @@ class ClusterReports:
         traces: str = "",
         topics: ReportTopics | None = None,
     ) -> None:
-        """`allowed` and `reaching` turn what an API server and Kafka say into what the viewer can
-        do about it; `traces` is the address of a trace."""
+        """`allowed` and `reaching` turn errors of the API server and of Kafka into ones for the
+        viewer.
+
+        `traces` is the URL of a trace with `{trace}`.
+        """
         self._api = api
         self._kafka = kafka
         self._namespaces = namespaces
@@ -116,8 +124,8 @@ class ClusterReports:
         self._topics = topics or ReportTopics()
 
     async def list(self) -> Reports:
-        """The DeadLetterArchives of all namespaces that the viewer may list. Raises `Forbidden` if
-        there is no such namespace."""
+        """All archives in the namespaces that the viewer may list. Raises `Forbidden` if there are
+        none such."""
         places: Sequence[str | None] = self._namespaces or (None,)
         rows, problems = list[ReportRow](), list[str]()
         for place in places:
@@ -132,35 +140,36 @@ class ClusterReports:
                 continue
             if archives is None:
                 raise NotFound(ARCHIVE_CRD_MISSING)
-            rows += map(_row, archives)
+            rows += map(_report_row, archives)
         rows.sort(key=lambda row: (row.namespace, row.name))
         return Reports(archives=tuple(rows), problems=tuple(problems))
 
     async def json(self, archive: ArchiveName) -> bytes:
-        """Raises `NotFound`, with what to do, while there is none."""
+        """The last report of an archive, as JSON. Raises `NotFound`, which says what to do."""
         document = await self._allowed(
             asyncio.to_thread(self._api.get, ARCHIVE_OBJECTS, archive.namespace, archive.name)
         )
         if document is None:
             raise NotFound(f"there is no DeadLetterArchive {archive}")
-        if self._reviews_kafka and not await self._may(
+        if self._reviews_kafka and not await self._is_allowed(
             "get", archive, ARCHIVE_OBJECTS, REPORT_SUBRESOURCE
         ):
             raise Forbidden(f"you may not get deadletterarchives/report in {archive.namespace}")
         broker = str((document.get("spec") or {}).get("broker") or "default")
-        kafka = await self._allowed(self._kafka.of_broker(archive.namespace, broker))
+        kafka = await self._allowed(self._kafka.find_for_broker(archive.namespace, broker))
         with self._reaching():
-            report = await self._topics.last(kafka, broker, archive)
+            report = await self._topics.read_last(kafka, broker, archive)
         if report is None:
-            raise NotFound(_why_none(archive, document))
+            raise NotFound(_missing_report_reason(archive, document))
         return report
 
     async def page(self, archive: ArchiveName) -> ReportPage:
-        """The same for a person."""
+        """The last report of an archive, as a page. Raises `NotFound`, which says what to do."""
         return await asyncio.to_thread(self._render, archive, await self.json(archive))
 
     def _render(self, archive: ArchiveName, text: bytes) -> ReportPage:
-        # Only now: nobody needs it who doesn't open a report.
+        """Render a report's JSON as a page; blocks. Raises `NotFound` if it can't be read."""
+        # Imported here: only an opened report needs it.
         from knafka_jobs.report.report_document import Report
         from knafka_jobs.report.report_page import render_served
 
@@ -173,60 +182,69 @@ class ClusterReports:
                     f"made it, or somebody else ({error!s:.300})"
                 ) from error
             path = f"api/reports/{archive.namespace}/{archive.name}"
-            made = render_served(report, self._traces, path)
-        return ReportPage(made.html, made.policy)
+            rendered = render_served(report, self._traces, path)
+        return ReportPage(rendered.html, rendered.policy)
 
     async def replays(self, archive: ArchiveName) -> ArchiveReplays:
-        """Those that there are, the latest first, and whether the viewer may create one."""
-        may = await self._may("create", archive, REPLAY_OBJECTS)
-        with contextlib.suppress(Forbidden):  # who may create one needn't see others'
+        """The replays of an archive, newest first, and whether the viewer may create one."""
+        may = await self._is_allowed("create", archive, REPLAY_OBJECTS)
+        with contextlib.suppress(
+            Forbidden
+        ):  # a viewer may have the right to create but not to list
             documents = await self._allowed(
                 asyncio.to_thread(self._api.list, REPLAY_OBJECTS, archive.namespace)
             )
             if documents is None:
                 return ArchiveReplays(may=False)
-            mine = [
-                _replay(document) for document in documents if _archive_of(document) == archive.name
+            replays_of_archive = [
+                _replay_document(document)
+                for document in documents
+                if _archive_name_of(document) == archive.name
             ]
-            mine.sort(key=lambda replay: replay.created, reverse=True)
-            return ArchiveReplays(may=may, all=tuple(mine))
+            replays_of_archive.sort(key=lambda replay: replay.created, reverse=True)
+            return ArchiveReplays(may=may, all=tuple(replays_of_archive))
         return ArchiveReplays(may=may)
 
-    async def replay(self, archive: ArchiveName, asked: ReplayCreation) -> ArchiveReplay:
-        """Create a DeadLetterReplay, once for each `asked.request`. Raises `Forbidden`."""
-        name = f"{archive.name[: MAX_ARCHIVE_NAME - 11].rstrip('.-')}-{asked.request}"
+    async def replay(self, archive: ArchiveName, creation: ReplayCreation) -> ArchiveReplay:
+        """Create a DeadLetterReplay, at most once for each `asked.request`. Raises `Forbidden`."""
+        name = f"{archive.name[: MAX_ARCHIVE_NAME - 11].rstrip('.-')}-{creation.request}"
         body = {
             "apiVersion": KNAFKA,
             "kind": "DeadLetterReplay",
             "metadata": {
                 "namespace": archive.namespace,
                 "name": name,
-                "labels": {OF_GROUP: asked.group},
+                "labels": {REPORT_GROUP_LABEL: creation.group},
             },
-            "spec": {"archive": archive.name, "select": documents.dump(asked.select)},
+            "spec": {"archive": archive.name, "select": documents.dump(creation.select)},
         }
         target = REPLAY_OBJECTS, archive.namespace
         try:
-            made = await self._allowed(asyncio.to_thread(self._api.create, *target, body))
+            document = await self._allowed(asyncio.to_thread(self._api.create, *target, body))
         except Conflict:  # the answer to the first request was lost
-            made = await self._allowed(asyncio.to_thread(self._api.get, *target, name))
-        if made is None:
+            document = await self._allowed(asyncio.to_thread(self._api.get, *target, name))
+        if document is None:
             raise NotFound("this cluster has no DeadLetterReplays: their CRD is not installed")
-        return _replay(made)
+        return _replay_document(document)
 
-    async def _may(
+    async def _is_allowed(
         self, verb: str, archive: ArchiveName, objects: Objects, subresource: str = ""
     ) -> bool:
+        """Whether the viewer has a right to the archive, or to replays in its namespace."""
         name = archive.name if objects is ARCHIVE_OBJECTS else ""
-        may = asyncio.to_thread(self._api.may, verb, objects, archive.namespace, name, subresource)
+        may = asyncio.to_thread(
+            self._api.is_allowed, verb, objects, archive.namespace, name, subresource
+        )
         return bool(await self._allowed(may))
 
 
-def _row(document: Document) -> ReportRow:
+def _report_row(document: Document) -> ReportRow:
+    """The row of an archive, with the totals in its status."""
     metadata, status = document["metadata"], document.get("status") or {}
     report = status.get("report") or {}
 
     def number(name: str) -> int | None:
+        """A whole number in the report's status; None if it has none."""
         value = report.get(name)
         return value if isinstance(value, int) else None
 
@@ -242,8 +260,8 @@ def _row(document: Document) -> ReportRow:
     )
 
 
-def _why_none(archive: ArchiveName, document: Document) -> str:
-    """What keeps a report from being served, and what to do."""
+def _missing_report_reason(archive: ArchiveName, document: Document) -> str:
+    """Why an archive has no report, and what to do."""
     report = (document.get("status") or {}).get("report") or {}
     if problem := report.get("notServed"):
         return f"the report of {archive} could not be put into Kafka: {problem:.400}"
@@ -256,11 +274,13 @@ def _why_none(archive: ArchiveName, document: Document) -> str:
     )
 
 
-def _archive_of(document: Document) -> str:
+def _archive_name_of(document: Document) -> str:
+    """The name of a replay's archive."""
     return str((document.get("spec") or {}).get("archive") or "")
 
 
-def _replay(document: Document) -> ArchiveReplay:
+def _replay_document(document: Document) -> ArchiveReplay:
+    """The document of a DeadLetterReplay."""
     metadata, status = document["metadata"], document.get("status") or {}
     select: Mapping[str, Any] = (document.get("spec") or {}).get("select") or {}
     counts = {
@@ -268,7 +288,7 @@ def _replay(document: Document) -> ArchiveReplay:
     }
     return ArchiveReplay(
         name=metadata["name"],
-        group=str((metadata.get("labels") or {}).get(OF_GROUP) or ""),
+        group=str((metadata.get("labels") or {}).get(REPORT_GROUP_LABEL) or ""),
         created=str(metadata.get("creationTimestamp") or ""),
         ids=len(select.get("ids") or ()),
         phase=str(status.get("phase") or ""),

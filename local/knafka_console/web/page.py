@@ -1,7 +1,7 @@
-"""The console's pages: each one HTML text with its style and script inside, and its policy.
+"""The console's pages: HTML with inline style and script, and a Content-Security-Policy.
 
-One loads nothing from anywhere: its Content-Security-Policy names the style and the script by
-digest, and allows requests to its own server only.
+A page loads nothing from elsewhere: its policy allows this style and script by digest, and requests
+to its own server only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PAGE_SCRIPTS: Final = (
     "flow.js",
     "main.js",
 )
-"""Parts of one module, in this order: what is at the top of one is known to those after it."""
+"""Parts of one script, in this order: each can use what the parts before it define."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,43 +37,49 @@ class Page:
 
 
 @cache
-def page() -> Page:
-    """Made once, when somebody opens it first."""
-    return _made("page.html", PAGE_SCRIPTS)
+def console_page() -> Page:
+    """The console's page; built once."""
+    return _build_page("page.html", PAGE_SCRIPTS)
 
 
 @cache
 def sign_in_page() -> Page:
-    """The page for somebody without a token."""
-    return _made("sign_in.html", ("elements.js", "sign_in.js"))
+    """The page for a viewer without a token; built once."""
+    return _build_page("sign_in.html", ("elements.js", "sign_in.js"))
 
 
 def problem_page(sentence: str) -> Page:
-    """A page that tells somebody who opened a link what is wrong."""
-    return Page(_problem().html.replace("/*sentence*/", html.escape(sentence)), _problem().policy)
+    """A page with a sentence on why a link can't be opened."""
+    return Page(
+        _problem_template().html.replace("/*sentence*/", html.escape(sentence)),
+        _problem_template().policy,
+    )
 
 
 @cache
-def _problem() -> Page:
-    return _made("problem.html", ())
+def _problem_template() -> Page:
+    """The template of a problem page; built once."""
+    return _build_page("problem.html", ())
 
 
-def _made(name: str, scripts: Sequence[str]) -> Page:
-    style = _file("page.css")
-    script = "\n".join(map(_file, scripts))
-    text = _file(name).replace("/*style*/", style).replace("/*script*/", script)
+def _build_page(name: str, scripts: Sequence[str]) -> Page:
+    """Build a page from a template, the style and these scripts."""
+    style = _file_text("page.css")
+    script = "\n".join(map(_file_text, scripts))
+    text = _file_text(name).replace("/*style*/", style).replace("/*script*/", script)
     policy = (
         "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
         "connect-src 'self'; img-src data:; "
-        f"style-src {_digest(style)}; script-src {_digest(script)}"
+        f"style-src {_digest_source(style)}; script-src {_digest_source(script)}"
     )
     return Page(text, policy)
 
 
-def _digest(text: str) -> str:
+def _digest_source(text: str) -> str:
     """A Content-Security-Policy source that allows exactly this inline style or script."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _file(name: str) -> str:
+def _file_text(name: str) -> str:
+    """The text of a file in `page_files`."""
     return (files(__package__) / "page_files" / name).read_text(encoding="utf-8").strip()

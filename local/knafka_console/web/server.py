@@ -1,29 +1,31 @@
-"""The console's HTTP server: its page, its JSON, and who may ask for them.
+"""The console's HTTP server: serves the page and JSON, and refuses requests of other sites.
 
     GET  /                                          the page
     GET  /report                                    the last report on dead letters, of `knafka up`
-    GET  /report?of={namespace}/{archive}           that of a DeadLetterArchive
+    GET  /report?of={namespace}/{archive}           the last report of a DeadLetterArchive
     GET  /api/reports                               `Reports`: the archives
     GET  /api/reports/{namespace}/{archive}         the report as JSON
     GET  /api/reports/{namespace}/{archive}/replays `ArchiveReplays`
     POST /api/reports/{namespace}/{archive}/replays `ReplayCreation` -> `ArchiveReplay`
     GET  /api/state                                 `If-None-Match`, `?wait=SECONDS` for a change
-    GET  /api/triggers/{namespace}/{name}           declared values, conditions, what one may do
+    GET  /api/triggers/{namespace}/{name}           `TriggerDetails`
     GET  /api/triggers/{namespace}/{name}/failures
     POST /api/triggers/{namespace}/{name}/pause     and `/resume`
-         /api/subscriptions/{namespace}/{name}...   the same of Subscriptions
-    POST /api/who                                   a structured CloudEvent -> verdicts
-    POST /api/replay                                `ReplayRequest` -> `Replayed`
+         /api/subscriptions/{namespace}/{name}...   the same for Subscriptions
+    POST /api/who                                   a structured CloudEvent -> `Verdicts`
+    POST /api/replay                                `ReplayRequest` -> `ReplayResult`
     POST /api/sign-in, /api/sign-out                where viewers have tokens (`sign_in`)
 
-Another site's page in the same browser can reach a server on loopback. So a request has to name one
-of our hosts (or a name that somebody else's DNS gives our address would do; where viewers sign in,
-any host is ours, as a session is bound to its name), and none that a page of another origin has
-made is answered; one that changes something needs a header that such a page could only send after a
-preflight, to which nobody here agrees.
+Another site's page in the same browser can reach a server on loopback. So three things are checked:
 
-Nothing runs while no page is open. Not here: what is shown (`document`), where it is from
-(`source`), and TLS, which is a gateway's.
+1. The Host header is one of ours; otherwise a foreign DNS name with our address would do. Where
+   viewers sign in, any host is accepted, since cookies are bound to a name.
+2. The request does not come from a page of another origin.
+3. A request that changes something has a header that another site could only send after a CORS
+   preflight, which this server never answers.
+
+Nothing runs while no page is open. Not here: what is shown (`document`, `source`), and TLS, which a
+gateway adds.
 """
 
 from __future__ import annotations
@@ -52,22 +54,22 @@ from knafka_console.model.source import (
     Source,
     TriggerName,
 )
-from knafka_console.web.page import Page, page, problem_page, sign_in_page
-from knafka_console.web.sign_in import SignIn, forget, has_token
+from knafka_console.web.page import Page, console_page, problem_page, sign_in_page
+from knafka_console.web.sign_in import SignIn, delete_cookies, has_token
 
 CHANGE_HEADER: Final = "knafka-console"
-"""The header of a request that changes something."""
+"""The header that a request must have if it changes something."""
 STATE_POLL_INTERVAL: Final = 1.0
-"""Seconds between two looks while a page waits for a change."""
+"""Seconds between two reads of the state while a page waits for a change."""
 LONGEST_STATE_WAIT: Final = 20.0
-"""Seconds that one waits at most: below any proxy's timeout."""
+"""The most seconds that a request waits for a change: below any proxy's timeout."""
 LARGEST_BODY: Final = 2 * 1024 * 1024
-"""Bytes of a request's body."""
+"""The most bytes of a request's body."""
 SERVER_STOP_TIMEOUT: Final = 2.0
-"""Seconds for what is being answered when the server ends."""
+"""Seconds for running requests when the server stops."""
 
 SourceOf = Callable[[web.Request], Source]
-"""The source for the user who sent a request; may raise `Forbidden`."""
+"""Returns the source of the viewer who sent a request; may raise `Forbidden` and `NotSignedIn`."""
 
 _HEADERS: Final = {
     "X-Content-Type-Options": "nosniff",
@@ -76,37 +78,39 @@ _HEADERS: Final = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+"""Security headers of every answer."""
 _KINDS: Final[Mapping[str, TriggerKind]] = {
     "triggers": "Trigger",
     "subscriptions": "Subscription",
 }
-"""By what paths call them."""
-_PAGES: Final = ("/", "/report")
+"""Kinds by their name in paths."""
+_PAGE_PATHS: Final = ("/", "/report")
+"""Paths that a browser opens as a page."""
 _REPORT_POLICY: Final = "sandbox allow-scripts"
-"""A report from a file has a policy and scripts of its own; this one keeps it from being of our
-origin. One that was rendered here has our scripts, and holds data alone that are others'."""
+"""Policy of a report from a file, which has scripts of its own: the sandbox keeps it from acting
+with our origin. A report that is rendered here has our scripts only."""
 
 
 class Verdicts(Model):
-    """Which Triggers would get an event."""
+    """For each Trigger, whether it would get an event."""
 
     verdicts: tuple[FilterVerdict, ...]
 
 
 class ActionDone(Model):
-    """What was done, in a sentence."""
+    """A sentence about what was done."""
 
     done: str
 
 
 class ProblemDocument(Model):
-    """What is wrong, in a sentence."""
+    """A sentence about what is wrong."""
 
     error: str
 
 
 class ConsoleServer:
-    """Serves until it is closed."""
+    """A running HTTP server of the console."""
 
     def __init__(self, runner: web.AppRunner) -> None:
         self._runner = runner
@@ -115,31 +119,33 @@ class ConsoleServer:
     async def start(
         cls, listener: socket.socket, hosts: Collection[str], source_of: SourceOf
     ) -> ConsoleServer:
-        """Serve on `listener` for requests to one of `hosts` (`127.0.0.1:8090`)."""
+        """Serve on `listener`, for requests to one of `hosts` (`127.0.0.1:8090`)."""
         return await cls._start(listener, application(hosts, source_of))
 
     @classmethod
     async def start_signed_in(cls, listener: socket.socket, sign_in: SignIn) -> ConsoleServer:
-        """Start a server for viewers who sign in with tokens, under any host name."""
-        return await cls._start(listener, application(None, sign_in.source, sign_in))
+        """Serve viewers who sign in with tokens, under any host name."""
+        return await cls._start(listener, application(None, sign_in.source_of_request, sign_in))
 
     @classmethod
     async def _start(cls, listener: socket.socket, app: web.Application) -> ConsoleServer:
+        """Serve an application on `listener`."""
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=SERVER_STOP_TIMEOUT)
         await runner.setup()
         await web.SockSite(runner, listener).start()
         return cls(runner)
 
     async def close(self) -> None:
+        """Stop serving."""
         await self._runner.cleanup()
 
 
 def application(
     hosts: Collection[str] | None, source_of: SourceOf, sign_in: SignIn | None = None
 ) -> web.Application:
-    """Everything behind one address; `hosts` None: any, as for viewers who sign in."""
+    """The web application of a console; `hosts` None: any host, for viewers who sign in."""
     handlers = _Handlers(source_of)
-    app = web.Application(middlewares=[_guarded(hosts)], client_max_size=LARGEST_BODY)
+    app = web.Application(middlewares=[_guard_middleware(hosts)], client_max_size=LARGEST_BODY)
     if sign_in is not None:
         app.add_routes(sign_in.routes())
     trigger = f"/api/{{kind:{'|'.join(_KINDS)}}}/{{namespace}}/{{name}}"
@@ -151,12 +157,12 @@ def application(
             web.get("/api/reports", handlers.reports),
             web.get(archive, handlers.report_json),
             web.get(f"{archive}/replays", handlers.archive_replays),
-            web.post(f"{archive}/replays", handlers.replay_of_archive),
+            web.post(f"{archive}/replays", handlers.create_archive_replay),
             web.get("/api/state", handlers.state),
             web.get(trigger, handlers.details),
             web.get(f"{trigger}/failures", handlers.failures),
             web.post(f"{trigger}/{{action:pause|resume}}", handlers.pause),
-            web.post("/api/who", handlers.who),
+            web.post("/api/who", handlers.verdicts),
             web.post("/api/replay", handlers.replay),
         ]
     )
@@ -164,10 +170,10 @@ def application(
     return app
 
 
-def refusal(
+def refusal_reason(
     hosts: Collection[str] | None, method: str, path: str, headers: Mapping[str, str]
 ) -> str:
-    """Why a request isn't answered; empty: it is. Names of `headers` as HTTP compares them."""
+    """Why a request is refused; empty if it isn't. `headers` must compare names like HTTP."""
     host = headers.get("Host", "").lower()
     if hosts is None:
         hosts = [host]
@@ -185,13 +191,18 @@ def refusal(
     return ""
 
 
-def _guarded(hosts: Collection[str] | None) -> Middleware:
+def _guard_middleware(hosts: Collection[str] | None) -> Middleware:
+    """A middleware that refuses requests of other sites, and adds the security headers."""
+
     @web.middleware
     async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if why := refusal(hosts, request.method, request.path, request.headers):
-            response: web.StreamResponse = _answer(ProblemDocument(error=why), HTTPStatus.FORBIDDEN)
+        """Answer a request, or refuse it."""
+        if problem := refusal_reason(hosts, request.method, request.path, request.headers):
+            response: web.StreamResponse = _json_answer(
+                ProblemDocument(error=problem), HTTPStatus.FORBIDDEN
+            )
         else:
-            response = await _answered(request, handler)
+            response = await _answer_or_problem(request, handler)
         response.headers.update(_HEADERS)
         response.headers.setdefault("Cache-Control", "no-store")
         return response
@@ -199,24 +210,25 @@ def _guarded(hosts: Collection[str] | None) -> Middleware:
     return guarded
 
 
-async def _answered(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Errors as the sentence that they are: as JSON, or as a page where one was asked for."""
+async def _answer_or_problem(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """The handler's answer, or its error as JSON or as a page."""
     try:
         return await handler(request)
     except NotSignedIn as error:
-        answer = _problem(request, str(error), HTTPStatus.UNAUTHORIZED)
+        answer = _problem_answer(request, str(error), HTTPStatus.UNAUTHORIZED)
         answer.headers["WWW-Authenticate"] = "Bearer"
-        # A browser that follows another site's link shows us no cookies: they stay.
+        # After another site's link the browser sends no cookies: then they must not be deleted.
         if has_token(request):
-            forget(answer)
+            delete_cookies(answer)
         return answer
     except KnafkaError as error:
-        return _problem(request, str(error), _status_of(error))
+        return _problem_answer(request, str(error), _status_for(error))
     except web.HTTPException as error:
-        return _problem(request, error.reason, HTTPStatus(error.status))
+        return _problem_answer(request, error.reason, HTTPStatus(error.status))
 
 
-def _status_of(error: KnafkaError) -> HTTPStatus:
+def _status_for(error: KnafkaError) -> HTTPStatus:
+    """The status code for an error."""
     match error:
         case InvalidEvent() | InvalidDocument():
             return HTTPStatus.BAD_REQUEST
@@ -228,128 +240,153 @@ def _status_of(error: KnafkaError) -> HTTPStatus:
             return HTTPStatus.CONFLICT
 
 
-def _problem(request: web.Request, sentence: str, status: HTTPStatus) -> web.Response:
-    if request.path not in _PAGES:
-        return _answer(ProblemDocument(error=sentence), status)
+def _problem_answer(request: web.Request, sentence: str, status: HTTPStatus) -> web.Response:
+    """An answer with a sentence about what is wrong: JSON, or a page if a page was requested."""
+    if request.path not in _PAGE_PATHS:
+        return _json_answer(ProblemDocument(error=sentence), status)
     is_sign_in = status is HTTPStatus.UNAUTHORIZED
-    return _page(sign_in_page() if is_sign_in else problem_page(sentence), status)
+    return _page_answer(sign_in_page() if is_sign_in else problem_page(sentence), status)
 
 
 class _Handlers:
+    """The handlers of all routes."""
+
     def __init__(self, source_of: SourceOf) -> None:
         self._source_of = source_of
         self._closing = asyncio.Event()
 
     async def close(self, _: web.Application) -> None:
-        """End what waits for a change."""
+        """End requests that wait for a change."""
         self._closing.set()
 
     async def page(self, request: web.Request) -> web.Response:
-        self._source_of(request)  # without a token there is the page that asks for one
-        return _page(page())
+        """The console's page."""
+        self._source_of(request)  # raises without a token: then the sign-in page is shown
+        return _page_answer(console_page())
 
     async def report(self, request: web.Request) -> web.Response:
+        """The last report as a page: that of `knafka up`, or that of an archive."""
         if "of" in request.query:
             namespace, _, name = request.query["of"].partition("/")
-            made = await self._reports(request).page(ArchiveName(namespace, name))
-            return _page(Page(*made))
+            report_page = await self._archive_reports(request).page(ArchiveName(namespace, name))
+            return _page_answer(Page(*report_page))
         html = await self._source_of(request).report()
         if html is None:
             raise NotFound("there is no report yet: knafka dead-letters report makes one")
         policy = {"Content-Security-Policy": _REPORT_POLICY}
         return web.Response(body=html, content_type="text/html", charset="utf-8", headers=policy)
 
-    def _reports(self, request: web.Request) -> ArchiveReports:
+    def _archive_reports(self, request: web.Request) -> ArchiveReports:
+        """The archives' reports of the viewer's source. Raises `NotFound` if it has none."""
         reports = self._source_of(request).reports
         if reports is None:
-            raise NotFound("DeadLetterArchives are a cluster's: knafka console shows them")
+            raise NotFound("DeadLetterArchives exist in clusters only: knafka console shows them")
         return reports
 
     async def reports(self, request: web.Request) -> web.Response:
-        return _answer(await self._reports(request).list())
+        """All archives."""
+        return _json_answer(await self._archive_reports(request).list())
 
     async def report_json(self, request: web.Request) -> web.Response:
-        body = await self._reports(request).json(_archive(request))
+        """The last report of an archive."""
+        body = await self._archive_reports(request).json(_archive_name(request))
         return web.Response(body=body, content_type="application/json", charset="utf-8")
 
     async def archive_replays(self, request: web.Request) -> web.Response:
-        return _answer(await self._reports(request).replays(_archive(request)))
+        """The replays of an archive."""
+        return _json_answer(await self._archive_reports(request).replays(_archive_name(request)))
 
-    async def replay_of_archive(self, request: web.Request) -> web.Response:
-        reports = self._reports(request)
-        asked = documents.parse_json(ReplayCreation, await request.text())
-        return _answer(await reports.replay(_archive(request), asked), HTTPStatus.CREATED)
+    async def create_archive_replay(self, request: web.Request) -> web.Response:
+        """Create a replay of an archive's failures."""
+        reports = self._archive_reports(request)
+        creation = documents.parse_json(ReplayCreation, await request.text())
+        return _json_answer(
+            await reports.replay(_archive_name(request), creation), HTTPStatus.CREATED
+        )
 
     async def state(self, request: web.Request) -> web.Response:
-        """At once, or once it differs from what the page has, `wait` seconds later at most."""
+        """The state: at once, or as soon as it differs from the page's, or 304 after `wait`
+        seconds."""
         source = self._source_of(request)
-        known = request.headers.get("If-None-Match")
+        known_tag = request.headers.get("If-None-Match")
         loop = asyncio.get_running_loop()
-        until = loop.time() + _seconds(request.query.get("wait", "0"))
+        until = loop.time() + _wait_seconds(request.query.get("wait", "0"))
         while True:
             body = (await source.state()).model_dump_json(by_alias=True).encode()
             tag = f'"{hashlib.blake2b(body, digest_size=12).hexdigest()}"'
-            if tag != known:
+            if tag != known_tag:
                 headers = {"ETag": tag, "Cache-Control": "private, no-cache"}
                 return web.Response(
                     body=body, content_type="application/json", charset="utf-8", headers=headers
                 )
-            left = until - loop.time()
-            gone = request.transport is None or request.transport.is_closing()
-            if left <= 0 or gone or self._closing.is_set():
+            remaining = until - loop.time()
+            is_closed = request.transport is None or request.transport.is_closing()
+            if remaining <= 0 or is_closed or self._closing.is_set():
                 return web.Response(status=HTTPStatus.NOT_MODIFIED, headers={"ETag": tag})
             try:
-                async with asyncio.timeout(min(left, STATE_POLL_INTERVAL)):
+                async with asyncio.timeout(min(remaining, STATE_POLL_INTERVAL)):
                     await self._closing.wait()
             except TimeoutError:
                 pass
 
     async def details(self, request: web.Request) -> web.Response:
-        return _answer(await self._source_of(request).details(_trigger(request)))
+        """The details of a Trigger or Subscription."""
+        return _json_answer(await self._source_of(request).details(_trigger_name(request)))
 
     async def failures(self, request: web.Request) -> web.Response:
-        return _answer(await self._source_of(request).failures(_trigger(request)))
+        """The latest dead letters of a Trigger or Subscription."""
+        return _json_answer(await self._source_of(request).failures(_trigger_name(request)))
 
     async def pause(self, request: web.Request) -> web.Response:
+        """Pause or resume a Trigger or Subscription."""
         paused = request.match_info["action"] == "pause"
-        done = await self._source_of(request).pause(_trigger(request), paused=paused)
-        return _answer(ActionDone(done=done))
+        done = await self._source_of(request).pause(_trigger_name(request), paused=paused)
+        return _json_answer(ActionDone(done=done))
 
-    async def who(self, request: web.Request) -> web.Response:
+    async def verdicts(self, request: web.Request) -> web.Response:
+        """For each Trigger, whether it would get an event."""
         source = self._source_of(request)
         event = json_format.read(await request.read())
-        return _answer(Verdicts(verdicts=tuple(await source.verdicts(event))))
+        return _json_answer(Verdicts(verdicts=tuple(await source.verdicts(event))))
 
     async def replay(self, request: web.Request) -> web.Response:
+        """Send dead letters of a Trigger again."""
         source = self._source_of(request)
-        asked = documents.parse_json(ReplayRequest, await request.text())
-        trigger = TriggerName(asked.namespace, asked.name, asked.kind)
-        return _answer(await source.replay(trigger, asked.events, dry_run=asked.dry_run))
+        replay_request = documents.parse_json(ReplayRequest, await request.text())
+        trigger = TriggerName(replay_request.namespace, replay_request.name, replay_request.kind)
+        return _json_answer(
+            await source.replay(trigger, replay_request.events, dry_run=replay_request.dry_run)
+        )
 
 
-def _archive(request: web.Request) -> ArchiveName:
+def _archive_name(request: web.Request) -> ArchiveName:
+    """The archive that a request's path names."""
     return ArchiveName(request.match_info["namespace"], request.match_info["name"])
 
 
-def _trigger(request: web.Request) -> TriggerName:
+def _trigger_name(request: web.Request) -> TriggerName:
+    """The Trigger or Subscription that a request's path names."""
     names = request.match_info
     return TriggerName(names["namespace"], names["name"], _KINDS[names["kind"]])
 
 
-def _seconds(text: str) -> float:
+def _wait_seconds(text: str) -> float:
+    """The seconds of `?wait=`, between 0 and `LONGEST_STATE_WAIT`. Raises `InvalidDocument`."""
     try:
-        asked = float(text)
+        seconds = float(text)
     except ValueError:
-        raise InvalidDocument("wait", f"want a number of seconds, got {text!r}") from None
-    return min(max(asked, 0.0), LONGEST_STATE_WAIT) if asked == asked else 0.0
+        raise InvalidDocument("wait", f"must be a number of seconds, not {text!r}") from None
+    return min(max(seconds, 0.0), LONGEST_STATE_WAIT) if seconds == seconds else 0.0
 
 
-def _page(made: Page, status: HTTPStatus = HTTPStatus.OK) -> web.Response:
+def _page_answer(made: Page, status: HTTPStatus = HTTPStatus.OK) -> web.Response:
+    """An answer with a page and its policy."""
     headers = {"Content-Security-Policy": made.policy}
     return web.Response(text=made.html, status=status, content_type="text/html", headers=headers)
 
 
-def _answer(document: Model, status: HTTPStatus = HTTPStatus.OK) -> web.Response:
+def _json_answer(document: Model, status: HTTPStatus = HTTPStatus.OK) -> web.Response:
+    """An answer with a document as JSON."""
     return web.Response(
         text=document.model_dump_json(by_alias=True), status=status, content_type="application/json"
     )

@@ -1,14 +1,14 @@
-"""Signing in: whose token a request carries, and the routes by which a browser gets a session.
+"""Signing in: reads the viewer's token from requests, and sets it as a cookie.
 
     Authorization: Bearer TOKEN    from an authenticating proxy, or a program; comes first
     cookie knafka-token            from the sign-in form: HttpOnly, SameSite=Strict, for the session
 
-    POST /api/sign-in              `SignInForm` -> the cookies, once the source has taken the token
+    POST /api/sign-in              `SignInForm` -> the cookies, once the cluster accepts the token
     POST /api/sign-out
 
-The token is nowhere else: in no address, no page, no log, and no memory but that of a request and
-what is cached for it. Both routes need what every change needs (`server.refusal`), so no other
-site signs anybody in or out.
+The token stands in no address, page or log, and is kept in memory only with its viewer's source.
+Both routes need the header that every change needs (`server.refusal_reason`), so that no other site
+can sign anybody in or out.
 """
 
 from __future__ import annotations
@@ -26,34 +26,36 @@ from knafka.core.errors import InvalidDocument
 from knafka_console.model.source import Forbidden, NotSignedIn, Source
 
 TOKEN_COOKIE: Final = "knafka-token"
+"""Cookie with the viewer's token."""
 NAMESPACES_COOKIE: Final = "knafka-namespaces"
-"""Cookie: those that the viewer has named, with dots between them, which no name has."""
+"""Cookie with the namespaces that the viewer named, separated by dots."""
 SESSION_COOKIE: Final = "knafka-session"
-"""Cookie for the page's script, which can't see the token: there is something to sign out of."""
+"""Cookie that tells the page's script, which can't read the token, that the viewer is signed in."""
 LONGEST_TOKEN: Final = 3_800
-"""Characters of a token: a browser keeps cookies of 4,096 bytes with their names."""
+"""The most characters of a token: browsers limit a cookie to 4,096 bytes with its name."""
 NEEDS_TLS: Final = (
     "a token over plain HTTP can be read on its way: open this page by https (or set "
     "KNAFKA_CONSOLE_PLAIN_HTTP=true where nobody listens)"
 )
+"""The answer to signing in over plain HTTP."""
 _TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/=-]+").fullmatch
 _NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?").fullmatch
 
 
 class Viewer(NamedTuple):
-    """The token of a viewer, and the namespaces that the viewer sees."""
+    """A viewer's token, and the namespaces that the viewer named."""
 
     token: str
     namespaces: tuple[str, ...] = ()
-    """None: all."""
+    """Empty: all namespaces."""
 
     def __repr__(self) -> str:
         return f"Viewer(namespaces={self.namespaces!r})"
 
 
 def has_token(request: web.Request) -> bool:
-    """Whether a request came with a token, valid or not."""
-    return viewer(request.headers, request.cookies) is not None
+    """Whether a request carries a token, valid or not."""
+    return viewer_of_request(request.headers, request.cookies) is not None
 
 
 class SignInForm(Model):
@@ -61,46 +63,48 @@ class SignInForm(Model):
 
     token: str
     namespaces: str = ""
-    """With spaces or commas between them."""
+    """Separated by spaces or commas."""
 
 
-def viewer(headers: Mapping[str, str], cookies: Mapping[str, str]) -> Viewer | None:
-    """The viewer of a request, by its headers and cookies; None: it has no token."""
-    scheme, _, given = headers.get("Authorization", "").partition(" ")
-    token = given.strip() if scheme.lower() == "bearer" else cookies.get(TOKEN_COOKIE, "")
+def viewer_of_request(headers: Mapping[str, str], cookies: Mapping[str, str]) -> Viewer | None:
+    """The viewer of a request, from its headers and cookies; None if it carries no token."""
+    scheme, _, credentials = headers.get("Authorization", "").partition(" ")
+    token = credentials.strip() if scheme.lower() == "bearer" else cookies.get(TOKEN_COOKIE, "")
     if not token or _TOKEN(token) is None:
         return None
-    named = cookies.get(NAMESPACES_COOKIE, "").split(".")
-    return Viewer(token, tuple(namespace for namespace in named if _NAMESPACE(namespace)))
+    namespaces = cookies.get(NAMESPACES_COOKIE, "").split(".")
+    return Viewer(token, tuple(namespace for namespace in namespaces if _NAMESPACE(namespace)))
 
 
 class SignIn:
-    """Sources of those who are signed in."""
+    """Finds the source of signed-in viewers, and serves the routes to sign in and out."""
 
     def __init__(self, source_of: Callable[[Viewer], Source], *, plain_http: bool = False) -> None:
-        """`plain_http`: whether a token may be typed into a page that came without TLS."""
+        """`plain_http`: whether to accept a token from a page without TLS."""
         self._source_of = source_of
         self._plain_http = plain_http
 
     def routes(self) -> list[web.RouteDef]:
+        """The routes to sign in and out."""
         return [
             web.post("/api/sign-in", self._sign_in),
             web.post("/api/sign-out", self._sign_out),
         ]
 
-    def source(self, request: web.Request) -> Source:
-        """The source of the viewer who made a request. Raises `NotSignedIn`."""
-        signed_in = viewer(request.headers, request.cookies)
+    def source_of_request(self, request: web.Request) -> Source:
+        """The source of the viewer who sent a request. Raises `NotSignedIn`."""
+        signed_in = viewer_of_request(request.headers, request.cookies)
         if signed_in is None:
             raise NotSignedIn("sign in first")
         return self._source_of(signed_in)
 
     async def _sign_in(self, request: web.Request) -> web.Response:
+        """Check the token by reading the cluster's state, and set the cookies."""
         is_secure = _is_secure(request)
         if not is_secure and not self._plain_http:
             raise Forbidden(NEEDS_TLS)
-        asked = documents.parse_json(SignInForm, await request.text())
-        signed_in = _viewer_of(asked)
+        form = documents.parse_json(SignInForm, await request.text())
+        signed_in = _viewer_of_form(form)
         await self._source_of(signed_in).state()  # raises if the cluster refuses
         response = web.Response(status=HTTPStatus.NO_CONTENT)
         for name, value, hidden in (
@@ -114,26 +118,28 @@ class SignIn:
         return response
 
     async def _sign_out(self, _: web.Request) -> web.Response:
+        """Delete the cookies."""
         response = web.Response(status=HTTPStatus.NO_CONTENT)
-        forget(response)
+        delete_cookies(response)
         return response
 
 
-def forget(response: web.StreamResponse) -> None:
+def delete_cookies(response: web.StreamResponse) -> None:
     """Delete the session's cookies in the browser."""
     for name in (TOKEN_COOKIE, NAMESPACES_COOKIE, SESSION_COOKIE):
         response.del_cookie(name, path="/", samesite="Strict")
 
 
-def _viewer_of(asked: SignInForm) -> Viewer:
-    token = asked.token.strip()
+def _viewer_of_form(form: SignInForm) -> Viewer:
+    """The viewer that a sign-in form names. Raises `InvalidDocument`."""
+    token = form.token.strip()
     if _TOKEN(token) is None:
-        raise InvalidDocument("token", "want a bearer token")
+        raise InvalidDocument("token", "must be a bearer token")
     if len(token) > LONGEST_TOKEN:
         raise InvalidDocument(
             "token", f"longer than a cookie may be ({LONGEST_TOKEN}): use an authenticating proxy"
         )
-    namespaces = tuple(asked.namespaces.replace(",", " ").split())
+    namespaces = tuple(form.namespaces.replace(",", " ").split())
     for namespace in namespaces:
         if _NAMESPACE(namespace) is None:
             raise InvalidDocument("namespaces", f"{namespace:.80} is no name of a namespace")
@@ -141,6 +147,6 @@ def _viewer_of(asked: SignInForm) -> Viewer:
 
 
 def _is_secure(request: web.Request) -> bool:
-    """Whether the browser's connection is encrypted, as the gateway says, which ends it."""
+    """Whether the browser's connection is encrypted, by the gateway's X-Forwarded-Proto."""
     first = request.headers.get("X-Forwarded-Proto", request.scheme).partition(",")[0]
     return first.strip().lower() == "https"

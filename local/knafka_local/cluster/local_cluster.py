@@ -4,9 +4,9 @@
                              |
                              +--> LocalServing: a Knative Service becomes a process
 
-What a cluster has around it and one machine hasn't is settled at this edge, so that the operator
-reconciles here as it does there: an installation's ConfigMap that nobody applied, Knative's own
-ConfigMaps, addresses that need no DNS, and a status that outlives us (`localize`, `kept_names`).
+It stands in for what only a real cluster has, so that the operator reconciles as it does there:
+the installation's ConfigMap and Knative's own ones, addresses that need no DNS, and a status that
+outlives the process (`localize`, `kept_names`).
 
 Not here: reading files (`manifests`), starting anything (`serving`), reconciling (`controller`).
 """
@@ -31,10 +31,9 @@ from knafka_operator.model.sensors import KNAFKA, SENSOR
 from knafka_operator.runtime.memory_cluster import MemoryCluster
 
 FOLDER_ANNOTATION: Final = "local.knafka.dev/folder"
-"""Annotation of a declared Service: where its manifest lies, so where its command runs."""
+"""Annotation of a declared Service: the folder of its manifest, in which its command runs."""
 SERVES: Final = "Serves"
-"""The condition of a Service beside Ready, for which it stands."""
-"""On objects of `DECLARED_KINDS`: they go when their topic or group has gone."""
+"""The only condition of a Service beside Ready: whether its process serves."""
 DECLARED_KINDS: Final = (
     *(
         kind
@@ -46,21 +45,32 @@ DECLARED_KINDS: Final = (
     ),
     (KNAFKA, SENSOR),
 )
-"""apiVersion and kind of what is reconciled."""
+"""apiVersion and kind of the objects that the operator reconciles."""
 RECONCILED: Final = frozenset(kind for _, kind in DECLARED_KINDS)
+"""Names of `DECLARED_KINDS`; their objects have a finalizer until their topic or group is
+deleted."""
 
-_ASKED: Final = (services.DISPATCHER_ROLE, services.SHARD_ROLE, services.REPLAYER_ROLE, SENSOR_ROLE)
-"""What Services that only run while they drain were made for."""
+_DRAINING_ROLES: Final = (
+    services.DISPATCHER_ROLE,
+    services.SHARD_ROLE,
+    services.REPLAYER_ROLE,
+    SENSOR_ROLE,
+)
+"""Roles of Services that only run while they drain."""
 
-_INSTALLATION: Final = tuple(
+_INSTALLATION_CONFIG_MAPS: Final = tuple(
     (localize.LOCAL_SETTINGS.namespace, name)
     for name in (localize.LOCAL_SETTINGS.config, localize.LOCAL_SETTINGS.channel_config)
 )
+"""Namespace and name of the ConfigMaps with the installation's defaults."""
 
 
 class LocalCluster(MemoryCluster):
-    """Objects in memory, as one machine has them; `url` is where all Brokers are addressed, and
-    `channels_url` where all KafkaChannels are. `requires_auth`: senders must show tokens."""
+    """Keeps Kubernetes objects in memory, with what one machine has differently.
+
+    `url` is the address of all Brokers and `channels_url` that of all KafkaChannels.
+    `requires_auth`: senders must show tokens.
+    """
 
     def __init__(self, url: str, channels_url: str, *, requires_auth: bool = False) -> None:
         super().__init__()
@@ -69,26 +79,29 @@ class LocalCluster(MemoryCluster):
         self._bootstrap_servers = ""
         self._names = KeptNames()
         self.adopts = False
-        """Whether topics and groups that have the name of a new object are its own: this data was
-        used before names were kept."""
+        """Whether a new object owns an existing topic or group of its name: true for data from
+        before names were kept."""
 
     def connect(self, bootstrap_servers: str, names: KeptNames) -> None:
-        """Kafka is there: what is reconciled may be declared from now on."""
+        """Set Kafka's address and the kept names; from now on reconciled objects may be
+        declared."""
         self._bootstrap_servers = bootstrap_servers
         self._names = names
 
     def declare(self, document: Document, folder: Path) -> None:
-        """Store a document as a file declares it; `folder` is that of its manifest."""
+        """Store a document that a file in `folder` declares."""
         stored = localize.localized(document)
         metadata = stored["metadata"]
         if document["kind"] in RECONCILED:
             metadata = stored["metadata"] = {**metadata, "finalizers": [FINALIZER]}
-            previous = self.find(stored["apiVersion"], document["kind"], *_place(stored))
+            previous = self.find(
+                stored["apiVersion"], document["kind"], *_namespace_and_name(stored)
+            )
             if previous is None:
-                kept = self._names.get(name_of(stored))
+                kept = self._names.annotations_of(name_of(stored))
                 if kept is None and self.adopts:
-                    kept = localize.adopted(stored)
-                _keep(stored, kept or {})
+                    kept = localize.adopted_annotations(stored)
+                _restore_kept(stored, kept or {})
             if document["kind"] == CHANNELS.broker:
                 stored["spec"] = _with_subscribers(stored["spec"], previous)
         elif document["kind"] == "Service":
@@ -97,63 +110,73 @@ class LocalCluster(MemoryCluster):
         self.put(stored)
 
     def find(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
-        """The stored document, which must not be changed; None: there is none."""
+        """The stored document, which must not be changed; None if there is none."""
         return self.objects.get((_stored_version(api_version, kind), kind, namespace, name))
 
-    def reconciled(self, kind: str, namespace: str, name: str) -> Document | None:
-        """The same of an object of `DECLARED_KINDS`."""
+    def find_reconciled(self, kind: str, namespace: str, name: str) -> Document | None:
+        """The stored object of one of `DECLARED_KINDS`, which must not be changed; None if there is
+        none."""
         return self.find(version_of(kind), kind, namespace, name)
 
     def undeclared(self, kind: str) -> list[str]:
-        """`namespace/name` of the objects of a kind that ran here and that no file declares any
-        more; the kind is one of `DECLARED_KINDS`."""
-        declared = {"/".join(_place(document)) for document in self.of(kind)}
-        return [owner for owner in self._names.of(kind) if owner not in declared]
+        """`namespace/name` of objects with kept names that no file declares any more; `kind` is one
+        of `DECLARED_KINDS`."""
+        declared = {"/".join(_namespace_and_name(document)) for document in self.of(kind)}
+        return [owner for owner in self._names.owners_of_kind(kind) if owner not in declared]
 
     def forget(self, document: Document) -> None:
-        """Drop the kept names of an object that is gone with its topic or group: another object of
-        that name gets new ones."""
+        """Drop the kept names of a deleted object, so that another object of its name gets new
+        ones."""
         self._names.drop(name_of(document))
 
     async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
+        """The stored document, with what only a real cluster has: ConfigMaps of Knative and of the
+        installation."""
         stored = await super().get(_stored_version(api_version, kind), kind, namespace, name)
         if (api_version, kind) != (CORE, "ConfigMap"):
             return stored
-        if (namespace, name) in _INSTALLATION:
-            return localize.installation(name, stored, self._bootstrap_servers)
+        if (namespace, name) in _INSTALLATION_CONFIG_MAPS:
+            return localize.installation_config_map(name, stored, self._bootstrap_servers)
         if (namespace, name) == localize.LOCAL_SETTINGS.features_config:
-            return localize.features(stored, requires_auth=self.requires_auth)
+            return localize.features_config_map(stored, requires_auth=self.requires_auth)
         if stored is None and namespace not in map(_namespace, self.of("Broker")):
             # In a namespace without Brokers are the ConfigMaps that Knative installs for them.
             return localize.config_map(namespace, name, {})
         return stored
 
     def _stored(self, document: dict[str, Any]) -> None:
-        # Before anybody hears of it: there is nothing to start, so nothing to wait for.
-        if role_of(document) in _ASKED:
+        """Set the status of a Service that only runs while it drains."""
+        # Before any watch sees the Service: nothing has to be started, so it serves at once.
+        if role_of(document) in _DRAINING_ROLES:
             document["status"] = service_status(document, Condition(SERVES, Status.TRUE))
 
     async def apply(self, manifest: Document) -> Document:
+        """Apply a manifest as an API server does; a new Trigger or Subscription gets its kept
+        names."""
         if manifest["kind"] in RECONCILED:  # a Trigger or Subscription of a Sensor's
-            metadata = {**localize.scaled_here(manifest["metadata"]), "finalizers": [FINALIZER]}
+            metadata = {
+                **localize.with_local_scaling(manifest["metadata"]),
+                "finalizers": [FINALIZER],
+            }
             manifest = {**manifest, "metadata": metadata}
-            if self.reconciled(manifest["kind"], *_place(manifest)) is None:
-                # A UID that were applied would go with what is applied without one.
+            if self.find_reconciled(manifest["kind"], *_namespace_and_name(manifest)) is None:
+                # Stored first: a later `apply` has no UID, and would remove one that was applied.
                 new = {**manifest, "metadata": {**metadata}}
-                _keep(new, self._names.get(name_of(manifest)) or {})
+                _restore_kept(new, self._names.annotations_of(name_of(manifest)) or {})
                 self.put(new)
         return await super().apply(manifest)
 
     async def write_status(self, document: Document, status: Document) -> None:
+        """Write an object's status, with a local address, and keep its names."""
         if (url := self._urls.get(document["kind"])) is not None:
             status = localize.with_local_address(status, url)
-        # Before anybody acts on it: a topic whose id is written nowhere would be nobody's.
+        # Before anybody acts on the status: a topic whose id is written nowhere has no owner.
         if document["kind"] in RECONCILED and "annotations" in status:
-            stored = self.reconciled(document["kind"], *_place(document))
+            stored = self.find_reconciled(document["kind"], *_namespace_and_name(document))
             if stored is not None:
                 previous = (stored.get("status") or {}).get("annotations") or {}
-                after = {**previous, **status["annotations"]}
-                kept = {key: value for key, value in after.items() if value is not None}
+                annotations = {**previous, **status["annotations"]}
+                kept = {key: value for key, value in annotations.items() if value is not None}
                 self._names.put(name_of(document), kept)
         await super().write_status(document, status)
 
@@ -167,8 +190,8 @@ def version_of(kind: str) -> str:
 
 
 def role_of(document: Document) -> str | None:
-    """Which role the operator made a Service for, such as a receiver's; None: the operator did not
-    make it."""
+    """The role of a Service that the operator made, such as a receiver's; None for any other
+    document."""
     metadata = document["metadata"]
     if document["kind"] != "Service" or FOLDER_ANNOTATION in (metadata.get("annotations") or {}):
         return None
@@ -177,7 +200,8 @@ def role_of(document: Document) -> str | None:
 
 
 def service_status(document: Document, condition: Condition, **more: Any) -> dict[str, Any]:
-    """A Service's status, by Knative's rules for its Revisions: each generation is one."""
+    """A Service's status with this condition, by Knative's rules; each generation is one
+    Revision."""
     metadata = document["metadata"]
     revision = f"{metadata['name']}-{metadata['generation']:05}"
     previous = document.get("status") or {}
@@ -195,12 +219,12 @@ def service_status(document: Document, condition: Condition, **more: Any) -> dic
 
 
 def name_of(document: Document) -> str:
-    """An object's name for people: `Broker default/shop`."""
-    return f"{document['kind']} {'/'.join(_place(document))}"
+    """An object's name in messages: `Broker default/shop`."""
+    return f"{document['kind']} {'/'.join(_namespace_and_name(document))}"
 
 
 def ready_of(document: Document) -> Mapping[str, Any]:
-    """An object's `Ready` condition; empty if it is not about what is declared now."""
+    """An object's `Ready` condition; empty if it describes an older generation."""
     status = document.get("status") or {}
     if status.get("observedGeneration") != document["metadata"].get("generation"):
         return {}
@@ -209,33 +233,38 @@ def ready_of(document: Document) -> Mapping[str, Any]:
 
 
 def _stored_version(api_version: str, kind: str) -> str:
-    """An API server gives objects in each of their versions, whichever is stored."""
+    """The apiVersion in which objects of a kind are stored; an API server serves all of them in any
+    version."""
     return CHANNELS.broker_version if kind == CHANNELS.broker else api_version
 
 
 def _with_subscribers(spec: Document, previous: Document | None) -> dict[str, Any]:
-    """A KafkaChannel's spec with the subscribers that it has: files don't say who they are
+    """A declared KafkaChannel's spec with its stored subscribers, which files don't declare
     (KN-CHN-05)."""
     declared = {key: value for key, value in spec.items() if key != "subscribers"}
-    there = ((previous or {}).get("spec") or {}).get("subscribers")
-    return declared if there is None else {**declared, "subscribers": there}
+    subscribers = ((previous or {}).get("spec") or {}).get("subscribers")
+    return declared if subscribers is None else {**declared, "subscribers": subscribers}
 
 
-def _keep(new: dict[str, Any], kept: Mapping[str, str]) -> None:
-    """Have a new object go on with what one of its name had before we started."""
+def _restore_kept(new: dict[str, Any], kept: Mapping[str, str]) -> None:
+    """Give a new object the status annotations and the UID that one of its name had before the
+    start."""
     new["status"] = {"annotations": dict(kept)}
     if new["kind"] == CHANNELS.trigger:
-        new["metadata"]["uid"] = _uid_in(kept.get(GROUP_STATUS))
+        new["metadata"]["uid"] = _subscription_uid(kept.get(GROUP_STATUS))
 
 
-def _uid_in(group: str | None) -> str:
-    """A Subscription's UID: that in the name of its group, if it had one before we started."""
+def _subscription_uid(group: str | None) -> str:
+    """The UID of a Subscription: the one in its group's name, or a new one if it has no group
+    yet."""
     return str(uuid4()) if group is None else group.rpartition(".")[2]
 
 
 def _namespace(document: Document) -> str:
-    return _place(document)[0]
+    """An object's namespace."""
+    return _namespace_and_name(document)[0]
 
 
-def _place(document: Document) -> tuple[str, str]:
+def _namespace_and_name(document: Document) -> tuple[str, str]:
+    """An object's namespace and name."""
     return document["metadata"]["namespace"], document["metadata"]["name"]

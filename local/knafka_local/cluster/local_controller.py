@@ -1,5 +1,4 @@
-"""Controller: the one that Kubernetes' leader has, on a LocalCluster: for Brokers, and for
-KafkaChannels beside them.
+"""The operator's controller on a LocalCluster, for Brokers and for KafkaChannels.
 
     watch --> work queue --> one object (`knafka_operator.engine`): at once, and now and then
     apply: what the files declare, and nothing else, in the order in which it depends on another
@@ -54,12 +53,12 @@ from knafka_operator.scale.scaler import Drains
 
 log = logging.getLogger(__name__)
 
-PACE: Final = RetryPace(not_ready=3.0, deletion=0.5)
-"""What isn't Ready is tried again as often for ever: objects are few here, nobody tells of all that
-they wait for (Kafka, a dependency), and a person is watching."""
+LOCAL_PACE: Final = RetryPace(not_ready=3.0, deletion=0.5)
+"""Objects that aren't Ready are reconciled again every 3 s for ever: there are few of them here,
+nothing reports every change that they wait for (Kafka, a dependency), and a person is watching."""
 SETTLE_TIMEOUT: Final = 20.0
-"""Seconds for what is declared to become Ready, or say why not, before what depends on it is told
-of it: a program that is slow holds nothing else up for longer."""
+"""Seconds for declared objects to become Ready or say why not, before the objects that depend on
+them are declared; a slow program delays others no longer than that."""
 
 
 _IN_ORDER: Final = (
@@ -71,7 +70,8 @@ _IN_ORDER: Final = (
 
 
 class _LocalStore:
-    """The LocalCluster as the controller's store: it tells of every change, whoever looked."""
+    """The LocalCluster as the controller's store: it reports every change, so nothing needs
+    tracking."""
 
     def __init__(self, cluster: LocalCluster) -> None:
         self._cluster = cluster
@@ -84,13 +84,15 @@ class _LocalStore:
     async def set_finalizers(
         self, document: Document, finalizers: Sequence[str]
     ) -> Document | None:
+        """Set an object's finalizers; returns the object, or None if it is gone."""
         key = key_of(document)
         self._cluster.set_finalizers(version_of(key[0]), *key, *finalizers)
-        return self._cluster.reconciled(*key)
+        return self._cluster.find_reconciled(*key)
 
 
 class LocalController(Controller):
-    """Both operators, with one queue; `run` it, then `apply`."""
+    """Runs the operator for Brokers and the one for KafkaChannels with one queue; `run` it, then
+    `apply`."""
 
     def __init__(
         self,
@@ -109,7 +111,7 @@ class LocalController(Controller):
             connect,
             drains=drains,
             probe=served[BROKERS].probe,
-            wake=_is_awake,
+            wake=_wake,
             open_writer=open_writer,
             positions=served[BROKERS].positions,
         )
@@ -119,7 +121,7 @@ class LocalController(Controller):
             connect,
             drains=drains,
             probe=served[CHANNELS].probe,
-            wake=_is_awake,
+            wake=_wake,
             open_writer=open_writer,
             beside=operator,
             positions=served[CHANNELS].positions,
@@ -128,16 +130,16 @@ class LocalController(Controller):
         for operator_ in self._operators.values():
             operator_.moves.on_move = lambda trigger, why: say(f"{name_of(trigger)}: {why}")
         self._policies: Mapping[Identity, Document] = {}
-        """EventPolicies as they were applied last."""
-        self._heard = asyncio.Event()
-        """Of a change of anything."""
-        super().__init__(operator, _LocalStore(cluster), self._post, PACE)
+        """EventPolicies as they were last applied."""
+        self._changed = asyncio.Event()
+        """Set when any object changes."""
+        super().__init__(operator, _LocalStore(cluster), self._post, LOCAL_PACE)
         for kind in self.kinds.values():
             if isinstance(kind, BrokerReconciler):
-                kind.on_deleted = self._on_deleted
+                kind.on_deleted = self._say_topic_deleted
 
     async def run(self) -> None:
-        """For ever; afterwards nothing of it runs, and every drain has ended."""
+        """Reconcile for ever; on exit every drain has ended."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._operator.queue.run(self.reconcile), name="reconcile")
@@ -147,28 +149,33 @@ class LocalController(Controller):
             await self._operator.close()
 
     async def apply(self, declared: DeclaredObjects) -> None:
-        """Have the cluster hold what is declared; what it held beside that is deleted.
+        """Make the cluster hold the declared objects; declared objects that no file has any more
+        are deleted.
 
-        Returns when all of it is Ready or says why not; what is slow may go on longer.
+        Returns when all of them are Ready or say why not, or after `SETTLE_TIMEOUT` seconds for
+        each group.
         """
-        config_maps = self._all("ConfigMap")
-        declared_before = self._all(*(kind for kinds in reversed(_IN_ORDER) for kind in kinds))
-        gone = [document for document in declared_before if _is_gone(document, declared)]
-        for undeclared in gone:
+        config_maps = self._declared_objects("ConfigMap")
+        declared_before = self._declared_objects(
+            *(kind for kinds in reversed(_IN_ORDER) for kind in kinds)
+        )
+        removed = [document for document in declared_before if _is_undeclared(document, declared)]
+        for undeclared in removed:
             self._cluster.remove(undeclared["apiVersion"], *key_of(undeclared))
-        await self._until(lambda: not any(map(self._is_there, gone)), None)
+        await self._wait_until(lambda: not any(map(self._is_stored, removed)), None)
         self._apply_policies(declared)
         for kinds in _IN_ORDER:
             for identity, (document, folder) in declared.documents.items():
                 if identity.kind in kinds:
                     self._cluster.declare(document, folder)
-            if config_maps != (config_maps := self._all("ConfigMap")):
-                self._reconcile_configured()
-            await self._until(partial(self._are_settled, *kinds), SETTLE_TIMEOUT)
+            if config_maps != (config_maps := self._declared_objects("ConfigMap")):
+                self._enqueue_all_brokers()
+            await self._wait_until(partial(self._are_settled, *kinds), SETTLE_TIMEOUT)
         await self._withdraw_undeclared()
 
     def _apply_policies(self, declared: DeclaredObjects) -> None:
-        """Tell the operator of EventPolicies before a Broker that they are about is looked at."""
+        """Pass changed EventPolicies to the operator, before it reconciles the Brokers that they
+        name."""
         policies = [
             localize.localized(document)
             for identity, (document, _) in declared.documents.items()
@@ -183,21 +190,25 @@ class LocalController(Controller):
             for identity, policy in self._policies.items()
             if previous.get(identity) != policy
         ]
-        gone = [policy for identity, policy in previous.items() if identity not in self._policies]
+        removed = [
+            policy for identity, policy in previous.items() if identity not in self._policies
+        ]
         if changed and not self._cluster.requires_auth:
             self._say("EventPolicies keep nobody out here: for that, `knafka up --require-auth`")
-        self._operator.on_policies(changed, gone)
+        self._operator.on_policies(changed, removed)
 
     def is_ours(self, document: Document) -> bool:
-        """Whether a Broker's class is ours, or a Trigger's Broker may be; the same for channels."""
+        """Whether Knafka handles an object: a Broker of its class, a Trigger of such a Broker, a
+        channel."""
         kind = self.kinds.get(document["kind"])
         return kind is None or kind.is_ours(document)
 
-    def _of(self, kind: str) -> Operator:
+    def _operator_of(self, kind: str) -> Operator:
+        """The operator of a kind: that for Brokers and Triggers, or that for channels."""
         return self._operators[family_of(kind)]
 
     def egresses(self) -> list[Egress]:
-        """The Egress of each Trigger, paused ones included, then of each Subscription."""
+        """The Egress of each Trigger, then of each Subscription, paused ones included."""
         operators = self._operators.values()
         return [
             watched.egress
@@ -205,8 +216,8 @@ class LocalController(Controller):
             for watched in operator.triggers.watched.values()
         ]
 
-    def sensors(self) -> list[SensorPlace]:
-        """Where the records of each Sensor lie; Sensors that aren't ready to run are left out."""
+    def sensor_places(self) -> list[SensorPlace]:
+        """Which topics each Sensor uses; Sensors that aren't ready to run are left out."""
         records = self._operator.states.sensors.values()
         places = SensorPlace.model_fields
         return [
@@ -216,12 +227,15 @@ class LocalController(Controller):
         ]
 
     def ingresses(self, *families: Family) -> list[Ingress]:
-        """The Ingress of each Broker, then of each KafkaChannel, that receivers serve, by name."""
+        """The Ingress of each Broker, then of each KafkaChannel, that receivers serve, sorted by
+        name."""
         return [
             ingress for family in families or self._operators for ingress in self._ingresses(family)
         ]
 
     def _ingresses(self, family: Family) -> Iterator[Ingress]:
+        """The Ingress of each declared Broker or KafkaChannel of a family that is served, sorted by
+        name."""
         served: dict[str, Ingress] = {}
         for contract in self._contracts(family):
             served |= contract.records
@@ -229,12 +243,14 @@ class LocalController(Controller):
         return (served[path] for path in declared if path in served)
 
     def _contracts(self, family: Family) -> Collection[ContractTopic[Ingress]]:
-        """What the receiver of a family follows; here is one at most."""
+        """The contracts that the receiver of a family follows; one at most here."""
         return self._operators[family].brokers.receivers.contracts.values()
 
     async def _withdraw_undeclared(self) -> None:
-        """Have no Broker or KafkaChannel served that left the files while nothing ran: its topic
-        stays. Those of others that use the same Kafka are not ours to withdraw."""
+        """Stop serving Brokers and KafkaChannels that left the files while `knafka up` did not run.
+
+        Their topics stay. Contract entries of other installations on the same Kafka are left alone.
+        """
         for family in self._operators:
             for owner in self._cluster.undeclared(family.broker):
                 for contract in self._contracts(family):
@@ -244,92 +260,102 @@ class LocalController(Controller):
                         except LogError as error:  # again with the next change of a file
                             self._say(f"{family.broker} {owner} is still served: {error}")
 
-    def scaled(self, namespace: str, name: str, kind: str = "Trigger") -> TriggerStatus | None:
-        """The scaler's status of a Trigger, Subscription or Sensor; None: it isn't scaled."""
+    def scaling_status(
+        self, namespace: str, name: str, kind: str = "Trigger"
+    ) -> TriggerStatus | None:
+        """The scaler's status of a Trigger, Subscription or Sensor; None if it isn't scaled."""
         if kind == SENSOR:
             assert self._operator.sensors is not None, "localize.SETTINGS has them"
             return self._operator.sensors.status(Identity(namespace, name))
-        return self._of(kind).triggers.status(Identity(namespace, name))
+        return self._operator_of(kind).triggers.status(Identity(namespace, name))
 
     async def _follow(self, api_version: str, kind: str) -> None:
+        """Watch the objects of one kind: pass changes to the operator, and enqueue owners."""
         async for event in self._cluster.watch(api_version, kind):
-            document, gone = event.document, event.type == "DELETED"
+            document, deleted = event.document, event.type == "DELETED"
             for owner in document["metadata"].get("ownerReferences") or ():
                 namespace, _ = Identity.of(document)
                 self._operator.queue.enqueue((owner["kind"], namespace, owner["name"]))
             if (reconciled := self.kinds.get(kind)) is not None:
-                self.on_change(reconciled, document, gone=gone)
-                self._enqueue_made_by(document)
+                self.on_change(reconciled, document, gone=deleted)
+                self._enqueue_triggers_of(document)
             else:
                 for operator in self._operators.values():
                     operator.on_service(document)
-            if gone and reconciled is not None:
+            if deleted and reconciled is not None:
                 self._cluster.forget(document)
-            self._heard.set()
+            self._changed.set()
 
-    def _enqueue_made_by(self, document: Document) -> None:
-        """The Triggers of a Sensor go by its status."""
+    def _enqueue_triggers_of(self, document: Document) -> None:
+        """Enqueue the Triggers that a Sensor owns, since their status depends on its status."""
         for family in self._operators if document["kind"] == SENSOR else ():
             for trigger in self._cluster.of(family.trigger):
                 owners = trigger["metadata"].get("ownerReferences") or ()
                 if any(owner["uid"] == document["metadata"]["uid"] for owner in owners):
                     self._operator.queue.enqueue(key_of(trigger))
 
-    def _on_deleted(self, document: Document) -> None:
+    def _say_topic_deleted(self, document: Document) -> None:
+        """Tell the user that a deleted object's topic is deleted, too."""
         if EXTERNAL_TOPIC not in _annotations(document):
             self._say(f"{name_of(document)} has left the files, so its topic is deleted")
 
     def _post(self, document: Document, type_: EventType, reason: str, message: str) -> None:
-        """What Kubernetes would have an Event for: people see whether it is Ready."""
+        """Show the one Event that a status doesn't show: what was left in Kafka."""
         if reason == LEFT_IN_KAFKA:
             self._say(f"{name_of(document)}: {message}")
 
-    def _reconcile_configured(self) -> None:
-        """A ConfigMap has changed: whose it is only Brokers and KafkaChannels know."""
+    def _enqueue_all_brokers(self) -> None:
+        """Enqueue every Broker and KafkaChannel, since a ConfigMap changed that any of them may
+        use."""
         for family in self._operators:
             for broker in self._cluster.of(family.broker):
                 self._operator.queue.enqueue(key_of(broker))
 
-    def _all(self, *kinds: str) -> list[Document]:
-        """What is declared of these kinds."""
+    def _declared_objects(self, *kinds: str) -> list[Document]:
+        """The declared objects of these kinds."""
         return [
             document
             for kind in kinds
             for document in self._cluster.of(kind)
             if (kind != "Service" or FOLDER_ANNOTATION in _annotations(document))
-            and not document["metadata"].get("ownerReferences")  # a Sensor has made it
+            and not document["metadata"].get("ownerReferences")  # made by the operator for a Sensor
         ]
 
-    def _is_there(self, document: Document) -> bool:
+    def _is_stored(self, document: Document) -> bool:
+        """Whether the cluster still holds an object."""
         return self._cluster.find(document["apiVersion"], *key_of(document)) is not None
 
     def _are_settled(self, *kinds: str) -> bool:
-        """Whether all that is declared of these kinds is Ready, or says why not."""
+        """Whether every declared object of these kinds is Ready or says why not."""
         return all(
             ready_of(document).get("status") in ("True", "False")
-            for document in self._all(*kinds)
+            for document in self._declared_objects(*kinds)
             if document["kind"] != "ConfigMap" and self.is_ours(document)
         )
 
-    async def _until(self, condition: Callable[[], bool], within: float | None) -> None:
+    async def _wait_until(self, condition: Callable[[], bool], timeout: float | None) -> None:
+        """Wait for changes until the condition holds, for `timeout` seconds at most; None: for
+        ever."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(within):
+            async with asyncio.timeout(timeout):
                 while not condition():
-                    self._heard.clear()
-                    await self._heard.wait()
+                    self._changed.clear()
+                    await self._changed.wait()
 
 
-async def _is_awake(url: str) -> None:
-    """A dispatcher's process starts with its first request."""
+async def _wake(url: str) -> None:
+    """Wake a dispatcher: nothing to do, since its process starts with its first request."""
 
 
 def _annotations(document: Document) -> Mapping[str, str]:
+    """An object's annotations."""
     return document["metadata"].get("annotations") or {}
 
 
-def _is_gone(document: Document, declared: DeclaredObjects) -> bool:
-    """Whether no file declares it any more: a Sensor on another bus is another one."""
-    documented = declared.documents.get(manifests.ObjectIdentity(*key_of(document)))
-    if documented is None or document["kind"] != SENSOR:
-        return documented is None
-    return bus_of(localize.localized(documented[0])) != bus_of(document)
+def _is_undeclared(document: Document, declared: DeclaredObjects) -> bool:
+    """Whether no file declares an object any more; a Sensor that moved to another bus counts as
+    gone."""
+    declaration = declared.documents.get(manifests.ObjectIdentity(*key_of(document)))
+    if declaration is None or document["kind"] != SENSOR:
+        return declaration is None
+    return bus_of(localize.localized(declaration[0])) != bus_of(document)

@@ -1,10 +1,10 @@
-"""LocalKnative: Knative, the operator and its functions on this machine, put together.
+"""LocalKnative: the operator, Knative Serving's stand-in and all functions on this machine.
 
     declared -> LocalController -> Operator -> LocalCluster -> LocalServing -> programs, receiver
                                  |
                                  +-> Scaler -> DispatcherProcesses
 
-Programs start before Kafka has, since they are slow, too, and don't need it.
+Programs start before Kafka is ready: they are slow, too, and don't need it.
 Not here: Kafka, files, and the installation's port, which outlive it (`supervisor`).
 """
 
@@ -29,10 +29,10 @@ from knafka_local.cluster.local_controller import LocalController
 from knafka_local.cluster.local_serving import LocalServing
 from knafka_local.cluster.observing import Observer
 from knafka_local.processes.children import cancel
-from knafka_local.processes.declining import Declining
+from knafka_local.processes.declining import DecliningServer
 from knafka_local.processes.dispatchers import DispatcherProcesses
 from knafka_local.processes.programs import Programs
-from knafka_local.processes.receiver_process import Answered, ReceiverProcess
+from knafka_local.processes.receiver_process import ReceiverProcess, RequestCounts
 from knafka_local.view import View
 from knafka_operator.model.family import CHANNELS
 
@@ -40,11 +40,12 @@ NO_CHANNEL: Final = (
     "no KafkaChannel is declared in what this `knafka up` runs: add its YAML to the files of -f, "
     "such as examples/channel; Brokers are at "
 )
-"""What is answered at the port of KafkaChannels; the URL of Brokers follows."""
+"""The answer at the port of KafkaChannels while none is declared; the URL of Brokers is
+appended."""
 
 
 class LocalKnative:
-    """Inside `async with knative.serving(declared):` it is `connect`ed, then `run`."""
+    """Runs the operator and all functions: enter `serving`, then call `connect` and `run`."""
 
     def __init__(
         self,
@@ -55,15 +56,18 @@ class LocalKnative:
         view: View,
         issuer: Mapping[str, str] | None = None,
     ) -> None:
-        """Brokers are served at `url`, on `listener`, and KafkaChannels on `channels`; processes
-        log into `logs`. `issuer`: where functions find that of tokens, as variables of their
-        environment; None: nobody is asked for a token."""
+        """Serve Brokers on `listener` (at `url`) and KafkaChannels on `channels`; processes log
+        into `logs`.
+
+        `issuer`: environment variables by which functions find the token issuer; None: senders need
+        no token.
+        """
         self._say = view.say
         self.channels_url = f"http://{HOST}:{port_of(channels)}"
         self._cluster = LocalCluster(url, self.channels_url, requires_auth=issuer is not None)
-        self._programs = Programs(logs, view.say, view.printed)
+        self._programs = Programs(logs, view.say, view.show_printed)
         self._receiver = ReceiverProcess(listener, logs, view.say, environment=issuer)
-        self._declining = Declining(channels, NO_CHANNEL + url)
+        self._declining = DecliningServer(channels, NO_CHANNEL + url)
         self._channels = ReceiverProcess(
             channels, logs, view.say, "channel-receiver", self._declining.stop, issuer
         )
@@ -72,12 +76,12 @@ class LocalKnative:
         self._controller: LocalController
         self._observer: Observer
         self._serves: asyncio.Task[None]
-        self._answered: Answered = Answered()
-        self._answered_by_channels: Answered = Answered()
+        self._answered: RequestCounts = RequestCounts()
+        self._answered_by_channels: RequestCounts = RequestCounts()
 
     @contextlib.asynccontextmanager
     async def serving(self, declared: DeclaredObjects) -> AsyncIterator[None]:
-        """The declared programs run inside; no process is left afterwards."""
+        """Run the declared programs inside; all processes have ended on exit."""
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._programs.close)
             stack.push_async_callback(self._receiver.stop)
@@ -92,7 +96,8 @@ class LocalKnative:
             yield
 
     def connect(self, bootstrap_servers: str, names: KeptNames, *, adopt: bool) -> None:
-        """Kafka is there; `adopt` is `LocalCluster.adopts` for what is applied first."""
+        """Connect to the Kafka that has started; `adopt` sets `LocalCluster.adopts` for the first
+        `apply`."""
         self._cluster.connect(bootstrap_servers, names)
         self._cluster.adopts = adopt
         self._controller = LocalController(
@@ -101,37 +106,42 @@ class LocalKnative:
         self._observer = Observer(self._cluster, self._controller)
 
     async def run(self) -> None:
-        """Reconcile for ever; afterwards every drain has ended."""
+        """Reconcile for ever; on exit every drain has ended."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._controller.run())
             await self._serves
 
     async def apply(self, declared: DeclaredObjects) -> None:
-        """Make the cluster hold what is declared, and nothing else. A receiver answers even if
-        nothing is declared."""
+        """Make the cluster hold the declared objects, and start the receiver even if nothing is
+        declared."""
         await self._controller.apply(declared)
         self._cluster.adopts = False
-        await self._receiver.serve_nothing()  # nobody else has it started
+        await self._receiver.serve_nothing()  # without a Broker no Service starts it
         if not (self._channels.is_running or any(self._cluster.of(CHANNELS.broker))):
             await self._declining.start()
 
-    async def count(self) -> None:
-        """Ask the receivers how they have answered, for the next snapshot."""
-        self._answered = await self._receiver.answered()
-        self._answered_by_channels = await self._channels.answered()
+    async def read_counters(self) -> None:
+        """Read the receivers' counters of answered requests, for the next snapshot."""
+        self._answered = await self._receiver.request_counts()
+        self._answered_by_channels = await self._channels.request_counts()
 
     def snapshot(self, problems: Sequence[str], kafka: str) -> Snapshot:
-        """A snapshot of everything; `problems` are those of the files."""
-        return self._observer.take(self._answered, self._answered_by_channels, problems, kafka)
+        """A snapshot of everything; `problems` are those of the manifest files."""
+        return self._observer.take_snapshot(
+            self._answered, self._answered_by_channels, problems, kafka
+        )
 
     @property
     def ingresses(self) -> tuple[Ingress, ...]:
+        """The Ingress of each Broker and KafkaChannel that is served."""
         return tuple(self._controller.ingresses())
 
     @property
     def egresses(self) -> tuple[Egress, ...]:
+        """The Egress of each Trigger and Subscription."""
         return tuple(self._controller.egresses())
 
     @property
-    def sensors(self) -> tuple[SensorPlace, ...]:
-        return tuple(self._controller.sensors())
+    def sensor_places(self) -> tuple[SensorPlace, ...]:
+        """Which topics each Sensor uses."""
+        return tuple(self._controller.sensor_places())

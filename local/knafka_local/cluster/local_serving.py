@@ -10,8 +10,8 @@ Receivers share a process since all Brokers share an address: each in a process 
 need a proxy before them, and addresses could not stay as they are. KafkaChannels have an address of
 their own, as one may have the name of a Broker.
 
-An address is there from the first time that a Service is Ready, as with Knative: while its command
-is started again, events wait for it.
+A Service has an address from the first time it is Ready, as with Knative; while its command is
+restarted, events wait.
 """
 
 from __future__ import annotations
@@ -47,49 +47,53 @@ from knafka_operator.model.resources import SERVING, Service
 from knafka_operator.model.sensors import SENSOR, bus_of
 
 DEPLOYING: Final = "Deploying"
-"""Knative's reason for what has just been applied."""
+"""Knative's reason of a condition while a new Revision starts."""
 RECEIVER_RETRY_DELAY: Final = 1.0
 """Seconds until a receiver that did not answer is asked again."""
 
 
 class LocalReceiver(Protocol):
-    """The process behind a port of the installation; `ReceiverProcess` is one."""
+    """The receiver process behind a port of the installation, such as `ReceiverProcess`."""
 
     async def follow(self, contract: ReceiverContract) -> bool:
-        """Serve what stands in this topic, and nothing else; False: it doesn't answer yet."""
+        """Serve what this contract topic holds, and nothing else; False if the process doesn't
+        answer yet."""
         ...
 
     async def serve_nothing(self) -> None:
-        """Answer, if it follows no topic so far."""
+        """Start a process that serves no Broker, unless one runs already."""
         ...
 
     async def position(self) -> int | None:
-        """Up to where it has read the topic; None: it doesn't answer."""
+        """The offset up to which the process has read the contract topic; None if it doesn't
+        answer."""
         ...
 
-    async def answers(self, path: str) -> bool: ...
+    async def answers(self, path: str) -> bool:
+        """Whether the Broker or KafkaChannel at this path takes events now."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class ServedFamily:
-    """The receiver process of all Brokers, or of all KafkaChannels, as the operator asks it."""
+    """The receiver of all Brokers or of all KafkaChannels, as the operator asks for its state."""
 
     receiver: LocalReceiver
 
     async def probe(self, url: str) -> None:
-        """Returns once an address answers; raises `NotReady` (KN-BRK-21)."""
+        """Return if the receiver takes events at `url`; raises `NotReady` otherwise (KN-BRK-21)."""
         path = urlsplit(url).path
         if not await self.receiver.answers(path):
             raise NotReady("ProbeFailed", f"the receiver doesn't answer at {path}")
 
     async def positions(self, namespace: str, name: str) -> Mapping[str, int | None]:
-        """Up to where it has read its contract, see `Positions`."""
+        """The offset up to which the receiver has read its contract, by receiver name (see
+        `Positions`)."""
         return {name: await self.receiver.position()}
 
 
 class LocalServing:
-    """Does for one LocalCluster what Knative Serving does: runs Services and reports their
-    status."""
+    """Runs the Services of a LocalCluster and reports their status, as Knative Serving does."""
 
     def __init__(
         self,
@@ -103,11 +107,11 @@ class LocalServing:
         self.served = {BROKERS: ServedFamily(brokers), CHANNELS: ServedFamily(channels)}
         self._receivers_changed = {role: asyncio.Event() for role in self.served}
         self._conditions: dict[Identity, Condition] = {}
-        """The last condition of each program."""
-        programs.report = self._report
+        """The last condition of each Service's program."""
+        programs.report = self._report_program
 
     async def run(self) -> None:
-        """For ever."""
+        """Run and watch all Services, for ever."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow(), name="serving")
             for family in self.served:
@@ -115,16 +119,19 @@ class LocalServing:
             group.create_task(self._programs.follow_sources(), name="sources")
 
     async def _follow(self) -> None:
+        """Start, restart and stop processes as Services change."""
         async for event in self._cluster.watch(SERVING, "Service"):
             role = role_of(event.document)
             if role == services.RECEIVER_ROLE:
                 self._receivers_changed[_family(event.document)].set()
             elif role is None:
-                await self._program(event.document, gone=event.type == "DELETED")
+                await self._update_program(event.document, deleted=event.type == "DELETED")
 
-    async def _program(self, document: Document, *, gone: bool) -> None:
-        identity = _identity(document)
-        if gone:
+    async def _update_program(self, document: Document, *, deleted: bool) -> None:
+        """Run, replace or stop the program of a declared Service, and write the Service's
+        status."""
+        identity = _namespace_and_name(document)
+        if deleted:
             await self._programs.stop(identity)
             return
         try:
@@ -132,23 +139,26 @@ class LocalServing:
             program = program_of(parse(Service, document), folder)
         except InvalidDocument as error:
             await self._programs.stop(identity)
-            await self._tell(document, Condition(SERVES, Status.FALSE, "NoCommand", str(error)))
+            await self._write_status(
+                document, Condition(SERVES, Status.FALSE, "NoCommand", str(error))
+            )
         else:
             await self._programs.run(identity, program)
-            await self._tell(document, self._conditions[identity])
+            await self._write_status(document, self._conditions[identity])
 
-    async def _report(self, service: Identity, serves: Status, why_not: str) -> None:
+    async def _report_program(self, service: Identity, serves: Status, message: str) -> None:
+        """Write the status of a Service whose program has started, opened its port or ended."""
         reason = {Status.FALSE: "CommandFailed", Status.UNKNOWN: DEPLOYING}.get(serves, "")
-        condition = self._conditions[service] = Condition(SERVES, serves, reason, why_not)
+        condition = self._conditions[service] = Condition(SERVES, serves, reason, message)
         document = self._cluster.find(SERVING, "Service", *service)
         if document is not None:
-            more = (
+            address = (
                 {"address": {"url": self._programs.url(service)}} if serves is Status.TRUE else {}
             )
-            await self._tell(document, condition, **more)
+            await self._write_status(document, condition, **address)
 
     async def _keep_receiver(self, family: Family) -> None:
-        """Have one process serve all receivers' Services of this family."""
+        """Have one process serve all receiver Services of this family."""
         loop, changed = asyncio.get_running_loop(), self._receivers_changed[family]
         receiver = self.served[family].receiver
         while True:
@@ -160,28 +170,28 @@ class LocalServing:
                 if role_of(document) == services.RECEIVER_ROLE and _family(document) is family
             ]
             # Here is one Kafka, without credentials: so one topic has what all of them serve.
-            contract = _contract_of_all(receiver_services[-1]) if receiver_services else None
+            contract = _shared_contract(receiver_services[-1]) if receiver_services else None
             if contract is None or await receiver.follow(contract):
                 condition = Condition(SERVES, Status.TRUE)
             else:
-                why_not = "the receiver doesn't answer yet"
-                condition = Condition(SERVES, Status.UNKNOWN, DEPLOYING, why_not)
+                message = "the receiver doesn't answer yet"
+                condition = Condition(SERVES, Status.UNKNOWN, DEPLOYING, message)
                 loop.call_later(RECEIVER_RETRY_DELAY, changed.set)
             for document in receiver_services:
-                await self._tell(document, condition)
+                await self._write_status(document, condition)
 
-    async def _tell(self, document: Document, condition: Condition, **more: Any) -> None:
-        """Write the status of a Service, unless it is declared otherwise by now."""
+    async def _write_status(self, document: Document, condition: Condition, **fields: Any) -> None:
+        """Write a Service's status, unless a newer generation of it has been declared."""
         metadata = document["metadata"]
-        now = self._cluster.find(SERVING, "Service", *_identity(document))
-        if now is None or now["metadata"]["generation"] != metadata["generation"]:
+        stored = self._cluster.find(SERVING, "Service", *_namespace_and_name(document))
+        if stored is None or stored["metadata"]["generation"] != metadata["generation"]:
             return
-        await self._cluster.write_status(document, service_status(now, condition, **more))
+        await self._cluster.write_status(document, service_status(stored, condition, **fields))
 
 
 def dispatcher_of(cluster: LocalCluster, trigger: Document) -> Document | None:
-    """The Service that delivers for a stored Trigger or Subscription, which others may share, or a
-    Sensor's."""
+    """The Service that delivers the events of a Trigger or Subscription, possibly shared, or of a
+    Sensor; None if it has none."""
     trigger_id = identity.Identity.of(trigger)
     if trigger["kind"] == SENSOR:
         family = bus_of(trigger).family
@@ -194,7 +204,7 @@ def dispatcher_of(cluster: LocalCluster, trigger: Document) -> Document | None:
 
 
 def most_replicas(dispatcher: Document | None) -> int:
-    """Processes that a Trigger has at most, one if it shares it; 0 while it has no dispatcher's
+    """The most processes that a dispatcher's Service may have: 1 if shared, 0 if there is no
     Service."""
     if dispatcher is None:
         return 0
@@ -203,22 +213,24 @@ def most_replicas(dispatcher: Document | None) -> int:
     return int(dispatcher["spec"]["template"]["metadata"]["annotations"][services.MAX_SCALE])
 
 
-def _contract_of_all(receiver: Document) -> ReceiverContract:
-    """The contract of one receiver, without a path of its own."""
+def _shared_contract(receiver: Document) -> ReceiverContract:
+    """The contract that all receivers follow: that of one receiver, without its own path."""
     contract = parse_json(ReceiverContract, _environment(receiver)[settings.RECEIVER])
     return contract.model_copy(update={"path": None})
 
 
 def _family(receiver: Document) -> Family:
-    """Whose receiver's Service it is."""
+    """The family of a receiver's Service: channels or Brokers."""
     return (
         CHANNELS if receiver_services.CHANNELS_OWNER in services.owner_uids(receiver) else BROKERS
     )
 
 
 def _environment(document: Document) -> Mapping[str, str]:
+    """The environment variables of a Service's container."""
     return services.environment_of(document["spec"]["template"]["spec"]["containers"][0])
 
 
-def _identity(document: Document) -> Identity:
+def _namespace_and_name(document: Document) -> Identity:
+    """Namespace and name of an object."""
     return document["metadata"]["namespace"], document["metadata"]["name"]

@@ -1,9 +1,9 @@
-"""Localize: what one machine has differently, in documents. Pure.
+"""Localize: changes documents where one machine differs from a cluster. Pure.
 
     Broker        is of class `kafka` unless it names another
     KafkaChannel  is stored in one version, with one copy of each event
     Trigger, Subscription
-                  its lag is looked at every second, and ten idle seconds end a dispatcher
+                  its lag is read every second, and ten idle seconds end a dispatcher
     ConfigMap     one copy of everything; neither another Kafka nor its credentials; senders show
                   tokens where `knafka up` is asked for it
     address       a Broker's is a path below one URL of this machine, a KafkaChannel's below another
@@ -42,26 +42,30 @@ LOCAL_SETTINGS: Final = Settings(
     local_addresses=True,
     trusts_statuses=True,
 )
-"""The operator's on this machine."""
+"""The operator's settings on this machine."""
 
 LOCAL_SCALING: Final[Mapping[str, str]] = {
     AUTOSCALING + "polling-interval": "1",
     AUTOSCALING + "cooldown-period": "10",
 }
-"""A look at the lag costs next to nothing on one machine, and a person is watching."""
+"""Scaling annotations, used where an object has none: reading lags is cheap on one machine, and a
+person is watching."""
 
 LOCAL_PARTITIONS: Final = "10"
-"""Upstream's default number, so that a Trigger scales here as it does there."""
+"""Partitions of a Broker's topic: upstream's default, so that Triggers scale here as on a
+cluster."""
 
 
 def localized(document: Document) -> dict[str, Any]:
-    """A declared document as it is stored here; its status is not for files to say."""
-    given = _given(document.get("metadata"))
+    """A declared document as this cluster stores it: with defaults, and without a status."""
+    declared_metadata = _set_fields(document.get("metadata"))
     # What else `kubectl get -o yaml` shows is the API server's.
-    named = {
-        key: given[key] for key in ("name", "namespace", "labels", "annotations") if key in given
+    kept_fields = {
+        key: declared_metadata[key]
+        for key in ("name", "namespace", "labels", "annotations")
+        if key in declared_metadata
     }
-    metadata = {"namespace": "default", **named}
+    metadata = {"namespace": "default", **kept_fields}
     document = {**document, "metadata": metadata}
     match document["kind"]:
         case "Broker":
@@ -70,7 +74,7 @@ def localized(document: Document) -> dict[str, Any]:
             )
         case "Trigger":
             stored = admission.defaulted_trigger(document)
-            stored["metadata"] = scaled_here(stored["metadata"])
+            stored["metadata"] = with_local_scaling(stored["metadata"])
         case "KafkaChannel":
             stored = channel_admission.defaulted_channel(document)
             stored["apiVersion"] = CHANNELS.broker_version
@@ -78,31 +82,36 @@ def localized(document: Document) -> dict[str, Any]:
                 stored["spec"] = {**stored["spec"], "replicationFactor": 1}
         case "Subscription":
             stored = channel_admission.defaulted_subscription(document)
-            stored["metadata"] = scaled_here(stored["metadata"])
+            stored["metadata"] = with_local_scaling(stored["metadata"])
         case "Sensor":
             stored = dict(document)
-            stored["metadata"] = scaled_here(stored["metadata"])
+            stored["metadata"] = with_local_scaling(stored["metadata"])
         case "ConfigMap":
-            stored = {**document, "data": _config(_given(document.get("data")))}
+            stored = {**document, "data": _local_config(_set_fields(document.get("data")))}
         case _:
             stored = dict(document)
     stored.pop("status", None)
     return stored
 
 
-def scaled_here(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """An object's metadata with how it scales where it doesn't say so itself."""
-    return {**metadata, "annotations": {**LOCAL_SCALING, **_given(metadata.get("annotations"))}}
+def with_local_scaling(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """An object's metadata with the local scaling annotations, where it has none of its own."""
+    return {
+        **metadata,
+        "annotations": {**LOCAL_SCALING, **_set_fields(metadata.get("annotations"))},
+    }
 
 
-def installation(name: str, users: Document | None, bootstrap_servers: str) -> Document:
-    """The ConfigMap with the defaults of all Brokers, or of all KafkaChannels, over what `users`
-    declare under its name."""
+def installation_config_map(
+    name: str, declared: Document | None, bootstrap_servers: str
+) -> Document:
+    """The ConfigMap with the defaults of all Brokers or KafkaChannels, over what users declared
+    under its name."""
     namespace = LOCAL_SETTINGS.namespace
     data = {
         desired.PARTITIONS: LOCAL_PARTITIONS,
         desired.REPLICATION: "1",
-        **(users or {}).get("data", {}),
+        **(declared or {}).get("data", {}),
         desired.BOOTSTRAP_SERVERS: bootstrap_servers,
         # Who starts this is the installation: all topics that can be allowed are.
         EXTERNAL_TOPICS: "*",
@@ -110,41 +119,43 @@ def installation(name: str, users: Document | None, bootstrap_servers: str) -> D
     return config_map(namespace, name, data)
 
 
-def features(users: Document | None, *, requires_auth: bool) -> Document:
-    """Knative Eventing's features, over what `users` declare under that name: whether senders must
-    show tokens is for whoever starts this to say, as only then there is an issuer."""
-    data = {**(users or {}).get("data", {}), OIDC: "enabled" if requires_auth else "disabled"}
+def features_config_map(declared: Document | None, *, requires_auth: bool) -> Document:
+    """Knative Eventing's `config-features`, over what users declared under that name.
+
+    `requires_auth` decides whether senders must show tokens, since only then an issuer runs.
+    """
+    data = {**(declared or {}).get("data", {}), OIDC: "enabled" if requires_auth else "disabled"}
     return config_map(*LOCAL_SETTINGS.features_config, data)
 
 
 def config_map(namespace: str, name: str, data: Mapping[str, str]) -> Document:
+    """A ConfigMap with this data."""
     metadata = {"namespace": namespace, "name": name}
     return {"apiVersion": CORE, "kind": "ConfigMap", "metadata": metadata, "data": dict(data)}
 
 
 def with_local_address(status: Document, url: str) -> Document:
-    """A Broker's or KafkaChannel's status with the path of its address below `url`, in place of its
-    Service's."""
+    """A Broker's or KafkaChannel's status with an address below `url` in place of its Service's
+    address."""
     address = status.get("address")
     if not address:
         return status
-    here = {**address, "url": url + urlsplit(address["url"]).path}
-    # Whatever else it is addressed by leads to its Service, too, which is nowhere here.
-    more = {"addresses": [here]} if status.get("addresses") else {}
-    return {**status, "address": here, **more}
+    address_here = {**address, "url": url + urlsplit(address["url"]).path}
+    # Its other addresses are its Service's, too, and no such host exists here.
+    other_addresses = {"addresses": [address_here]} if status.get("addresses") else {}
+    return {**status, "address": address_here, **other_addresses}
 
 
-def adopted(document: Document) -> dict[str, str]:
-    """What the status annotations of an object say that ran here before these were kept.
+def adopted_annotations(document: Document) -> dict[str, str]:
+    """The status annotations of an object that ran here before annotations were kept.
 
-    An empty id of a topic: it was about to be made for this Broker, so the one that is there is it.
+    A topic's id is empty: then the operator takes the existing topic for the one it was about to
+    create.
     """
     metadata = document["metadata"]
     identity = metadata["namespace"], metadata["name"]
     if document["kind"] in (CHANNELS.broker, CHANNELS.trigger):
-        return {}  # they ran nowhere before these were kept
-    if document["kind"] == "Sensor":
-        return {}  # neither did they
+        return {}  # these kinds did not exist before annotations were kept
     if document["kind"] == "Trigger":
         return {GROUP_STATUS: names.trigger_group(*identity)}
     if EXTERNAL_TOPIC in (metadata.get("annotations") or {}):
@@ -152,18 +163,20 @@ def adopted(document: Document) -> dict[str, str]:
     return {TOPIC_STATUS: names.broker_topic(*identity), TOPIC_ID: ""}
 
 
-def _config(data: Mapping[str, Any]) -> dict[str, Any]:
-    here = {
+def _local_config(data: Mapping[str, Any]) -> dict[str, Any]:
+    """A ConfigMap's data, with one copy of each record and without Kafka's address and
+    credentials."""
+    kept = {
         key: value
         for key, value in data.items()
         if key != desired.BOOTSTRAP_SERVERS and not key.startswith("auth.secret.")
     }
-    # More copies than nodes can't be made; what is no number is for the operator to refuse.
-    if str(here.get(desired.REPLICATION, "")).strip().lstrip("0").isdecimal():
-        here[desired.REPLICATION] = "1"
-    return here
+    # One node can hold one copy; the operator refuses a value that is no number.
+    if str(kept.get(desired.REPLICATION, "")).strip().lstrip("0").isdecimal():
+        kept[desired.REPLICATION] = "1"
+    return kept
 
 
-def _given(mapping: Any) -> dict[str, Any]:
-    """What is set in it: null is as good as left out."""
-    return {key: value for key, value in (mapping or {}).items() if value is not None}
+def _set_fields(fields: Any) -> dict[str, Any]:
+    """The fields that are set: null counts as left out."""
+    return {key: value for key, value in (fields or {}).items() if value is not None}

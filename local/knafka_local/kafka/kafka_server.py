@@ -4,9 +4,10 @@ It is formatted when new, started, watched and stopped here, and dies with the p
 it. What was acknowledged survives `kill -9` of that node, since it lies in the page cache, and the
 node may move to another port from one start to the next. Everything lies in one directory:
 `topics/` (Kafka's), `kafka.log`, and the configuration, which is written anew at each start.
-Not here: a port that is taken, a directory that isn't ours, restarting (a supervisor's
-decision: see `wait`), and replicas: it is a development node. Local mode has it listen on loopback
-without TLS; tests give it listeners with security (tests/support/secure_kafka.py).
+Not here: restarting (the supervisor does that: see `wait`), and replicas: it is a development node.
+A port in use and a foreign directory are refused. In local mode it listens on loopback without TLS;
+tests give it listeners with security (tests/support/secure_kafka.py). More than 400 lines, so that
+all that concerns the life of a node is in one place.
 """
 
 from __future__ import annotations
@@ -25,13 +26,16 @@ from typing import Final
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from knafka_client.sockets import HOST, accepts, free_port
+from knafka_client.sockets import HOST, free_port, is_port_open
 from knafka_local.kafka.kafka_distribution import KafkaDistribution, LocalKafkaError
 from knafka_local.processes.children import Child, Command
 
 NODE_ID: Final = "1"
+"""Kafka's `node.id` of the only node."""
 CLIENTS: Final = "CLIENTS"
+"""Name of the listener for clients."""
 CONTROLLER: Final = "CONTROLLER"
+"""Name of the listener of the KRaft controller."""
 
 KAFKA_START_TIMEOUT: Final = 120.0  # seconds; 3 on an idle machine, 14 seen on a busy one
 KAFKA_STOP_TIMEOUT: Final = 15.0  # seconds until SIGKILL; 0.5 on an idle machine
@@ -69,13 +73,14 @@ DEVELOPMENT_NODE: Final[Mapping[str, str]] = {
     "broker.session.timeout.ms": "2000",
     "broker.heartbeat.interval.ms": "500",
 }
-"""Where we differ from Kafka's defaults, and why."""
+"""Broker properties in which this node differs from Kafka's defaults, with the reasons."""
 
 KAFKA_START_ATTEMPTS: Final = 3
+"""Starts that are tried until the node has loaded its consumer groups."""
 GROUPS_NOT_LOADED: Final = b"Failed to load metadata from __"
-"""What a node logs that began to load its consumer groups before their partition was online, as one
-that was killed under load may. It serves no group of that partition until it is started again:
-nobody else could be elected (KAFKA-16030)."""
+"""The log line of a node that began to load its consumer groups before their partition was online,
+which happens to a node that was killed under load. It doesn't serve the groups of that partition
+until it is restarted, since no other node can be elected (KAFKA-16030)."""
 
 _LOGGING: Final = """\
 status = error
@@ -96,12 +101,13 @@ rootLogger.appenderRef.file.ref = file
 
 
 class KafkaServer:
-    """A node on `directory`, which may be new or one that this class made.
+    """A single Kafka node, broker and controller, with its data in `directory`.
 
-    `port` 0 takes a free one at the first start and keeps it for the later ones. `listeners` are
-    more of them, by name: the security protocol of each, whose port is free for the taking too.
-    `properties` go over `DEVELOPMENT_NODE`, in the words of Kafka's server.properties, and
-    `format_arguments` to the storage tool. One event loop owns it.
+    The directory may be new, or one that this class made before. `port` 0 takes a free port at the
+    first start and keeps it. `listeners` are further listeners: their names and security protocols;
+    each gets a free port. `properties` override `DEVELOPMENT_NODE`, as in Kafka's
+    server.properties, and `format_arguments` go to the storage tool. Only one event loop may use
+    it.
     """
 
     def __init__(
@@ -133,36 +139,36 @@ class KafkaServer:
         return self.address(CLIENTS)
 
     def address(self, listener: str) -> str:
-        """`host:port` of a listener, as soon as it was started once."""
+        """`host:port` of a listener; the port is 0 until the first start has chosen one."""
         return f"{self._host}:{self._ports[listener]}"
 
     @property
     def pid(self) -> int | None:
-        """The running node's process id, None while there is none."""
+        """The process id of the running node; None if it doesn't run."""
         return self._node.pid if self._node is not None and self._node.is_running else None
 
     async def start(self) -> None:
-        """Start, again if need be, and return once the node takes requests.
+        """Start the node; returns once it takes requests.
 
         Raises `LocalKafkaError` if the port is taken, the directory isn't ours or in use, or Kafka
-        doesn't come up; nothing is left running then.
+        doesn't come up; then no process is left running. A node that ended may be started again.
         """
         if self.pid is not None:
             raise LocalKafkaError(f"Kafka already runs on {self.directory}")
-        await self.stop()  # one that ended by itself is let go
+        await self.stop()  # a node that ended by itself is still registered as a child
         await asyncio.to_thread(self._check_directory)
         # The controller's port may be another each time: nobody else knows it.
         self._ports = _take_ports(self._host, {**self._ports, CONTROLLER: 0})
         await asyncio.to_thread(self._write_configuration)
         log_start = self._log_size()
-        if not self._formatted():
+        if not self._is_formatted():
             await self._format(log_start)
         self.cluster_id = _read_properties(self._meta)["cluster.id"]
         for _ in range(KAFKA_START_ATTEMPTS):
             log_start = self._log_size()
-            self._node = await self._java("kafka.Kafka", str(self._server_properties))
+            self._node = await self._start_java("kafka.Kafka", str(self._server_properties))
             try:
-                await self._until_ready(self._node, log_start)
+                await self._wait_until_ready(self._node, log_start)
             except BaseException:
                 await asyncio.shield(self.stop())
                 raise
@@ -172,13 +178,13 @@ class KafkaServer:
         raise self._failure("Kafka could not load its consumer groups", log_start)
 
     async def stop(self) -> None:
-        """Stop the node cleanly, or by SIGKILL after `KAFKA_STOP_TIMEOUT`; it may be stopped
-        already."""
+        """Stop the node cleanly, or by SIGKILL after `KAFKA_STOP_TIMEOUT` seconds; no effect if it
+        is stopped."""
         if self._node is not None:
             await self._node.stop()
 
     async def wait(self) -> int:
-        """Wait until the node ends, wanted or not, and return its exit code (143 after `stop`)."""
+        """Wait until the node ends for any reason; returns its exit code (143 after `stop`)."""
         if self._node is None:
             raise LocalKafkaError(f"Kafka was never started on {self.directory}")
         return await self._node.wait()
@@ -199,14 +205,16 @@ class KafkaServer:
     def _log4j_properties(self) -> Path:
         return self.directory / "log4j2.properties"
 
-    def _formatted(self) -> bool:
+    def _is_formatted(self) -> bool:
+        """Whether the directory has been formatted for this node."""
         return self._meta.exists()  # Kafka writes it last, and by a rename
 
     def _log_size(self) -> int:
         return self.log_file.stat().st_size if self.log_file.exists() else 0
 
     def _check_directory(self) -> None:
-        """Refuse what another program, another kind of node or a running one keeps there."""
+        """Raise `LocalKafkaError` if the directory belongs to another program, another node or a
+        running node."""
         self.directory.mkdir(parents=True, exist_ok=True)
         ours = {self._topics.name, self._server_properties.name, self._log4j_properties.name}
         foreign = [
@@ -219,7 +227,7 @@ class KafkaServer:
                 f"{self.directory} holds {foreign[0]}, which is not Knafka's: give Kafka an empty "
                 "directory or one that Knafka made"
             )
-        if not self._formatted():
+        if not self._is_formatted():
             return
         node_id = _read_properties(self._meta).get("node.id")
         if node_id != NODE_ID:
@@ -236,6 +244,7 @@ class KafkaServer:
             time.sleep(KAFKA_PROBE_INTERVAL)
 
     def _write_configuration(self) -> None:
+        """Write the node's properties and logging configuration, with its current ports."""
         addresses = {name: f"{name}://{self.address(name)}" for name in self._ports}
         _write_properties(
             self._server_properties,
@@ -261,7 +270,8 @@ class KafkaServer:
         self._log4j_properties.write_text(_LOGGING.format(log=self.log_file))
 
     async def _format(self, log_start: int) -> None:
-        formatting = await self._java(
+        """Format the directory for a new cluster with a random id; raises `LocalKafkaError`."""
+        formatting = await self._start_java(
             "kafka.tools.StorageTool",
             "format",
             f"--cluster-id={secrets.token_urlsafe(16)}",  # `=`, since it may begin with a dash
@@ -277,16 +287,18 @@ class KafkaServer:
         if code:
             raise self._failure(f"Kafka could not format {self._topics}", log_start)
 
-    async def _java(self, main_class: str, *arguments: str) -> Child:
+    async def _start_java(self, main_class: str, *arguments: str) -> Child:
         """Start a JVM from this thread, which must outlive it (see `die_with_parent`)."""
         logging = f"-Dlog4j2.configurationFile={self._log4j_properties}"
         words = (str(self._distribution.java), *JVM_FLAGS, logging, main_class, *arguments)
         environment = {"CLASSPATH": self._distribution.class_path}
         return await Child.start(
-            Command(words, self.log_file, environment, patience=KAFKA_STOP_TIMEOUT)
+            Command(words, self.log_file, environment, stop_timeout=KAFKA_STOP_TIMEOUT)
         )
 
-    async def _until_ready(self, node: Child, log_start: int) -> None:
+    async def _wait_until_ready(self, node: Child, log_start: int) -> None:
+        """Wait until the node answers; raises `LocalKafkaError` if it ends first or takes too
+        long."""
         ended = asyncio.create_task(node.wait())
         ready = asyncio.create_task(await_cluster(self.bootstrap_servers, self.cluster_id))
         try:
@@ -305,6 +317,7 @@ class KafkaServer:
             ready.cancel()
 
     def _logged_since(self, log_start: int) -> bytes:
+        """What Kafka has logged since its log file had `log_start` bytes."""
         if not self.log_file.exists():
             return b""
         with self.log_file.open("rb") as log:
@@ -312,18 +325,22 @@ class KafkaServer:
             return log.read()
 
     def _failure(self, problem: str, log_start: int) -> LocalKafkaError:
-        """The error with the last lines that Kafka logged in this start, stack traces left out."""
+        """An error with `problem` and the last lines that Kafka logged in this start, without stack
+        traces."""
         lines = self._logged_since(log_start).decode(errors="replace").splitlines()
-        telling = [line for line in lines if line.strip() and not line.startswith("\tat ")]
-        return LocalKafkaError("\n  ".join([f"{problem}; see {self.log_file}:", *telling[-8:]]))
+        messages = [line for line in lines if line.strip() and not line.startswith("\tat ")]
+        return LocalKafkaError("\n  ".join([f"{problem}; see {self.log_file}:", *messages[-8:]]))
 
 
 async def await_cluster(bootstrap_servers: str, cluster_id: str) -> None:
-    """Wait until a broker answers there; raise `LocalKafkaError` if it is of another cluster."""
+    """Wait until a broker answers at `bootstrap_servers`.
+
+    Raises `LocalKafkaError` if it belongs to another cluster than `cluster_id`.
+    """
     host, _, port = bootstrap_servers.rpartition(":")
     answered_id = None
     while answered_id is None:
-        if await accepts(host, int(port)):
+        if await is_port_open(host, int(port)):
             answered_id = await asyncio.to_thread(_ask_cluster_id, bootstrap_servers)
         if answered_id is None:
             await asyncio.sleep(KAFKA_PROBE_INTERVAL)
@@ -336,7 +353,8 @@ async def await_cluster(bootstrap_servers: str, cluster_id: str) -> None:
 
 
 def _ask_cluster_id(bootstrap_servers: str) -> str | None:
-    """The cluster id once the broker is registered and takes requests, None before."""
+    """The cluster id that the broker answers with; None until it is registered and takes
+    requests."""
     client = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
     try:
         cluster = client.list_topics(timeout=KAFKA_PROBE_TIMEOUT)
@@ -346,9 +364,10 @@ def _ask_cluster_id(bootstrap_servers: str) -> str | None:
 
 
 def _take_ports(host: str, ports: Mapping[str, int]) -> dict[str, int]:
-    """The same ports, or free ones for 0, by listener; all of them were free just now."""
+    """The port of each listener, with a free one in place of 0. Raises `LocalKafkaError` if one is
+    in use."""
     with contextlib.ExitStack() as stack:
-        taken = {}
+        free_ports = {}
         for name, port in ports.items():
             listener = stack.enter_context(socket.socket())
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # TIME_WAIT is free
@@ -356,17 +375,18 @@ def _take_ports(host: str, ports: Mapping[str, int]) -> dict[str, int]:
                 listener.bind((host, port or free_port()))
             except OSError as error:
                 is_taken = error.errno == errno.EADDRINUSE
-                problem = "is taken by another process" if is_taken else f"can't be used ({error})"
+                problem = "is in use by another process" if is_taken else f"can't be used ({error})"
                 raise LocalKafkaError(
                     f"port {port} {problem}: choose another with --kafka-port, or use a Kafka "
                     f"that runs already with --bootstrap-servers {host}:{port}"
                 ) from None
-            taken[name] = listener.getsockname()[1]
-        return taken
+            free_ports[name] = listener.getsockname()[1]
+        return free_ports
 
 
 def _is_locked(path: Path) -> bool:
-    """Whether a running Kafka holds its lock, which the kernel frees when that process dies."""
+    """Whether a running Kafka holds the lock file; the kernel frees the lock when that process
+    dies."""
     if not path.exists():
         return False
     with path.open("r+b") as file:
@@ -378,11 +398,13 @@ def _is_locked(path: Path) -> bool:
 
 
 def _read_properties(path: Path) -> dict[str, str]:
+    """The keys and values of a Java properties file."""
     lines = (line for line in path.read_text().splitlines() if not line.startswith("#"))
     return {key: value for key, _, value in (line.partition("=") for line in lines)}
 
 
 def _write_properties(path: Path, properties: Mapping[str, str]) -> None:
+    """Write a Java properties file."""
     escaped = str.maketrans({"\\": "\\\\", "\n": "\\n"})
     lines = [f"{key}={value}".translate(escaped) for key, value in properties.items()]
     path.write_text("\n".join(lines) + "\n")

@@ -35,29 +35,29 @@ MAX_LOG_BYTES: Final = 10 * 1024 * 1024
 LONGEST_LINE: Final = 8192
 """Bytes of one printed line that are shown; the log file has all of it."""
 Say: TypeAlias = Callable[[str], None]
-"""Is given one line for a person."""
+"""Shows one line of text to a person."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What to run, and where."""
+    """A command line, with the environment, folder and log file to run it with."""
 
     arguments: Sequence[str]
     log: Path
     environment: Mapping[str, str] = field(default_factory=dict)
-    """On top of our own."""
+    """Variables that are set in addition to our own environment."""
     folder: Path | None = None
     listener: socket.socket | None = None
     """A listening socket to inherit, by the same descriptor."""
-    patience: float = CHILD_STOP_TIMEOUT
+    stop_timeout: float = CHILD_STOP_TIMEOUT
     """Seconds from SIGTERM to SIGKILL."""
 
 
 class Child:
-    """A running process and all of its process group."""
+    """A running process, together with the process group that it leads."""
 
     running: ClassVar[set[Child]] = set()
-    """Every child of this process, for an end in a hurry."""
+    """All children of this process that were started and not yet stopped; Ctrl-C kills them."""
 
     def __init__(
         self,
@@ -67,15 +67,16 @@ class Child:
     ) -> None:
         self._process = process
         self._output = output
-        self._patience = patience
+        self._stop_timeout = patience
         self.pid = process.pid
         self.running.add(self)
 
     @staticmethod
     async def start(command: Command, show: Say | None = None) -> Child:
-        """Raises `OSError` if the program can't be run.
+        """Start the command; `show` is called with each line that it prints to stdout.
 
-        The thread that starts it must live as long as it does (see `die_with_parent`).
+        Raises `OSError` if the program can't be run. The thread that calls this must live as long
+        as the child does (see `die_with_parent`).
         """
         command.log.parent.mkdir(parents=True, exist_ok=True)
         if command.log.exists() and command.log.stat().st_size > MAX_LOG_BYTES:
@@ -85,11 +86,11 @@ class Child:
             if show is not None:
                 # A pipe of our own: asyncio's would make `wait` wait for other holders.
                 reading, writing = os.pipe()
-                output = asyncio.create_task(_forward(reading, command.log, show))
+                output = asyncio.create_task(_forward_output(reading, command.log, show))
                 printed = stack.enter_context(os.fdopen(writing, "wb"))
             process = await asyncio.create_subprocess_exec(
                 *command.arguments,
-                env={**os.environ, **_PYTHON, **command.environment},
+                env={**os.environ, **_CHILD_ENVIRONMENT, **command.environment},
                 cwd=command.folder,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=printed,
@@ -98,25 +99,27 @@ class Child:
                 start_new_session=True,
                 preexec_fn=die_with_parent(),
             )
-        return Child(process, output, command.patience)
+        return Child(process, output, command.stop_timeout)
 
     @property
     def is_running(self) -> bool:
+        """Whether the process has not ended yet."""
         return self._process.returncode is None
 
     async def wait(self) -> int:
-        """Wait until it ends; the exit code, negative for a signal."""
+        """Wait until the process ends; returns its exit code, which is negative for a signal."""
         return await self._process.wait()
 
     async def stop(self) -> None:
-        """SIGTERM, and SIGKILL to the whole group if it takes too long or leaves some behind."""
+        """Send SIGTERM, then SIGKILL to the process group after the timeout or for what outlives
+        the process."""
         if self.is_running:
             with contextlib.suppress(ProcessLookupError):
                 # Not `terminate`, which looks whether it runs: one that has just died by itself
                 # would lose its exit code to that look.
                 os.kill(self.pid, signal.SIGTERM)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._patience):
+                async with asyncio.timeout(self._stop_timeout):
                     await self._process.wait()
         self.kill()
         await self._process.wait()
@@ -126,19 +129,20 @@ class Child:
         self.running.discard(self)
 
     def kill(self) -> None:
-        """SIGKILL to what is left of the group, its own children included."""
+        """Send SIGKILL to every process that is left in the group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
 
-_PYTHON = {
+_CHILD_ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",  # what a subscriber prints is shown when it prints it
     # A console script beside our Python is found though its venv isn't activated.
     "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
 }
 
 
-async def _forward(pipe: int, log: Path, show: Say) -> None:
+async def _forward_output(pipe: int, log: Path, show: Say) -> None:
+    """Copy what a child prints from `pipe` to its log file, and each line to `show`."""
     reader = asyncio.StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(pipe, "rb", buffering=0)
@@ -154,14 +158,19 @@ async def _forward(pipe: int, log: Path, show: Say) -> None:
 
 
 class Runnable(Protocol):
-    """What can be kept running: a child, or Kafka."""
+    """A process that `Supervised` can keep running: a `Child`, or Kafka's node."""
 
-    async def wait(self) -> int: ...
-    async def stop(self) -> None: ...
+    async def wait(self) -> int:
+        """Wait until it ends; returns its exit code."""
+        ...
+
+    async def stop(self) -> None:
+        """Stop it."""
+        ...
 
 
 class Supervised:
-    """Something that is started again, after a bounded backoff, whenever it ends by itself."""
+    """Starts a process again, after a bounded backoff, whenever it ends by itself."""
 
     def __init__(self, name: str, start: Callable[[], Awaitable[Runnable]], say: Say) -> None:
         self._name = name
@@ -170,41 +179,42 @@ class Supervised:
         self._task = asyncio.create_task(self._run(), name=name)
 
     async def stop(self) -> None:
-        """Stop for good."""
+        """Stop the process, and don't start it again."""
         await cancel(self._task)
 
     async def _run(self) -> None:
+        """Run the process again and again."""
         loop = asyncio.get_running_loop()
         backoff = FIRST_RESTART_BACKOFF
         while True:
             started = loop.time()
-            how = await self._run_once()
+            exit_description = await self._run_once()
             if loop.time() - started > STEADY_RUN_TIME:
                 backoff = FIRST_RESTART_BACKOFF
-            self._say(f"{self._name} {how}; starting it again in {backoff:g} s")
+            self._say(f"{self._name} {exit_description}; starting it again in {backoff:g} s")
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, LONGEST_RESTART_BACKOFF)
 
     async def _run_once(self) -> str:
-        """Run until it ends by itself, and say how."""
+        """Run the process until it ends by itself; returns how it ended, as part of a sentence."""
         try:
-            runs = await self._start()
+            process = await self._start()
         except (OSError, KnafkaError) as error:
             return f"can't be started: {error}"
         try:
-            return ended(await runs.wait())
+            return describe_exit(await process.wait())
         finally:
-            await runs.stop()
+            await process.stop()
 
 
 async def cancel(task: asyncio.Task[Any]) -> None:
-    """Cancel a task, and wait until it has ended, however it did."""
+    """Cancel a task and wait until it has ended, with or without an error."""
     task.cancel()
     await asyncio.wait({task})
 
 
-def ended(code: int) -> str:
-    """A sentence part about how a process ended, by its exit code."""
+def describe_exit(code: int) -> str:
+    """How a process ended, as part of a sentence: `ended with code 1`, `was ended by SIGKILL`."""
     if code < 0:
         return f"was ended by {signal.Signals(-code).name}"
     return f"ended with code {code}"

@@ -16,13 +16,14 @@ BODY_CHUNK_BYTES: Final = 64 * 1024
 """Bytes of a request's body that are read, and thrown away, at once."""
 
 
-class Declining:
-    """Answers on a socket that stays the caller's, from `start` to `stop`."""
+class DecliningServer:
+    """Answers every request on a socket with 404, from `start` to `stop`; the socket stays the
+    caller's."""
 
-    def __init__(self, listener: socket.socket, why: str) -> None:
-        """`why` is the body of every answer."""
+    def __init__(self, listener: socket.socket, reason: str) -> None:
+        """`reason` is the body of every answer."""
         self._listener = listener
-        body = f"{why}\n".encode()
+        body = f"{reason}\n".encode()
         self._answer = (
             b"HTTP/1.1 404 Not Found\r\ncontent-type: text/plain; charset=utf-8\r\n"
             b"content-length: %d\r\nconnection: close\r\n\r\n%s" % (len(body), body)
@@ -31,29 +32,33 @@ class Declining:
         self._answering: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Nothing, if it has begun already."""
+        """Start answering; has no effect if it was started before."""
         if self._server is None:
             copy = self._listener.dup()
             self._server = await asyncio.start_server(self._decline, sock=copy)
 
     def stop(self) -> None:
-        """Accept nothing any more; what was accepted is answered."""
+        """Accept no further connection; requests of those that were accepted are still answered."""
         if self._server is not None:
             self._server.close()
             self._server = None
 
     async def close(self) -> None:
-        """Stop declining requests; returns once every request is answered."""
+        """Accept no further connection; returns once every request has been answered."""
         self.stop()
         if self._answering:
             await asyncio.wait(self._answering)
 
     def _decline(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(self._answer_one(reader, writer))
+        """Answer a connection in a task."""
+        task = asyncio.create_task(self._answer_request(reader, writer))
         self._answering.add(task)
         task.add_done_callback(self._answering.discard)
 
-    async def _answer_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _answer_request(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Read a request and answer 404."""
         try:
             async with asyncio.timeout(DECLINED_REQUEST_TIMEOUT):
                 await reader.readuntil(b"\r\n\r\n")

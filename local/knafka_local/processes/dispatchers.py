@@ -28,134 +28,149 @@ from knafka.core.contract import Egress, Shard
 from knafka.core.drain import DrainProgress, DrainRequest, Ended, ShardProgress
 from knafka.core.sensor.contract import Sensor
 from knafka_client.sockets import HOST, listen, port_of
-from knafka_local.processes.children import Child, Command, ended
+from knafka_local.processes.children import Child, Command, describe_exit
 from knafka_operator.model.function_tokens import FunctionTokens
 from knafka_operator.scale.drains import HttpDrains
 
 P = TypeVar("P", DrainProgress, ShardProgress)
-Lines: TypeAlias = AsyncIterator[P]
+ProgressStream: TypeAlias = AsyncIterator[P]
 
 NEXT_REQUEST_TIMEOUT: Final = 5.0
 """Seconds that a process waits for its next request; the scaler takes none to make it."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Function:
-    """A dispatcher with its contract."""
+class _DispatcherFunction:
+    """A dispatcher function: the program to run, and the contract to run it with."""
 
-    log: str
+    log_name: str
+    """Name of its log file, without `.log`."""
     variable: str
-    """The variable of its environment with `contract`."""
+    """The environment variable that carries `contract`."""
     contract: str
-    """As JSON."""
+    """The Egress, shard or Sensor, as JSON."""
     program: str = "knafka.dispatcher"
 
     @classmethod
-    def own(cls, egress: Egress) -> _Function:
+    def for_trigger(cls, egress: Egress) -> _DispatcherFunction:
+        """The dispatcher of one Trigger or Subscription."""
         contract = json.dumps(documents.dump(egress), sort_keys=True)
         # A Subscription may have the name of a Trigger.
-        what = "subscription" if egress.kind == "Subscription" else "dispatcher"
-        return cls(f"{what}-{egress.namespace}-{egress.trigger}", settings.EGRESS, contract)
+        prefix = "subscription" if egress.kind == "Subscription" else "dispatcher"
+        return cls(f"{prefix}-{egress.namespace}-{egress.trigger}", settings.EGRESS, contract)
 
     @classmethod
-    def shared(cls, shard: Shard) -> _Function:
+    def for_shard(cls, shard: Shard) -> _DispatcherFunction:
+        """The dispatcher that several Triggers share."""
         contract = json.dumps(documents.dump(shard), sort_keys=True)
         return cls(shard.group.removeprefix(names.OURS), settings.SHARD, contract)
 
     @classmethod
-    def of_sensor(cls, sensor: Sensor) -> _Function:
+    def for_sensor(cls, sensor: Sensor) -> _DispatcherFunction:
+        """The function that evaluates one Sensor."""
         contract = json.dumps(documents.dump(sensor), sort_keys=True)
         log = f"sensor-{sensor.namespace}-{sensor.name}"
         return cls(log, settings.SENSOR, contract, "knafka.sensor")
 
 
 @dataclass(frozen=True, slots=True)
-class _Dispatcher:
+class _DispatcherProcess:
+    """A running dispatcher process, and the port it listens on."""
+
     child: Child
     port: int
 
 
 class DispatcherProcesses:
-    """Runs all dispatchers; what they log lies in `logs`."""
+    """Runs dispatchers as child processes, one for each drain; their logs are files in `logs`."""
 
     def __init__(self, logs: Path, environment: Mapping[str, str] | None = None) -> None:
-        """`environment`: variables that they all have."""
+        """`environment`: variables that every dispatcher gets in addition."""
         self._logs = logs
         self._environment = environment or {}
         self._tokens = FunctionTokens((secrets.token_bytes(32),))
-        self._waiting: dict[_Function, list[tuple[_Dispatcher, asyncio.Task[None]]]] = {}
-        """Processes between two requests."""
+        self._idle: dict[
+            _DispatcherFunction, list[tuple[_DispatcherProcess, asyncio.Task[None]]]
+        ] = {}
+        """Processes whose request has ended, with the task that stops them unless another request
+        comes."""
 
     def hold(
         self, trigger_id: str, egress: Egress, request: DrainRequest, stop: asyncio.Event
-    ) -> Lines[DrainProgress]:
-        """Hold one drain in a process of its own; leaving the iterator ends it cleanly.
+    ) -> ProgressStream[DrainProgress]:
+        """Hold one drain open in a process of its own; closing the iterator ends the drain cleanly.
 
-        Raises `OSError` if the process can't be started, or dies (`kill -9`), and what `HttpDrains`
-        raises.
+        Raises `OSError` if the process can't be started or dies (`kill -9`), and the errors of
+        `HttpDrains`.
         """
 
-        def ask(url: str) -> tuple[HttpDrains, Lines[DrainProgress]]:
+        def ask(url: str) -> tuple[HttpDrains, ProgressStream[DrainProgress]]:
             drains = HttpDrains({trigger_id: url}, tokens=self._tokens)
             return drains, drains.hold(trigger_id, egress, request, stop)
 
-        return self._hold(_Function.own(egress), ask)
+        return self._hold(_DispatcherFunction.for_trigger(egress), ask)
 
     def hold_shard(
         self, shard: Shard, request: DrainRequest, stop: asyncio.Event
-    ) -> Lines[ShardProgress]:
+    ) -> ProgressStream[ShardProgress]:
         """Hold the drains of a shard's Triggers open, all in one process."""
 
-        def ask(url: str) -> tuple[HttpDrains, Lines[ShardProgress]]:
+        def ask(url: str) -> tuple[HttpDrains, ProgressStream[ShardProgress]]:
             drains = HttpDrains({shard.group: url}, tokens=self._tokens)
             return drains, drains.hold_shard(shard, request, stop)
 
-        return self._hold(_Function.shared(shard), ask)
+        return self._hold(_DispatcherFunction.for_shard(shard), ask)
 
     def hold_sensor(
         self, sensor_id: str, sensor: Sensor, request: DrainRequest, stop: asyncio.Event
-    ) -> Lines[DrainProgress]:
+    ) -> ProgressStream[DrainProgress]:
         """Hold a Sensor's drain open in a process of its own."""
 
-        def ask(url: str) -> tuple[HttpDrains, Lines[DrainProgress]]:
+        def ask(url: str) -> tuple[HttpDrains, ProgressStream[DrainProgress]]:
             drains = HttpDrains({sensor_id: url}, tokens=self._tokens)
             return drains, drains.hold_sensor(sensor_id, sensor, request, stop)
 
-        return self._hold(_Function.of_sensor(sensor), ask)
+        return self._hold(_DispatcherFunction.for_sensor(sensor), ask)
 
     async def _hold(
-        self, function: _Function, ask: Callable[[str], tuple[HttpDrains, Lines[P]]]
-    ) -> Lines[P]:
-        log = self._logs / f"{function.log}.log"
-        dispatcher = self._take(function) or await self._start(function, log)
+        self,
+        function: _DispatcherFunction,
+        ask: Callable[[str], tuple[HttpDrains, ProgressStream[P]]],
+    ) -> ProgressStream[P]:
+        """Hold a drain open in an idle process of this function, or in a new one."""
+        log = self._logs / f"{function.log_name}.log"
+        dispatcher = self._take_idle(function) or await self._start(function, log)
         child = dispatcher.child
         drains, lines = ask(_url(dispatcher.port))
-        goes_on = False
+        budget_spent = False
         try:
             async with aclosing(cast(AsyncGenerator[P, None], lines)) as held:
                 async for progress in held:
-                    goes_on = progress.ended is Ended.BUDGET
+                    budget_spent = progress.ended is Ended.BUDGET
                     yield progress
         except aiohttp.ClientError as error:
             await child.stop()
-            how = ended(await child.wait())
-            raise ChildProcessError(f"the dispatcher {how} ({error}): see {log}") from error
+            exit_description = describe_exit(await child.wait())
+            raise ChildProcessError(
+                f"the dispatcher {exit_description} ({error}): see {log}"
+            ) from error
         finally:
             await drains.close()
-            if goes_on:
-                self._keep(function, dispatcher)
+            if budget_spent:
+                self._keep_idle(function, dispatcher)
             else:
                 await child.stop()
 
     async def close(self) -> None:
-        """End what waits for another request."""
-        waiting = [waiting for kept in self._waiting.values() for waiting in kept]
-        self._waiting.clear()
-        for _, ending in waiting:
-            ending.cancel()
-        await asyncio.gather(*(dispatcher.child.stop() for dispatcher, _ in waiting))
+        """Stop every process that waits for another request."""
+        idle = [entry for kept in self._idle.values() for entry in kept]
+        self._idle.clear()
+        for _, stopping in idle:
+            stopping.cancel()
+        await asyncio.gather(*(dispatcher.child.stop() for dispatcher, _ in idle))
 
-    async def _start(self, function: _Function, log: Path) -> _Dispatcher:
+    async def _start(self, function: _DispatcherFunction, log: Path) -> _DispatcherProcess:
+        """Start a dispatcher process on a free port."""
         with listen() as listener:
             callers = self._tokens.verifiers(_url(port_of(listener)))
             child = await Child.start(
@@ -172,26 +187,32 @@ class DispatcherProcesses:
                 )
             )
             # From here on the child alone holds the socket: if it dies, our connection breaks.
-            return _Dispatcher(child, port_of(listener))
+            return _DispatcherProcess(child, port_of(listener))
 
-    def _keep(self, function: _Function, dispatcher: _Dispatcher) -> None:
-        ending = asyncio.create_task(self._end_later(function, dispatcher))
-        self._waiting.setdefault(function, []).append((dispatcher, ending))
+    def _keep_idle(self, function: _DispatcherFunction, dispatcher: _DispatcherProcess) -> None:
+        """Keep a process for `NEXT_REQUEST_TIMEOUT` seconds, in case another request comes."""
+        stopping = asyncio.create_task(self._stop_idle(function, dispatcher))
+        self._idle.setdefault(function, []).append((dispatcher, stopping))
 
-    def _take(self, function: _Function) -> _Dispatcher | None:
-        kept = self._waiting.get(function)
+    def _take_idle(self, function: _DispatcherFunction) -> _DispatcherProcess | None:
+        """Take an idle process of this function; None if there is none."""
+        kept = self._idle.get(function)
         if not kept:
             return None
-        dispatcher, ending = kept.pop()
-        ending.cancel()
+        dispatcher, stopping = kept.pop()
+        stopping.cancel()
         return dispatcher
 
-    async def _end_later(self, function: _Function, dispatcher: _Dispatcher) -> None:
+    async def _stop_idle(
+        self, function: _DispatcherFunction, dispatcher: _DispatcherProcess
+    ) -> None:
+        """Stop a process unless another request takes it within `NEXT_REQUEST_TIMEOUT` seconds."""
         await asyncio.sleep(NEXT_REQUEST_TIMEOUT)
-        kept = self._waiting[function]
+        kept = self._idle[function]
         kept[:] = [entry for entry in kept if entry[0] is not dispatcher]
         await dispatcher.child.stop()
 
 
 def _url(port: int) -> str:
+    """The URL of a port on this machine."""
     return f"http://{HOST}:{port}"

@@ -1,7 +1,6 @@
-"""What every child process of the local mode needs, whichever program it runs.
+"""Ends a child process when its parent dies, whichever program the child runs.
 
-Not here: starting, watching or restarting anything; that is done by the owner of the
-child.
+Not here: starting, watching or restarting children (`children`).
 """
 
 from __future__ import annotations
@@ -16,14 +15,13 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def die_with_parent() -> Callable[[], None] | None:
-    """A `preexec_fn` that has the kernel kill the child as soon as its parent is gone.
+    """Make a `preexec_fn` that has the kernel kill the child as soon as its parent is gone.
 
-    It works however the parent ends, `kill -9` included, and with SIGKILL, since a child that
-    ignored anything milder would hold its port and its files. None where the system offers no
-    such thing (macOS).
+    The child gets SIGKILL however the parent ends, `kill -9` included: a child that ignored a
+    milder signal would keep its port and its files. None where the system has no such call (macOS).
 
-    Linux takes the *thread* that starts the child for its parent: start children from a thread
-    that lives as long as they should (an event loop's, never `asyncio.to_thread`).
+    Linux takes the *thread* that starts the child for its parent: start children from a thread that
+    lives as long as they should (an event loop's, never `asyncio.to_thread`).
     """
     if sys.platform != "linux":
         return None
@@ -33,6 +31,7 @@ def die_with_parent() -> Callable[[], None] | None:
     parent = os.getpid()
 
     def arm() -> None:
+        """Ask the kernel for SIGKILL at the parent's death; runs in the child."""
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
             os.kill(os.getpid(), signal.SIGKILL)  # the parent was gone before we asked

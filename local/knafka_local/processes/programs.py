@@ -19,35 +19,36 @@ from typing import Final, TypeAlias
 from watchfiles import awatch
 
 from knafka.core.errors import InvalidDocument
-from knafka_client.sockets import HOST, accepts, free_port
-from knafka_local.processes.children import Child, Command, Say, Supervised, ended
+from knafka_client.sockets import HOST, free_port, is_port_open
+from knafka_local.processes.children import Child, Command, Say, Supervised, describe_exit
 from knafka_operator.model.conditions import Status
 from knafka_operator.model.resources import LOCAL_COMMAND, Service, annotation_path
 
 PROGRAM_STOP_TIMEOUT: Final = 1.0
 """Seconds from SIGTERM to SIGKILL: nobody waits for their answers when they are stopped."""
 PORT_POLL_INTERVAL: Final = 0.05
-"""Seconds between two looks whether a port is open."""
+"""Seconds between two checks whether a port is open."""
 
 Identity: TypeAlias = tuple[str, str]
 """Namespace and name of a Service."""
-Printed: TypeAlias = Callable[[str, str], None]
-"""Is given a program's name and one line that it printed."""
-Report: TypeAlias = Callable[[Identity, Status, str], Awaitable[None]]
-"""Called with whether a program serves, and why not; Unknown: it has just been started."""
+OnPrinted: TypeAlias = Callable[[str, str], None]
+"""Called with a program's name and one line that it printed."""
+ReportStatus: TypeAlias = Callable[[Identity, Status, str], Awaitable[None]]
+"""Called with a Service, whether its program serves (Unknown: it was just started), and the reason
+if not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A Knative Service as a command."""
+    """The command that runs in place of a Knative Service's container."""
 
     arguments: tuple[str, ...]
     folder: Path
-    """That of the manifest: relative paths in the command start there."""
+    """The manifest's folder: relative paths in the command start there."""
     environment: Mapping[str, str]
 
-    def sources(self) -> Iterator[Path]:
-        """The files that the command names, by paths relative to its folder."""
+    def source_files(self) -> Iterator[Path]:
+        """The existing files that the command names by relative paths."""
         for argument in self.arguments:
             file = Path(os.path.normpath(self.folder / argument))
             if not Path(argument).is_absolute() and file.is_file():
@@ -55,7 +56,7 @@ class Program:
 
 
 def program_of(service: Service, folder: Path) -> Program:
-    """The command that stands in for a Service's image, from its annotation. Raises
+    """The command that a Service's annotation gives in place of its image. Raises
     `InvalidDocument`."""
     path = annotation_path(LOCAL_COMMAND)
     if LOCAL_COMMAND not in service.annotations:
@@ -72,9 +73,9 @@ def program_of(service: Service, folder: Path) -> Program:
 
 
 class Programs:
-    """Runs programs and tells `report` how they are."""
+    """Keeps the commands of Services running, and reports their state to `report`."""
 
-    def __init__(self, logs: Path, say: Say, printed: Printed) -> None:
+    def __init__(self, logs: Path, say: Say, printed: OnPrinted) -> None:
         self._logs = logs
         self._say = say
         self._printed = printed
@@ -82,42 +83,45 @@ class Programs:
         self._running: dict[Identity, tuple[Program, Supervised]] = {}
         self._sources_changed = asyncio.Event()
         self._changing = asyncio.Lock()
-        self.report: Report = _tell_nobody
+        self.report: ReportStatus = _report_nothing
 
     def url(self, service: Identity) -> str:
         """The URL of a Service's program, which stays the same as long as we run."""
         return f"http://{HOST}:{self._port(service)}/"
 
     def _port(self, service: Identity) -> int:
+        """The port of a Service's program, the same at each start."""
         return self._ports.setdefault(service, free_port())
 
     async def run(self, service: Identity, program: Program) -> None:
-        """Run a program; one that has changed is restarted."""
+        """Run a Service's program; if it runs with another command, restart it."""
         async with self._changing:
             if service in self._running and self._running[service][0] == program:
                 return
-            await self._end(service)
-            await self._begin(service, program)
+            await self._stop_program(service)
+            await self._start_program(service, program)
             self._sources_changed.set()
 
     async def stop(self, service: Identity) -> None:
+        """Stop a Service's program, if it runs."""
         async with self._changing:
-            await self._end(service)
+            await self._stop_program(service)
             self._sources_changed.set()
 
     async def close(self) -> None:
-        """Stop them all."""
-        await asyncio.gather(*map(self._end, list(self._running)))
+        """Stop all programs."""
+        await asyncio.gather(*map(self._stop_program, list(self._running)))
 
     async def follow_sources(self) -> None:
-        """Start a program anew whenever a file beside one that its command names changes, for ever.
+        """Restart a program whenever a file beside one that its command names changes; runs for
+        ever.
 
-        Only files of the same suffix count, as a program may write others there.
+        Only files with the same suffix count, since a program may write other files there.
         """
         while True:
             self._sources_changed.clear()
             programs = [program for program, _ in self._running.values()]
-            folders = {file.parent for program in programs for file in program.sources()}
+            folders = {file.parent for program in programs for file in program.source_files()}
             if not folders:
                 await self._sources_changed.wait()
                 continue
@@ -129,24 +133,27 @@ class Programs:
                 step=50,
             )
             async for changed in changes:
-                await self._restart({Path(path) for _, path in changed})
+                await self._restart_changed({Path(path) for _, path in changed})
 
-    async def _restart(self, changed: set[Path]) -> None:
+    async def _restart_changed(self, changed: set[Path]) -> None:
+        """Restart every program that has a source beside one of the changed files."""
         async with self._changing:
             for service, (program, _) in list(self._running.items()):
-                sources = {(file.parent, file.suffix) for file in program.sources()}
+                sources = {(file.parent, file.suffix) for file in program.source_files()}
                 if any((path.parent, path.suffix) in sources for path in changed):
                     self._say(
                         f"Service {'/'.join(service)}: its source has changed, so it starts anew"
                     )
-                    await self._end(service)
-                    await self._begin(service, program)
+                    await self._stop_program(service)
+                    await self._start_program(service, program)
 
-    async def _end(self, service: Identity) -> None:
+    async def _stop_program(self, service: Identity) -> None:
+        """Stop a Service's program, if it runs."""
         if service in self._running:
             await self._running.pop(service)[1].stop()
 
-    async def _begin(self, service: Identity, program: Program) -> None:
+    async def _start_program(self, service: Identity, program: Program) -> None:
+        """Start a program and keep it running, on the port of its Service."""
         log = self._logs / f"service-{service[0]}-{service[1]}.log"
         port = self._port(service)
         command = Command(
@@ -154,19 +161,19 @@ class Programs:
             log,
             {**program.environment, "PORT": str(port)},
             program.folder,
-            patience=PROGRAM_STOP_TIMEOUT,
+            stop_timeout=PROGRAM_STOP_TIMEOUT,
         )
 
         def show(line: str) -> None:
             self._printed(service[1], line)
 
-        async def start() -> _Running:
+        async def start() -> _ReportingChild:
             try:
                 child = await Child.start(command, show)
             except OSError as error:
                 await self.report(service, Status.FALSE, f"its command can't be started: {error}")
                 raise
-            return _Running(child, service, port, log, self.report)
+            return _ReportingChild(child, service, port, log, self.report)
 
         await self.report(service, Status.UNKNOWN, f"port {port} is not open yet: see {log}")
         self._running[service] = (
@@ -175,35 +182,38 @@ class Programs:
         )
 
 
-class _Running:
-    """A child that tells when its port is open, and when it has ended."""
+class _ReportingChild:
+    """A child process that reports when its port opens and when the process ends."""
 
     def __init__(
-        self, child: Child, service: Identity, port: int, log: Path, report: Report
+        self, child: Child, service: Identity, port: int, log: Path, report: ReportStatus
     ) -> None:
         self._child = child
         self._service = service
         self._log = log
         self._report = report
-        self._opening = asyncio.create_task(self._tell_once_open(port))
+        self._opening = asyncio.create_task(self._report_once_open(port))
 
     async def wait(self) -> int:
+        """Wait until the process ends, report that, and return its exit code."""
         code = await self._child.wait()
         self._opening.cancel()
         await self._report(
-            self._service, Status.FALSE, f"its command {ended(code)}: see {self._log}"
+            self._service, Status.FALSE, f"its command {describe_exit(code)}: see {self._log}"
         )
         return code
 
     async def stop(self) -> None:
+        """Stop the process without a report."""
         self._opening.cancel()
         await self._child.stop()
 
-    async def _tell_once_open(self, port: int) -> None:
-        while not await accepts(HOST, port):  # noqa: ASYNC110  # nobody else knows when
+    async def _report_once_open(self, port: int) -> None:
+        """Report once the port accepts connections."""
+        while not await is_port_open(HOST, port):  # noqa: ASYNC110  # nobody else knows when
             await asyncio.sleep(PORT_POLL_INTERVAL)
         await self._report(self._service, Status.TRUE, "")
 
 
-async def _tell_nobody(service: Identity, serves: Status, why_not: str) -> None:
-    """Nobody listens yet."""
+async def _report_nothing(service: Identity, serves: Status, reason: str) -> None:
+    """The report function until somebody sets another: does nothing."""

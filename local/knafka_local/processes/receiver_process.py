@@ -34,20 +34,21 @@ from knafka_operator.model.function_tokens import FunctionTokens, authorization
 RECEIVER_READY_TIMEOUT: Final = 30.0
 """Seconds until a new receiver answers; it takes one on an idle machine."""
 READINESS_POLL_INTERVAL: Final = 0.05
-"""Seconds between two looks."""
+"""Seconds between two checks whether a new receiver answers."""
 RECEIVER_ANSWER_TIMEOUT: Final = 2.0
+"""Seconds for the receiver to answer one of our requests."""
 
-Answered: TypeAlias = Counter[tuple[str, str, int]]
-"""Requests by namespace, Broker or KafkaChannel, and status code."""
+RequestCounts: TypeAlias = Counter[tuple[str, str, int]]
+"""Number of answered requests by namespace, Broker or KafkaChannel, and status code."""
 
-_SAMPLE = re.compile(
+_COUNTER_LINE = re.compile(
     r'knafka_receiver_events_total\{(?:broker|channel)="([^"]*)",code="(\d+)",namespace="([^"]*)"\}'
     r" (\S+)"
 ).fullmatch
 
 
 class ReceiverProcess:
-    """Keeps a receiver running on `listener`, which stays the caller's."""
+    """Keeps a receiver running on a listening socket, which stays the caller's."""
 
     def __init__(
         self,
@@ -58,8 +59,8 @@ class ReceiverProcess:
         on_start: Callable[[], None] = lambda: None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """`name` is that of its log, and the one that people read; `on_start` is called before a
-        process takes the socket. `environment`: more variables of each process."""
+        """`name` is that of the log file and of messages; `on_start` is called before a process
+        takes the socket; `environment` are variables that each process gets in addition."""
         self._listener = listener
         self._name = name
         self._log = logs / f"{name}.log"
@@ -68,32 +69,33 @@ class ReceiverProcess:
         self._environment = environment or {}
         self._process: Supervised | None = None
         self._contract: Mapping[str, str] = {}
-        """Its environment."""
-        self._tally = Tally()
+        """Environment variables that tell the process which contract to follow."""
+        self._tally = CounterTotals()
         self._url = f"http://{HOST}:{port_of(listener)}"
         self._tokens = FunctionTokens((secrets.token_bytes(32),))
 
     @property
     def is_running(self) -> bool:
-        """Whether a process has the socket, or had and is started again."""
+        """Whether a receiver was started; true also while it is being restarted."""
         return self._process is not None
 
     async def serve_nothing(self) -> None:
-        """Start a process that serves no Broker, if there is no process yet."""
+        """Start a receiver that serves no Broker, unless a receiver runs already."""
         if self._process is None:
-            await self._run({settings.INGRESSES: "[]"})
+            await self._start_with({settings.INGRESSES: "[]"})
 
     async def follow(self, contract: Receiver) -> bool:
-        """Have everything served that stands in a topic; returns once all that stood there is.
+        """Serve what a contract topic holds; returns once the receiver has read the topic so far.
 
-        False: the process doesn't answer yet; asked again, it is looked at again.
+        False: the receiver doesn't answer yet; call this again to check once more.
         """
-        return await self._run({settings.RECEIVER: json.dumps(documents.dump(contract))})
+        return await self._start_with({settings.RECEIVER: json.dumps(documents.dump(contract))})
 
-    async def _run(self, contract: Mapping[str, str]) -> bool:
+    async def _start_with(self, contract: Mapping[str, str]) -> bool:
+        """Replace the process by one with this contract; returns whether it answers."""
         if self._process is not None and contract == self._contract:
             return await self._is_ready()
-        old, self._contract = self._process, contract
+        previous, self._contract = self._process, contract
         command = Command(
             (sys.executable, "-m", "knafka.receiver", "--fd", str(self._listener.fileno())),
             self._log,
@@ -103,13 +105,16 @@ class ReceiverProcess:
         self._on_start()
         self._process = Supervised(f"the {self._name}", lambda: Child.start(command), self._say)
         try:
-            return await self._until_served()
+            return await self._wait_until_ready()
         finally:
-            if old is not None:
-                await old.stop()
+            if previous is not None:
+                await previous.stop()
 
-    async def _until_served(self) -> bool:
-        """Both processes take from one socket, but only the new one has another contract."""
+    async def _wait_until_ready(self) -> bool:
+        """Wait until the new process answers; returns False after `RECEIVER_READY_TIMEOUT` seconds.
+
+        Old and new process accept from the same socket, but only the new one knows the contract.
+        """
         deadline = asyncio.get_running_loop().time() + RECEIVER_READY_TIMEOUT
         while not await self._is_ready():
             if asyncio.get_running_loop().time() > deadline:
@@ -119,31 +124,32 @@ class ReceiverProcess:
         return True
 
     async def _is_ready(self) -> bool:
-        return await self._ask("/health/readiness") is not None and (
+        """Whether the receiver answers and has read the contract topic that it follows."""
+        return await self._get("/health/readiness") is not None and (
             settings.RECEIVER not in self._contract or await self.position() is not None
         )
 
     async def answers(self, path: str) -> bool:
         """Whether the Broker or KafkaChannel at this path takes events now."""
-        return await self._ask(path, {"k-network-probe": "probe"}) is not None
+        return await self._get(path, {"k-network-probe": "probe"}) is not None
 
     async def position(self) -> int | None:
-        """The offset up to which the receiver has read its contract topic; None: it doesn't
+        """The offset up to which the receiver has read its contract topic; None if it doesn't
         answer."""
         (bearer,) = self._tokens.bearers(self._url)
-        if (answer := await self._ask("/contract", authorization(bearer))) is None:
+        if (answer := await self._get("/contract", authorization(bearer))) is None:
             return None
         return int(json.loads(answer)["position"])
 
-    async def answered(self) -> Answered:
-        """Requests answered since the start, by Broker and status code; the last known counts while
-        no process answers."""
-        if (metrics := await self._ask("/metrics")) is None:
+    async def request_counts(self) -> RequestCounts:
+        """Counts of answered requests since the start; the last known counts while no process
+        answers."""
+        if (metrics := await self._get("/metrics")) is None:
             return self._tally.total
-        return self._tally.add(Counter(dict(_samples(metrics))))
+        return self._tally.add(Counter(dict(_request_counters(metrics))))
 
-    async def _ask(self, path: str, headers: Mapping[str, str] | None = None) -> str | None:
-        """What a GET is answered with 200; None: nobody answers so."""
+    async def _get(self, path: str, headers: Mapping[str, str] | None = None) -> str | None:
+        """The body of the answer to a GET; None unless the receiver answers 200."""
         url, timeout = self._url + path, aiohttp.ClientTimeout(total=RECEIVER_ANSWER_TIMEOUT)
         with suppress(aiohttp.ClientError, TimeoutError):
             async with aiohttp.request("GET", url, headers=headers, timeout=timeout) as response:
@@ -151,30 +157,33 @@ class ReceiverProcess:
         return None
 
     async def stop(self) -> None:
+        """Stop the receiver, and don't start it again."""
         if self._process is not None:
             await self._process.stop()
 
 
-class Tally:
-    """Counters that survive the process that counts: what falls has started anew.
+class CounterTotals:
+    """Adds up counters across restarts of the process that keeps them.
 
-    What is missing has not: a KafkaChannel that is gone isn't counted any more.
+    A counter that falls shows a restart; one that is missing does not: its KafkaChannel is gone.
     """
 
     def __init__(self) -> None:
-        self.total: Answered = Counter()
-        self._last: Answered = Counter()
+        self.total: RequestCounts = Counter()
+        self._last: RequestCounts = Counter()
 
-    def add(self, now: Answered) -> Answered:
-        counted = [key for key in self._last if key in now]
-        began_anew = not counted or any(now[key] < self._last[key] for key in counted)
-        self.total = self.total + (now if began_anew else now - self._last)
-        self._last = now
+    def add(self, counters: RequestCounts) -> RequestCounts:
+        """Add a new reading of the counters; returns the totals."""
+        shared_keys = [key for key in self._last if key in counters]
+        restarted = not shared_keys or any(counters[key] < self._last[key] for key in shared_keys)
+        self.total = self.total + (counters if restarted else counters - self._last)
+        self._last = counters
         return self.total
 
 
-def _samples(text: str) -> Iterator[tuple[tuple[str, str, int], int]]:
+def _request_counters(text: str) -> Iterator[tuple[tuple[str, str, int], int]]:
+    """The request counters in the receiver's metrics, by namespace, name and status code."""
     for line in text.splitlines():
-        if sample := _SAMPLE(line):
+        if sample := _COUNTER_LINE(line):
             broker, code, namespace, count = sample.groups()
             yield (namespace, broker, int(code)), int(float(count))

@@ -1,4 +1,4 @@
-"""Service accounts: who sends, by name. Nothing has to declare one on this machine."""
+"""Service accounts: the senders of events. No manifest has to declare them on this machine."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ _NAME = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?").fullmatch
 
 
 class ServiceAccount(NamedTuple):
-    """A service account."""
+    """A Kubernetes service account."""
 
     namespace: str
     name: str
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """`NAMESPACE/NAME`, or `NAME` in default; None: it can't be a service account's name."""
+        """Parse `NAMESPACE/NAME`, or `NAME` in `default`; None if it can't be a service account's
+        name."""
         namespace, slash, name = text.rpartition("/")
         account = cls(namespace if slash else "default", name)
         return account if all(_NAME(part) for part in account) else None
 
     @property
     def subject(self) -> str:
-        """The subject of the account's tokens."""
+        """The subject (`sub`) of the account's tokens."""
         return f"{SERVICE_ACCOUNTS}{self.namespace}:{self.name}"

@@ -1,11 +1,11 @@
-"""Issuer: who signs service accounts' tokens on this machine, as the API server does on a cluster.
+"""Issuer: signs service accounts' tokens on this machine, as the API server does on a cluster.
 
-    DATA/issuer/signing.key   made once, by the first `knafka up --require-auth`; whoever reads it
-                              may send as anybody, so nobody but the user may
-    token(account, audience)  what `kubectl create token` gives
-    DISCOVERY, JWKS           what receivers ask for, over TLS on loopback (`issuer_server`)
+    DATA/issuer/signing.key   made by the first `knafka up --require-auth`; only the user can read
+                              it, since its holder can send as anybody
+    token(account, audience)  makes a token, as `kubectl create token` does
+    discovery, jwks           receivers read these, over TLS on loopback (`issuer_server`)
 
-Tokens are good across restarts: the key is kept, and the issuer has one name.
+Tokens stay valid across restarts: the key is kept, and the issuer's name is constant.
 Not here: what a token must say (`knafka.core.auth_tokens`).
 """
 
@@ -30,49 +30,52 @@ from knafka.core.errors import KnafkaError
 from knafka_local.tokens.accounts import ServiceAccount
 
 ISSUER: Final = "https://issuer.knafka.internal"
-"""A name, as the API server's is: nobody looks it up."""
+"""The issuer's name in tokens (`iss`); nobody resolves it."""
 ALGORITHM: Final = "RS256"
-"""The API server's."""
+"""The signing algorithm, the same as the API server's."""
 RSA_BITS: Final = 2048
+"""Size of the signing key in bits."""
 KEY_FILE: Final = "signing.key"
 
 
 class BadIssuer(KnafkaError):
-    """The issuer's key isn't there, or can't be used; the text says what to do."""
+    """The issuer's key doesn't exist or can't be used; the text says what to do."""
 
 
 class Issuer:
     """Signs service accounts' tokens with one key."""
 
     def __init__(self, key: rsa.RSAPrivateKey) -> None:
+        """The issuer that signs with `key`."""
         self._key = key
         public = key.public_key().public_bytes(
             serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
         )
         digest = hashlib.sha256(public).digest()
         self._key_id = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
-        """As the API server derives it."""
+        """Derived from the key as the API server derives it."""
 
     @classmethod
-    def of(cls, folder: Path) -> Self:
-        """The one whose key is there. Raises `BadIssuer`."""
+    def load(cls, folder: Path) -> Self:
+        """Load the issuer whose key is in `folder`. Raises `BadIssuer`."""
         try:
-            return cls(_read(folder / KEY_FILE))
+            return cls(_read_key(folder / KEY_FILE))
         except FileNotFoundError:
             raise BadIssuer(
                 f"there is no issuer in {folder}: start one with `knafka up --require-auth`"
             ) from None
 
     @classmethod
-    def made_in(cls, folder: Path) -> Self:
-        """The one whose key is there, made if there is none. Raises `BadIssuer`."""
+    def load_or_create(cls, folder: Path) -> Self:
+        """Load the issuer whose key is in `folder`, making a key if there is none. Raises
+        `BadIssuer`."""
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
             if not (folder / KEY_FILE).exists():
-                _write(folder / KEY_FILE)
+                _create_key(folder / KEY_FILE)
         except OSError as error:
             raise BadIssuer(f"{folder} can't be written ({error}): choose --data-dir DIR") from None
-        return cls.of(folder)
+        return cls.load(folder)
 
     def token(
         self,
@@ -81,7 +84,7 @@ class Issuer:
         lifetime: float,
         now: float | None = None,
     ) -> str:
-        """A token of `account` for `audiences`, good for `lifetime` seconds."""
+        """Sign a token of `account` for `audiences`, valid for `lifetime` seconds."""
         issued = int(time.time() if now is None else now)
         claims = {
             "iss": ISSUER,
@@ -119,17 +122,18 @@ class Issuer:
         return json.dumps({"keys": [key]}).encode()
 
 
-class TokenSender:
-    """Shows tokens of one account for one audience, a new one when half of its life is over."""
+class TokenProvider:
+    """Provides an account's token for one audience, and a new one when half of its life is over."""
 
     LIFETIME: Final = 3600.0
+    """Seconds for which a token is valid."""
 
     def __init__(self, issuer: Issuer, account: ServiceAccount, audience: str) -> None:
         self._issuer, self._account, self._audience = issuer, account, audience
         self._line, self._until = b"", 0.0
 
     def header(self) -> bytes:
-        """The header line of a request."""
+        """The `authorization` header line of a request."""
         if (now := time.time()) >= self._until:
             token = self._issuer.token(self._account, [self._audience], self.LIFETIME, now)
             self._line = f"authorization: Bearer {token}\r\n".encode()
@@ -137,27 +141,30 @@ class TokenSender:
         return self._line
 
 
-def _read(file: Path) -> rsa.RSAPrivateKey:
+def _read_key(file: Path) -> rsa.RSAPrivateKey:
+    """Load the private key from its file. Raises `BadIssuer`, and `FileNotFoundError` if there is
+    none."""
     try:
         key = serialization.load_pem_private_key(file.read_bytes(), password=None)
     except FileNotFoundError:
         raise
     except (OSError, ValueError, TypeError) as error:
-        raise BadIssuer(_unusable(file, type(error).__name__)) from None
+        raise BadIssuer(_unusable_key_message(file, type(error).__name__)) from None
     if not isinstance(key, rsa.RSAPrivateKey) or key.key_size < RSA_BITS:
-        raise BadIssuer(_unusable(file, f"want an RSA key of {RSA_BITS} bits or more"))
+        raise BadIssuer(_unusable_key_message(file, f"want an RSA key of {RSA_BITS} bits or more"))
     return key
 
 
-def _unusable(file: Path, why: str) -> str:
+def _unusable_key_message(file: Path, reason: str) -> str:
+    """The error message for a key file that can't be used, with what to do."""
     return (
-        f"{file} can't be used ({why}): delete it and start `knafka up --require-auth`, which "
-        "makes another; tokens that it has signed are good no more"
+        f"{file} can't be used ({reason}): delete it and start `knafka up --require-auth`, which "
+        "makes another; tokens signed with the old key are then refused"
     )
 
 
-def _write(file: Path) -> None:
-    """Make a key; who reads the file sees all of it or none."""
+def _create_key(file: Path) -> None:
+    """Make a signing key and write it so that readers see all of the file or none."""
     key = rsa.generate_private_key(public_exponent=65537, key_size=RSA_BITS)
     pem = key.private_bytes(
         serialization.Encoding.PEM,

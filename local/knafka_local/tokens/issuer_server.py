@@ -1,12 +1,12 @@
-"""The issuer on loopback, over TLS, as functions ask an API server for it.
+"""Serves the issuer on loopback over TLS, with the paths of an API server.
 
     GET /.well-known/openid-configuration                         its name
     GET /openid/v1/jwks                                           its public key
     POST /api/v1/namespaces/NAMESPACE/serviceaccounts/NAME/token  a token, as for dispatchers
 
-The functions' folder has what a projected volume has on a cluster: the CA and a token, both made
-anew at each start. Only who shows that token is given others: every account of the machine reaches
-loopback, and the folder is the user's.
+The folder holds what a projected volume holds on a cluster: the CA and a token, both new at each
+start. The server gives tokens only to a caller that shows that token: every account of the machine
+can reach loopback, but only the user can read the folder.
 Not here: signing anything (`issuer`).
 """
 
@@ -33,40 +33,52 @@ from knafka_local.tokens.issuer import ISSUER, Issuer
 from knafka_operator.runtime.webhooks import make_certificate
 
 ISSUER_HOST: Final = "localhost"
-"""In the certificate; it is looked up as loopback, where we listen."""
+"""The host name in the certificate; it resolves to loopback, where the server listens."""
 TOKEN_REQUEST: Final = "/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token"
+"""The path of Kubernetes' TokenRequest API."""
 FUNCTIONS_ACCOUNT: Final = ServiceAccount("knafka", "functions")
-"""As whom they ask: it is the audience of that token that counts, the issuer's own."""
+"""The account of functions when they ask for tokens; only the audience of their token is
+checked."""
 FUNCTIONS_TOKEN_LIFETIME: Final = timedelta(days=365)
-"""Of that token, which is made anew at each start."""
+"""How long the functions' token is valid; a new one is made at each start."""
 LONGEST_TOKEN_LIFETIME: Final = 24 * 3600.0
-"""Seconds that a token is given for at most."""
+"""The longest lifetime of a requested token, in seconds."""
 
 
 class _TokenSpec(msgspec.Struct, rename="camel"):
+    """The spec of Kubernetes' TokenRequest."""
+
     audiences: list[str]
     expiration_seconds: float = 3600.0
 
 
 class _TokenRequest(msgspec.Struct):
+    """Kubernetes' TokenRequest (authentication.k8s.io/v1)."""
+
     spec: _TokenSpec
 
 
 @contextlib.asynccontextmanager
-async def served(folder: Path) -> AsyncIterator[Mapping[str, str]]:
-    """Serve the issuer of this folder, made if there is none; gives what the functions' environment
-    needs to know of it. Raises `BadIssuer`."""
-    issuer = Issuer.made_in(folder)
+async def serve_issuer(folder: Path) -> AsyncIterator[Mapping[str, str]]:
+    """Serve the issuer of this folder, making a key if there is none.
+
+    Yields the environment variables by which functions find it. Raises `BadIssuer`.
+    """
+    issuer = Issuer.load_or_create(folder)
     answers = {DISCOVERY: issuer.discovery, JWKS: issuer.jwks}
 
     async def answer(request: web.Request) -> web.Response:
+        """Answer with the discovery document or the keys."""
         return web.Response(body=answers[request.path], content_type="application/json")
 
-    own = issuer.token(FUNCTIONS_ACCOUNT, [ISSUER], FUNCTIONS_TOKEN_LIFETIME.total_seconds())
+    functions_token = issuer.token(
+        FUNCTIONS_ACCOUNT, [ISSUER], FUNCTIONS_TOKEN_LIFETIME.total_seconds()
+    )
 
     async def give(request: web.Request) -> web.Response:
-        shown = request.headers.get("authorization", "")
-        if not hmac.compare_digest(shown.encode(), f"Bearer {own}".encode()):
+        """Answer a TokenRequest with a token; 401 unless the functions' token is shown."""
+        authorization = request.headers.get("authorization", "")
+        if not hmac.compare_digest(authorization.encode(), f"Bearer {functions_token}".encode()):
             raise web.HTTPUnauthorized
         try:
             spec = msgspec.json.decode(await request.read(), type=_TokenRequest).spec
@@ -76,8 +88,8 @@ async def served(folder: Path) -> AsyncIterator[Mapping[str, str]]:
         lifetime = min(spec.expiration_seconds, LONGEST_TOKEN_LIFETIME)
         now = datetime.now(UTC)
         token = issuer.token(account, spec.audiences, lifetime, now.timestamp())
-        ends = now + timedelta(seconds=lifetime)
-        status = {"token": token, "expirationTimestamp": ends.isoformat()}
+        expires = now + timedelta(seconds=lifetime)
+        status = {"token": token, "expirationTimestamp": expires.isoformat()}
         metadata = {"creationTimestamp": now.isoformat()}
         return web.json_response({"metadata": metadata, "status": status}, status=201)
 
@@ -88,7 +100,9 @@ async def served(folder: Path) -> AsyncIterator[Mapping[str, str]]:
     await runner.setup()
     with listen() as listener:
         try:
-            await web.SockSite(runner, listener, ssl_context=_tls(folder, own)).start()
+            await web.SockSite(
+                runner, listener, ssl_context=_tls_context(folder, functions_token)
+            ).start()
             yield {
                 settings.OIDC_URL: f"https://{ISSUER_HOST}:{port_of(listener)}",
                 settings.OIDC_FOLDER: str(folder),
@@ -97,8 +111,8 @@ async def served(folder: Path) -> AsyncIterator[Mapping[str, str]]:
             await runner.cleanup()  # before its socket is closed
 
 
-def _tls(folder: Path, token: str) -> ssl.SSLContext:
-    """The files that functions read are written, too."""
+def _tls_context(folder: Path, token: str) -> ssl.SSLContext:
+    """Write the CA and the token that functions read, and make the server's TLS context."""
     pem = make_certificate(ISSUER_HOST, datetime.now(UTC))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     key = folder / "tls.key"

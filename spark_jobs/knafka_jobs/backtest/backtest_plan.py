@@ -30,7 +30,7 @@ from knafka.core.sensor.contract import Conditions
 from knafka.core.sensor.duplicates import Seen
 from knafka.core.sensor.records import correlation_of, identity_of, trigger_of
 from knafka.core.sensor.routing import Router
-from knafka_jobs.backtest.firing_model import Came, FiringModel
+from knafka_jobs.backtest.firing_model import ArrivedEvent, FiringModel
 from knafka_jobs.schema import Columns, ddl
 
 EVENT_RECORDS: Final[Columns] = {
@@ -68,6 +68,7 @@ FIRING_EVENT: Final[Columns] = {
     "partition": "bigint",
     "offset": "bigint",
 }
+"""Columns of an event of a firing."""
 
 FIRINGS: Final[Columns] = {
     "trigger": "string",
@@ -87,11 +88,13 @@ _FIRED: Final[Columns] = {
 }
 
 READ: Final = "read"
+"""Count of events that were read."""
 UNDECODABLE: Final = "undecodable"
+"""Count of records that hold no event."""
 UNDATED: Final = "undated"
-"""Events of an archive without a possible time: they can't be put in order."""
+"""Count of events in an archive without a possible time: they can't be put in order."""
 MATCHED: Final = "matched"
-"""Events that match a trigger, counted once for each trigger."""
+"""Count of events that match a trigger, one for each trigger."""
 ERROR: Final = "error "
 """Prefix of counts of errors in filters and correlations; the kind of error follows."""
 WAITING: Final = "waiting "
@@ -130,29 +133,32 @@ def possible_time(record_time: Column) -> Column:
     return F.when(record_time.between(times.EARLIEST * 1000, times.LATEST * 1000), record_time)
 
 
-def routed(records: DataFrame, sensor: Conditions) -> DataFrame:
+def route_events(records: DataFrame, sensor: Conditions) -> DataFrame:
     """Match EVENT_RECORDS with the triggers of a Sensor: rows of ROUTED."""
-    rows = records.select(*EVENT_RECORDS).rdd.mapPartitions(partial(_route, dump(sensor)))
+    rows = records.select(*EVENT_RECORDS).rdd.mapPartitions(partial(_route_task, dump(sensor)))
     return records.sparkSession.createDataFrame(rows, ddl(ROUTED), verifySchema=False)
 
 
-def fired(routes: DataFrame, sensor: Conditions, until: int, partitions: int) -> DataFrame:
+def compute_firings(
+    routes: DataFrame, sensor: Conditions, until: int, partitions: int
+) -> DataFrame:
     """Compute the firings up to `until` (ms), in `partitions` tasks; adds rows with `counts`."""
-    alone = F.concat_ws("/", "place", "partition", "offset")
+    own_key = F.concat_ws("/", "place", "partition", "offset")
     rows = (
         # An event that fires alone needs no others: else a trigger without conditions is one task.
-        routes.repartition(partitions, F.when(F.col("fires"), alone).otherwise(F.col("key")))
+        routes.repartition(partitions, F.when(F.col("fires"), own_key).otherwise(F.col("key")))
         .sortWithinPartitions("key", "at", "place", "partition", "offset", "number")
         .select(*ROUTED)
-        .rdd.mapPartitions(partial(_fire, dump(sensor), until))
+        .rdd.mapPartitions(partial(_fire_task, dump(sensor), until))
     )
     return routes.sparkSession.createDataFrame(rows, ddl(_FIRED), verifySchema=False)
 
 
-def firings(outcome_rows: DataFrame) -> DataFrame:
-    """The rows of FIRINGS, from the rows of `fired`."""
+def firing_rows(outcome_rows: DataFrame) -> DataFrame:
+    """The rows of FIRINGS, from the rows of `compute_firings`."""
 
     def event_struct(event: Column) -> Column:
+        """An event as a struct of `FIRING_EVENT`."""
         # A source has no spaces.
         identity = F.split(event["identity"], " ", 2)
         return F.struct(
@@ -173,8 +179,8 @@ def firings(outcome_rows: DataFrame) -> DataFrame:
     )
 
 
-def counts(outcome_rows: DataFrame) -> Counts:
-    """The sums of all tasks' counts, from the rows of `fired`."""
+def sum_task_counts(outcome_rows: DataFrame) -> Counts:
+    """The sums of all tasks' counts, from the rows of `compute_firings`."""
     rows = outcome_rows.where("counts IS NOT NULL").select("counts").collect()
     return _sum_counts(row["counts"] for row in rows)
 
@@ -193,6 +199,7 @@ def conditions_of(document: Any) -> Conditions:
 
 
 _BUS: Final = ("broker", "channel", "grace")
+"""Fields of a Sensor's spec that do not decide when it fires."""
 _DELIVERY: Final = frozenset(
     {"subscriber", "reply", "delivery", "payload", "retryStrategy", "rateLimit", "dlqTrigger"}
 )
@@ -200,6 +207,7 @@ _DELIVERY: Final = frozenset(
 
 
 def _condition_fields(trigger: Any) -> Any:
+    """The fields of a trigger that decide when it fires."""
     if not isinstance(trigger, dict):
         return trigger
     return {name: value for name, value in trigger.items() if name not in _DELIVERY}
@@ -208,7 +216,8 @@ def _condition_fields(trigger: Any) -> Any:
 # In Spark's Python workers
 
 
-def _route(document: Any, rows: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
+def _route_task(document: Any, rows: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
+    """Route the events of one task; yields rows of `ROUTED`."""
     counted: Counts = Counter()
     router = Router(parse(Conditions, document), lambda kind: counted.update([f"{ERROR}{kind}"]))
     for place, number, offset, record_time, names, values, value in rows:
@@ -225,38 +234,40 @@ def _route(document: Any, rows: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
         if routes := router.route(attributes):
             counted[MATCHED] += len(routes)
             identity = identity_of(attributes)
-            where = (record_time, place, number, offset)
+            position = (record_time, place, number, offset)
             for order, (dependency, key, fires) in enumerate(routes):
-                yield key, *where, order, dependency, identity, fires, None
+                yield key, *position, order, dependency, identity, fires, None
     yield *[None] * (len(ROUTED) - 1), json.dumps(counted)
 
 
-def _fire(document: Any, until: int, rows: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
+def _fire_task(document: Any, until: int, rows: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
+    """Compute the firings of one task's keys; yields rows of `_FIRED`."""
     counted: Counts = Counter()
     conditions = parse(Conditions, document)
     rules = {rule.name: rule for rule in conditions.rules()}
-    for key, its in groupby(rows, itemgetter(0)):
+    for key, rows_of_key in groupby(rows, itemgetter(0)):
         if key is None:
-            counted += _sum_counts(row[-1] for row in its)
+            counted += _sum_counts(row[-1] for row in rows_of_key)
             continue
         trigger, correlation = trigger_of(key), correlation_of(key)
         model, seen = FiringModel(rules[trigger]), Seen(conditions.dedupe_millis)
-        for _, time, place, number, offset, _, dependency, identity, fires, _ in its:
-            came = Came(dependency, identity, time, place, number, offset)
+        for _, time, place, number, offset, _, dependency, identity, fires, _ in rows_of_key:
+            event = ArrivedEvent(dependency, identity, time, place, number, offset)
             if fires:
-                yield trigger, correlation, time, [came], None
+                yield trigger, correlation, time, [event], None
                 continue
             if not seen.is_new(key, dependency, identity, time):
                 continue
-            for firing in model.add(came):
+            for firing in model.add(event):
                 yield trigger, correlation, firing.at, list(firing.events), None
         for firing in model.end(until):
             yield trigger, correlation, firing.at, list(firing.events), None
-        counted[f"{WAITING}{trigger}"] += model.waits(until)
+        counted[f"{WAITING}{trigger}"] += model.has_waiting_events(until)
     yield None, None, None, None, json.dumps(counted)
 
 
 def _sum_counts(texts: Iterable[str]) -> Counts:
+    """The sum of counts in JSON."""
     total: Counts = Counter()
     for text in texts:
         total.update(json.loads(text))

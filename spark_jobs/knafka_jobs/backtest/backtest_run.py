@@ -26,7 +26,7 @@ from knafka.core import json_format
 from knafka.core.kafka_binding import CONTENT_TYPE
 from knafka.core.sensor.contract import Conditions
 from knafka_jobs.backtest import backtest_plan
-from knafka_jobs.io.delta import explained
+from knafka_jobs.io.delta import explain_spark_errors
 from knafka_jobs.io.kafka import KafkaClient
 from knafka_jobs.job_errors import JobError
 
@@ -41,10 +41,11 @@ TIME_COLUMNS: Final = ("timestamp", "appended")
 """Columns of an archive that may have a record's time: Kafka's, and that of our tables."""
 
 NDJSON_SUFFIXES: Final = (".ndjson", ".jsonl", ".json", ".ndjson.gz", ".jsonl.gz", ".json.gz")
+"""Suffixes of archives that are NDJSON."""
 
 
 @dataclass(frozen=True, slots=True)
-class Backtested:
+class BacktestResult:
     """The result of a backtest."""
 
     events: int
@@ -73,7 +74,7 @@ class TimeSpan:
     since: int | None = None
     until: int | None = None
 
-    def holds(self, event_time: Column) -> Column:
+    def contains(self, event_time: Column) -> Column:
         """Whether an event's time is inside; an unknown time (null) counts as inside."""
         is_inside = F.lit(True)
         if self.since is not None:
@@ -120,7 +121,7 @@ def records_of_topic(
         *backtest_plan.records_of(F.col("headers"), F.col("value")),
     )
     until = read_at if span.until is None else span.until
-    return records.where(span.holds(F.col("at"))), until
+    return records.where(span.contains(F.col("at"))), until
 
 
 def records_of_archive(spark: SparkSession, path: str, span: TimeSpan) -> tuple[DataFrame, int]:
@@ -128,14 +129,14 @@ def records_of_archive(spark: SparkSession, path: str, span: TimeSpan) -> tuple[
 
     Raises `JobError`.
     """
-    with explained(f"the archive {path} can't be read"):
+    with explain_spark_errors(f"the archive {path} can't be read"):
         if DeltaTable.isDeltaTable(spark, path):
             records = _records_of_table(spark.read.format("delta").load(path), path)
         elif _is_parquet(path):
             records = _records_of_table(spark.read.parquet(path), path)
         else:
             records = _records_of_lines(spark.read.text(path))
-        records_inside = records.where(span.holds(F.col("at")))
+        records_inside = records.where(span.contains(F.col("at")))
         if span.until is not None:
             return records_inside, span.until
         last = records_inside.agg(F.max("at")).first()
@@ -144,7 +145,7 @@ def records_of_archive(spark: SparkSession, path: str, span: TimeSpan) -> tuple[
 
 def backtest(
     records: DataFrame, sensor: Conditions, until: int, limit: int, output: str | None
-) -> Backtested:
+) -> BacktestResult:
     """Compute what EVENT_RECORDS would have fired up to `until` (ms).
 
     The result shows `limit` firings. `output` is a folder or URI for a new Delta table of all
@@ -153,23 +154,23 @@ def backtest(
     spark = records.sparkSession
     partitions = max(MIN_TASKS, int(spark.conf.get("spark.sql.shuffle.partitions") or 1))
     spark.conf.set("parquet.block.size", str(ROW_GROUP_BYTES))
-    outcome_rows = records.transform(backtest_plan.routed, sensor).transform(
-        backtest_plan.fired, sensor, until, partitions
+    outcome_rows = records.transform(backtest_plan.route_events, sensor).transform(
+        backtest_plan.compute_firings, sensor, until, partitions
     )
     outcome_rows.persist(StorageLevel.DISK_ONLY)
     try:
-        firings = outcome_rows.transform(backtest_plan.firings)
-        counted = backtest_plan.counts(outcome_rows)
+        firings = outcome_rows.transform(backtest_plan.firing_rows)
+        counted = backtest_plan.sum_task_counts(outcome_rows)
         by_trigger = {
             row["trigger"]: row["count"] for row in firings.groupBy("trigger").count().collect()
         }
         if output is not None:
-            with explained(f"the firings can't be written to {output}"):
+            with explain_spark_errors(f"the firings can't be written to {output}"):
                 firings.write.format("delta").mode("errorifexists").save(output)
         shown = firings.orderBy("at", "trigger", "correlation").limit(limit).collect()
     finally:
         outcome_rows.unpersist()
-    return Backtested(
+    return BacktestResult(
         events=counted[backtest_plan.READ],
         matched=counted[backtest_plan.MATCHED],
         undecodable=counted[backtest_plan.UNDECODABLE],
@@ -201,9 +202,10 @@ def _is_parquet(path: str) -> bool:
 
 
 def _records_of_table(rows: DataFrame, path: str) -> DataFrame:
-    there = set(rows.columns)
-    time = next((column for column in TIME_COLUMNS if column in there), None)
-    missing = [column for column in ("headers", "value") if column not in there]
+    """EVENT_RECORDS of an archive's table. Raises `JobError`."""
+    columns = set(rows.columns)
+    time = next((column for column in TIME_COLUMNS if column in columns), None)
+    missing = [column for column in ("headers", "value") if column not in columns]
     if time is None:
         missing.append(" or ".join(TIME_COLUMNS))
     if missing or time is None:
@@ -211,19 +213,21 @@ def _records_of_table(rows: DataFrame, path: str) -> DataFrame:
             f"{path} is no archive of records: it lacks the columns {', '.join(missing)}"
         )
 
-    def own(name: str, otherwise: Column) -> Column:
-        return (F.col(name) if name in there else otherwise).alias(name)
+    def optional_column(name: str, default: Column) -> Column:
+        """A column of the archive, or a default."""
+        return (F.col(name) if name in columns else default).alias(name)
 
     return rows.select(
-        (F.col("topic") if "topic" in there else F.lit("")).alias("place"),
-        own("partition", F.lit(0)),
-        own("offset", F.monotonically_increasing_id()),
+        (F.col("topic") if "topic" in columns else F.lit("")).alias("place"),
+        optional_column("partition", F.lit(0)),
+        optional_column("offset", F.monotonically_increasing_id()),
         backtest_plan.possible_time(F.unix_millis(time)).alias("at"),
         *backtest_plan.records_of(F.col("headers"), F.col("value")),
     )
 
 
 def _records_of_lines(lines: DataFrame) -> DataFrame:
+    """EVENT_RECORDS of an archive of NDJSON."""
     # RFC 3339 allows lower-case letters and leap seconds (:60, read as the next second), which
     # Spark does not read.
     text = F.upper(F.get_json_object("value", "$.time"))
@@ -242,6 +246,7 @@ def _records_of_lines(lines: DataFrame) -> DataFrame:
 
 
 def _counts_with_prefix(counted: backtest_plan.Counts, prefix: str) -> dict[str, int]:
+    """The counts whose names begin with `prefix`, by the rest of the name."""
     return {
         name.removeprefix(prefix): count
         for name, count in sorted(counted.items())
@@ -256,6 +261,7 @@ def _firing_document(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _time_text(moment: datetime) -> str:
+    """A time in UTC, in RFC 3339 with milliseconds."""
     # Spark gives local times without a zone.
     utc = moment.astimezone(UTC).isoformat(timespec="milliseconds")
     return utc.replace("+00:00", "Z")

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 from knafka.core.sensor.rules import Rule
 
 
-class Came(NamedTuple):
+class ArrivedEvent(NamedTuple):
     """An event of one of the trigger's dependencies, and where it lies."""
 
     dependency: str
@@ -29,15 +29,15 @@ class Came(NamedTuple):
     offset: int
 
 
-class Expected(NamedTuple):
+class ExpectedFiring(NamedTuple):
     """A firing that the model expects."""
 
     at: int
     """Time of the firing, in milliseconds: that of its last event, or the end of a wait."""
-    events: tuple[Came, ...]
+    events: tuple[ArrivedEvent, ...]
 
 
-_Which: TypeAlias = tuple[str, str]
+_EventKey: TypeAlias = tuple[str, str]
 """Dependency and identity."""
 
 
@@ -49,23 +49,23 @@ class FiringModel:
 
     def __init__(self, rule: Rule) -> None:
         self._rule = rule
-        self._counting: dict[_Which, Came] = {}
+        self._counting: dict[_EventKey, ArrivedEvent] = {}
         """Events that count towards the next firing, in the order of time."""
         self._until: int | None = None
         """End (ms) of a complete set's wait: an unwanted event until then cancels the set."""
-        self._ignored: dict[_Which, Came] = {}
+        self._ignored: dict[_EventKey, ArrivedEvent] = {}
         """Wanted events that came during the wait."""
         self._unwanted_at: int | None = None
         """Time (ms) of the last unwanted event: it also cancels a set completed at that time."""
 
-    def add(self, event: Came) -> Iterator[Expected]:
+    def add(self, event: ArrivedEvent) -> Iterator[ExpectedFiring]:
         """Take the next event; yields the firings since the previous event, and with this one."""
-        yield from self._waited(event.at)
+        yield from self._end_wait(event.at)
         which = (event.dependency, event.identity)
         reset = self._last_reset(event.at)
         self._ignored.pop(which, None)
         if which in self._counting or self._begins_before(reset):
-            self._take_back(which, reset)
+            self._remove_from_counting(which, reset)
         if reset is not None and event.at <= reset:
             return
         if event.dependency in self._rule.condition.unwanted:
@@ -74,7 +74,7 @@ class FiringModel:
                 self._clear()
         elif self._until is not None:
             self._ignored[which] = event
-        elif self._completes(event):
+        elif self._count_event(event):
             if not self._rule.condition.unwanted:
                 yield self._fire(event.at)
             elif self._unwanted_at == event.at:
@@ -83,11 +83,11 @@ class FiringModel:
                 assert self._rule.within is not None
                 self._until = event.at + self._rule.within
 
-    def end(self, time: int) -> Iterator[Expected]:
+    def end(self, time: int) -> Iterator[ExpectedFiring]:
         """End at `time` (ms), after every earlier event was added; yields the last firings."""
-        yield from self._waited(time)
+        yield from self._end_wait(time)
 
-    def waits(self, time: int) -> bool:
+    def has_waiting_events(self, time: int) -> bool:
         """Whether wanted events are held at this time (ms).
 
         A wait for an unwanted event also holds events that were reset, until the wait is over.
@@ -99,7 +99,9 @@ class FiringModel:
             for event in self._counting.values()
         )
 
-    def _waited(self, time: int) -> Iterator[Expected]:
+    def _end_wait(self, time: int) -> Iterator[ExpectedFiring]:
+        """End a wait that is over by `time`; yields its firing unless a reset came during the
+        wait."""
         if self._until is None or self._until >= time:
             return
         if self._begins_before(self._last_reset(self._until)):
@@ -107,32 +109,35 @@ class FiringModel:
         else:
             yield self._fire(self._until)
 
-    def _fire(self, time: int) -> Expected:
+    def _fire(self, time: int) -> ExpectedFiring:
+        """The firing of all events that count; begins anew."""
         events = tuple(self._counting.values())
         self._clear()
-        return Expected(time, events)
+        return ExpectedFiring(time, events)
 
     def _clear(self) -> None:
         """Forget the events that count, and end the wait."""
         self._counting, self._until, self._ignored = {}, None, {}
 
-    def _completes(self, event: Came) -> bool:
+    def _count_event(self, event: ArrivedEvent) -> bool:
+        """Count an event; returns whether the condition is now complete."""
         counting, condition, within = self._counting, self._rule.condition, self._rule.within
         if within is not None:
             for which in [
                 key for key, counted in counting.items() if counted.at + within < event.at
             ]:
                 del counting[which]
-        same = [which for which in counting if which[0] == event.dependency]
-        if len(same) >= condition.wanted[event.dependency]:
-            del counting[same[0]]
+        same_dependency = [which for which in counting if which[0] == event.dependency]
+        if len(same_dependency) >= condition.wanted[event.dependency]:
+            del counting[same_dependency[0]]
         counting[event.dependency, event.identity] = event
         return self._is_complete()
 
     def _is_complete(self) -> bool:
+        """Whether the events that count complete the condition."""
         return self._rule.condition.holds(Counter(which[0] for which in self._counting))
 
-    def _take_back(self, repeated: _Which, reset: int | None) -> None:
+    def _remove_from_counting(self, repeated: _EventKey, reset: int | None) -> None:
         """Remove a repeated event, and all events before a reset, from the events that count.
 
         A repeated event counts from now on only (BUS-S3), an event before a reset not at all
@@ -151,10 +156,11 @@ class FiringModel:
         for which, event in list(self._ignored.items()):
             if self._until is None and (reset is None or event.at > reset):
                 del self._ignored[which]
-                if self._completes(event):
+                if self._count_event(event):
                     self._until = event.at + self._rule.within
 
     def _begins_before(self, reset: int | None) -> bool:
+        """Whether the first event that counts came before a reset."""
         if reset is None or not self._counting:
             return False
         return next(iter(self._counting.values())).at <= reset

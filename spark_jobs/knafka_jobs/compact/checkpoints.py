@@ -23,17 +23,17 @@ from knafka_jobs.compact.compact_plan import next_offsets
 from knafka_jobs.io.delta import Tables, first_line, in_days
 from knafka_jobs.io.kafka_records import mark_of_parts
 from knafka_jobs.job_errors import JobError
-from knafka_jobs.positions import OffsetBounds, within
+from knafka_jobs.positions import OffsetBounds, within_bounds
 from knafka_jobs.schema import KEY, RECORDS
 from knafka_jobs.topic_offsets import (
-    Mark,
     Offsets,
     OffsetSpan,
     Partition,
-    Reached,
+    ReadState,
+    RecordMark,
     log_id,
-    offsets_of,
-    parts_of_log_id,
+    read_states_of,
+    split_log_id,
 )
 
 _WRITER: Final = "knafka-compaction"
@@ -45,7 +45,7 @@ MARK_COLUMNS: Final = (*KEY, "key", "value", "unix_millis(appended) AS at")
 """Columns of `records` that a row's mark is made from."""
 
 
-class Folded(NamedTuple):
+class FoldedBatch(NamedTuple):
     """A batch of `records`, folded into rows of `failures`."""
 
     rows: DataFrame
@@ -83,7 +83,7 @@ class Checkpoints:
         finally:
             stream.close()
         return {
-            (topic_id, int(partition)): _reached(noted)
+            (topic_id, int(partition)): _read_state(noted)
             for topic_id, offsets in topics.items()
             for partition, noted in offsets.items()
         }
@@ -93,44 +93,52 @@ class Checkpoints:
         if self._tables.is_empty("records"):
             return {}
         rows = self._tables.read("records").transform(next_offsets).collect()
-        return offsets_of(
+        return read_states_of(
             (row["topic_id"], row["partition"], row["first"], row["next"]) for row in rows
         )
 
-    def rows_read_last(self, partitions: Mapping[Partition, Reached]) -> Mapping[Partition, Mark]:
+    def rows_read_last(
+        self, partitions: Mapping[Partition, ReadState]
+    ) -> Mapping[Partition, RecordMark]:
         """The marks of rows at the offset before `next`, for partitions with a row there."""
         places = [
             (log_id(topic_id, reached.logs()[-1][1]), number, reached.next - 1)
             for (topic_id, number), reached in partitions.items()
         ]
         bounds = [OffsetBounds(*place, place[-1]) for place in places]
-        there = F.broadcast(self._tables.rows(places, {name: RECORDS[name] for name in KEY}))
-        rows = self._tables.read("records").where(within(bounds)).join(there, [*KEY], "left_semi")
+        read_positions = F.broadcast(
+            self._tables.rows(places, {name: RECORDS[name] for name in KEY})
+        )
+        rows = (
+            self._tables.read("records")
+            .where(within_bounds(bounds))
+            .join(read_positions, [*KEY], "left_semi")
+        )
         return {
-            (parts_of_log_id(row["topic_id"])[0], row["partition"]): _mark_of_row(row)
+            (split_log_id(row["topic_id"])[0], row["partition"]): _mark_of_row(row)
             for row in rows.selectExpr(*MARK_COLUMNS).collect()
         }
 
-    def last_row(self, partition: Partition, reached: Reached) -> Mark | None:
+    def last_row(self, partition: Partition, reached: ReadState) -> RecordMark | None:
         """The mark of a partition's last row below `next`; None without rows."""
         rows = self._tables.read("records")
         topic_id, number = partition
-        for log, piece in reversed(reached.pieces(OffsetSpan(0, reached.next))):
-            its = OffsetBounds(log_id(topic_id, log), number, piece.start, piece.end - 1)
+        for log, piece in reversed(reached.split_by_log(OffsetSpan(0, reached.next))):
+            log_bounds = OffsetBounds(log_id(topic_id, log), number, piece.start, piece.end - 1)
             # First find the offset: sorting whole rows would read the content of all of them.
-            last = rows.where(within([its])).agg(F.max("offset")).first()
+            last = rows.where(within_bounds([log_bounds])).agg(F.max("offset")).first()
             if last is not None and last[0] is not None:
-                is_last = within([its._replace(first=last[0], last=last[0])])
+                is_last = within_bounds([log_bounds._replace(first=last[0], last=last[0])])
                 (row,) = rows.where(is_last).limit(1).selectExpr(*MARK_COLUMNS).collect()
                 return _mark_of_row(row)
         return None
 
     def save_offsets(self, batch: int, after: Offsets) -> None:
         """Save how far partitions are read once the batch is appended."""
-        topics: dict[str, dict[int, Reached | int]] = {}
+        topics: dict[str, dict[int, ReadState | int]] = {}
         for (topic_id, partition), reached in after.items():
-            said = reached if reached.mark or reached.cuts else reached.next
-            topics.setdefault(topic_id, {})[partition] = said
+            entry = reached if reached.mark or reached.cuts else reached.next
+            topics.setdefault(topic_id, {})[partition] = entry
         path, system = self._file(batch)
         stream = system.create(path, True)
         stream.write(bytearray(json.dumps(topics).encode()))
@@ -160,7 +168,7 @@ class Checkpoints:
         self._delete_before(batch)
         return int(counted.get["rows"])
 
-    def check(self) -> None:
+    def check_fold(self) -> None:
         """Raise `JobError` unless `failures` was folded from the current table `records`."""
         tables = self._tables
         if tables.is_empty("failures") or self._fold_has_begun():
@@ -177,7 +185,7 @@ class Checkpoints:
 
     def fold(
         self,
-        fold: Callable[[Tables, DataFrame], Folded],
+        fold: Callable[[Tables, DataFrame], FoldedBatch],
         columns: Iterable[str],
         on: str,
         update: Mapping[str, str],
@@ -193,6 +201,7 @@ class Checkpoints:
         count = 0
 
         def merge(batch: DataFrame, number: int) -> None:
+            """Fold one batch, and merge it into `failures`."""
             nonlocal count
             spark = batch.sparkSession
             batch_tables = Tables(spark, tables.root)
@@ -206,8 +215,8 @@ class Checkpoints:
                 if not days or batch_tables.is_empty("failures"):
                     batch_tables.append(rows, "failures")  # a MERGE with nothing costs more
                 else:
-                    there = in_days("failures.day", days)
-                    batch_tables.upsert(rows, "failures", f"{there} AND {on}", update)
+                    in_known_days = in_days("failures.day", days)
+                    batch_tables.upsert(rows, "failures", f"{in_known_days} AND {on}", update)
             finally:
                 spark.conf.unset(f"{_TXN}.txnAppId")
                 spark.conf.unset(f"{_TXN}.txnVersion")
@@ -226,7 +235,9 @@ class Checkpoints:
         return count
 
     def _fold_checkpoint(self) -> str:
-        return f"checkpoints/failures-{self._tables.id('failures')}-{self._tables.id('records')}"
+        """The folder of the stream's checkpoint, for these two tables."""
+        failures, records = map(self._tables.table_id, ("failures", "records"))
+        return f"checkpoints/failures-{failures}-{records}"
 
     def _fold_has_begun(self) -> bool:
         """Whether the stream has planned a batch on its checkpoint."""
@@ -238,7 +249,7 @@ class Checkpoints:
 
     def _file(self, batch: int | None = None) -> tuple[Any, Any]:
         """The file of a batch's offsets, or the folder of them all, and its file system."""
-        folder = f"checkpoints/batches-{self._tables.id('records')}"
+        folder = f"checkpoints/batches-{self._tables.table_id('records')}"
         return self._tables.file(folder if batch is None else f"{folder}/{batch}.json")
 
     def _delete_before(self, last: int) -> None:
@@ -250,18 +261,19 @@ class Checkpoints:
                 system.delete(file.getPath(), False)
 
 
-def _reached(noted: int | list[Any]) -> Reached:
+def _read_state(stored: int | list[Any]) -> ReadState:
     """Read a partition's offsets as `save_offsets` wrote them; earlier versions wrote a number."""
-    if isinstance(noted, int):
-        return Reached(noted)
-    next_, marked, cuts = noted
-    return Reached(next_, None if marked is None else Mark(*marked), tuple(cuts))
+    if isinstance(stored, int):
+        return ReadState(stored)
+    next_, mark, cuts = stored
+    return ReadState(next_, None if mark is None else RecordMark(*mark), tuple(cuts))
 
 
-def _mark_of_row(row: Row) -> Mark:
+def _mark_of_row(row: Row) -> RecordMark:
     """The mark of a row with `MARK_COLUMNS`; rows have no epoch."""
     return mark_of_parts(row["offset"], _bytes(row["key"]), _bytes(row["value"]), row["at"], None)
 
 
 def _bytes(value: bytearray | None) -> bytes | None:
+    """A row's bytearray as bytes; None stays None."""
     return None if value is None else bytes(value)

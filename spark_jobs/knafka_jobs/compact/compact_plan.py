@@ -57,9 +57,9 @@ def records_of(kafka: DataFrame, topics: DataFrame) -> DataFrame:
     partition (`topic`, `partition`, `topic_id`: see `topic_offsets.log_id`).
     """
     known = F.col("reason").isin([reason.value for reason in Reason])
-    where = F.concat_ws("/", "topic_id", "partition", "offset")
+    position = F.concat_ws("/", "topic_id", "partition", "offset")
     origin = F.concat_ws("/", "origin_topic", "origin_partition", "origin_offset")
-    identity = F.when(F.col("id") != "", F.col("id")).when(origin != "", origin).otherwise(where)
+    identity = F.when(F.col("id") != "", F.col("id")).when(origin != "", origin).otherwise(position)
     parts = [_or_empty(name) for name in (*TRIGGER, "source")]
     # The digest only distinguishes data sent under one source and id, so 64 bits suffice;
     # SHA-256 of every payload was a fifth of the work.
@@ -87,7 +87,7 @@ def records_of(kafka: DataFrame, topics: DataFrame) -> DataFrame:
                 F.col("topic"),
             ).alias("trigger"),
             *(_attribute(name).alias(name) for name in ("id", "source", "type", "subject", "time")),
-            _text("content-type").alias("content_type"),
+            _header_text("content-type").alias("content_type"),
             F.octet_length("value").alias("data_bytes"),
             _knafka_attribute("topic").alias("origin_topic"),
             _knafka_attribute("partition").try_cast("int").alias("origin_partition"),
@@ -113,14 +113,14 @@ def records_of(kafka: DataFrame, topics: DataFrame) -> DataFrame:
 
 
 FOLDED: Final = tuple(name for name in RECORDS if name not in ("key", "value", "headers", "day"))
-"""The columns of `records` that `failures_of` needs: all but key, value and headers."""
+"""The columns of `records` that `failures_of` needs: all but key, value, headers and day."""
 
 
 MAX_REPEATED: Final = 200_000
 """Failures whose hashes are sent to every task, at most: some megabytes."""
 
 
-def repeated(records: DataFrame) -> DataFrame:
+def repeated_keys(records: DataFrame) -> DataFrame:
     """The failures with more than one record: `key`, a 64-bit hash of the failure's id.
 
     There are few of them, and finding them needs only a few bytes of each record.
@@ -181,7 +181,7 @@ def with_summary(failures: DataFrame, summaries: DataFrame | None) -> DataFrame:
 def fold_single(records: DataFrame) -> DataFrame:
     """Fold records each of which is the only one of its failure; `summary` stays null."""
     failure = F.struct(F.col("last_attempt").alias("at"), "reason", "code", "attempts")
-    made = {
+    values = {
         "failures": F.lit(1),
         "retries": F.greatest(F.col("attempts") - 1, F.lit(0)),
         "first_failed": F.col("first_attempt"),
@@ -191,7 +191,7 @@ def fold_single(records: DataFrame) -> DataFrame:
         **dict.fromkeys(("summary", "resolved", "head", "day"), F.lit(None)),
     }
     return records.select(
-        *(made.get(name, F.col(name)).cast(kind).alias(name) for name, kind in FAILURES.items())
+        *(values.get(name, F.col(name)).cast(kind).alias(name) for name, kind in FAILURES.items())
     )
 
 
@@ -230,6 +230,7 @@ def _fold_several(records: DataFrame) -> DataFrame:
 
 
 MERGE_ON: Final = "failures.failure_id = more.failure_id"
+"""SQL: the row of `failures` for a new row (`more`)."""
 
 
 def merge_clauses() -> dict[str, str]:
@@ -282,7 +283,7 @@ def likely_examples(failures: DataFrame) -> DataFrame:
     )
 
 
-def heads(examples: DataFrame, records: DataFrame) -> DataFrame:
+def data_heads(examples: DataFrame, records: DataFrame) -> DataFrame:
     """The beginning of each example's data: `failure_id`, `head`."""
     return (
         records.select("failure_id", *KEY, F.substring("value", 1, HEAD_BYTES).alias("head"))
@@ -321,12 +322,12 @@ def older_ranges(
             continue
         first = young.get((name, partition), span.start)
         end = min(span.end if first < 0 else min(first, span.end), reached.next)
-        for number, piece in reached.pieces(OffsetSpan(span.start, end)):
+        for number, piece in reached.split_by_log(OffsetSpan(span.start, end)):
             rows.append((name, log_id(topic_id, number), partition, piece.start, piece.end))
     return rows
 
 
-def islands(positions: DataFrame, ranges: DataFrame) -> DataFrame:
+def contiguous_ranges(positions: DataFrame, ranges: DataFrame) -> DataFrame:
     """The parts of these ranges that positions fill without a gap, with columns as `RANGES`.
 
     `positions` are those of `records` and `purged`; `ranges` has rows of `RANGES`.
@@ -355,41 +356,44 @@ def next_offsets(records: DataFrame) -> DataFrame:
     )
 
 
-def _text(header: str) -> Column:
+def _header_text(header: str) -> Column:
     """A record header as text; bytes that aren't UTF-8 become U+FFFD."""
     return F.make_valid_utf8(F.col("attribute")[header].cast("string"))
 
 
 def _attribute(name: str) -> Column:
-    return _text(f"ce_{name}")
+    """A CloudEvents attribute in the record's headers, as text."""
+    return _header_text(f"ce_{name}")
 
 
 def _trace_id() -> Column:
     """The trace id of the header `traceparent`, else of the extension attribute, else null."""
     ids = (
-        F.regexp_extract(_text(header), "^[0-9a-f]{2}-([0-9a-f]{32})-", 1)
+        F.regexp_extract(_header_text(header), "^[0-9a-f]{2}-([0-9a-f]{32})-", 1)
         for header in ("traceparent", "ce_traceparent")
     )
     return F.coalesce(*(F.when(trace_id != "", trace_id) for trace_id in ids))
 
 
 def _knafka_attribute(name: str) -> Column:
+    """An extension attribute that Knafka adds to dead letters, as text."""
     return _attribute(f"{ATTRIBUTE_PREFIX}{name}")
 
 
 def _if_possible(time: str | Column, otherwise: Column) -> Column:
     """A time, or `otherwise` if the time is impossible: a record may claim any time."""
     column = F.col(time) if isinstance(time, str) else time
-    return F.when(is_possible(column), column).otherwise(otherwise)
+    return F.when(is_possible_time(column), column).otherwise(otherwise)
 
 
-def is_possible(time: Column) -> Column:
+def is_possible_time(time: Column) -> Column:
     """Whether a time may be that of a failure: from 1970 until a day from now."""
     tomorrow = F.current_timestamp() + F.expr("INTERVAL 1 DAY")
     return (time >= F.timestamp_seconds(F.lit(0))) & (time <= tomorrow)
 
 
 def _or_empty(column: str | Column) -> Column:
+    """A column with an empty string in place of null."""
     return F.coalesce(column, F.lit(""))
 
 

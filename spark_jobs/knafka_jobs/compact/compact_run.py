@@ -23,18 +23,18 @@ from pyspark.sql import functions as F
 
 from knafka_jobs.command_options import CompactOptions
 from knafka_jobs.compact import compact_plan
-from knafka_jobs.compact.checkpoints import Checkpoints, Folded
+from knafka_jobs.compact.checkpoints import Checkpoints, FoldedBatch
 from knafka_jobs.compact.cuts import deletable_until, find_cuts
-from knafka_jobs.compact.ingest_batches import IngestBatch, Ingested, ingest
+from knafka_jobs.compact.ingest_batches import IngestBatch, IngestResult, ingest_spans
 from knafka_jobs.compact.judging import mark_lost, mark_outcomes, settled_until
 from knafka_jobs.compact.reading import BatchReader, ingest_around
-from knafka_jobs.failure_days import assign_days, days_in, load_known_days
-from knafka_jobs.forget import expired, forget
-from knafka_jobs.io.delta import Tables, explained, in_days
+from knafka_jobs.failure_days import assign_days, distinct_days, load_known_days
+from knafka_jobs.forget import delete_failures, expired_failures
+from knafka_jobs.io.delta import Tables, explain_spark_errors, in_days
 from knafka_jobs.io.kafka import KafkaClient
 from knafka_jobs.io.kafka_records import KafkaRecords
 from knafka_jobs.materialize import materialized
-from knafka_jobs.positions import OffsetBounds, bounds, within
+from knafka_jobs.positions import OffsetBounds, offset_bounds, within_bounds
 from knafka_jobs.schema import BY_DAY, KEY, PURGED
 from knafka_jobs.topic_offsets import (
     OffsetSpan,
@@ -47,11 +47,13 @@ from knafka_jobs.topic_offsets import (
 Progress = Callable[[str], object]
 
 _VACUUM: Final = "knafka-vacuum"
+"""Name of the daily clock of VACUUM."""
 _RETENTION: Final = "knafka-retention"
+"""Name of the daily clock of the retention."""
 
 
 @dataclass(frozen=True, slots=True)
-class Compacted:
+class CompactResult:
     """The result of one run."""
 
     topics: int
@@ -70,12 +72,15 @@ class Compacted:
 
 def compact(
     tables: Tables, kafka: KafkaClient, options: CompactOptions, progress: Progress
-) -> Compacted:
+) -> CompactResult:
     """Bring the tables up to date. Raises `JobError`; the next run then completes this one."""
     checkpoints = Checkpoints(tables)
     now = datetime.now(UTC)
-    with tables.locked(), explained(f"the tables in {tables.root} can't be brought up to date"):
-        checkpoints.check()
+    with (
+        tables.locked(),
+        explain_spark_errors(f"the tables in {tables.root} can't be brought up to date"),
+    ):
+        checkpoints.check_fold()
         mark_lost(tables, kafka, progress)
         settled = settled_until(tables, kafka)
         topics = kafka.dead_letter_topics(options.broker)
@@ -91,7 +96,7 @@ def compact(
         vacuum(tables, now)
         deleted = _delete_tabled(tables, kafka, checkpoints, topics, options.keep_hours)
         progress(f"{deleted} dead letters deleted from their topics")
-    return Compacted(
+    return CompactResult(
         len(topics), ingested.records, folded, forgotten, merged, deleted, ingested.missed
     )
 
@@ -103,14 +108,15 @@ def _ingest(
     topics: Mapping[str, TopicState],
     batch_records: int,
     progress: Progress,
-) -> Ingested:
+) -> IngestResult:
     """Append the new dead letters of these topics to `records`."""
     names = {topic.id: name for name, topic in topics.items()}
     reader = BatchReader(tables, kafka, names)
     appended = 0
 
     def append(batch: IngestBatch, number: int, last: int | None) -> int:
-        with explained(
+        """Append a batch, and report it."""
+        with explain_spark_errors(
             "the dead letters can't be read (if a topic or its oldest records were deleted "
             "meanwhile, run the job again)"
         ):
@@ -120,64 +126,72 @@ def _ingest(
         progress(f"{count} new dead letters")
         return count
 
-    def ingest_spans(spans: Mapping[Partition, OffsetSpan]) -> Ingested:
-        return ingest(checkpoints, spans, reader.log, batch_records, append, time.time_ns)
+    def ingest_with_reader(spans: Mapping[Partition, OffsetSpan]) -> IngestResult:
+        """Ingest these spans with this run's reader."""
+        return ingest_spans(checkpoints, spans, reader.log, batch_records, append, time.time_ns)
 
-    done = ingest_around(ingest_spans, reader, _spans_by_topic_id(topics), names, progress)
-    for (topic_id, partition), lost in done.cuts.items():
+    ingested = ingest_around(
+        ingest_with_reader, reader, _spans_by_topic_id(topics), names, progress
+    )
+    for (topic_id, partition), lost in ingested.cuts.items():
         progress(
             f"the log of {names[topic_id]}/{partition} was cut at offset {lost.start}, as by an "
             f"unclean election: {lost.end - lost.start} dead letters are now only in the tables; "
             f"reading goes on at offset {lost.start}"
         )
-    if done.missed:
-        progress(f"{done.missed} dead letters were deleted from their topics before they were read")
+    if ingested.missed:
+        progress(
+            f"{ingested.missed} dead letters were deleted from their topics before they were read"
+        )
     # Also records of calls that failed later, on a record that Spark can't read.
-    return replace(done, records=appended)
+    return replace(ingested, records=appended)
 
 
 def _spans_by_topic_id(topics: Mapping[str, TopicState]) -> dict[Partition, OffsetSpan]:
+    """The offsets that each partition has, by topic id and number."""
     return {(topics[name].id, number): span for (name, number), span in spans_of(topics).items()}
 
 
 def fold(checkpoints: Checkpoints) -> int:
     """Fold new rows of `records` into `failures`; returns the number of records."""
     return checkpoints.fold(
-        _folded, compact_plan.FOLDED, compact_plan.MERGE_ON, compact_plan.merge_clauses()
+        _fold_batch, compact_plan.FOLDED, compact_plan.MERGE_ON, compact_plan.merge_clauses()
     )
 
 
 def fold_all(tables: Tables) -> None:
     """Fold records that a killed run left; to be called within `locked`. Raises `JobError`."""
     checkpoints = Checkpoints(tables)
-    checkpoints.check()
+    checkpoints.check_fold()
     fold(checkpoints)
 
 
-def _folded(tables: Tables, records: DataFrame) -> Folded:
+def _fold_batch(tables: Tables, records: DataFrame) -> FoldedBatch:
     """Fold a batch, with heads for likely examples only: no other payload is read."""
-    known = materialized(
-        records.transform(compact_plan.repeated).limit(compact_plan.MAX_REPEATED + 1)
+    repeated_keys = materialized(
+        records.transform(compact_plan.repeated_keys).limit(compact_plan.MAX_REPEATED + 1)
     )
-    repeated = known.count()
+    repeated = repeated_keys.count()
     summaries = _few_summaries(records)
     if repeated == 0:
         folded = records.transform(compact_plan.fold_single)
         folded = folded.transform(compact_plan.with_summary, summaries)
     else:
-        few = known if repeated <= compact_plan.MAX_REPEATED else None
-        folded = records.transform(compact_plan.failures_of, few, summaries)
+        repeated_or_none = repeated_keys if repeated <= compact_plan.MAX_REPEATED else None
+        folded = records.transform(compact_plan.failures_of, repeated_or_none, summaries)
     rows = materialized(folded)
     # Write as few files as the rows need, not one per task.
     counts = rows.agg(F.count("*"), F.coalesce(F.sum("failures"), F.lit(0)))
-    ((count, in_all),) = counts.collect()
+    ((count, record_count),) = counts.collect()
     rows = rows.coalesce(1 + count // compact_plan.ROWS_IN_FILE)
     examples = materialized(rows.transform(compact_plan.likely_examples))
-    theirs = tables.read("records").where(within(bounds(examples)))
+    example_records = tables.read("records").where(within_bounds(offset_bounds(examples)))
     days = load_known_days(tables, rows)
     rows = assign_days(tables, rows, days, datetime.now(UTC).date())
-    with_heads = rows.transform(compact_plan.with_heads, compact_plan.heads(examples, theirs))
-    return Folded(with_heads, days_in(days), in_all)
+    with_heads = rows.transform(
+        compact_plan.with_heads, compact_plan.data_heads(examples, example_records)
+    )
+    return FoldedBatch(with_heads, distinct_days(days), record_count)
 
 
 def _few_summaries(records: DataFrame) -> DataFrame | None:
@@ -228,9 +242,10 @@ def forget_expired(
     in_topics = tables.rows(starts, {"topic_id": "string", "partition": "int", "start": "bigint"})
 
     def choose(failures: DataFrame) -> DataFrame:
-        return expired(failures, *days_before)
+        """The failures whose retention has ended."""
+        return expired_failures(failures, *days_before)
 
-    count = forget(tables, choose, partial(fold, Checkpoints(tables)), in_topics)
+    count = delete_failures(tables, choose, partial(fold, Checkpoints(tables)), in_topics)
     tables.set_clock("failures", _RETENTION, now)
     return count
 
@@ -244,8 +259,14 @@ def _delete_tabled(
 ) -> int:
     """Delete dead letters from topics that are tabled and old enough; returns how many."""
     spans = spans_of(topics)
-    filled = [where for where, span in spans.items() if span.start < span.end]
-    young = kafka.offsets_at(filled, time.time() - keep_hours * 3600) if filled else {}
+    partitions_with_records = [
+        position for position, span in spans.items() if span.start < span.end
+    ]
+    young = (
+        kafka.offsets_at(partitions_with_records, time.time() - keep_hours * 3600)
+        if partitions_with_records
+        else {}
+    )
     last = checkpoints.last_batch()
     read = (None if last is None else checkpoints.offsets_after(last)) or {}
     ranges = compact_plan.older_ranges(topics, young, read)
@@ -256,20 +277,22 @@ def _delete_tabled(
     old_bounds = [
         OffsetBounds(id_, partition, start, end - 1) for _, id_, partition, start, end in ranges
     ]
-    held = tables.read("records").select(*KEY).where(within(old_bounds))
+    held = tables.read("records").select(*KEY).where(within_bounds(old_bounds))
     purged = not tables.is_empty("purged")
     if purged:
-        held = held.unionByName(tables.read("purged").where(within(old_bounds)))
+        held = held.unionByName(tables.read("purged").where(within_bounds(old_bounds)))
     tabled: dict[Position, list[OffsetSpan]] = defaultdict(list)
-    for row in held.transform(compact_plan.islands, old).collect():
+    for row in held.transform(compact_plan.contiguous_ranges, old).collect():
         tabled[row["topic"], row["partition"]].append(OffsetSpan(row["start"], row["end"]))
     now = kafka.topics(sorted({name for name, *_ in ranges}))
     log = KafkaRecords(kafka, {topic.id: name for name, topic in topics.items()})
     until: dict[Position, int] = {}
-    for where, span in _spans_over_logs(ranges).items():
-        if where[0] in now and now[where[0]].id == topics[where[0]].id:
-            partition = (topics[where[0]].id, where[1])
-            until[where] = deletable_until(span, tabled[where], partial(log.messages, partition))
+    for position, span in _spans_over_logs(ranges).items():
+        if position[0] in now and now[position[0]].id == topics[position[0]].id:
+            partition = (topics[position[0]].id, position[1])
+            until[position] = deletable_until(
+                span, tabled[position], partial(log.messages, partition)
+            )
     # At last, check that Kafka still has the records that were read.
     cuts, _ = find_cuts(read, _spans_by_topic_id(now), log, checkpoints)
     until = {
@@ -279,18 +302,18 @@ def _delete_tabled(
     }
     kafka.delete_before(until)
     if purged and until:
-        gone = [
+        deleted_ranges = [
             (id_, partition, until[name, partition])
             for name, id_, partition, _, _ in ranges
             if (name, partition) in until
         ]
         tables.remove(
-            tables.rows(gone, PURGED),
+            tables.rows(deleted_ranges, PURGED),
             "purged",
             "purged.topic_id = more.topic_id AND purged.partition = more.partition "
             "AND purged.offset < more.offset",
         )
-    return sum(offset - spans[where].start for where, offset in until.items())
+    return sum(offset - spans[position].start for position, offset in until.items())
 
 
 def _spans_over_logs(ranges: Iterable[tuple[Any, ...]]) -> dict[Position, OffsetSpan]:

@@ -15,16 +15,16 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from knafka.core.times import LATEST
-from knafka_jobs.topic_offsets import Mark, Offsets, OffsetSpan, Partition, Reached
+from knafka_jobs.topic_offsets import Offsets, OffsetSpan, Partition, ReadState, RecordMark
 
 
 class LogView(Protocol):
     """Reads single committed records from Kafka. Raises `JobError`."""
 
-    def first_at(self, offsets: Mapping[Partition, int]) -> Mapping[Partition, Mark]:
+    def first_at(self, offsets: Mapping[Partition, int]) -> Mapping[Partition, RecordMark]:
         """The mark of the first record at or after each offset; only of partitions with one."""
 
-    def last_in(self, spans: Mapping[Partition, OffsetSpan]) -> Mapping[Partition, Mark]:
+    def last_in(self, spans: Mapping[Partition, OffsetSpan]) -> Mapping[Partition, RecordMark]:
         """The mark of the last record of each span; only of spans with one."""
 
 
@@ -38,19 +38,21 @@ class CommittedRecord(Protocol):
 class RowView(Protocol):
     """Reads single rows of the table `records`."""
 
-    def rows_read_last(self, partitions: Mapping[Partition, Reached]) -> Mapping[Partition, Mark]:
+    def rows_read_last(
+        self, partitions: Mapping[Partition, ReadState]
+    ) -> Mapping[Partition, RecordMark]:
         """The marks of rows at the offset before `next`, for partitions with a row there.
 
         Their epochs are unknown.
         """
 
-    def last_row(self, partition: Partition, reached: Reached) -> Mark | None:
+    def last_row(self, partition: Partition, reached: ReadState) -> RecordMark | None:
         """The mark of a partition's last row below `next`; None without rows."""
 
 
 def find_cuts(
     read: Offsets, spans: Mapping[Partition, OffsetSpan], log: LogView, rows: RowView
-) -> tuple[dict[Partition, int], dict[Partition, Mark]]:
+) -> tuple[dict[Partition, int], dict[Partition, RecordMark]]:
     """The offsets at which logs were cut, and marks for uncut partitions that had none.
 
     Only cuts below the offsets that were read count.
@@ -66,7 +68,7 @@ def find_cuts(
     }
     if unmarked:
         marks |= rows.rows_read_last(unmarked)
-    there = log.first_at(
+    at_marks = log.first_at(
         {
             partition: mark.offset
             for partition, mark in marks.items()
@@ -74,7 +76,7 @@ def find_cuts(
         }
     )
     # Between the mark, the last record that was read, and `next` there were no records.
-    behind = log.first_at(
+    after_marks = log.first_at(
         {
             partition: start
             for partition, mark in marks.items()
@@ -84,7 +86,11 @@ def find_cuts(
     )
     cuts, new_marks = {}, {}
     for partition, reached in known.items():
-        mark, record, new = marks.get(partition), there.get(partition), behind.get(partition)
+        mark, record, new = (
+            marks.get(partition),
+            at_marks.get(partition),
+            after_marks.get(partition),
+        )
         is_short = spans[partition].end < reached.next
         if mark is None and not is_short:
             continue  # the last row was purged, so nothing can be compared
@@ -92,7 +98,7 @@ def find_cuts(
         is_there = (
             mark is None
             or mark.offset < spans[partition].start
-            or (record is not None and is_same(record, mark))
+            or (record is not None and is_same_record(record, mark))
         )
         if is_there and not is_short and not is_filled:
             if partition in unmarked and record is not None:
@@ -116,55 +122,59 @@ def find_cuts(
     return cuts, new_marks
 
 
-def is_same(record: Mark, other: Mark) -> bool:
+def is_same_record(record: RecordMark, read_before: RecordMark) -> bool:
     """Whether Kafka's record is the one that was read; an impossible time is not compared."""
-    epochs_fit = None in (record.epoch, other.epoch) or record.epoch == other.epoch
-    times_fit = record.time == other.time or not 0 <= record.time <= LATEST * 1000
-    content_fits = (record.offset, record.digest) == (other.offset, other.digest)
+    epochs_fit = None in (record.epoch, read_before.epoch) or record.epoch == read_before.epoch
+    times_fit = record.time == read_before.time or not 0 <= record.time <= LATEST * 1000
+    content_fits = (record.offset, record.digest) == (read_before.offset, read_before.digest)
     return content_fits and epochs_fit and times_fit
 
 
 def _find_cut(
     partition: Partition,
-    reached: Reached,
+    reached: ReadState,
     span: OffsetSpan,
-    mark: Mark | None,
+    mark: RecordMark | None,
     log: LogView,
     rows: RowView,
 ) -> int | None:
     """The offset at which a log was cut; None if neither epochs nor rows tell."""
     read = range(span.start, min(reached.next, span.end))
 
-    def first_at(offset: int) -> Mark | None:
+    def first_at(offset: int) -> RecordMark | None:
+        """The first record at or after an offset; None if there is none."""
         return log.first_at({partition: offset}).get(partition)
 
     if mark is not None and (epoch := mark.epoch) is not None:
 
         def is_newer(offset: int) -> bool:
+            """Whether the record at an offset was appended after an election."""
             record = first_at(offset)
             return record is None or record.epoch is None or record.epoch > epoch
 
-        if (cut := first_where(read, is_newer)) is not None:
+        if (cut := first_offset_where(read, is_newer)) is not None:
             return cut
 
-    def row_at(offset: int) -> Mark | None:
+    def row_at(offset: int) -> RecordMark | None:
+        """The last row up to an offset that Kafka may still have; None if there is none."""
         row = rows.last_row(partition, reached._replace(next=offset + 1))
         return row if row is not None and row.offset >= span.start else None
 
     def differs(offset: int) -> bool:
+        """Whether the last row up to an offset isn't the record that Kafka has there."""
         if (row := row_at(offset)) is None:
             return False  # the row was purged, so nothing can be compared
         record = first_at(row.offset)
-        return record is None or not is_same(record, row)
+        return record is None or not is_same_record(record, row)
 
-    if (cut := first_where(read, differs)) is None:
+    if (cut := first_offset_where(read, differs)) is None:
         return None
     # Rows that were purged in between can't be compared: rather read records twice than never.
     last = row_at(cut - 1) if cut > span.start else None
     return span.start if last is None else last.offset + 1
 
 
-def first_where(offsets: range, holds: Callable[[int], bool]) -> int | None:
+def first_offset_where(offsets: range, holds: Callable[[int], bool]) -> int | None:
     """The first offset for which `holds` is true, by binary search; None if it never is.
 
     `holds` must be true for all offsets after the first one.
@@ -190,15 +200,15 @@ def deletable_until(
     Kafka has committed records there: offsets of markers and aborted records have none.
     """
     until = span.start
-    left = sorted(tabled, key=lambda stretch: stretch.start)
-    while left and left[0].start <= until:
-        until = max(until, left.pop(0).end)
+    remaining = sorted(tabled, key=lambda stretch: stretch.start)
+    while remaining and remaining[0].start <= until:
+        until = max(until, remaining.pop(0).end)
     if until >= span.end:
         return span.end
     for record in messages(OffsetSpan(until, span.end)):
         offset = record.offset()
-        while left and left[0].end <= offset:
-            left.pop(0)
-        if not (left and left[0].start <= offset):
+        while remaining and remaining[0].end <= offset:
+            remaining.pop(0)
+        if not (remaining and remaining[0].start <= offset):
             return max(offset, until)
     return span.end

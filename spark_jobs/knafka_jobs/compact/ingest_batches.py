@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
 
 from knafka_jobs.compact.cuts import LogView, RowView, find_cuts
-from knafka_jobs.topic_offsets import NOTHING, Offsets, OffsetSpan, Partition, Reached
+from knafka_jobs.topic_offsets import NO_MARK, Offsets, OffsetSpan, Partition, ReadState
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class IngestBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Ingested:
+class IngestResult:
     """The result of all batches of a run."""
 
     records: int
@@ -77,7 +77,7 @@ def next_batch(
     after = dict(read)
     missed = 0
     for partition, span in spans.items():
-        reached = read.get(partition, Reached(span.start))
+        reached = read.get(partition, ReadState(span.start))
         start = max(reached.next, span.start)
         missed += max(0, span.start - reached.next)
         if partition in read and start > reached.next:
@@ -90,20 +90,20 @@ def next_batch(
         for partition, span in waiting.items()
     }
     for partition, span in ranges.items():
-        after[partition] = after.get(partition, Reached(span.start, NOTHING))._replace(
+        after[partition] = after.get(partition, ReadState(span.start, NO_MARK))._replace(
             next=span.end
         )
     return IngestBatch(ranges, after, missed) if after != read else None
 
 
-def ingest(
+def ingest_spans(
     store: BatchStore,
     spans: Mapping[Partition, OffsetSpan],
     log: LogView,
     limit: int,
     append: Append,
     clock: Callable[[], int],
-) -> Ingested:
+) -> IngestResult:
     """Append the records of these spans that the store lacks, in batches of about `limit` records.
 
     `clock` returns nanoseconds; batch numbers are made from it. Raises `JobError`.
@@ -112,7 +112,7 @@ def ingest(
     saved = None if last is None else store.offsets_after(last)
     read = dict(store.offsets_of_rows() if saved is None else saved)
     cuts, marks = find_cuts(read, spans, log, store)
-    lost = {
+    cut_spans = {
         partition: OffsetSpan(offset, read[partition].next) for partition, offset in cuts.items()
     }
     read |= {partition: read[partition]._replace(mark=mark) for partition, mark in marks.items()}
@@ -136,7 +136,7 @@ def ingest(
         records += append(batch, number, last)
         missed += batch.missed
         last, batch = number, next_batch(spans, batch.after, limit)
-    return Ingested(records, missed, lost)
+    return IngestResult(records, missed, cut_spans)
 
 
 def with_marks_of_ranges(

@@ -9,9 +9,9 @@ from pyspark.sql import functions as F
 
 from knafka.core.dead_letter import REPLAY
 from knafka_jobs.compact import compact_plan
-from knafka_jobs.compact.outcomes import last_pending, lost, outcomes, resolved
+from knafka_jobs.compact.outcomes import last_pending, lost_events, outcomes_of, resolved_failures
 from knafka_jobs.compact.reading import headers_of
-from knafka_jobs.failure_days import days_in, load_known_days
+from knafka_jobs.failure_days import distinct_days, load_known_days
 from knafka_jobs.io.delta import Tables, in_days
 from knafka_jobs.io.kafka import KafkaClient, read_spans
 from knafka_jobs.io.kafka_records import KafkaRecords
@@ -47,10 +47,10 @@ def settled_until(tables: Tables, kafka: KafkaClient) -> list[tuple[str, int, in
 
 
 def mark_lost(tables: Tables, kafka: KafkaClient, progress: Progress) -> None:
-    """Mark pending replayed events that their replay topic has lost because its log was cut.
+    """Mark pending replayed events as lost if the log of their replay topic was cut before them.
 
-    Other records may have their offsets by now, so this runs before commits of these offsets are
-    taken for theirs.
+    Other records may have their offsets by now. So this must run before commits of these offsets
+    are taken for theirs.
     """
     if tables.is_empty("sent"):
         return
@@ -72,18 +72,20 @@ def mark_lost(tables: Tables, kafka: KafkaClient, progress: Progress) -> None:
             ranges[row["topic"], row["partition"]] = span
     if not ranges:
         return
-    there = read_spans(tables.spark, kafka.connection, ranges).transform(with_marks)
+    marked_records = read_spans(tables.spark, kafka.connection, ranges).transform(with_marks)
     rows = [
         (name, topics[name].id, partition, span.start) for (name, partition), span in ranges.items()
     ]
-    lost_events = materialized(sent.transform(lost, there, tables.rows(rows, STARTS)))
+    newly_lost = materialized(
+        sent.transform(lost_events, marked_records, tables.rows(rows, STARTS))
+    )
     for name, partition in ranges:
         progress(
             f"the log of {name}/{partition} was cut: replayed events that it lost can be "
             "replayed once more"
         )
     tables.update(
-        lost_events,
+        newly_lost,
         "sent",
         "sent.replay_id = more.replay_id AND sent.failure_id = more.failure_id",
         {"outcome": "more.outcome", "judged": "more.judged"},
@@ -104,9 +106,9 @@ def mark_outcomes(tables: Tables, committed: list[tuple[str, int, int]]) -> None
     first = sent.where("outcome IS NULL").agg(F.unix_micros(F.min("sent"))).first()
     since = F.timestamp_micros(F.lit(0 if first is None else first[0] or 0))
     records = tables.read("records").where(F.col("appended") >= since)
-    judged = materialized(sent.transform(outcomes, records, tables.rows(committed, columns)))
-    marked = judged.transform(resolved)
-    days = in_days("failures.day", days_in(load_known_days(tables, marked)))
+    judged = materialized(sent.transform(outcomes_of, records, tables.rows(committed, columns)))
+    marked = judged.transform(resolved_failures)
+    days = in_days("failures.day", distinct_days(load_known_days(tables, marked)))
     tables.update(
         marked,
         "failures",

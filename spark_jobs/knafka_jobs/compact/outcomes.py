@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from knafka_jobs.schema import FAILED_AGAIN, LOST, RESOLVED, SENT
 
 
-def outcomes(sent: DataFrame, records: DataFrame, committed: DataFrame) -> DataFrame:
+def outcomes_of(sent: DataFrame, records: DataFrame, committed: DataFrame) -> DataFrame:
     """The rows of `sent` whose events are settled now, with their `outcome`.
 
     An event has failed again if `records` has a dead letter whose origin is the event's position in
@@ -59,26 +59,26 @@ def last_pending(sent: DataFrame) -> DataFrame:
     )
 
 
-def lost(sent: DataFrame, there: DataFrame, ranges: DataFrame) -> DataFrame:
+def lost_events(sent: DataFrame, marked_records: DataFrame, ranges: DataFrame) -> DataFrame:
     """The pending rows of `sent` whose event is no longer at its offset, with outcome `lost`.
 
-    `there` has the marked records that are at these offsets now. `ranges` (`topic`, `topic_id`,
-    `partition`, `start`) has the first offset of each partition: events below it were deleted, not
-    lost, and are left out.
+    `marked_records` has the marked records that are at these offsets now. `ranges` (`topic`,
+    `topic_id`, `partition`, `start`) has the first offset of each partition: events below it were
+    deleted, not lost, and are left out.
     """
     place = ["topic", "partition", "offset", "replay_id", "failure_id"]
     return (
         sent.where("outcome IS NULL")
         .join(F.broadcast(ranges), ["topic", "topic_id", "partition"])
         .where("offset >= start")
-        .join(there.select(*place), place, "left_anti")
+        .join(marked_records.select(*place), place, "left_anti")
         .withColumn("outcome", F.lit(LOST))
         .withColumn("judged", F.current_timestamp())
         .select(*SENT)
     )
 
 
-def resolved(outcomes: DataFrame) -> DataFrame:
+def resolved_failures(outcomes: DataFrame) -> DataFrame:
     """The failures to mark as resolved: `failure_id`, and their last times `sent` and `judged`."""
     return (
         outcomes.where(F.col("outcome") == RESOLVED)

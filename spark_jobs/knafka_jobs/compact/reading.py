@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from knafka_jobs.compact import compact_plan
-from knafka_jobs.compact.ingest_batches import IngestBatch, Ingested
+from knafka_jobs.compact.ingest_batches import IngestBatch, IngestResult
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.io.kafka import KafkaClient, read_spans
 from knafka_jobs.io.kafka_records import KafkaRecords
@@ -80,11 +80,13 @@ class BatchReader:
             rows = read_ranges(self._tables, self._kafka, by_spark, batch.after, self._names)
         if by_record:
             rows = rows.unionByName(
-                self._raw(by_record).transform(compact_plan.records_of, self._logs(batch))
+                self._read_one_by_one(by_record).transform(
+                    compact_plan.records_of, self._log_rows(batch)
+                )
             )
         return rows
 
-    def unreadable(
+    def unreadable_spans(
         self, ranges: Mapping[Partition, OffsetSpan]
     ) -> dict[Partition, list[OffsetSpan]]:
         """The spans of records in these ranges that Spark can't read. Reads every record."""
@@ -92,11 +94,11 @@ class BatchReader:
         for partition, span in ranges.items():
             for message in self.log.messages(partition, span):
                 if not _MIN_TIME <= message.timestamp()[1] <= _MAX_TIME:
-                    _extend(stretches.setdefault(partition, []), message.offset())
+                    _add_offset(stretches.setdefault(partition, []), message.offset())
         return stretches
 
-    def _raw(self, ranges: Mapping[Partition, OffsetSpan]) -> DataFrame:
-        """Records with the columns of Spark's Kafka source, but a null timestamp."""
+    def _read_one_by_one(self, ranges: Mapping[Partition, OffsetSpan]) -> DataFrame:
+        """Read records one by one; columns as of Spark's Kafka source, with a null timestamp."""
         values = [
             (
                 _base64(message.key()),
@@ -119,28 +121,31 @@ class BatchReader:
             ).alias("headers"),
         )
 
-    def _logs(self, batch: IngestBatch) -> DataFrame:
-        return _logs(self._tables, batch.ranges, batch.after, self._names)
+    def _log_rows(self, batch: IngestBatch) -> DataFrame:
+        """The current log of each partition of a batch, as rows of `LOGS`."""
+        return _log_rows(self._tables, batch.ranges, batch.after, self._names)
 
 
 def ingest_around(
-    ingest: Callable[[Mapping[Partition, OffsetSpan]], Ingested],
+    ingest: Callable[[Mapping[Partition, OffsetSpan]], IngestResult],
     reader: BatchReader,
     spans: Mapping[Partition, OffsetSpan],
     names: Mapping[str, str],
     progress: Callable[[str], object],
-) -> Ingested:
+) -> IngestResult:
     """Ingest all of these spans; records that Spark can't read are read one by one.
 
     `ingest` ingests spans with `reader`. Raises `JobError`.
     """
-    done = Ingested(0, 0)
+    ingested = IngestResult(0, 0)
     spans = dict(spans)
     for _ in range(MAX_UNREADABLE_SPANS):
         try:
-            return _sum_ingested(done, ingest(spans))
+            return _sum_ingested(ingested, ingest(spans))
         except JobError as error:
-            if not is_overflow(error) or not (unreadable := reader.unreadable(reader.last_ranges)):
+            if not is_overflow_error(error) or not (
+                unreadable := reader.unreadable_spans(reader.last_ranges)
+            ):
                 raise
         for partition, stretches in unreadable.items():
             count = sum(stretch.end - stretch.start for stretch in stretches)
@@ -152,8 +157,8 @@ def ingest_around(
             for stretch in stretches[:MAX_UNREADABLE_SPANS]:
                 for end, is_alone in ((stretch.start, False), (stretch.end, True)):
                     reader.one_by_one = {partition} if is_alone else set()
-                    done = _sum_ingested(
-                        done, ingest({partition: OffsetSpan(spans[partition].start, end)})
+                    ingested = _sum_ingested(
+                        ingested, ingest({partition: OffsetSpan(spans[partition].start, end)})
                     )
             reader.one_by_one = set()
             if len(stretches) > MAX_UNREADABLE_SPANS:
@@ -165,7 +170,7 @@ def ingest_around(
     raise JobError("many records have impossible timestamps: run the job again to go on")
 
 
-def is_overflow(error: JobError) -> bool:
+def is_overflow_error(error: JobError) -> bool:
     """Whether Spark failed on a timestamp outside its range."""
     return OVERFLOW_ERROR in f"{error}{error.__cause__}"
 
@@ -182,9 +187,9 @@ def read_ranges(
     `read` has the log of each partition, `names` the topic's name of each topic id. Reading fails
     with Spark's error if Kafka has deleted a part of a range.
     """
-    named = {(names[topic_id], number): span for (topic_id, number), span in ranges.items()}
-    rows = read_spans(tables.spark, kafka.connection, named)
-    return rows.transform(compact_plan.records_of, _logs(tables, ranges, read, names))
+    spans_by_name = {(names[topic_id], number): span for (topic_id, number), span in ranges.items()}
+    rows = read_spans(tables.spark, kafka.connection, spans_by_name)
+    return rows.transform(compact_plan.records_of, _log_rows(tables, ranges, read, names))
 
 
 def headers_of(message: Any) -> list[tuple[str, bytes | None]]:
@@ -195,9 +200,10 @@ def headers_of(message: Any) -> list[tuple[str, bytes | None]]:
         return []
 
 
-def _logs(
+def _log_rows(
     tables: Tables, ranges: Mapping[Partition, OffsetSpan], read: Offsets, names: Mapping[str, str]
 ) -> DataFrame:
+    """The current log of each partition, as rows of `LOGS`."""
     rows = [
         (names[topic_id], partition, log_id(topic_id, read[topic_id, partition].logs()[-1][1]))
         for topic_id, partition in ranges
@@ -205,7 +211,7 @@ def _logs(
     return tables.rows(rows, LOGS)
 
 
-def _extend(stretches: list[OffsetSpan], offset: int) -> None:
+def _add_offset(stretches: list[OffsetSpan], offset: int) -> None:
     """Add an offset, higher than all others, to the last span if it is adjacent and not full."""
     last = stretches[-1] if stretches else None
     if last is not None and last.end == offset and offset - last.start < MAX_SPAN_RECORDS:
@@ -214,14 +220,16 @@ def _extend(stretches: list[OffsetSpan], offset: int) -> None:
         stretches.append(OffsetSpan(offset, offset + 1))
 
 
-def _sum_ingested(one: Ingested, other: Ingested) -> Ingested:
+def _sum_ingested(first: IngestResult, second: IngestResult) -> IngestResult:
+    """The sum of two results."""
     return replace(
-        one,
-        records=one.records + other.records,
-        missed=one.missed + other.missed,
-        cuts={**one.cuts, **other.cuts},
+        first,
+        records=first.records + second.records,
+        missed=first.missed + second.missed,
+        cuts={**first.cuts, **second.cuts},
     )
 
 
 def _base64(value: bytes | None) -> str | None:
+    """Bytes in base64; None stays None."""
     return None if value is None else base64.b64encode(value).decode()

@@ -35,7 +35,11 @@ ORPHAN_AGE: Final = timedelta(days=1)
 file to its commit."""
 
 _STATISTICS: Final = "delta.dataSkippingStatsColumns"
-_HALF_MADE: Final = ("TABLE_OR_VIEW_ALREADY_EXISTS", "CREATE_TABLE_WITH_NON_EMPTY_LOCATION")
+"""Delta's property with the columns that it notes bounds of."""
+_CREATION_RACE_ERRORS: Final = (
+    "TABLE_OR_VIEW_ALREADY_EXISTS",
+    "CREATE_TABLE_WITH_NON_EMPTY_LOCATION",
+)
 """Delta's errors for a folder that has files but is no table, or not yet."""
 CREATION_TIMEOUT: Final = 30.0
 """Seconds to wait for the first commit of a table that another job has begun to create."""
@@ -53,7 +57,7 @@ class Tables:
         self.spark = spark
         self.root = root.rstrip("/") if "://" in root else str(Path(root).absolute())
         self._ids: dict[str, str] = {}
-        self._there: set[str] = set()
+        self._existing: set[str] = set()
 
     def path(self, name: str) -> str:
         """The path or URI of a table or file below the root."""
@@ -61,10 +65,10 @@ class Tables:
 
     def read(self, name: str) -> DataFrame:
         """The rows of a table, with its columns in the order of `schema`."""
-        with explained(f"the table {self.path(name)} can't be read"):
+        with explain_spark_errors(f"the table {self.path(name)} can't be read"):
             return self._table(name).toDF().select(*TABLES[name])
 
-    def id(self, name: str) -> str:
+    def table_id(self, name: str) -> str:
         """Delta's id of the table: a table that is created anew has another id."""
         if name not in self._ids:
             self._ids[name] = str(self._snapshot(name).metadata().id())
@@ -72,9 +76,9 @@ class Tables:
 
     def exists(self, name: str) -> bool:
         """Whether the table has been created."""
-        if name not in self._there and DeltaTable.isDeltaTable(self.spark, self.path(name)):
-            self._there.add(name)
-        return name in self._there
+        if name not in self._existing and DeltaTable.isDeltaTable(self.spark, self.path(name)):
+            self._existing.add(name)
+        return name in self._existing
 
     def is_empty(self, name: str) -> bool:
         """Whether a table has no rows or doesn't exist; reads Delta's log, without a query.
@@ -126,7 +130,7 @@ class Tables:
         """UPDATE the rows of a table that match `rows` by `on`; SQL as in `upsert`."""
         self._merge(rows, name, on).whenMatchedUpdate(set=dict(values)).execute()
 
-    def correct(self, name: str, where: Column, values: Mapping[str, Column]) -> None:
+    def update_where(self, name: str, where: Column, values: Mapping[str, Column]) -> None:
         """UPDATE the rows of a table for which `where` holds, in one commit."""
         self._table(name).update(where, dict(values))
 
@@ -156,7 +160,7 @@ class Tables:
 
     def is_due(self, name: str, clock: str, now: datetime) -> bool:
         """Whether the daily task `clock` is due: its last run (else the table) is a day old."""
-        path, system = self._clock(name, clock)
+        path, system = self._clock_file(name, clock)
         if system.exists(path):
             stream = system.open(path)
             text = bytes(stream.readAllBytes())
@@ -164,18 +168,19 @@ class Tables:
             last = float(text) if text.isdigit() else 0.0
         else:
             # Earlier versions noted it as a transaction's number.
-            last = self.last_version(name, clock) or self._created(name)
+            last = self.last_version(name, clock) or self._creation_time(name)
         return now.timestamp() - last > CLOCK_INTERVAL.total_seconds()
 
     def set_clock(self, name: str, clock: str, now: datetime) -> None:
         """Note that the daily task `clock` was done for a table, in a file beside the table."""
-        path, system = self._clock(name, clock)
+        path, system = self._clock_file(name, clock)
         stream = system.create(path, True)
         stream.write(bytearray(b"%d" % now.timestamp()))
         stream.close()
 
-    def _clock(self, name: str, clock: str) -> tuple[Any, Any]:
-        return self.file(f"checkpoints/{clock}-{self.id(name)}")
+    def _clock_file(self, name: str, clock: str) -> tuple[Any, Any]:
+        """The file with the time of a daily task."""
+        return self.file(f"checkpoints/{clock}-{self.table_id(name)}")
 
     def erase_unused_files(self, name: str) -> None:
         """Delete every data file that the current version of the table does not use.
@@ -224,12 +229,13 @@ class Tables:
                 )
 
     def _layout(self, name: str) -> int:
-        noted = self._snapshot(name).metadata().configuration().get(LAYOUT_PROPERTY)
-        return int(noted.get()) if noted.isDefined() else 1
+        """The number of a table's layout."""
+        stored = self._snapshot(name).metadata().configuration().get(LAYOUT_PROPERTY)
+        return int(stored.get()) if stored.isDefined() else 1
 
     @contextlib.contextmanager
-    def locked(self, what: str = "compaction") -> Iterator[None]:
-        """Hold the lock of a job (`what`) on these tables; raises `JobError` if another holds it.
+    def locked(self, job_name: str = "compaction") -> Iterator[None]:
+        """Hold the lock of a kind of job on these tables; raises `JobError` if it is taken.
 
         On an object store, which has no locks, nothing is held: see `Checkpoints.append_batch` and
         the module that runs replays for what keeps two jobs apart there.
@@ -238,11 +244,11 @@ class Tables:
             yield
             return
         Path(self.root).mkdir(parents=True, exist_ok=True)
-        with Path(self.root, f"{what}.lock").open("a") as file:
+        with Path(self.root, f"{job_name}.lock").open("a") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise self.in_use_error(what) from None
+                raise self.in_use_error(job_name) from None
             yield
 
     @property
@@ -250,10 +256,10 @@ class Tables:
         """Whether `locked` holds a lock: on a file system, but not on an object store."""
         return "://" not in self.root
 
-    def in_use_error(self, what: str = "compaction") -> JobError:
+    def in_use_error(self, job_name: str = "compaction") -> JobError:
         """The error that another compaction, or replay, runs on these tables."""
         return JobError(
-            f"another {what} runs on {self.root}: wait until it has ended, then run this again"
+            f"another {job_name} runs on {self.root}: wait until it has ended, then run this again"
         )
 
     def file(self, path: str) -> tuple[Any, Any]:
@@ -263,42 +269,47 @@ class Tables:
         return file, file.getFileSystem(self.spark._jsc.hadoopConfiguration())
 
     def _merge(self, rows: DataFrame, name: str, on: str) -> DeltaMergeBuilder:
+        """A MERGE of rows into a table, without clauses yet."""
         return self._table(name).alias(name).merge(rows.alias("more"), on)
 
     def _write(self, rows: DataFrame, name: str, mode: str, options: Mapping[str, str]) -> None:
-        self._table(name)  # made with its columns in their order
+        """Write rows to a table in one commit."""
+        self._table(name)  # creates the table with its columns in their order
         writer = rows.select(*TABLES[name]).write.format("delta").options(**options)
         if name in BY_DAY:
             writer = writer.partitionBy("day")
         writer.mode(mode).save(self.path(name))
 
     def _table(self, name: str) -> DeltaTable:
+        """A table, which is created if it doesn't exist."""
         path = self.path(name)
-        with explained(f"the table {path} can't be read"):
+        with explain_spark_errors(f"the table {path} can't be read"):
             if not self.exists(name):
-                made = f"CREATE TABLE delta.`{path}` ({ddl(TABLES[name])}) USING delta"
+                create_statement = f"CREATE TABLE delta.`{path}` ({ddl(TABLES[name])}) USING delta"
                 if name in BY_DAY:
-                    made += " PARTITIONED BY (day)"
+                    create_statement += " PARTITIONED BY (day)"
                 properties = {_STATISTICS: ",".join(BOUNDED[name])} if name in BOUNDED else {}
                 if name in LAYOUT:
                     properties[LAYOUT_PROPERTY] = str(LAYOUT[name])
                 if properties:
                     listed = ", ".join(f"'{key}' = '{value}'" for key, value in properties.items())
-                    made += f" TBLPROPERTIES ({listed})"
+                    create_statement += f" TBLPROPERTIES ({listed})"
                 try:
-                    self.spark.sql(made)
+                    self.spark.sql(create_statement)
                 except (PySparkException, Py4JError) as error:
                     # A report that starts beside the first compaction finds tables half made: the
                     # folder of a table is there before its first commit.
-                    begun = any(words in first_line(error) for words in _HALF_MADE)
-                    deadline = time.monotonic() + (CREATION_TIMEOUT if begun else 0.0)
+                    is_being_created = any(
+                        words in first_line(error) for words in _CREATION_RACE_ERRORS
+                    )
+                    deadline = time.monotonic() + (CREATION_TIMEOUT if is_being_created else 0.0)
                     while not self.exists(name):
                         if time.monotonic() >= deadline:
                             raise
                         time.sleep(CREATION_CHECK_INTERVAL)
                         # Delta caches that the folder is no table.
                         self._delta.DeltaLog.clearCache()
-                self._there.add(name)
+                self._existing.add(name)
             return DeltaTable.forPath(self.spark, path)
 
     @property
@@ -306,15 +317,15 @@ class Tables:
         """Delta's Scala package in the JVM."""
         return self.spark._jvm.org.apache.spark.sql.delta  # type: ignore[union-attr]
 
-    def _created(self, name: str) -> float:
+    def _creation_time(self, name: str) -> float:
         """When a table was created, in Unix time."""
-        made = self._snapshot(name).metadata().createdTime()
-        return float(made.get()) / 1000 if made.isDefined() else 0.0
+        created_time = self._snapshot(name).metadata().createdTime()
+        return float(created_time.get()) / 1000 if created_time.isDefined() else 0.0
 
     def _snapshot(self, name: str) -> Any:
         """Delta's snapshot of the current table; `DeltaTable.detail` would run a query for it."""
         self._table(name)
-        with explained(f"the table {self.path(name)} can't be read"):
+        with explain_spark_errors(f"the table {self.path(name)} can't be read"):
             delta = self._delta
             spark = self.spark._jsparkSession
             return delta.DeltaLog.forTableWithSnapshot(spark, self.path(name))._2()
@@ -329,28 +340,28 @@ def in_days(column: str, days: Iterable[date | None]) -> str:
     listed = ", ".join(
         f"DATE '{day}'" for day in sorted(day for day in distinct_days if day is not None)
     )
-    said = ([f"{column} IN ({listed})"] if listed else []) + (
+    predicates = ([f"{column} IN ({listed})"] if listed else []) + (
         [f"{column} IS NULL"] if None in distinct_days else []
     )
-    return f"({' OR '.join(said)})" if said else "false"
+    return f"({' OR '.join(predicates)})" if predicates else "false"
 
 
 @contextlib.contextmanager
-def explained(what: str) -> Iterator[None]:
-    """Turn Spark's errors into a `JobError` whose text begins with `what`."""
+def explain_spark_errors(prefix: str) -> Iterator[None]:
+    """Turn Spark's errors into a `JobError` whose text begins with `prefix`."""
     try:
         yield
     except (PySparkException, Py4JError) as error:
-        raise JobError(f"{what}: {first_line(error)}") from error
+        raise JobError(f"{prefix}: {first_line(error)}") from error
 
 
 def first_line(error: PySparkException | Py4JError) -> str:
     """The first line of Spark's error, or what to do about missing jars for S3."""
-    said = error.java_exception.toString() if isinstance(error, Py4JJavaError) else str(error)
-    if "org.apache.hadoop.fs.s3a.S3AFileSystem not found" in said:
+    text = error.java_exception.toString() if isinstance(error, Py4JJavaError) else str(error)
+    if "org.apache.hadoop.fs.s3a.S3AFileSystem not found" in text:
         return (
             "Spark has no jars for s3a://. `knafka dead-letters` downloads them, and the image "
             "knafka-jobs has them; elsewhere list them in PYSPARK_SUBMIT_ARGS "
             "(docs/how-to/archive-dead-letters.md)"
         )
-    return str(said).strip().partition("\n")[0]
+    return str(text).strip().partition("\n")[0]

@@ -59,6 +59,7 @@ TRANSIENT: Final = frozenset(
         KafkaError.NOT_LEADER_FOR_PARTITION,
     }
 )
+"""Errors after which a request is repeated."""
 MAX_MESSAGE_BYTES: Final = "max.message.bytes"
 """Kafka's name of a topic's limit for the bytes of one batch of records, hence of one record."""
 
@@ -112,7 +113,7 @@ class KafkaClient:
         self._errors = ConnectionErrors()
         self._refusal: str | None = None
         """The first error that waiting won't mend; later errors would hide it."""
-        configuration = {**connection.for_librdkafka(), "error_cb": self._record}
+        configuration = {**connection.for_librdkafka(), "error_cb": self._record_error}
         try:
             self._admin = AdminClient(configuration)
         except KafkaException as error:  # a certificate that can't be used
@@ -126,13 +127,14 @@ class KafkaClient:
                 self._admin.list_topics(timeout=CONNECT_CHECK_INTERVAL)
             except KafkaException as error:
                 self._admin.poll(0)
-                why = self._refusal or str(self._errors) or error.args[0].str()
+                reason = self._refusal or str(self._errors) or error.args[0].str()
                 if self._refusal or time.monotonic() > deadline:
-                    raise JobError(f"Kafka did not answer: {why}") from error
+                    raise JobError(f"Kafka did not answer: {reason}") from error
             else:
                 return
 
-    def _record(self, error: KafkaError) -> None:
+    def _record_error(self, error: KafkaError) -> None:
+        """Record an error of the connection, for the text of a later `JobError`."""
         self._errors.record(error)
         self._refusal = self._refusal or self._errors.refusal
 
@@ -142,7 +144,7 @@ class KafkaClient:
 
     def topic_names(self) -> list[str]:
         """The names of all topics."""
-        return list(_retried(lambda: self._admin.list_topics(timeout=REQUEST_TIMEOUT)).topics)
+        return list(_with_retries(lambda: self._admin.list_topics(timeout=REQUEST_TIMEOUT)).topics)
 
     def topics(self, names: Collection[str], *, committed: bool = True) -> dict[str, TopicState]:
         """The existing topics among `names`, by name, with the offsets of their partitions.
@@ -213,7 +215,7 @@ class KafkaClient:
         partitions = [TopicPartition(topic.name, partition) for partition in topic.spans]
         consumer = self.consumer(**{"group.id": group})
         try:
-            answers = _retried(lambda: consumer.committed(partitions, REQUEST_TIMEOUT))
+            answers = _with_retries(lambda: consumer.committed(partitions, REQUEST_TIMEOUT))
         finally:
             consumer.close()
         return {answer.partition: answer.offset for answer in answers if answer.offset >= 0}
@@ -229,7 +231,7 @@ class KafkaClient:
             return
         consumer = self.consumer(**{"group.id": group})
         try:
-            _retried(lambda: consumer.commit(offsets=offsets, asynchronous=False))
+            _with_retries(lambda: consumer.commit(offsets=offsets, asynchronous=False))
         finally:
             consumer.close()
 
@@ -264,21 +266,22 @@ class KafkaClient:
         problems: list[KafkaError] = []
 
         def report(error: KafkaError | None, _: object) -> None:
+            """Note an error of the record."""
             if error is not None:
                 problems.append(error)
 
         try:
             producer = Producer({**self.connection.for_librdkafka(), **errors, **configuration})
             producer.produce(topic, value, key, headers=dict(headers), on_delivery=report)
-            left = producer.flush(timeout)
+            unsent = producer.flush(timeout)
         except KafkaException as error:
             raise _job_error(error) from error
-        if problems or left:
-            why = problems[0].str() if problems else str(self._errors) or "no answer"
-            raise JobError(f"Kafka: the topic {topic} did not take the record: {why}")
+        if problems or unsent:
+            reason = problems[0].str() if problems else str(self._errors) or "no answer"
+            raise JobError(f"Kafka: the topic {topic} did not take the record: {reason}")
 
     def record_limit(self, topic: str) -> int | None:
-        """The bytes that a topic takes in one batch; None without the ACL to read that."""
+        """The most bytes that a topic takes in one batch; None without the ACL to read that."""
         resource = ConfigResource(ResourceType.TOPIC, topic)
         descriptions = _results(
             lambda: self._admin.describe_configs([resource], request_timeout=REQUEST_TIMEOUT),
@@ -319,6 +322,7 @@ class KafkaClient:
     def _offsets(
         self, partitions: Iterable[Position], spec: OffsetSpec, **options: Any
     ) -> dict[Position, int]:
+        """Offsets of partitions by a specification such as the earliest."""
         if not (specs := {TopicPartition(*partition): spec for partition in partitions}):
             return {}
         options["request_timeout"] = REQUEST_TIMEOUT
@@ -361,6 +365,7 @@ def _results(
     """Send a request and return its answers, except those that fail with code `leaving_out`."""
 
     def answers() -> dict[K, T]:
+        """The answers, without those that may fail."""
         results = {}
         for key, answer in ask().items():
             try:
@@ -370,10 +375,10 @@ def _results(
                     raise
         return results
 
-    return _retried(answers)
+    return _with_retries(answers)
 
 
-def _retried(ask: Callable[[], T]) -> T:
+def _with_retries(ask: Callable[[], T]) -> T:
     """Return the answer of a request, repeated while a coordinator or leader is moving."""
     deadline = time.monotonic() + REQUEST_TIMEOUT
     while True:

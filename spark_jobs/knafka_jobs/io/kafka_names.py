@@ -1,7 +1,7 @@
-"""Kafka names: what a Broker's topic and a Trigger's consumer group may be called.
+"""The possible names of a Broker's topic and a Trigger's consumer group.
 
-A job asks no API server, which would know. It is told of the templates that the operator knows, by
-a variable, and takes the name that Kafka has.
+A job has no access to the API server, which knows the right name. So it tries the usual names, and
+those by the operator's templates, which an environment variable has.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from knafka.core import names
 
 
 def possible_topics(namespace: str, broker: str) -> list[str]:
-    """What the topic of a Broker may be called: which of them it is Kafka knows."""
+    """The names that a Broker's topic may have, the usual ones first."""
     usual = names.broker_topic(namespace, broker), names.distinct_broker_topic(namespace, broker)
     return [*usual, *_by_templates(namespace, broker)]
 
 
 def possible_groups(namespace: str, trigger: str) -> list[str]:
-    """What the consumer group of a Trigger may be called, the usual name first."""
+    """The names that a Trigger's consumer group may have, the usual ones first."""
     usual = (
         names.trigger_group(namespace, trigger),
         names.distinct_trigger_group(namespace, trigger),
@@ -27,7 +27,7 @@ def possible_groups(namespace: str, trigger: str) -> list[str]:
 
 
 def _by_templates(namespace: str, name: str) -> list[str]:
-    """By the templates that the operator knows; a job knows no UID, so those with one give none."""
+    """The names by the operator's templates; those with a UID are left out, as a job knows none."""
     templates = os.environ.get(names.NAME_TEMPLATES, "").splitlines()
-    found = (names.rendered(template, namespace, name) for template in templates)
-    return [each for each in dict.fromkeys(found) if names.is_topic(each)]
+    rendered_names = (names.rendered(template, namespace, name) for template in templates)
+    return [name_ for name_ in dict.fromkeys(rendered_names) if names.is_topic(name_)]

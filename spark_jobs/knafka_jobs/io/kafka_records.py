@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from knafka_jobs.io.kafka import KafkaClient
 from knafka_jobs.job_errors import JobError
-from knafka_jobs.topic_offsets import Mark, OffsetSpan, Partition, Position
+from knafka_jobs.topic_offsets import OffsetSpan, Partition, Position, RecordMark
 
 READ_TIMEOUT: Final = 30.0
 """Seconds to wait for the next record or end of a partition."""
@@ -30,18 +30,21 @@ _AT_END: Final = (
     KafkaError._AUTO_OFFSET_RESET,
     KafkaError.OFFSET_OUT_OF_RANGE,
 )
+"""Error codes for a partition's end and for an offset that Kafka doesn't have."""
 
 _SETTINGS: Final[Mapping[str, Any]] = {
     "isolation.level": "read_committed",
     "enable.partition.eof": True,
     "auto.offset.reset": "error",
 }
-_FEW: Final[Mapping[str, Any]] = {
+"""Settings of a consumer that reads a span."""
+_SINGLE_RECORD_SETTINGS: Final[Mapping[str, Any]] = {
     **_SETTINGS,
     # Fetch as little as possible: only one record of it is used.
     "fetch.message.max.bytes": 16 * 1024,
     "queued.min.messages": 1,
 }
+"""Settings of a consumer that reads single records."""
 
 
 class KafkaRecords:
@@ -52,10 +55,10 @@ class KafkaRecords:
         self._names = names
         self._ids = {name: topic_id for topic_id, name in names.items()}
 
-    def first_at(self, offsets: Mapping[Partition, int]) -> Mapping[Partition, Mark]:
+    def first_at(self, offsets: Mapping[Partition, int]) -> Mapping[Partition, RecordMark]:
         """The mark of the first record at or after each offset. Raises `JobError`."""
-        marks: dict[Partition, Mark] = {}
-        consumer = self._kafka.consumer(**_FEW)
+        marks: dict[Partition, RecordMark] = {}
+        consumer = self._kafka.consumer(**_SINGLE_RECORD_SETTINGS)
         try:
             waiting = {self._position(partition): offset for partition, offset in offsets.items()}
             for partition, message in _messages(consumer, waiting):
@@ -69,7 +72,7 @@ class KafkaRecords:
             consumer.close()
         return marks
 
-    def last_in(self, spans: Mapping[Partition, OffsetSpan]) -> Mapping[Partition, Mark]:
+    def last_in(self, spans: Mapping[Partition, OffsetSpan]) -> Mapping[Partition, RecordMark]:
         """The mark of the last record of each span. Raises `JobError`."""
         at_ends = self.first_at({partition: span.end - 1 for partition, span in spans.items()})
         marks = {
@@ -100,24 +103,26 @@ class KafkaRecords:
             consumer.close()
 
     def _position(self, partition: Partition) -> Position:
+        """The topic's name and the partition's number."""
         return self._names[partition[0]], partition[1]
 
     def _partition(self, partition: Position) -> Partition:
+        """The topic's id and the partition's number."""
         return self._ids[partition[0]], partition[1]
 
 
 def mark_of_parts(
     offset: int, key: bytes | None, value: bytes | None, time: int, epoch: int | None
-) -> Mark:
+) -> RecordMark:
     """The mark of a record from its parts; `time` is in milliseconds since the Unix epoch."""
     digest = hashlib.blake2b(digest_size=8)
     for part in (key, value):
         digest.update(b"-" if part is None else b"%d:" % len(part))
         digest.update(part or b"")
-    return Mark(offset, digest.hexdigest(), time, epoch)
+    return RecordMark(offset, digest.hexdigest(), time, epoch)
 
 
-def mark_of_message(message: Any) -> Mark:
+def mark_of_message(message: Any) -> RecordMark:
     """The mark of a message of a consumer."""
     epoch = message.leader_epoch()
     return mark_of_parts(

@@ -1,7 +1,7 @@
 """Starts the Spark session with the settings that every job needs.
 
-Whoever starts the job decides where it runs, its memory and its jars: by arguments of
-`spark-submit`, or by `PYSPARK_SUBMIT_ARGS` for a plain `python -m knafka_jobs`.
+Master, memory and jars are set by the caller: by arguments of `spark-submit`, or by
+`PYSPARK_SUBMIT_ARGS` for a plain `python -m knafka_jobs`.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ from pyspark.sql import SparkSession
 
 from knafka_jobs.job_errors import JobError
 
-STATIC: Final[Mapping[str, str]] = {
+STATIC_SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     # A sort of many small rows, as a backtest's, goes to disk before its index alone fills a heap.
     "spark.shuffle.spill.numElementsForceSpillThreshold": "1000000",
 }
+"""Settings that must be set before the session starts."""
 
-UNREPEATED: Final = (
+UNREPEATED_COLUMNS: Final = (
     *("failure_id", "offset", "value", "id", "origin_offset"),
     "headers.list.element.value",  # of twenty in a dead letter a few repeat: Snappy finds them
 )
 """Columns whose values hardly repeat in a file."""
 
-SETTINGS: Final[Mapping[str, str]] = {
+SESSION_SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.session.timeZone": "UTC",
     # Of record headers with one name the last wins (CE-K6); Spark would refuse the batch.
     "spark.sql.mapKeyDedupPolicy": "LAST_WIN",
@@ -44,20 +45,22 @@ SETTINGS: Final[Mapping[str, str]] = {
     # A third smaller than INT96, Spark's default, and other readers understand it.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     # A dictionary of values that never repeat is useless, and dropped at 1 MiB.
-    **{f"parquet.enable.dictionary#{name}": "false" for name in UNREPEATED},
+    **{f"parquet.enable.dictionary#{name}": "false" for name in UNREPEATED_COLUMNS},
 }
+"""Settings of every session."""
 
-ON_ONE_MACHINE: Final[Mapping[str, str]] = {
+LOCAL_SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.shuffle.partitions": "2",  # of 200: each costs a task
     "spark.databricks.delta.snapshotPartitions": "1",  # of 50
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",  # of 10,000: VACUUM's
 }
+"""Settings of a session in local mode."""
 
 
-def start(name: str) -> SparkSession:
+def start_session(name: str) -> SparkSession:
     """Start the Spark session of a job. Raises `JobError` if Spark or its jars don't start."""
     builder = SparkSession.builder.appName(f"knafka {name}")
-    for key, value in STATIC.items():
+    for key, value in STATIC_SETTINGS.items():
         builder = builder.config(key, value)
     try:
         spark = builder.getOrCreate()
@@ -68,8 +71,8 @@ def start(name: str) -> SparkSession:
     instances, cores = (
         int(configured.get(f"spark.executor.{name}", "1") or 1) for name in ("instances", "cores")
     )
-    where = ON_ONE_MACHINE if on_one_machine else with_executors(instances * cores)
-    for key, value in {**SETTINGS, **where}.items():
+    size_settings = LOCAL_SETTINGS if on_one_machine else executor_settings(instances * cores)
+    for key, value in {**SESSION_SETTINGS, **size_settings}.items():
         spark.conf.set(key, value)
     return spark
 
@@ -79,7 +82,7 @@ def has_executors(spark: SparkSession) -> bool:
     return re.match(r"local(\[|$)", spark.sparkContext.master or "") is None
 
 
-def with_executors(cores: int) -> dict[str, str]:
+def executor_settings(cores: int) -> dict[str, str]:
     """Settings for executors that have `cores` cores together."""
-    # Of 200: each is a task, and of what is written without another shuffle a file.
+    # Of 200: each is a task, and a file if rows are written without another shuffle.
     return {"spark.sql.shuffle.partitions": str(max(2, 2 * cores))}

@@ -24,21 +24,23 @@ from knafka_jobs.schema import KEY, TRIGGER
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def columns(names: Iterable[str], prefix: str = "") -> str:
+def column_list(names: Iterable[str], prefix: str = "") -> str:
     """A list of quoted columns, each after `prefix`."""
     return ", ".join(f'{prefix}"{name}"' for name in names)
 
 
 def predicate(conditions: Iterable[FailureCondition]) -> str:
     """A predicate that is true for rows of `failures` that pass all comparisons."""
-    comparisons = (f'"{column}" {how} {literal(value)}' for column, how, value in conditions)
+    comparisons = (
+        f'"{column}" {operator} {sql_literal(value)}' for column, operator, value in conditions
+    )
     return " AND ".join(comparisons) or "true"
 
 
-def literal(value: str | int | datetime | tuple[str, ...]) -> str:
+def sql_literal(value: str | int | datetime | tuple[str, ...]) -> str:
     """A value as a SQL literal; a quote in a string is doubled, no other character is special."""
     if isinstance(value, tuple):
-        return f"({', '.join(map(literal, value))})"
+        return f"({', '.join(map(sql_literal, value))})"
     if isinstance(value, datetime):
         microseconds = (value - _EPOCH) // _EPOCH.resolution
         return f"to_timestamp_micros({microseconds})"
@@ -46,6 +48,7 @@ def literal(value: str | int | datetime | tuple[str, ...]) -> str:
 
 
 ANY_PENDING: Final = f"SELECT 1 FROM sent WHERE {PENDING} LIMIT 1"
+"""Query: a row if any replayed event is not settled."""
 
 
 def likely_stubs(fits: str) -> str:
@@ -68,44 +71,44 @@ def sendable(fits: str, stubs_in: tuple[object, object] | None, *, pending: bool
         joined += f" LEFT ANTI JOIN ({on_their_way}) AS p ON f.failure_id = p.failure_id"
     if stubs_in is not None:
         headers = (
-            f"SELECT {columns(KEY)}, unnest(headers) AS header FROM records "
-            f"WHERE {_within(*stubs_in)} AND {LIKELY_STUB}"
+            f"SELECT {column_list(KEY)}, unnest(headers) AS header FROM records "
+            f"WHERE {_days_predicate(*stubs_in)} AND {LIKELY_STUB}"
         )
-        stubs = f"SELECT {columns(KEY)} FROM ({headers}) WHERE header['key'] = '{STUB_HEADER}'"
+        stubs = f"SELECT {column_list(KEY)} FROM ({headers}) WHERE header['key'] = '{STUB_HEADER}'"
         on = " AND ".join(f'f."{name}" = s."{name}"' for name in KEY)
         joined += f" LEFT ANTI JOIN ({stubs}) AS s ON {on}"
     chosen = f"SELECT * FROM failures WHERE {fits} AND {REPLAYABLE}"
     return f"SELECT f.* FROM ({chosen}) AS f{joined}"
 
 
-def by_trigger(rows: str) -> str:
+def count_by_trigger(rows: str) -> str:
     """Query: the number of rows of a query, by Trigger."""
     return (
-        f"SELECT {columns(TRIGGER)}, count(*) AS number FROM ({rows}) "
-        f"GROUP BY {columns(TRIGGER)} ORDER BY {columns(TRIGGER)}"
+        f"SELECT {column_list(TRIGGER)}, count(*) AS number FROM ({rows}) "
+        f"GROUP BY {column_list(TRIGGER)} ORDER BY {column_list(TRIGGER)}"
     )
 
 
 def first_shown(rows: str) -> str:
     """Query: the events that a dry run lists, with `SHOWN_COLUMNS`."""
     return (
-        f"SELECT {columns(SHOWN_COLUMNS)} FROM ({rows}) "
-        f"ORDER BY {columns(SHOWN_ORDER)} LIMIT {SHOWN_EVENTS}"
+        f"SELECT {column_list(SHOWN_COLUMNS)} FROM ({rows}) "
+        f"ORDER BY {column_list(SHOWN_ORDER)} LIMIT {SHOWN_EVENTS}"
     )
 
 
-def count(fits: str) -> str:
+def count_failures(fits: str) -> str:
     """Query: the number of failures for which `fits` is true."""
     return f"SELECT count(*) AS number FROM failures WHERE {fits}"
 
 
-def unresolved(fits: str, *, pending: bool) -> str:
+def count_unresolved(fits: str, *, pending: bool) -> str:
     """Query: the number, oldest and newest of unresolved failures by Trigger, reason and code.
 
     Failures that a replay has sent and that are not settled are left out; `pending` says whether
     there are any.
     """
-    group = columns((*TRIGGER, "reason", "code"))
+    group = column_list((*TRIGGER, "reason", "code"))
     on_their_way = f"SELECT DISTINCT failure_id FROM sent WHERE {PENDING}"
     without = (
         f" LEFT ANTI JOIN ({on_their_way}) AS p ON f.failure_id = p.failure_id" if pending else ""
@@ -117,51 +120,51 @@ def unresolved(fits: str, *, pending: bool) -> str:
     )
 
 
-def on_their_way(fits: str) -> str:
+def count_pending(fits: str) -> str:
     """Query: the number of unresolved failures by Trigger that a replay has sent, unsettled."""
     sent = f"SELECT DISTINCT failure_id FROM sent WHERE {PENDING}"
     return (
-        f"SELECT {columns(TRIGGER)}, count(*) AS number FROM failures AS f "
+        f"SELECT {column_list(TRIGGER)}, count(*) AS number FROM failures AS f "
         f"LEFT SEMI JOIN ({sent}) AS p ON f.failure_id = p.failure_id "
-        f"WHERE {fits} AND resolved IS NULL GROUP BY {columns(TRIGGER)}"
+        f"WHERE {fits} AND resolved IS NULL GROUP BY {column_list(TRIGGER)}"
     )
 
 
 def next_offsets(tables: Iterable[str]) -> str:
     """Query: the offsets of each log in these tables: `topic_id`, `partition`, `first`, `next`."""
-    positions = " UNION ALL ".join(f"SELECT {columns(KEY)} FROM {table}" for table in tables)
-    partition = columns(KEY[:2])
+    positions = " UNION ALL ".join(f"SELECT {column_list(KEY)} FROM {table}" for table in tables)
+    partition = column_list(KEY[:2])
     ends = 'min("offset") AS first, max("offset") + 1 AS next'
     return f"SELECT {partition}, {ends} FROM ({positions}) GROUP BY {partition}"
 
 
-def latest(fits: str, limit: int) -> str:
+def latest_failures(fits: str, limit: int) -> str:
     """Query: the latest failures, with the positions of their last dead letters."""
     return (
-        f"SELECT failure_id, {columns(KEY)}, first_day, last_day, resolved FROM failures "
+        f"SELECT failure_id, {column_list(KEY)}, first_day, last_day, resolved FROM failures "
         f"WHERE {fits} ORDER BY last_failed DESC LIMIT {limit}"
     )
 
 
 def records_at(first: date, last: date, topic_ids: Iterable[str], offsets: Iterable[int]) -> str:
     """Query: rows of `records` of these days with any of these topics and of these offsets."""
-    topics, numbers = (", ".join(map(literal, values)) for values in (topic_ids, offsets))
+    topics, numbers = (", ".join(map(sql_literal, values)) for values in (topic_ids, offsets))
     return (
-        f'SELECT failure_id, topic, {columns(KEY)}, "key", "value", headers, appended FROM records '
-        f"WHERE {_within(first, last)} AND topic_id IN ({topics}) AND "
+        f'SELECT failure_id, topic, {column_list(KEY)}, "key", "value", headers, appended '
+        f"FROM records WHERE {_days_predicate(first, last)} AND topic_id IN ({topics}) AND "
         f'"offset" IN ({numbers})'
     )
 
 
 def sent_at(failure_ids: Iterable[str]) -> str:
     """Query: when replays sent these failures that are not settled yet."""
-    listed = ", ".join(map(literal, failure_ids))
+    listed = ", ".join(map(sql_literal, failure_ids))
     return (
         f"SELECT failure_id, max(sent) AS at FROM sent WHERE {PENDING} "
         f"AND failure_id IN ({listed}) GROUP BY failure_id"
     )
 
 
-def _within(first: object, last: object) -> str:
+def _days_predicate(first: object, last: object) -> str:
     """A predicate on `day`, by which Delta skips files."""
     return f"day BETWEEN DATE '{first}' AND DATE '{last}'"

@@ -21,7 +21,7 @@ from knafka_jobs.failure_selection import FailureCondition, Preview, TriggerName
 from knafka_jobs.job_errors import JobError, NeedsSpark
 from knafka_jobs.lookup import lookup_plan
 from knafka_jobs.schema import KEY, LAYOUT, LAYOUT_PROPERTY, TRIGGER
-from knafka_jobs.topic_offsets import Partition, offsets_of
+from knafka_jobs.topic_offsets import Partition, read_states_of
 
 
 class TableFiles:
@@ -32,12 +32,12 @@ class TableFiles:
         self._opened: dict[str, bool] = {}
         self._session = QueryBuilder()
 
-    def has(self, name: str) -> bool:
+    def has_table(self, name: str) -> bool:
         """Whether a table exists. Raises `JobError`, and `NeedsSpark` for another layout."""
         if name not in self._opened:
             path = f"{self._root}/{name}"
             try:
-                table = DeltaTable(path, storage_options=_storage(path))
+                table = DeltaTable(path, storage_options=_storage_options(path))
             except TableNotFoundError:
                 self._opened[name] = False
                 return False
@@ -51,7 +51,7 @@ class TableFiles:
     def query(self, sql: str, *tables: str) -> list[dict[str, Any]]:
         """Run a query over these tables; returns rows by column. Raises `JobError`."""
         for name in tables:
-            if not self.has(name):
+            if not self.has_table(name):
                 raise JobError(
                     f"there is no table {self._root}/{name}: compact the dead letters first"
                 )
@@ -69,14 +69,14 @@ class TableFiles:
 def preview(files: TableFiles, conditions: Sequence[FailureCondition]) -> Preview:
     """Preview the events that a replay would send. Raises `JobError`."""
     fits = lookup_plan.predicate(conditions)
-    (selected,) = files.query(lookup_plan.count(fits), "failures")
-    pending = files.has("sent") and bool(files.query(lookup_plan.ANY_PENDING, "sent"))
+    (selected,) = files.query(lookup_plan.count_failures(fits), "failures")
+    pending = files.has_table("sent") and bool(files.query(lookup_plan.ANY_PENDING, "sent"))
     (likely,) = files.query(lookup_plan.likely_stubs(fits), "failures")
     stubs_in = (likely["first"], likely["last"]) if likely["number"] else None
     tables = ["failures", *(["sent"] if pending else []), *(["records"] if stubs_in else [])]
     rows = lookup_plan.sendable(fits, stubs_in, pending=pending)
-    counted = files.query(lookup_plan.by_trigger(rows), *tables)
-    triggers = {_trigger(row): int(row["number"]) for row in counted}
+    counted = files.query(lookup_plan.count_by_trigger(rows), *tables)
+    triggers = {_trigger_name(row): int(row["number"]) for row in counted}
     events = files.query(lookup_plan.first_shown(rows), *tables) if triggers else []
     return Preview(triggers, selected["number"] - sum(triggers.values()), events)
 
@@ -96,44 +96,49 @@ class UnresolvedFailures:
     newest: datetime
 
 
-def unresolved(
+def count_unresolved(
     files: TableFiles, conditions: Sequence[FailureCondition]
 ) -> Sequence[UnresolvedFailures]:
     """The unresolved failures by Trigger, reason and code, the most frequent first.
 
     Failures that a replay has sent and that are not settled don't count. Raises `JobError`.
     """
-    pending = files.has("sent") and bool(files.query(lookup_plan.ANY_PENDING, "sent"))
-    sql = lookup_plan.unresolved(lookup_plan.predicate(conditions), pending=pending)
+    pending = files.has_table("sent") and bool(files.query(lookup_plan.ANY_PENDING, "sent"))
+    sql = lookup_plan.count_unresolved(lookup_plan.predicate(conditions), pending=pending)
     rows = files.query(sql, "failures", *(["sent"] if pending else []))
     return [
         UnresolvedFailures(
-            _trigger(row), row["reason"], row["code"], row["number"], row["oldest"], row["newest"]
+            _trigger_name(row),
+            row["reason"],
+            row["code"],
+            row["number"],
+            row["oldest"],
+            row["newest"],
         )
         for row in rows
     ]
 
 
-def on_their_way(
+def count_pending(
     files: TableFiles, conditions: Sequence[FailureCondition]
 ) -> dict[TriggerName, int]:
     """Number of unresolved failures by Trigger that a replay has sent and that are not settled.
 
     Raises `JobError`.
     """
-    if not files.has("sent"):
+    if not files.has_table("sent"):
         return {}
     rows = files.query(
-        lookup_plan.on_their_way(lookup_plan.predicate(conditions)), "failures", "sent"
+        lookup_plan.count_pending(lookup_plan.predicate(conditions)), "failures", "sent"
     )
-    return {_trigger(row): row["number"] for row in rows}
+    return {_trigger_name(row): row["number"] for row in rows}
 
 
 def tabled_until(files: TableFiles) -> dict[Partition, int]:
     """The first offset of each partition that is not in the tables yet. Raises `JobError`."""
-    tables = [name for name in ("records", "purged") if files.has(name)]
+    tables = [name for name in ("records", "purged") if files.has_table(name)]
     rows = files.query(lookup_plan.next_offsets(tables), *tables) if tables else []
-    read = offsets_of(
+    read = read_states_of(
         (row["topic_id"], row["partition"], row["first"], row["next"]) for row in rows
     )
     return {partition: reached.next for partition, reached in read.items()}
@@ -146,26 +151,33 @@ class TabledRecord:
     row: dict[str, Any]
 
     def topic(self) -> str:
+        """The topic's name."""
         return str(self.row["topic"])
 
     def partition(self) -> int:
+        """The partition's number."""
         return int(self.row["partition"])
 
     def offset(self) -> int:
+        """The record's offset."""
         return int(self.row["offset"])
 
     def key(self) -> bytes | None:
+        """The record's key."""
         key: bytes | None = self.row["key"]
         return key
 
     def value(self) -> bytes | None:
+        """The record's value."""
         value: bytes | None = self.row["value"]
         return value
 
     def headers(self) -> RecordHeaders | None:
+        """The record's headers."""
         return [(header["key"], header["value"]) for header in self.row["headers"] or ()]
 
     def timestamp(self) -> tuple[int, int]:
+        """Type and time of the timestamp, as Kafka's clients return it (ms)."""
         return APPENDED, round(self.row["appended"].timestamp() * 1000)
 
 
@@ -173,23 +185,27 @@ APPENDED: Final = 2
 """Kafka's number of the timestamp type LogAppendTime."""
 
 
-def latest(
+def latest_dead_letters(
     files: TableFiles, conditions: Sequence[FailureCondition], limit: int
 ) -> Sequence[tuple[TabledRecord, datetime | None]]:
     """The last dead letters of the latest failures, each with when it was resolved or sent again.
 
     Raises `JobError`.
     """
-    failures = files.query(lookup_plan.latest(lookup_plan.predicate(conditions), limit), "failures")
+    failures = files.query(
+        lookup_plan.latest_failures(lookup_plan.predicate(conditions), limit), "failures"
+    )
     if not failures:
         return []
     sent = {}
-    if files.has("sent"):
+    if files.has_table("sent"):
         ids = (row["failure_id"] for row in failures)
         sent = {
             row["failure_id"]: row["at"] for row in files.query(lookup_plan.sent_at(ids), "sent")
         }
-    topics, offsets = (_distinct(row[name] for row in failures) for name in ("topic_id", "offset"))
+    topics, offsets = (
+        _sorted_distinct(row[name] for row in failures) for name in ("topic_id", "offset")
+    )
     first, last = (
         min(row["first_day"] for row in failures),
         max(row["last_day"] for row in failures),
@@ -208,16 +224,19 @@ def _record_key(row: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(row[name] for name in ("failure_id", *KEY))
 
 
-def _distinct(values: Iterable[Any]) -> list[Any]:
+def _sorted_distinct(values: Iterable[Any]) -> list[Any]:
+    """The distinct values, sorted."""
     return sorted(set(values))
 
 
-def _trigger(row: dict[str, Any]) -> TriggerName:
+def _trigger_name(row: dict[str, Any]) -> TriggerName:
+    """The Trigger of a row."""
     namespace, broker, trigger = (row[name] for name in TRIGGER)
     return namespace, broker, trigger
 
 
 def _check_layout(name: str, path: str, properties: dict[str, str]) -> None:
+    """Raise `NeedsSpark` if another version of Knafka made the table."""
     layout = LAYOUT.get(name)
     if layout is not None and int(properties.get(LAYOUT_PROPERTY, "1")) != layout:
         raise NeedsSpark(
@@ -225,13 +244,13 @@ def _check_layout(name: str, path: str, properties: dict[str, str]) -> None:
         )
 
 
-def _storage(path: str) -> dict[str, str] | None:
+def _storage_options(path: str) -> dict[str, str] | None:
     """Options of delta-rs for S3 that it does not take from the AWS_* variables by itself."""
     endpoint = os.environ.get("AWS_ENDPOINT_URL", "")
     if not path.startswith("s3") or not endpoint:
         return None
-    usual = {} if "AWS_REGION" in os.environ else {"AWS_REGION": "us-east-1"}
-    return {**usual, "AWS_ALLOW_HTTP": str(endpoint.startswith("http://")).lower()}
+    default_region = {} if "AWS_REGION" in os.environ else {"AWS_REGION": "us-east-1"}
+    return {**default_region, "AWS_ALLOW_HTTP": str(endpoint.startswith("http://")).lower()}
 
 
 def _error_line(error: Exception) -> str:

@@ -22,19 +22,20 @@ BROADCAST_ROWS: Final = 200_000
 """Failures whose positions are sent to every task, at most (some tens of megabytes). With more,
 Spark shuffles the payloads of all files that may have their records."""
 
-_COMPARED: Final[Mapping[str, Callable[[Column, Any], Column]]] = {
+_COMPARISONS: Final[Mapping[str, Callable[[Column, Any], Column]]] = {
     "=": Column.__eq__,
     ">=": Column.__ge__,
     "<": Column.__lt__,
     "in": lambda column, values: column.isin(*values),
 }
+"""Spark's comparison for each operator of a `FailureCondition`."""
 
 
-def select(failures: DataFrame, selection: FailureSelection) -> DataFrame:
+def select_failures(failures: DataFrame, selection: FailureSelection) -> DataFrame:
     """The failures that fit a selection. Raises `JobError` for a predicate that is no SQL."""
     rows = failures.select(*FAILURES)
-    for column, how, value in conditions(selection):
-        rows = rows.where(_COMPARED[how](F.col(column), value))
+    for column, operator, value in conditions(selection):
+        rows = rows.where(_COMPARISONS[operator](F.col(column), value))
     if selection.where is None:
         return rows
     try:
@@ -49,7 +50,7 @@ def likely_stubs(failures: DataFrame) -> DataFrame:
     return failures.where(LIKELY_STUB)
 
 
-def replayable(failures: DataFrame, sent: DataFrame, records: DataFrame) -> DataFrame:
+def replayable_failures(failures: DataFrame, sent: DataFrame, records: DataFrame) -> DataFrame:
     """The failures that can be sent again (`REPLAYABLE`), with their data and not pending.
 
     Of `records`, those of `likely_stubs` suffice.
@@ -77,7 +78,7 @@ ORDER: Final = (*TRIGGER, "origin_partition", "origin_offset", "first_failed", "
 """The order in which the events came to their Trigger's topic."""
 
 
-def dead_letters(failures: DataFrame, records: DataFrame, *, few: bool = True) -> DataFrame:
+def dead_letters_of(failures: DataFrame, records: DataFrame, *, few: bool = True) -> DataFrame:
     """The last dead letter of each failure: the columns of `ReplaySender.send`, then of `ORDER`.
 
     `few`: there are not more failures than `BROADCAST_ROWS`.
@@ -91,7 +92,7 @@ def dead_letters(failures: DataFrame, records: DataFrame, *, few: bool = True) -
     )
 
 
-def in_lanes(letters: DataFrame, lanes: int) -> DataFrame:
+def split_into_lanes(letters: DataFrame, lanes: int) -> DataFrame:
     """Distribute dead letters over `lanes` partitions by key, each partition in `ORDER`."""
     # Without a key there is no order to keep.
     key = F.coalesce("key", F.col("failure_id").cast("binary"))

@@ -31,25 +31,25 @@ from knafka_jobs.failure_selection import (
     Preview,
     TriggerName,
 )
-from knafka_jobs.forget import forget
+from knafka_jobs.forget import delete_failures
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.io.kafka import MAX_MESSAGE_BYTES, KafkaClient
 from knafka_jobs.io.kafka_names import possible_topics
 from knafka_jobs.job_errors import JobError, worker_error_text
 from knafka_jobs.materialize import materialized
-from knafka_jobs.positions import bounds, within
+from knafka_jobs.positions import offset_bounds, within_bounds
 from knafka_jobs.replay.replay_plan import (
     BROADCAST_ROWS,
     ORDER,
     SENDABLE,
-    dead_letters,
-    in_lanes,
+    dead_letters_of,
     likely_stubs,
-    replayable,
-    select,
+    replayable_failures,
+    select_failures,
+    split_into_lanes,
 )
 from knafka_jobs.replay.runs import begin_replay, finish_replay, note_sent_events
-from knafka_jobs.replay.send import MAX_LANES, ReplaySender, rate_and_rest
+from knafka_jobs.replay.send import MAX_LANES, ReplaySender, progress_text
 from knafka_jobs.schema import TRIGGER
 from knafka_jobs.topic_offsets import OffsetSpan, Position, TopicState, spans_of
 
@@ -57,9 +57,9 @@ REPLAY_LOCK: Final = "replay"
 """Name of the lock that one replay holds, see `Tables.locked`."""
 
 DRIVER_EVENTS: Final = 5_000
+"""The most events that this process sends by itself: starting Python workers would take longer."""
 DRIVER_BYTES: Final = 16 * 1024 * 1024
-"""Events, and bytes of their data, that this process sends itself, at most: starting Python workers
-would take longer."""
+"""The most bytes of event data that this process sends by itself."""
 
 PROGRESS_CHECK_INTERVAL: Final = 1.0
 """Seconds between two checks of a replay's progress."""
@@ -73,7 +73,7 @@ Progress: TypeAlias = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Replayed:
+class ReplayRunResult:
     """The result of a replay, over all its runs."""
 
     replay_id: str
@@ -86,7 +86,7 @@ class Replayed:
 
 def preview(tables: Tables, selection: FailureSelection) -> Preview:
     """Preview the events that a replay would send."""
-    selected = tables.read("failures").transform(select, selection)
+    selected = tables.read("failures").transform(select_failures, selection)
     sendable = materialized(_sendable_failures(tables, selected))
     triggers = _count_by_trigger(sendable)
     shown = sendable.orderBy(*SHOWN_ORDER).limit(SHOWN_EVENTS)
@@ -104,7 +104,7 @@ def replay(
     progress: Progress,
     *,
     is_alone: bool = False,
-) -> Replayed:
+) -> ReplayRunResult:
     """Send the selected events again, at most `rate` events a second.
 
     Without a replay id, an interrupted replay of the same selection is continued, else a new one
@@ -116,7 +116,9 @@ def replay(
         run = begin_replay(tables, kafka, selection, replay_id, by, progress, is_alone=is_alone)
         replay_id = run["replay_id"]
         progress(f"replay {replay_id} (if it is interrupted, the same command continues it)")
-        sendable = _sendable_failures(tables, tables.read("failures").transform(select, selection))
+        sendable = _sendable_failures(
+            tables, tables.read("failures").transform(select_failures, selection)
+        )
         # Send each event once, also if its outcome is known by now.
         own = tables.read("sent").where(F.col("replay_id") == replay_id).select("failure_id")
         sendable = materialized(sendable.select(*SENDABLE).join(own, "failure_id", "left_anti"))
@@ -125,12 +127,12 @@ def replay(
         for problem in problems:
             progress(f"not sent: {problem}")
         if topics:
-            _send(tables, kafka, sendable, topics, replay_id, rate, progress)
+            _send_events(tables, kafka, sendable, topics, replay_id, rate, progress)
         sent = finish_replay(tables, replay_id, by)
         if problems and not sent:
             raise JobError(problems[0])
         left_out = sum(count for trigger, count in counts.items() if trigger not in topics)
-        return Replayed(replay_id, sent, left_out, tuple(problems))
+        return ReplayRunResult(replay_id, sent, left_out, tuple(problems))
 
 
 def _ensure_replay_topics(
@@ -151,7 +153,7 @@ def _ensure_replay_topics(
     return topics, problems
 
 
-def _send(
+def _send_events(
     tables: Tables,
     kafka: KafkaClient,
     sendable: DataFrame,
@@ -170,18 +172,18 @@ def _send(
         kafka.connection, replay_id, {name: t.name for name, t in topics.items()}, starts, rate
     )
     # Read only files that may have these records.
-    records = tables.read("records").where(within(bounds(sendable)))
-    letters = dead_letters(sendable, records, few=total <= BROADCAST_ROWS)
+    records = tables.read("records").where(within_bounds(offset_bounds(sendable)))
+    letters = dead_letters_of(sendable, records, few=total <= BROADCAST_ROWS)
     size = letters.agg(F.sum(F.octet_length("value"))) if total <= DRIVER_EVENTS else None
     row = None if size is None else size.first()
     if row is not None and (row[0] or 0) <= DRIVER_BYTES:
-        lane = in_lanes(letters, 1).drop(*ORDER_COLUMNS).toLocalIterator()
-        progress(rate_and_rest(sender.send(0, map(tuple, lane)), total, 0))
+        lane = split_into_lanes(letters, 1).drop(*ORDER_COLUMNS).toLocalIterator()
+        progress(progress_text(sender.send(0, map(tuple, lane)), total, 0))
     else:
         # As many lanes as Spark runs tasks at once.
         slots = max(1, tables.spark.sparkContext.defaultParallelism)
         lanes = min(MAX_LANES, slots) if rate is None else 1
-        rows = in_lanes(letters, lanes).drop(*ORDER_COLUMNS)
+        rows = split_into_lanes(letters, lanes).drop(*ORDER_COLUMNS)
         _send_in_lanes(rows, sender, _sent_since(kafka, starts), total, progress)
     ends = spans_of(kafka.topics_at_rest(sorted(by_name)))
     ranges = {
@@ -203,32 +205,37 @@ def _send_in_lanes(
     group = f"knafka-replay-{secrets.token_hex(4)}"
     errors: list[Exception] = []
 
-    def run() -> None:
+    def run_spark_job() -> None:
+        """Run Spark's job in a thread; its error is kept."""
         context.setJobGroup(group, "replay", interruptOnCancel=True)
         try:
             rows.rdd.mapPartitionsWithIndex(partial(_send_lane, sender)).count()
         except Exception as error:
             errors.append(error)
 
-    thread = InheritableThread(target=run)
-    begun = told = time.monotonic()
+    thread = InheritableThread(target=run_spark_job)
+    start = last_report = time.monotonic()
     first: tuple[float, int] | None = None  # None while Spark still sorts
     thread.start()
     try:
         while thread.is_alive():
             thread.join(PROGRESS_CHECK_INTERVAL)
-            if time.monotonic() - told >= PROGRESS_LINE_INTERVAL:
-                told, sent = time.monotonic(), min(sent_so_far(), total)
-                first = first or ((told, sent) if sent else None)
-                rate = (sent - first[1]) / (told - first[0]) if first and told > first[0] else 0.0
-                progress(rate_and_rest(sent, total, rate))
+            if time.monotonic() - last_report >= PROGRESS_LINE_INTERVAL:
+                last_report, sent = time.monotonic(), min(sent_so_far(), total)
+                first = first or ((last_report, sent) if sent else None)
+                rate = (
+                    (sent - first[1]) / (last_report - first[0])
+                    if first and last_report > first[0]
+                    else 0.0
+                )
+                progress(progress_text(sent, total, rate))
     finally:
         if thread.is_alive():
             context.cancelJobGroup(group)
             thread.join()
     if errors:
         raise JobError(worker_error_text(errors[0])) from errors[0]
-    progress(rate_and_rest(total, total, total / (time.monotonic() - begun)))
+    progress(progress_text(total, total, total / (time.monotonic() - start)))
 
 
 def _send_lane(sender: ReplaySender, lane: int, rows: Iterator[Row]) -> Iterator[int]:
@@ -241,6 +248,7 @@ def _sent_since(kafka: KafkaClient, starts: Mapping[Position, int]) -> Callable[
     topics = sorted({name for name, _ in starts})
 
     def count() -> int:
+        """The number of events sent so far."""
         ends = spans_of(kafka.topics(topics))
         return sum(max(0, span.end - starts.get(partition, 0)) for partition, span in ends.items())
 
@@ -258,10 +266,11 @@ def purge(
     """
 
     def choose(failures: DataFrame) -> DataFrame:
+        """The failures to delete."""
         return _purgeable(failures, selection, unresolved)
 
     with tables.locked():
-        return forget(tables, choose, fold)
+        return delete_failures(tables, choose, fold)
 
 
 def purgeable(tables: Tables, selection: FailureSelection, unresolved: bool) -> DataFrame:
@@ -301,14 +310,15 @@ def ensure_replay_topic(
 
 
 def _purgeable(failures: DataFrame, selection: FailureSelection, unresolved: bool) -> DataFrame:
-    selected = failures.transform(select, selection)
+    """The selected failures that a purge may delete."""
+    selected = failures.transform(select_failures, selection)
     return selected if unresolved else selected.where("resolved IS NOT NULL")
 
 
 def _sendable_failures(tables: Tables, selected: DataFrame) -> DataFrame:
     """The selected failures that can be sent now."""
-    stubs = tables.read("records").where(within(bounds(likely_stubs(selected))))
-    return selected.transform(replayable, tables.read("sent"), stubs)
+    stubs = tables.read("records").where(within_bounds(offset_bounds(likely_stubs(selected))))
+    return selected.transform(replayable_failures, tables.read("sent"), stubs)
 
 
 def _count_by_trigger(sendable: DataFrame) -> dict[TriggerName, int]:

@@ -21,7 +21,7 @@ from knafka_jobs.io.delta import Tables
 from knafka_jobs.io.kafka import KafkaClient, read_spans
 from knafka_jobs.job_errors import JobError
 from knafka_jobs.replay.replay_plan import sent_rows
-from knafka_jobs.replay.send import fence
+from knafka_jobs.replay.send import fence_senders
 from knafka_jobs.schema import REPLAYS, TRIGGER
 from knafka_jobs.topic_offsets import OffsetSpan, Position, TopicState, spans_of
 
@@ -37,11 +37,12 @@ Progress: TypeAlias = Callable[[str], None]
 
 def finished_event_count(tables: Tables, replay_id: str) -> int | None:
     """The number of events that a finished replay sent; None if it is not finished."""
-    run = _run_of(tables, replay_id)
+    run = _replay_row(tables, replay_id)
     return None if run is None or run["finished"] is None else int(run["events"])
 
 
-def _run_of(tables: Tables, replay_id: str) -> Row | None:
+def _replay_row(tables: Tables, replay_id: str) -> Row | None:
+    """The row of a replay; None if there is none."""
     return tables.read("replays").where(F.col("replay_id") == replay_id).first()
 
 
@@ -63,14 +64,14 @@ def begin_replay(
     unfinished = tables.read("replays").where("finished IS NULL").orderBy("started").collect()
     if replay_id is None:
         since = datetime.now(UTC) - CONTINUABLE_AGE
-        same = [
+        continuable_ids = [
             run["replay_id"]
             for run in unfinished
             if run["selection"] == str(selection)
             and (not is_alone or run["started"].astimezone(UTC) > since)
         ]
-        replay_id = same[-1] if same else _new_id()
-    run = _run_of(tables, replay_id)
+        replay_id = continuable_ids[-1] if continuable_ids else _new_replay_id()
+    run = _replay_row(tables, replay_id)
     if run is not None and run["finished"] is not None:
         raise JobError(
             f"the replay {replay_id} is finished and sent {run['events']} events: "
@@ -90,7 +91,7 @@ def begin_replay(
     else:
         progress(f"the replay {replay_id} was interrupted and is now continued")
         _take_over(tables, kafka, run)
-    run = _run_of(tables, replay_id)
+    run = _replay_row(tables, replay_id)
     assert run is not None
     return run
 
@@ -120,20 +121,20 @@ def _end_interrupted(
 
 def _take_over(tables: Tables, kafka: KafkaClient, run: Row) -> None:
     """Fence off earlier senders of a replay, and note the events that they sent."""
-    fence(kafka.connection, run["replay_id"])
+    fence_senders(kafka.connection, run["replay_id"])
     rows = tables.read("failures").select(*TRIGGER).distinct().collect()
     triggers = {names.replay_topic(*row): tuple(row) for row in rows}
-    there = kafka.topics_at_rest([name for name in kafka.topic_names() if name in triggers])
-    began = run["started"].astimezone(UTC) - MAX_CLOCK_DIFFERENCE
-    spans = spans_of(there)
-    firsts = kafka.offsets_at(spans, began.timestamp())
+    topics = kafka.topics_at_rest([name for name in kafka.topic_names() if name in triggers])
+    earliest_start = run["started"].astimezone(UTC) - MAX_CLOCK_DIFFERENCE
+    spans = spans_of(topics)
+    firsts = kafka.offsets_at(spans, earliest_start.timestamp())
     ranges = {
-        w: OffsetSpan(max(firsts[w], span.start), span.end)
-        for w, span in spans.items()
-        if firsts[w] >= 0
+        position: OffsetSpan(max(firsts[position], span.start), span.end)
+        for position, span in spans.items()
+        if firsts[position] >= 0
     }
     note_sent_events(
-        tables, kafka, run["replay_id"], ranges, {triggers[name]: t for name, t in there.items()}
+        tables, kafka, run["replay_id"], ranges, {triggers[name]: t for name, t in topics.items()}
     )
 
 
@@ -150,7 +151,7 @@ def finish_replay(tables: Tables, replay_id: str, by: str) -> int:
     return total
 
 
-def _new_id() -> str:
+def _new_replay_id() -> str:
     """A replay id that sorts by time, such as `20260131-120000-3fa4c1`."""
     return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
@@ -168,11 +169,11 @@ def note_sent_events(
         return
     rows = [(topic.name, topic.id, *trigger) for trigger, topic in topics.items()]
     columns = {name: "string" for name in ("topic", "topic_id", *TRIGGER)}
-    noted = tables.read("sent").where(F.col("replay_id") == replay_id).select("failure_id")
+    noted_ids = tables.read("sent").where(F.col("replay_id") == replay_id).select("failure_id")
     new_rows = (
         read_spans(tables.spark, kafka.connection, ranges)
         .transform(sent_rows, replay_id, tables.rows(rows, columns))
-        .join(noted, "failure_id", "left_anti")
+        .join(noted_ids, "failure_id", "left_anti")
         .dropDuplicates(["failure_id"])
     )
     tables.append(new_rows, "sent")

@@ -59,7 +59,7 @@ class FailedEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SentEvent:
     """An event that a replay has sent: its position in the replay topic, and when it was sent."""
 
     failure_id: str
@@ -87,23 +87,23 @@ class ReplaySender:
         `rows` have `failure_id`, `TRIGGER`, `key`, `value`, `headers`. Raises `JobError`; the last
         transaction is then aborted.
         """
-        at_once = BATCH_EVENTS
+        batch_size = BATCH_EVENTS
         if self.rate is not None:
-            at_once = max(1, min(BATCH_EVENTS, int(self.rate)))
+            batch_size = max(1, min(BATCH_EVENTS, int(self.rate)))
         count = 0
         producer = None
         try:
-            for batch in batches(self._events(rows), at_once, BATCH_BYTES):
+            for batch in batches(self._events(rows), batch_size, BATCH_BYTES):
                 if producer is None:  # a lane without events needs none
                     producer = open_producer(self.connection, self.replay_id, lane)
-                    earlier = self._sent_earlier()
-                begun = time.monotonic()
-                unsent = [event for event in batch if hash_of(event.failure_id) not in earlier]
+                    earlier = self._hashes_sent_earlier()
+                start = time.monotonic()
+                unsent = [event for event in batch if failure_hash(event.failure_id) not in earlier]
                 if unsent:
                     _send_transaction(producer, self.replay_id, unsent)
                 count += len(unsent)
                 if self.rate is not None:
-                    time.sleep(max(0.0, len(unsent) / self.rate - (time.monotonic() - begun)))
+                    time.sleep(max(0.0, len(unsent) / self.rate - (time.monotonic() - start)))
         except KafkaException as error:
             if error.args[0].code() in (KafkaError._FENCED, KafkaError.PRODUCER_FENCED):
                 raise JobError(
@@ -120,7 +120,7 @@ class ReplaySender:
             record_headers = [(name, _bytes(raw)) for name, raw in headers or ()]
             yield FailedEvent(failure_id, topic, _bytes(key), _bytes(value), record_headers)
 
-    def _sent_earlier(self) -> set[int]:
+    def _hashes_sent_earlier(self) -> set[int]:
         """Hashes of the failures whose events were sent since this run began, by any lane.
 
         If a lane's task is repeated, these include the events that its first try sent. If all lanes
@@ -136,17 +136,17 @@ class ReplaySender:
                 for number, span in topic.spans.items()
             }
             later = TopicState(topic.name, topic.id, spans, topic.replication)
-            for sent in sent_by(kafka, later, self.replay_id):
-                hashes.add(hash_of(sent.failure_id))
+            for sent in events_sent_by(kafka, later, self.replay_id):
+                hashes.add(failure_hash(sent.failure_id))
         return hashes
 
 
-def hash_of(failure_id: str) -> int:
+def failure_hash(failure_id: str) -> int:
     """64 bits of a failure's id: a million of them take some tens of megabytes of memory."""
     return int.from_bytes(hashlib.blake2b(failure_id.encode(), digest_size=8).digest())
 
 
-def fence(connection: KafkaConnection, replay_id: str) -> None:
+def fence_senders(connection: KafkaConnection, replay_id: str) -> None:
     """Fence off every sender of a replay, and abort their open transactions. Raises `JobError`."""
     for lane in range(MAX_LANES):
         try:
@@ -155,14 +155,14 @@ def fence(connection: KafkaConnection, replay_id: str) -> None:
             raise JobError(f"Kafka: {error.args[0].str()}") from error
 
 
-def sent_by(kafka: KafkaClient, topic: TopicState, replay_id: str) -> Iterator[Sent]:
+def events_sent_by(kafka: KafkaClient, topic: TopicState, replay_id: str) -> Iterator[SentEvent]:
     """The events that a replay has committed in a topic's spans. Raises `JobError`."""
     log = KafkaRecords(kafka, {topic.id: topic.name})
     for number, span in topic.spans.items():
         if span.start < span.end:
             for message in log.messages((topic.id, number), span):
                 if (failure := _failure_id_of(message, replay_id)) is not None:
-                    yield _sent(failure, message)
+                    yield _sent_event(failure, message)
 
 
 def transactional_id(replay_id: str, lane: int) -> str:
@@ -189,10 +189,12 @@ def open_producer(connection: KafkaConnection, replay_id: str, lane: int) -> Pro
 
 
 def _send_transaction(producer: Producer, replay_id: str, batch: list[FailedEvent]) -> None:
+    """Send events in one transaction. Raises `JobError` and `KafkaException`."""
     problems: list[tuple[KafkaError, str]] = []
     delivered = 0
 
     def report(error: KafkaError | None, message: Message) -> None:
+        """Count an acknowledged record, or note its error."""
         nonlocal delivered
         if error is None:
             delivered += 1
@@ -209,8 +211,8 @@ def _send_transaction(producer: Producer, replay_id: str, batch: list[FailedEven
         if problems and problems[0][0].code() in fenced:
             raise KafkaException(problems[0][0])
         producer.abort_transaction(TRANSACTION_TIMEOUT)
-        why, topic = problems[0] if problems else ("no answer", batch[0].topic)
-        raise JobError(f"the topic {topic} did not take every event: {why}")
+        reason, topic = problems[0] if problems else ("no answer", batch[0].topic)
+        raise JobError(f"the topic {topic} did not take every event: {reason}")
     producer.commit_transaction(TRANSACTION_TIMEOUT)
 
 
@@ -231,19 +233,20 @@ def batches(events: Iterable[FailedEvent], count: int, size: int) -> Iterator[li
         yield batch
 
 
-def rate_and_rest(sent: int, total: int, rate: float) -> str:
+def progress_text(sent: int, total: int, rate: float) -> str:
     """A replay's progress as text: `1,000 of 5,000 sent, 500/s, 8 s left`.
 
-    `rate` is in events a second; 0: unknown.
+    `rate` is in events a second; 0 if unknown.
     """
-    said = f"{sent:,} of {total:,} sent"
+    text = f"{sent:,} of {total:,} sent"
     if rate <= 0:
-        return said
+        return text
     minutes, rest = divmod(round((total - sent) / rate), 60)
-    return f"{said}, {rate:,.0f}/s, {f'{minutes} min ' if minutes else ''}{rest} s left"
+    return f"{text}, {rate:,.0f}/s, {f'{minutes} min ' if minutes else ''}{rest} s left"
 
 
 def _failure_id_of(message: Any, replay_id: str) -> str | None:
+    """The failure's id in a record of this replay; None for any other record."""
     for name, raw in message.headers() or ():
         if name == REPLAY and raw is not None:
             replay, _, failure = raw.decode(errors="replace").rpartition("/")
@@ -252,9 +255,10 @@ def _failure_id_of(message: Any, replay_id: str) -> str | None:
     return None
 
 
-def _sent(failure_id: str, message: Any) -> Sent:
+def _sent_event(failure_id: str, message: Any) -> SentEvent:
+    """The `SentEvent` of a record."""
     sent_at = moment(message.timestamp()[1] / 1000)
-    return Sent(failure_id, message.partition(), message.offset(), sent_at)
+    return SentEvent(failure_id, message.partition(), message.offset(), sent_at)
 
 
 def _bytes(value: Any) -> Any:

@@ -31,7 +31,7 @@ FIRST_PAUSE: Final = 2.0
 """Seconds before the second attempt; before each further one twice as many."""
 
 
-def event_of(report: Report, archive: str, console: str) -> dict[str, Any]:
+def announcement_event(report: Report, archive: str, console: str) -> dict[str, Any]:
     """The structured CloudEvent that announces an archive's report, as JSON.
 
     `console` is the URL of the console that serves the report; empty: unknown.
@@ -55,7 +55,7 @@ def event_of(report: Report, archive: str, console: str) -> dict[str, Any]:
         ],
     }
     if console:
-        data["url"] = page_of(console, report.namespace or "", archive)
+        data["url"] = report_url(console, report.namespace or "", archive)
     return {
         "specversion": "1.0",
         "id": report.id,
@@ -68,12 +68,12 @@ def event_of(report: Report, archive: str, console: str) -> dict[str, Any]:
     }
 
 
-def page_of(console: str, namespace: str, archive: str) -> str:
+def report_url(console: str, namespace: str, archive: str) -> str:
     """The URL under which a console serves an archive's report."""
     return f"{console.rstrip('/')}/report?of={quote(f'{namespace}/{archive}')}"
 
 
-def send(broker: str, event: dict[str, Any]) -> None:
+def send_event(broker: str, event: dict[str, Any]) -> None:
     """Send the event to a Broker's URL, in several attempts, as the receiver may be starting.
 
     Raises `JobError`.

@@ -35,7 +35,7 @@ SettledSpan: TypeAlias = tuple[str, str, str, str, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Previous:
+class PreviousFigures:
     """The previous report about the same Broker, with figures of its groups."""
 
     report: PreviousReport
@@ -44,7 +44,7 @@ class Previous:
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class CountedRows:
     """The counted rows: one row per group, and further rows by group."""
 
     groups: Sequence[Row]
@@ -56,18 +56,18 @@ class Counted:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class GroupHistory:
     """A group's history in earlier reports."""
 
-    first: datetime
+    first_reported: datetime
     """When the first report that has the group was made."""
     history: tuple[Past, ...]
 
 
-def known_of(rows: Sequence[Row]) -> dict[str, Known]:
-    """Read rows of `past` (plan module) as `Known`, by the group's id."""
+def histories_of(rows: Sequence[Row]) -> dict[str, GroupHistory]:
+    """Read rows of `past` (plan module) as `GroupHistory`, by the group's id."""
     return {
-        row["group_id"]: Known(
+        row["group_id"]: GroupHistory(
             in_utc(row["first"]),
             tuple(
                 Past(
@@ -82,18 +82,24 @@ def known_of(rows: Sequence[Row]) -> dict[str, Known]:
     }
 
 
-def groups(
-    counted: Counted,
-    previous: Previous | None,
+def build_groups(
+    counted: CountedRows,
+    previous: PreviousFigures | None,
     shares: Mapping[GroupKey, float],
-    known: Mapping[str, Known],
+    known: Mapping[str, GroupHistory],
 ) -> tuple[Group, ...]:
     """Build the groups of a report, those with the most unresolved events first."""
-    made = (_group(row, counted, previous, shares, known) for row in counted.groups)
-    return tuple(sorted(made, key=lambda group: (-group.unresolved, -group.failures, group.id)))
+    unsorted_groups = (
+        _build_group(row, counted, previous, shares, known) for row in counted.groups
+    )
+    return tuple(
+        sorted(unsorted_groups, key=lambda group: (-group.unresolved, -group.failures, group.id))
+    )
 
 
-def shares(failed: Mapping[GroupKey, int], spans: Sequence[SettledSpan]) -> dict[GroupKey, float]:
+def delivery_shares(
+    failed: Mapping[GroupKey, int], spans: Sequence[SettledSpan]
+) -> dict[GroupKey, float]:
     """Each group's share of its Trigger's deliveries (0 to 1), where that is known.
 
     A settled offset that did not fail was either delivered or filtered out: Kafka doesn't tell
@@ -112,19 +118,20 @@ def shares(failed: Mapping[GroupKey, int], spans: Sequence[SettledSpan]) -> dict
     }
 
 
-def _group(
+def _build_group(
     row: Row,
-    counted: Counted,
-    previous: Previous | None,
+    counted: CountedRows,
+    previous: PreviousFigures | None,
     shares: Mapping[GroupKey, float],
-    known: Mapping[str, Known],
+    known: Mapping[str, GroupHistory],
 ) -> Group:
+    """Build one group from its counted rows."""
     key = group_key_of(row.asDict())
     namespace, broker, trigger, subscriber, reason, status, summary = key
-    name = group_id(*key)
-    earlier = known.get(name)
+    id_ = group_id(*key)
+    known_group = known.get(id_)
     return Group(
-        id=name,
+        id=id_,
         subscriber=subscriber,
         status=status,
         summary=summary,
@@ -136,23 +143,23 @@ def _group(
             Bucket(start=datetime.fromtimestamp(bucket["start"], UTC), failures=bucket["failures"])
             for bucket in counted.buckets.get(key, [])[-MAX_BUCKETS:]
         ),
-        top_types=_tops(counted.types.get(key, [])),
-        top_sources=_tops(counted.sources.get(key, [])),
+        top_types=_top_values(counted.types.get(key, [])),
+        top_sources=_top_values(counted.sources.get(key, [])),
         examples=tuple(map(_example, counted.examples.get(key, []))),
-        change=change(
+        change=group_change(
             row["failures"],
             row["unresolved"],
             row["resolved"],
             sum(group_row["events"] for group_row in counted.failed_again.get(key, [])),
-            previous.groups.get(name) if previous else None,
+            previous.groups.get(id_) if previous else None,
         ),
-        first_reported=earlier.first if earlier else None,
-        history=earlier.history if earlier else (),
+        first_reported=known_group.first_reported if known_group else None,
+        history=known_group.history if known_group else (),
         replay_command=replay_command(namespace, broker, trigger, reason, status, summary),
     )
 
 
-def change(
+def group_change(
     failures: int,
     unresolved: int,
     resolved: int,
@@ -177,7 +184,7 @@ def change(
     return Change(kind=kind, failures=max(0, more), resolved=resolved, failed_again=failed_again)
 
 
-def totals(groups: Sequence[Group]) -> Totals:
+def sum_totals(groups: Sequence[Group]) -> Totals:
     """Sum up all groups."""
     waiting = [group.oldest_unresolved for group in groups if group.oldest_unresolved]
     return Totals(
@@ -190,7 +197,7 @@ def totals(groups: Sequence[Group]) -> Totals:
     )
 
 
-def changes(groups: Sequence[Group]) -> Changes:
+def count_changes(groups: Sequence[Group]) -> Changes:
     """Count the groups by kind of change."""
     counts: dict[str, int] = defaultdict(int)
     for group in groups:
@@ -208,6 +215,7 @@ def replay_run(row: Row) -> ReplayRun:
 
 
 def _example(row: Row) -> Example:
+    """Build an example from a row of `failures`."""
     origin = [row[f"origin_{part}"] for part in ("topic", "partition", "offset")]
     return Example(
         id=row["id"] or "/".join(map(str, origin)),
@@ -224,7 +232,8 @@ def _example(row: Row) -> Example:
     )
 
 
-def _tops(rows: Sequence[Row]) -> tuple[Top, ...]:
+def _top_values(rows: Sequence[Row]) -> tuple[Top, ...]:
+    """Build the list of most frequent values from rows."""
     return tuple(Top(value=row["value"], events=row["events"]) for row in rows)
 
 

@@ -38,6 +38,7 @@ def publish(
 
     @contextmanager
     def noted(name: str) -> Iterator[None]:
+        """Note a failure under this name, and go on."""
         try:
             yield
         except KnafkaError as error:
@@ -45,9 +46,11 @@ def publish(
             problems[name] = str(error)[:MAX_PROBLEM_CHARACTERS]
 
     with noted("notServed"):
-        served_report.write(kafka, report, archive, replication)
+        served_report.write_served_report(kafka, report, archive, replication)
     if broker:
         with noted("notAnnounced"):
             console_of_report = "" if problems else console
-            announce.send(broker, announce.event_of(report, archive, console_of_report))
+            announce.send_event(
+                broker, announce.announcement_event(report, archive, console_of_report)
+            )
     return problems

@@ -318,7 +318,7 @@ def preview(data: bytes | None) -> str | None:
         text = codecs.getincrementaldecoder("utf-8")().decode(cut, final=cut == data)
     except UnicodeDecodeError:
         text = f"hex: {data[:PREVIEW_CHARACTERS].hex(' ')}"
-    return _bounded(text, PREVIEW_CHARACTERS)
+    return _cut_text(text, PREVIEW_CHARACTERS)
 
 
 def error_text(error_data: str | None) -> str | None:
@@ -329,10 +329,10 @@ def error_text(error_data: str | None) -> str | None:
         text = base64.b64decode(error_data, validate=True).decode("utf-8", "replace")
     except ValueError:
         text = error_data
-    return _bounded(text, ERROR_CHARACTERS)
+    return _cut_text(text, ERROR_CHARACTERS)
 
 
-def _bounded(text: str, characters: int) -> str:
+def _cut_text(text: str, characters: int) -> str:
     """Cut a text to a number of characters; a cut text ends with `…`."""
     return text if len(text) <= characters else text[: characters - 1] + "…"
 

@@ -25,15 +25,18 @@ from knafka.core.delivery import Reason
 from knafka_jobs.report.report_document import OTHER_SUMMARIES, Report
 
 STYLE_FILES: Final = ("uplot/uPlot.min.css", "page.css")
+"""Style sheets, in this order."""
 
 LIBRARY_FILE: Final = "uplot/uPlot.iife.min.js"
+"""The chart library."""
 
 LICENCE_FILE: Final = "uplot/LICENSE"
 """The library's licence, which must be distributed with it."""
 
 FILE_SCRIPT: Final = "file.js"
+"""The script of a page that is opened as a file."""
 SERVED_SCRIPT: Final = "served.js"
-"""The script for a page that is a file; a console serves `SERVED_SCRIPT` in its place."""
+"""The script of a page that a console serves, in place of `FILE_SCRIPT`."""
 
 SCRIPT_FILES: Final = (
     "elements.js",
@@ -57,12 +60,12 @@ class ServedPage:
     """The value of `Content-Security-Policy`."""
 
 
-def render(report: Report, traces: str = "") -> str:
+def render_file(report: Report, traces: str = "") -> str:
     """Render the page as a file: about 95 kB and the compressed groups.
 
     `traces` is the URL of a trace, with `{trace}` in place of its id; empty: no links.
     """
-    return _rendered(report, traces, None).html
+    return _render(report, traces, None).html
 
 
 def render_served(report: Report, traces: str, path: str) -> ServedPage:
@@ -70,17 +73,18 @@ def render_served(report: Report, traces: str, path: str) -> ServedPage:
 
     `traces` is as in `render`; `path` is the path of the report's JSON in the console.
     """
-    return _rendered(report, traces, path)
+    return _render(report, traces, path)
 
 
-def _rendered(report: Report, traces: str, path: str | None) -> ServedPage:
-    style = "\n".join(map(_own_file, STYLE_FILES))
-    library = _own_file(LIBRARY_FILE)
+def _render(report: Report, traces: str, path: str | None) -> ServedPage:
+    """Render the page and its policy; `path` is None for a file."""
+    style = "\n".join(map(_page_file, STYLE_FILES))
+    library = _page_file(LIBRARY_FILE)
     scripts = [
         SERVED_SCRIPT if script_file == FILE_SCRIPT and path is not None else script_file
         for script_file in SCRIPT_FILES
     ]
-    script = "\n".join(map(_own_file, scripts))
+    script = "\n".join(map(_page_file, scripts))
     policy = (
         "default-src 'none'; base-uri 'none'; form-action 'none'; "
         f"style-src {_digest(style)}; script-src {_digest(library)} {_digest(script)}"
@@ -89,22 +93,22 @@ def _rendered(report: Report, traces: str, path: str | None) -> ServedPage:
         policy += "; connect-src 'self'"
     html = (
         _environment()
-        .from_string(_own_file("page.html.j2"))
+        .from_string(_page_file("page.html.j2"))
         .render(
             report=report,
             path=path,
             policy=policy,
             style=Markup(style),
             library=Markup(library),
-            licence=_own_file(LICENCE_FILE),
+            licence=_page_file(LICENCE_FILE),
             script=Markup(script),
-            data=_packed(report, traces, path),
+            data=_packed_data(report, traces, path),
         )
     )
     return ServedPage(html, policy if path is None else f"{policy}; frame-ancestors 'none'")
 
 
-def _packed(report: Report, traces: str, path: str | None) -> str:
+def _packed_data(report: Report, traces: str, path: str | None) -> str:
     """The data for the scripts: the report, all reasons (each has a colour), and the page's path.
 
     Compressed without a time stamp, so that the same report always makes the same page.
@@ -126,29 +130,32 @@ def _digest(text: str) -> str:
 
 
 @cache
-def _own_file(name: str) -> str:
+def _page_file(name: str) -> str:
     """A file of the page without the line break at its end: digests are of exactly this text."""
     return (files(__package__) / "page_files" / name).read_text(encoding="utf-8").strip()
 
 
 @cache
 def _environment() -> Environment:
+    """The Jinja environment of the page's template."""
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters.update(number=_number, moment=_moment, age=_age)
+    environment.filters.update(number=_number_text, moment=_time_text, age=_age_text)
     return environment
 
 
-def _number(value: int) -> str:
+def _number_text(value: int) -> str:
+    """A number with thousands separators."""
     return f"{value:,}"
 
 
-def _moment(value: datetime) -> str:
+def _time_text(value: datetime) -> str:
+    """A time in UTC, to the minute."""
     return value.astimezone(UTC).strftime("%Y-%m-%d %H:%M")
 
 
-def _age(value: datetime, now: datetime) -> str:
+def _age_text(value: datetime, now: datetime) -> str:
     """The time from `value` to `now`, in the largest unit of which there are at least 2."""
     seconds = max(0, int((now - value).total_seconds()))
     for unit, length in (("days", 86_400), ("hours", 3600), ("minutes", 60)):

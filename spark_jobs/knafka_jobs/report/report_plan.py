@@ -44,7 +44,7 @@ def rows_of_broker(rows: DataFrame, broker: BrokerName | None) -> DataFrame:
     return rows.where((F.col("namespace") == broker.namespace) & (F.col("broker") == broker.name))
 
 
-def reported(failures: DataFrame, since: datetime) -> DataFrame:
+def reported_failures(failures: DataFrame, since: datetime) -> DataFrame:
     """The failures in a report: all unresolved ones, and those failed or resolved since then."""
     is_recent = (F.col("last_failed") >= F.lit(since)) | (F.col("resolved") >= F.lit(since))
     return failures.where(F.col("resolved").isNull() | is_recent)
@@ -66,16 +66,18 @@ def summaries(failures: DataFrame) -> DataFrame:
 
 def with_few_summaries(failures: DataFrame, summaries: DataFrame) -> DataFrame:
     """Set the summary of failures to `OTHER_SUMMARIES` if theirs ranks below `MAX_SUMMARIES`."""
-    said = F.coalesce("summary", F.lit(""))
+    own_summary = F.coalesce("summary", F.lit(""))
     if summaries.where(F.col("rank") > MAX_SUMMARIES).isEmpty():
-        return failures.withColumn("summary", said)
+        return failures.withColumn("summary", own_summary)
     frequent = summaries.where(F.col("rank") <= MAX_SUMMARIES).select(
         F.struct(*KIND, "said").alias("known")
     )
-    same = F.struct(*KIND, said.alias("said")).eqNullSafe(F.col("known"))
+    has_frequent_summary = F.struct(*KIND, own_summary.alias("said")).eqNullSafe(F.col("known"))
     return (
-        failures.join(F.broadcast(frequent), same, "left")
-        .withColumn("summary", F.when(F.col("known").isNull(), OTHER_SUMMARIES).otherwise(said))
+        failures.join(F.broadcast(frequent), has_frequent_summary, "left")
+        .withColumn(
+            "summary", F.when(F.col("known").isNull(), OTHER_SUMMARIES).otherwise(own_summary)
+        )
         .drop("known")
     )
 
@@ -122,7 +124,7 @@ def buckets(failures: DataFrame, since: datetime, until: datetime, seconds: int)
     )
 
 
-def tops(sums: DataFrame, column: str) -> DataFrame:
+def top_values(sums: DataFrame, column: str) -> DataFrame:
     """The most frequent types or sources of each group, from rows of `sums`.
 
     Columns: `GROUP`, `value`, `events`.
@@ -144,7 +146,7 @@ def examples(failures: DataFrame) -> DataFrame:
     before others, late before early."""
     has_data = F.col("head").isNotNull() | F.col("data_bytes").isNull()
     # This sorts all failures, so with few columns: whole rows would spill to disk.
-    little = failures.select(
+    sort_columns = failures.select(
         F.xxhash64(*GROUP).alias("group"),
         F.col("resolved").isNotNull().alias("is_resolved"),
         (~has_data).alias("has_no_data"),
@@ -154,13 +156,13 @@ def examples(failures: DataFrame) -> DataFrame:
     )
     order = ("is_resolved", "has_no_data", F.desc("last_failed"), "failure_id")
     in_group = Window.partitionBy("group").orderBy(*order)
-    ranked = little.withColumn("rank", F.row_number().over(in_group))
+    ranked = sort_columns.withColumn("rank", F.row_number().over(in_group))
     chosen = materialized(ranked.where(F.col("rank") <= MAX_EXAMPLES))
     # Read whole rows only from the days of the chosen failures.
     days = [row["day"] for row in chosen.select("day").distinct().collect()]
-    there = F.col("day").isin([day for day in days if day is not None])
+    of_chosen_days = F.col("day").isin([day for day in days if day is not None])
     return (
-        failures.where(there | F.col("day").isNull() if None in days else there)
+        failures.where(of_chosen_days | F.col("day").isNull() if None in days else of_chosen_days)
         .join(F.broadcast(chosen.select("failure_id", "rank")), "failure_id")
         .orderBy("rank")
         .select(*FAILURES)
@@ -197,26 +199,26 @@ def failed_again(failures: DataFrame, sent: DataFrame, previous_made: datetime |
     )
 
 
-def past(reports: DataFrame, groups: Collection[str], since: datetime) -> DataFrame:
+def past_figures(reports: DataFrame, groups: Collection[str], since: datetime) -> DataFrame:
     """The history of groups in earlier reports, by `group_id`.
 
     `first` is when the first report with the group was made; `history` has the figures in reports
     made since then, in time order.
     """
-    said = F.struct("made", "failures", "unresolved")
+    figures = F.struct("made", "failures", "unresolved")
     return (
         reports.where(F.col("group_id").isin(*groups))
         .groupBy("group_id")
         .agg(
             F.min("made").alias("first"),
-            F.array_sort(F.collect_list(F.when(F.col("made") >= F.lit(since), said))).alias(
+            F.array_sort(F.collect_list(F.when(F.col("made") >= F.lit(since), figures))).alias(
                 "history"
             ),
         )
     )
 
 
-def runs(replays: DataFrame, sent: DataFrame) -> DataFrame:
+def replay_counts(replays: DataFrame, sent: DataFrame) -> DataFrame:
     """Replays, the latest first, with how many events were `sent`, `resolved`, `failed_again`."""
     counts = sent.groupBy("replay_id").agg(
         F.count("*").alias("sent"),

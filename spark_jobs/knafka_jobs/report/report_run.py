@@ -21,7 +21,13 @@ from knafka_jobs.io.kafka import KafkaClient
 from knafka_jobs.io.kafka_names import possible_groups
 from knafka_jobs.materialize import materialized
 from knafka_jobs.report import assemble, report_plan
-from knafka_jobs.report.assemble import Counted, Known, Previous, SettledSpan, in_utc
+from knafka_jobs.report.assemble import (
+    CountedRows,
+    GroupHistory,
+    PreviousFigures,
+    SettledSpan,
+    in_utc,
+)
 from knafka_jobs.report.report_document import (
     MAX_HISTORY,
     PreviousReport,
@@ -37,7 +43,7 @@ MAX_REPLAYS: Final = 50
 """Replays that a report lists: the latest ones."""
 
 
-def report(
+def make_report(
     tables: Tables,
     broker: BrokerName | None,
     now: datetime,
@@ -53,31 +59,38 @@ def report(
     failures = (
         tables.read("failures")
         .transform(report_plan.rows_of_broker, broker)
-        .transform(report_plan.reported, earliest)
+        .transform(report_plan.reported_failures, earliest)
     )
     summaries = materialized(failures.transform(report_plan.summaries))
     failures = failures.transform(report_plan.with_few_summaries, summaries)
     reports = _rows_of_same_broker(tables.read("reports"), broker)
-    previous = _previous(reports)
+    previous = _previous_figures(reports)
     first = summaries.selectExpr("min(first_failed)").first()
     since = max(earliest, in_utc(first[0])) if first and first[0] else now - timedelta(hours=1)
     seconds = bucket_seconds(since, now)
     since = datetime.fromtimestamp(int(since.timestamp()) // seconds * seconds, UTC)
-    made = previous.report.made if previous else None
+    previous_made = previous.report.made if previous else None
     sent = tables.read("sent")
-    sums = materialized(failures.transform(report_plan.sums, made))
-    counted = Counted(
+    sums = materialized(failures.transform(report_plan.sums, previous_made))
+    counted = CountedRows(
         groups=sums.transform(report_plan.groups).collect(),
-        failed_again=_rows_by_group(failures.transform(report_plan.failed_again, sent, made)),
+        failed_again=_rows_by_group(
+            failures.transform(report_plan.failed_again, sent, previous_made)
+        ),
         buckets=_rows_by_group(failures.transform(report_plan.buckets, since, now, seconds)),
-        types=_rows_by_group(sums.transform(report_plan.tops, "type")),
-        sources=_rows_by_group(sums.transform(report_plan.tops, "source")),
+        types=_rows_by_group(sums.transform(report_plan.top_values, "type")),
+        sources=_rows_by_group(sums.transform(report_plan.top_values, "source")),
         examples=_rows_by_group(failures.transform(report_plan.examples)),
     )
     spans = settled(failures, since) if settled else ()
-    shares = _shares(tables, failures, spans, since)
-    groups = assemble.groups(counted, previous, shares, _known_groups(reports, counted))
-    runs = tables.read("replays").transform(report_plan.runs, sent).limit(MAX_REPLAYS).collect()
+    shares = _shares_of_groups(tables, failures, spans, since)
+    groups = assemble.build_groups(counted, previous, shares, _known_groups(reports, counted))
+    runs = (
+        tables.read("replays")
+        .transform(report_plan.replay_counts, sent)
+        .limit(MAX_REPLAYS)
+        .collect()
+    )
     result = Report(
         id=uuid.uuid4().hex[:12],
         made=now,
@@ -87,8 +100,8 @@ def report(
         until=now,
         bucket_seconds=seconds,
         previous=previous.report if previous else None,
-        totals=assemble.totals(groups),
-        changes=assemble.changes(groups),
+        totals=assemble.sum_totals(groups),
+        changes=assemble.count_changes(groups),
         groups=groups,
         replays=tuple(map(assemble.replay_run, runs)),
     )
@@ -132,14 +145,16 @@ def _committed_offsets(
     return next(filter(None, (kafka.committed(group, topic) for group in groups)), {})
 
 
-def _shares(
+def _shares_of_groups(
     tables: Tables, failures: DataFrame, spans: Sequence[SettledSpan], since: datetime
 ) -> dict[GroupKey, float]:
-    """Each group's share of deliveries (0 to 1) where it is known: see `assemble.shares`."""
+    """Each group's share of deliveries (0 to 1) where it is known (`assemble.delivery_shares`)."""
     if not spans:
         return {}
     rows = failures.transform(report_plan.failed_within, tables.rows(spans, SPANS), since).collect()
-    return assemble.shares({group_key_of(row.asDict()): row["events"] for row in rows}, spans)
+    return assemble.delivery_shares(
+        {group_key_of(row.asDict()): row["events"] for row in rows}, spans
+    )
 
 
 def _rows_by_group(rows: DataFrame) -> dict[GroupKey, list[Row]]:
@@ -155,7 +170,7 @@ def _rows_of_same_broker(reports: DataFrame, broker: BrokerName | None) -> DataF
     return reports.transform(report_plan.rows_of_broker, broker or BrokerName("", ""))
 
 
-def _known_groups(reports: DataFrame, counted: Counted) -> dict[str, Known]:
+def _known_groups(reports: DataFrame, counted: CountedRows) -> dict[str, GroupHistory]:
     """The history of the current groups in the last reports."""
     ids = [group_id(*group_key_of(row.asDict())) for row in counted.groups]
     made = reports.select("made").distinct().orderBy(F.desc("made")).limit(MAX_HISTORY).collect()
@@ -163,17 +178,17 @@ def _known_groups(reports: DataFrame, counted: Counted) -> dict[str, Known]:
         return {}
     # A row has the session's local time, which is what Spark compares with.
     since = made[-1]["made"]
-    return assemble.known_of(reports.transform(report_plan.past, ids, since).collect())
+    return assemble.histories_of(reports.transform(report_plan.past_figures, ids, since).collect())
 
 
-def _previous(reports: DataFrame) -> Previous | None:
+def _previous_figures(reports: DataFrame) -> PreviousFigures | None:
     """The last report among rows of `reports`; None without rows."""
     last = reports.selectExpr("max_by(report_id, made) AS id", "max(made) AS made").first()
     if last is None or last["id"] is None:
         return None
     is_last = (F.col("report_id") == last["id"]) & F.col("group_id").isNotNull()
     rows = reports.where(is_last).collect()
-    return Previous(
+    return PreviousFigures(
         PreviousReport(id=last["id"], made=in_utc(last["made"])),
         {row["group_id"]: (row["failures"], row["unresolved"]) for row in rows},
     )

@@ -4,8 +4,8 @@
     key      NAMESPACE/ARCHIVE
     value    the report as JSON, whose groups have their history: a reader needs only this record
 
-The size of a record is limited (`fitted`): parts that don't fit are left out, and the report says
-how many. The last record of a key counts: if a Job is killed and runs again, the second report
+The size of a record is limited (`fit_report`): parts that don't fit are left out, and the report
+says how many. The last record of a key counts: if a Job is killed and runs again, the second report
 replaces the first.
 """
 
@@ -33,11 +33,12 @@ REPORTS_TOPIC_CONFIG: Final = {
     "segment.ms": "86400000",
     "segment.bytes": str(16 * 1024 * 1024),
 }
+"""Configuration of the topic of reports."""
 SEND_TIMEOUT: Final = 60.0
 """Seconds to wait until Kafka has stored the record."""
 
 
-def write(kafka: KafkaClient, report: Report, archive: str, replication: int) -> None:
+def write_served_report(kafka: KafkaClient, report: Report, archive: str, replication: int) -> None:
     """Write an archive's report to the topic from which it is served. Raises `JobError`.
 
     A missing topic is created, with `replication` replicas.
@@ -48,12 +49,12 @@ def write(kafka: KafkaClient, report: Report, archive: str, replication: int) ->
     if not kafka.topics([topic]):
         kafka.create(topic, 1, replication, REPORTS_TOPIC_CONFIG)
     limit = kafka.record_limit(topic) or MAX_BATCH_BYTES
-    value = fitted(report, min(limit, MAX_BATCH_BYTES) - BATCH_OVERHEAD_BYTES)
+    value = fit_report(report, min(limit, MAX_BATCH_BYTES) - BATCH_OVERHEAD_BYTES)
     key = names.report_key(report.namespace, archive)
     kafka.write(topic, key, value, {"content-type": b"application/json"}, SEND_TIMEOUT)
 
 
-def fitted(report: Report, limit: int) -> bytes:
+def fit_report(report: Report, limit: int) -> bytes:
     """The report as JSON, shortened until it compresses to `limit` bytes.
 
     First all examples but one of each group are left out, then the groups with the fewest
@@ -69,11 +70,12 @@ def fitted(report: Report, limit: int) -> bytes:
     while True:
         part = _shortened(report, kept[:count])
         if (document := _json_within(part, limit)) is not None or not count:
-            return document or _json(part)
+            return document or _report_json(part)
         count = count * 3 // 4
 
 
 def _shortened(report: Report, groups: tuple[Group, ...]) -> Report:
+    """A copy of the report with these groups only, which says what it leaves out."""
     examples = sum(len(group.examples) for group in report.groups[: len(groups)])
     cut = Cut(
         groups=len(report.groups) - len(groups),
@@ -83,11 +85,13 @@ def _shortened(report: Report, groups: tuple[Group, ...]) -> Report:
 
 
 def _json_within(report: Report, limit: int) -> bytes | None:
-    made = _json(report)
-    if len(made) > MAX_JSON_BYTES or len(gzip.compress(made, 6)) > limit:
+    """The report as JSON; None if it has more than `limit` bytes when compressed."""
+    document = _report_json(report)
+    if len(document) > MAX_JSON_BYTES or len(gzip.compress(document, 6)) > limit:
         return None
-    return made
+    return document
 
 
-def _json(report: Report) -> bytes:
+def _report_json(report: Report) -> bytes:
+    """The report as JSON."""
     return report.model_dump_json(by_alias=True, exclude_none=True).encode()
