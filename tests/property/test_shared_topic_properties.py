@@ -59,7 +59,7 @@ class Group:
     def begin(self, shared: SharedTopic) -> None:
         self.owned.clear()
         self.paused.clear()
-        self.open_reader = shared.open_reader(self.name, self)
+        self.reader = shared.open_reader(self.name, self)
 
     async def read(self, limit: int, timeout: float) -> int:
         records = await self.reader.read(limit, timeout)

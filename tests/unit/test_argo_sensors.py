@@ -233,7 +233,7 @@ def test_a_context_filter_stands_beside_its_event_source() -> None:
         {"exact": {"source": "shop", "subject": "placed"}},
         {"exact": {"source": "other"}},
     ]
-    assert any("no event has both" in each for each in found.changed)
+    assert any("no event matches both" in each for each in found.changed)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,6 @@ STILL_SEVERAL: Final = {
     "Function": 2,
     "Kind": 2,
     "Lease": 2,
-    "Limits": 2,
     "Observed": 2,
     "Origin": 2,
     "Partition": 2,

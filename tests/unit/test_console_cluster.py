@@ -328,7 +328,7 @@ def test_in_a_cluster_each_replica_is_asked_at_its_own_address(
     assert figures.parse_figures([text]).written[TOPIC] == 42
     with pytest.raises(MetricsUnavailable, match=r"isn't found at nowhere\.invalid"):
         DirectMetrics("nowhere.invalid").read()
-    with pytest.raises(MetricsUnavailable, match="can't be had"):
+    with pytest.raises(MetricsUnavailable, match="can't be read"):
         DirectMetrics(host, 1).read()
 
 

@@ -14,7 +14,7 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from knafka.core.delivery import Reason
 from knafka_jobs import __main__ as program
 from knafka_jobs import command_options, commands
-from knafka_jobs.io import session
+from knafka_jobs.io import kept_rows, session
 from knafka_jobs.io.delta import Tables, explain_spark_errors
 from knafka_jobs.job_errors import JobError
 from knafka_jobs.report.report_document import Change, ChangeKind
@@ -24,6 +24,7 @@ from knafka_jobs.topic_offsets import BrokerName
 @pytest.fixture(autouse=True)
 def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "start_session", Mock())
+    monkeypatch.setattr(kept_rows, "use_folder", Mock())
     monkeypatch.setattr(Tables, "check_layouts", Mock())
 
 

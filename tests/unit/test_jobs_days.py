@@ -167,7 +167,7 @@ def test_what_is_older_than_it_is_kept_is_gone_with_its_bytes(
     options = CompactOptions(forget_resolved_days=5, forget_unresolved_days=8)
     spans = {("id-1", 0): OffsetSpan(3, 5)}
     today = NOW + timedelta(days=10)
-    monkeypatch.setattr(Tables, "_created", lambda *_: today.timestamp() - 90_000)
+    monkeypatch.setattr(Tables, "_creation_time", lambda *_: today.timestamp() - 90_000)
 
     assert forget_expired(tables, CompactOptions(), spans, today) == 0
     scratch = tmp_path / "scratch"

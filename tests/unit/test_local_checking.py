@@ -112,7 +112,7 @@ def test_a_mistake_is_an_error_that_names_the_place(
             "name: a, namespace: knative-eventing}}",
             "must be in the cluster",
         ),
-        ("  broker: shop", "  broker: shop\n  filter: {attributes: {a: b}}", "says nothing"),
+        ("  broker: shop", "  broker: shop\n  filter: {attributes: {a: b}}", "is ignored"),
     ],
     ids=["key of a ConfigMap", "annotation", "class", "other namespace", "two filters"],
 )
@@ -281,7 +281,7 @@ KEPT = "3 times at most, and then goes to the dead-letter topic"
             + "\n---\napiVersion: eventing.knative.dev/v1\nkind: Broker\n"
             "metadata: {name: second, annotations: {eventing.knative.dev/broker.class: kafka}}\n"
             f"spec: {{delivery: {{deadLetterSink: {{ref: {BACK}}}}}}}\n---\napiVersion: serving",
-            "spec.delivery.deadLetterSink: leads back over Broker default/second: what fails",
+            "spec.delivery.deadLetterSink: leads back over Broker default/second: a failed event",
             id="sink, over another Broker",
         ),
     ],

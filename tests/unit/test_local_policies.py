@@ -156,7 +156,7 @@ def run(*arguments: str | Path, stdin: str | None = None) -> tuple[int, str]:
             "shop/checkout",
             REFUND,
             1,
-            ["EventPolicy audit: names system:serviceaccount:audit:"],
+            ["EventPolicy audit: it names system:serviceaccount:audit:"],
         ),
         ("shop/checkout", None, 0, ["accepts some events of system:serviceaccount:shop:checkout"]),
         ("audit/auditor", REFUND, 0, ["EventPolicy audit: accepts the event"]),

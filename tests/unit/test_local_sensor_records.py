@@ -43,7 +43,7 @@ def on_bus(headers: list[tuple[str, bytes]], millis: int = 1_000_000) -> SensorP
 @pytest.fixture(autouse=True)
 def running(monkeypatch: pytest.MonkeyPatch) -> None:
     state = RunningState(pid=1, url="http://a", bootstrap_servers="k:1", sensors=(PLACE,))
-    monkeypatch.setattr(Installation, "running", lambda _: state)
+    monkeypatch.setattr(Installation, "read_state", lambda _: state)
 
 
 def run(*arguments: str) -> tuple[int, str]:

@@ -89,7 +89,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[TailStart]:
         yield from found
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Installation, "running", lambda _: RUNNING)
+    monkeypatch.setattr(Installation, "read_state", lambda _: RUNNING)
     monkeypatch.setattr(tailing, "tail_records", records)
     return asked
 

@@ -67,7 +67,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> MemoryLog:
     def committed_in(_: Any) -> tracing.ReadCommits:
         return lambda group, topic, partitions: dict.fromkeys(partitions, OffsetAndMetadata(1))
 
-    monkeypatch.setattr(Installation, "running", lambda _: RUNNING)
+    monkeypatch.setattr(Installation, "read_state", lambda _: RUNNING)
     monkeypatch.setattr(searching, "run_search", run)
     monkeypatch.setattr(trace_command, "ask_kafka", ask_kafka)
     monkeypatch.setattr(tracing, "commits_reader", committed_in)
@@ -190,7 +190,7 @@ def test_the_subscriptions_of_a_channel_are_said_by_that_name(
             "ingresses": (*RUNNING.ingresses, channel), "egresses": (*RUNNING.egresses, mail),
         }
     )  # fmt: skip
-    monkeypatch.setattr(Installation, "running", lambda _: running)
+    monkeypatch.setattr(Installation, "read_state", lambda _: running)
     store(memory, "of-channel", b"1")
     for name in ("channel/shop/main", "channel/main"):
         code, printed, _ = knafka("1", "--broker", name, "-n", "shop", data=tmp_path)

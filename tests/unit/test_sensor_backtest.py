@@ -142,7 +142,7 @@ def test_events_without_a_time_come_in_the_order_of_their_lines(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"kind": "Broker"}, "has 0 Sensors of knafka.dev/v1alpha1: want one"),
+        ({"kind": "Broker"}, "has 0 Sensors of knafka.dev/v1alpha1: it must have one"),
         ({"spec": {"dependencies": []}}, "spec"),
     ],
 )

@@ -62,7 +62,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Job:
     of_channel = Ingress(**of, kind="KafkaChannel", topic="of-channel")
     ingresses = of_channel, Ingress(**of, topic="bus")
     running = RunningState(pid=1, url="http://a", bootstrap_servers="k:1", ingresses=ingresses)
-    monkeypatch.setattr(Installation, "running", lambda _: running)
+    monkeypatch.setattr(Installation, "read_state", lambda _: running)
     return made
 
 
