@@ -115,8 +115,8 @@ class MemoryController(ClusterController):
         ]
         for at in range(0, max(1, len(found)), PAGE_SIZE):
             self._counted.calls["list"] += 1
-            self.heard(of, found[at : at + PAGE_SIZE], ())
-        self.is_synced(of, True)
+            self.on_objects(of, found[at : at + PAGE_SIZE], ())
+        self.set_synced(of, True)
 
         self._following.append(asyncio.create_task(self._follow(of)))
 
@@ -124,7 +124,7 @@ class MemoryController(ClusterController):
         async for event in self._counted.cluster.watch(of.api_version, of.kind):
             if of.matches(event.document):
                 told = (event.document,)
-                self.heard(of, *(((), told) if event.type == "DELETED" else (told, ())))
+                self.on_objects(of, *(((), told) if event.type == "DELETED" else (told, ())))
 
     async def close(self) -> None:
         for task in self._following:
@@ -298,7 +298,7 @@ class Load:
                 functions = self._functions(count)
                 while len(asked) < functions or other.operator.queue.failing or seen < 2:
                     urls.update(dict.fromkeys(urls, url))  # reconciling knows only real Services
-                    seen += not other.operator.queue.busy
+                    seen += not other.operator.queue.is_busy
                     await asyncio.sleep(0.1)
             say(f"           the last one drains after {max(asked.values()) - began:.2f} s")
             say(f"           all are reconciled after {time.monotonic() - began:.2f} s")
