@@ -15,8 +15,8 @@ from knafka.core.dead_letter import (
     attempt_log,
     dead_letter_of,
     extensions_of,
+    headers_for_replay,
     logged_attempts,
-    restored,
 )
 from knafka.core.delivery import Outcome, Reason
 from knafka.core.http_binding import record_of, request_of
@@ -169,7 +169,7 @@ def test_a_restored_event_has_none_of_its_subscribers_extensions() -> None:
     own = [("ce_specversion", b"1.0"), ("ce_id", b"1"), ("ce_source", b"/s"), ("ce_type", b"t")]
     headers, _ = dead_letter_of(own, b"data", failure, Origin("n", "b", "t", "topic", 0, 0))
     assert ("ce_team", b"blue") in headers
-    assert restored(headers, "r/f") == [*own, (REPLAY, b"r/f")]
+    assert headers_for_replay(headers, "r/f") == [*own, (REPLAY, b"r/f")]
 
 
 def test_no_extension_of_a_subscriber_stands_for_an_attribute_of_the_event() -> None:
@@ -239,7 +239,7 @@ def test_the_last_attempts_are_told_one_by_one_and_what_they_take_is_bounded() -
     assert told[0] == ("1970-01-01T00:00:04.500Z", "503")
     assert told[-1] == ("1970-01-01T00:01:00.000Z", "timeout")
     assert attributes["knafkaattempts"] == "13"
-    assert restored([(name, raw or b"") for name, raw in headers], "r/1")[:-1] == HEADERS
+    assert headers_for_replay([(name, raw or b"") for name, raw in headers], "r/1")[:-1] == HEADERS
     longest = [Attempt(0, Outcome(503, each)) for each in Reason for _ in range(LOGGED_ATTEMPTS)]
     texts = [attempt_log(longest[at : at + 10]) for at in range(0, len(longest), 10)]
     assert max(map(len, texts)) < 500

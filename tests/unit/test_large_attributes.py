@@ -9,7 +9,7 @@ from gunicorn.config import Config  # type: ignore[import-untyped]  # it has no 
 from gunicorn.http.errors import LimitRequestHeaders, ParseException  # type: ignore[import-untyped]  # it has no stubs
 from gunicorn.http.parser import RequestParser  # type: ignore[import-untyped]  # it has no stubs
 
-from knafka.core.dead_letter import Failure, Origin, dead_letter_of, restored
+from knafka.core.dead_letter import Failure, Origin, dead_letter_of, headers_for_replay
 from knafka.core.delivery import Reason
 from knafka.core.http_binding import record_of, request_of
 from knafka.core.json_records import MAX_HEAD_BYTES, MAX_HEAD_LINES
@@ -118,7 +118,7 @@ def test_its_dead_letter_and_its_replay_are_sent_as_json_too() -> None:
     assert is_structured(head)
     assert json.loads(body)["knafkareason"] == "status"
     headers: RecordHeaders = [(name, raw) for name, raw in letter if raw is not None]
-    head, body = request_of(read(restored(headers, "replay/1"), value))
+    head, body = request_of(read(headers_for_replay(headers, "replay/1"), value))
     assert is_structured(head)
     assert "knafkareason" not in json.loads(body)
 

@@ -16,7 +16,7 @@ from knafka.core.dead_letter import (
     Failure,
     Origin,
     dead_letter_of,
-    restored,
+    headers_for_replay,
 )
 from knafka.core.delivery import Reason
 from knafka.core.hops import HOPS
@@ -52,7 +52,7 @@ def test_what_is_sent_again_is_the_event_as_it_was() -> None:
     )
     seldom = {f"ce_{each}" for each in (EXTENSIONS, OMITTED, ATTEMPT_LOG, HOPS, REPLY_ATTEMPTS)}
     assert {name for name, _ in letter} >= FAILURE_HEADERS - seldom
-    again = restored([*letter, (REPLAY, b"earlier/f")], "r/f")
+    again = headers_for_replay([*letter, (REPLAY, b"earlier/f")], "r/f")
     assert value == b"data"
     assert again == [
         *event,
@@ -70,7 +70,7 @@ def test_an_event_is_sent_again_whatever_its_dead_letter_says_of_extensions(
     """Whoever may write to the topic may have written anything: it ended every broad replay."""
     letter = [("ce_id", b"1"), ("ce_mine", b"x"), (f"ce_{EXTENSIONS}", raw)]
     kept = [("ce_id", b"1")] if raw == b"\xff,mine" else letter[:2]
-    assert restored(letter, "r/f") == [*kept, (REPLAY, b"r/f")]  # type: ignore[arg-type]
+    assert headers_for_replay(letter, "r/f") == [*kept, (REPLAY, b"r/f")]  # type: ignore[arg-type]
 
 
 def test_a_replay_is_delivered_like_the_triggers_events_but_not_filtered() -> None:

@@ -58,8 +58,8 @@ MAX_STUB_KEY: Final = 1024
 _NAMES: Final = frozenset((*_UPSTREAM, *(f"{ATTRIBUTE_PREFIX}{name}" for name in _OURS)))
 
 _NO_EXTENSIONS: Final = CORE | {"datacontentencoding", "knativebrokerttl"}
-"""With the one an event of CloudEvents 0.3 says how its data are encoded, the other is `hops.TTL`.
-"""
+"""Attributes that no `kne-` header may set. `datacontentencoding` says how the data of an event of
+CloudEvents 0.3 are encoded, `knativebrokerttl` is `hops.TTL`."""
 
 FAILURE_HEADERS: Final = frozenset(f"ce_{name}" for name in _NAMES)
 """The record headers that a dead letter adds to its event."""
@@ -224,10 +224,11 @@ def stub_of(letter: Draft) -> Draft:
     return Draft(key, [*headers, (f"ce_{OMITTED}", ",".join(cut).encode())], None)
 
 
-def restored(headers: Iterable[tuple[str, bytes]], replay: str) -> RecordHeaders:
-    """Headers of the event as it was before it became a dead letter, marked as `replay`'s.
+def headers_for_replay(headers: Iterable[tuple[str, bytes]], replay: str) -> RecordHeaders:
+    """A dead letter's headers without those that it added to its event, and with `REPLAY`, whose
+    value is `replay`.
 
-    Its key and value need no restoring.
+    The record's key and value are sent again as they are.
     """
     found = list(headers)
     added = FAILURE_HEADERS | {REPLAY}

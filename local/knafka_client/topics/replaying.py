@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from knafka.core.contract import Egress
-from knafka.core.dead_letter import OMITTED, REPLAY_TOPIC, restored
+from knafka.core.dead_letter import OMITTED, REPLAY_TOPIC, headers_for_replay
 from knafka.core.delivery import Reason
 from knafka.core.errors import KnafkaError
 from knafka.core.kafka_binding import Draft
@@ -107,7 +107,7 @@ async def send_again(admin: LogAdmin, writer: LogWriter, chosen: Sequence[Replay
     for choice in chosen:
         topic = await _ensure_replay_topic(admin, choice.egress)
         record = choice.record
-        marked = restored(
+        marked = headers_for_replay(
             record.headers() or (), f"{replay}/{record.partition()}-{record.offset()}"
         )
         if error := await append(writer, topic, Draft(record.key(), marked, record.value())):

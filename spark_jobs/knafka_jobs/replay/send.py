@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from knafka.core.dead_letter import REPLAY, restored
+from knafka.core.dead_letter import REPLAY, headers_for_replay
 from knafka.core.kafka_binding import RecordHeaders
 from knafka.core.times import moment
 from knafka_jobs.failure_selection import TriggerName
@@ -203,7 +203,7 @@ def _send_transaction(producer: Producer, replay_id: str, batch: list[FailedEven
 
     producer.begin_transaction()
     for event in batch:
-        headers = restored(event.headers, f"{replay_id}/{event.failure_id}")
+        headers = headers_for_replay(event.headers, f"{replay_id}/{event.failure_id}")
         producer.produce(event.topic, event.value, event.key, headers=headers, on_delivery=report)  # type: ignore[arg-type]
     producer.flush(TRANSACTION_TIMEOUT)
     if problems or delivered < len(batch):
