@@ -26,9 +26,10 @@ CLOSE_TIMEOUT: Final = 5.0
 HOLDING_INTERVAL: Final = 5.0
 """Seconds between two reports of what is held, at least."""
 HOLDING_SHARE: Final = 50
-"""Times as long as a report takes, no other one is made: it is a look at every key."""
+"""After a report that took t seconds, the next begins no sooner than `HOLDING_SHARE` * t after its
+start: a report visits every key."""
 SOON: Final = 30.0
-"""Seconds before something is due in which it isn't worth to sleep."""
+"""The drain doesn't end as idle if something is due within this many seconds."""
 
 
 class SensorDrain:
@@ -89,7 +90,7 @@ class SensorDrain:
 
     async def run(self) -> DrainProgress:
         """Process the Sensor's events on a thread of its own until idle or stopped; returns the
-        last progress."""
+        last progress, which is a failed one after a `LogError`. Raises any other error."""
         self._loop = asyncio.get_running_loop()
         thread = CallThread(self._loop, "sensor")
         try:
@@ -123,11 +124,12 @@ class SensorDrain:
                     self._update_holding(processor)
             return Ended.STOPPED
         finally:
-            self._update_holding(processor)  # before what it has is forgotten
+            self._update_holding(processor)  # while the processor still has its keys
             processor.close(CLOSE_TIMEOUT)
 
     def _update_holding(self, processor: Processor) -> None:
-        """Compute what is held, for the next lines."""
+        """Store a new report of what is held, which the next progress line carries, and set when
+        the next report may be made."""
         began = time.monotonic()
         self._holding = processor.holding()
         took = time.monotonic() - began
