@@ -512,12 +512,12 @@ def test_a_partition_that_is_paused_gives_nothing_and_goes_on_where_it_was(
     for partition in range(2):
         transactions.append(topic, b"1", partition=partition)
     read(member, 2)
-    member.pause([Partition(topic, 0)], on=True)
+    member.set_paused([Partition(topic, 0)], paused=True)
     for partition in range(2):
         transactions.append(topic, b"2", partition=partition)
     assert [each.partition() for each in read(member, 1)] == [1]
     assert list(member.read(10, 0.2)) == []
-    member.pause([Partition(topic, 0)], on=False)
+    member.set_paused([Partition(topic, 0)], paused=False)
     (record,) = read(member, 1)
     assert (record.partition(), record.value()) == (0, b"2")
 

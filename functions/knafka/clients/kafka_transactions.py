@@ -50,12 +50,12 @@ STABLE_TIMEOUT: Final = 30.0
 """Seconds to ask what the group has committed: a killed member's transaction may be under way, and
 Kafka may take twice `TRANSACTION_TIMEOUT` to abort it."""
 
-FOLLOWING: Final = {
-    # Behind a transaction's records lies its marker, and that it is reached shows only in an answer
-    # without records, which Kafka gives after this time: so long waits who has to know it.
+CONSUMER_SETTINGS: Final = {
+    # Milliseconds. A transaction ends with a marker that is no record. The end of the partition is
+    # reported only by an empty fetch, which Kafka holds open for this long.
     "fetch.wait.max.ms": 50,
 }
-"""Differs from how others read."""
+"""Consumer settings in which this reader differs from the others."""
 
 _METADATA: Final = b"CGMDv2:"
 _GENERATION: Final = struct.Struct("=i")
@@ -82,7 +82,8 @@ class KafkaTransactions:
         self.reached = {}
         self._claims = claims
         self._producer = TransactionalProducer(writing or connection, transactional_id)
-        # By its transactional id the others know which one it has.
+        # The client id is the transactional id, so that other members see from the group's members
+        # which ids are taken.
         named = {**connection, "client.id": transactional_id}
         self._member = _Member(named, group, topics, claims, protocol)
         self._bounded = BoundedReader(connection, group)
@@ -155,8 +156,8 @@ class KafkaTransactions:
     def committed_now(self, topic: str) -> Mapping[int, OffsetAndMetadata]:
         return self._bounded.committed_now(topic)
 
-    def pause(self, partitions: Collection[Partition], *, on: bool) -> None:
-        self._member.pause(partitions, on=on)
+    def set_paused(self, partitions: Collection[Partition], *, paused: bool) -> None:
+        self._member.set_paused(partitions, paused=paused)
 
     def close(self, timeout: float) -> None:
         """Leave the group and close all clients, within `timeout` seconds."""
@@ -198,7 +199,7 @@ class _Member(GroupConsumer):
         self.reached: dict[Partition, int] = {}
         self.is_closing = False
         self._epochs: dict[Partition, int] = {}
-        """The leader's, of what was committed at the assignment."""
+        """Leader epoch of each offset that was committed at the assignment."""
         self._given: set[Partition] = set()
         """Partitions with records that were returned since the last commit."""
         self._going_back: set[Partition] = set()
@@ -211,7 +212,7 @@ class _Member(GroupConsumer):
         """The error that `Claims` raised in the current poll."""
         self._failure: LogError | None = None
         self._refusal: LogError | None = None
-        super().__init__({**FOLLOWING, **connection}, group, topics, protocol)
+        super().__init__({**CONSUMER_SETTINGS, **connection}, group, topics, protocol)
 
     # Reading
 
@@ -282,8 +283,8 @@ class _Member(GroupConsumer):
             self.fall_back(error)
 
     def _start_anew(self, message: Message) -> None:
-        """The log has no such offset: what is there is read from its start, and to its owner it is
-        another partition."""
+        """Read a partition from its start, as its offset no longer exists; report it to `Claims` as
+        revoked and assigned anew."""
         place = _place_of(message)
         if place not in self.owned:
             return
@@ -299,19 +300,19 @@ class _Member(GroupConsumer):
         self.owned[place] = None
         self._call_claims(self._claims.assigned, {place: None})
 
-    def pause(self, partitions: Collection[Partition], *, on: bool) -> None:
-        """Pause or resume partitions, as `TransactionalLog.pause`."""
+    def set_paused(self, partitions: Collection[Partition], *, paused: bool) -> None:
+        """Pause or resume owned partitions, and remember which are paused."""
         places = [partition for partition in partitions if partition in self.owned]
-        (self._paused.update if on else self._paused.difference_update)(places)
-        self._set_paused(places, on=on)
+        (self._paused.update if paused else self._paused.difference_update)(places)
+        self._set_consumer_paused(places, paused=paused)
 
-    def _set_paused(self, places: Collection[Partition], *, on: bool) -> None:
-        """Pause or resume partitions of the consumer."""
-        change = self.consumer.pause if on else self.consumer.resume
+    def _set_consumer_paused(self, places: Collection[Partition], *, paused: bool) -> None:
+        """Pause or resume partitions of librdkafka's consumer."""
+        change = self.consumer.pause if paused else self.consumer.resume
         for place in places:
             try:
                 change([TopicPartition(place.topic, place.number)])
-                if not on:
+                if not paused:
                     # librdkafka was seen not to fetch on where it had stopped.
                     (at,) = self.consumer.position([TopicPartition(place.topic, place.number)])
                     if at.offset >= 0:
@@ -358,7 +359,8 @@ class _Member(GroupConsumer):
             try:
                 self.consumer.seek(TopicPartition(place.topic, place.number, offset))
             except KafkaException as error:
-                # It isn't being read yet, or not any more: what comes of it isn't given.
+                # The consumer doesn't read the partition now. It stays in `_going_back`, so its
+                # records are dropped until a seek succeeds.
                 log.info("%s: %s", place, error.args[0].str())
             else:
                 self._going_back.discard(place)
@@ -404,8 +406,8 @@ class _Member(GroupConsumer):
         """Forget these partitions; returns those that were owned."""
         gone = [partition for partition in places if partition in self.owned]
         if paused := self._paused.intersection(gone):
-            # librdkafka would remember it if they come back.
-            self._set_paused(paused, on=False)
+            # librdkafka would keep them paused if they are assigned again.
+            self._set_consumer_paused(paused, paused=False)
             self._paused -= paused
         for partition in gone:
             del self.owned[partition]
@@ -420,7 +422,8 @@ class _Member(GroupConsumer):
         return gone
 
     def _call_claims(self, call: Callable[[Any], None], what: object) -> None:
-        """An error is raised by the read: librdkafka must not lose what is polled with it."""
+        """Call `Claims` and keep its error for `read` to raise: an exception in librdkafka's
+        callback would lose the messages of this poll."""
         try:
             call(what)
         except BaseException as error:

@@ -131,9 +131,10 @@ class TransactionalLog(Protocol):
         `LogError`."""
         ...
 
-    def pause(self, partitions: Collection[Partition], *, on: bool) -> None:
-        """Stop returning records of these own partitions, except a few fetched ones (`on` true), or
-        resume (`on` false). A partition that was revoked and assigned again isn't paused."""
+    def set_paused(self, partitions: Collection[Partition], *, paused: bool) -> None:
+        """Pause these owned partitions, or resume them with `paused` false. A few fetched records
+        of a paused partition may still be returned. A partition that was revoked and assigned again
+        isn't paused."""
         ...
 
     def close(self, timeout: float) -> None:

@@ -414,8 +414,8 @@ class Bus:
                 resuming.append(number)
         for numbers, is_paused in ((pausing, True), (resuming, False)):
             if numbers:
-                self._log.pause(
-                    [Partition(self._topic, number) for number in numbers], on=is_paused
+                self._log.set_paused(
+                    [Partition(self._topic, number) for number in numbers], paused=is_paused
                 )
             for number in numbers:
                 self._queues[number].is_paused = is_paused

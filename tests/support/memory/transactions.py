@@ -212,9 +212,9 @@ class MemoryTransactions:
         committed = self._group.committed
         return {number: each for (name, number), each in committed.items() if name == topic}
 
-    def pause(self, partitions: Collection[Partition], *, on: bool) -> None:
+    def set_paused(self, partitions: Collection[Partition], *, paused: bool) -> None:
         self._check()
-        if on:
+        if paused:
             self._paused.update(partitions)
         else:
             self._paused.difference_update(partitions)
