@@ -80,11 +80,12 @@ class Side(Protocol):
         ...
 
     def stop(self, timeout: float) -> None:
-        """End: attempts under way get `timeout` seconds."""
+        """Begin to end the drains, and begin no other; attempts under way get `timeout` seconds.
+        Returns at once."""
         ...
 
     async def drained(self) -> None:
-        """Wait for the end of all drains."""
+        """Wait for the end of all drains; nothing is closed."""
         ...
 
     async def close(self) -> None:
@@ -132,18 +133,21 @@ class DrainingFunction:
         return {}
 
     def interrupt(self) -> None:
-        """Begin to end the drain, as the process is to end: the server then waits for responses."""
+        """Begin to end the drains, as the process is to end; returns at once. From then on the
+        process isn't ready, and the server waits for responses under way."""
         if not self._ending and self._side is not None:
             self._side.stop(self._stop_timeout)
         self._ending = True
 
     async def interrupted(self) -> None:
-        """Wait for the end of the drains: their attempts, their last commits, their groups."""
+        """Wait until the drains that `interrupt` ends have finished their attempts, committed and
+        left their groups; requests are still answered, and nothing is closed."""
         if self._side is not None:
             await self._side.drained()
 
     async def stop(self) -> None:
-        """End the drains, and close what was opened."""
+        """End the process's work: `interrupt`, wait for the end of the drains, and close what
+        `start` opened."""
         self.interrupt()
         if self._side is not None:
             await self._side.close()
@@ -213,7 +217,7 @@ class DrainingFunction:
             side.refused()
             await answer(send, 412, f"{refusal}\n".encode())
             return
-        # Where nobody waits for it to be ready before asking, it has only just been started.
+        # Some callers ask before the process is ready, as it has only just been started.
         await side.wait_until_ready(READY_PATIENCE)
         if self._makes_way is not None and request.may_stop:
             caller, over = self._makes_way
