@@ -14,9 +14,11 @@ from knafka.draining.lease import Lease, Leased
 from knafka.serving import Send
 
 SUPERSEDED: Final = "the drain goes on for somebody who says what is drained"
+"""Error of a request that was replaced by one with the digest of what is drained."""
 NOT_STOPPED: Final = (
     "the drain goes on: a stop needs the digest of what is drained, as egress, shard or sensor"
 )
+"""Error of a request that asks for a stop without that digest."""
 
 P = TypeVar("P", bound=DrainProgress | ShardProgress)
 
@@ -29,8 +31,9 @@ async def stream(
     line_of: Callable[[P], P] = lambda progress: progress,
     news: asyncio.Event | None = None,
 ) -> None:
-    """Tell the drain's progress until it ends, the budget is spent, or the caller goes: each
-    second, and at once when there are `news`. A cancelled `caller` makes way for another one."""
+    """Send lines of the drain's progress, each second and at once when `news` is set, until the
+    drain ends, the budget is spent or the caller disconnects. If `caller` is cancelled, another
+    request takes its place, and the drain goes on."""
     loop = asyncio.get_running_loop()
     drain, running = await lease.attach(request)
     over_at = loop.time() + request.budget
@@ -62,7 +65,7 @@ async def stream(
 async def _wait(
     waiting: set[asyncio.Task[Any]], news: asyncio.Event | None, timeout: float
 ) -> None:
-    """Wait until one of the tasks is done, there are news, or the timeout is over."""
+    """Wait until one of the tasks is done or `news` is set, for at most `timeout` seconds."""
     hearing = None if news is None else asyncio.create_task(news.wait())
     if hearing is not None:
         waiting = {*waiting, hearing}
