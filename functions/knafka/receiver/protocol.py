@@ -453,7 +453,7 @@ class ReceiverProtocol(asyncio.Protocol):
         else:
             self._ingest.handle(method, self._address, headers, body, slot)
         if len(self._slots) >= PIPELINED:
-            self._responses.regulate()
+            self._responses.regulate_reading()
 
     def _forget_body(self) -> None:
         """Drop the body and release its share of the shared memory."""

@@ -82,11 +82,12 @@ class ResponseQueue:
             elif slot.last:
                 transport.close()
         if not self.is_reading:
-            self.regulate()
+            self.regulate_reading()
 
-    def regulate(self) -> None:
-        """Pause or resume reading: it goes on while the client reads its answers and few requests
-        wait."""
+    def regulate_reading(self) -> None:
+        """Pause or resume reading from the connection. It is paused while the client doesn't read
+        its answers, and from `PIPELINED` waiting requests on until fewer than half as many wait.
+        Once the connection takes no more requests it is always read, to discard the rest."""
         enough = PIPELINED if self.is_reading else PIPELINED // 2
         reading = self.ends or (self._is_writable and len(self.slots) < enough)
         if reading != self.is_reading and not self._transport.is_closing():
@@ -99,7 +100,7 @@ class ResponseQueue:
     def set_writable(self, is_writable: bool) -> None:
         """Note whether the client reads its answers."""
         self._is_writable = is_writable
-        self.regulate()
+        self.regulate_reading()
 
     def _linger(self) -> None:
         """Close the connection after `LINGER_TIMEOUT`, reading on until then."""
