@@ -26,7 +26,8 @@ CONSUMED: Final = "eventing_kafka_consumed_msg_count"
 CONSUMED_HELP: Final = "Consumed Message Count"
 PRODUCED: Final = "eventing_kafka_produced_msg_count"
 PRODUCED_HELP: Final = "Produced Message Count"
-"""Names that came with eventing-kafka's KafkaChannel; theirs, so gauges (DSP-16, DSP-22)."""
+"""Names and texts of two metrics of eventing-kafka's KafkaChannel; gauges, as they are there
+(DSP-16, DSP-22)."""
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 """Content type of `prometheus_text`."""
@@ -179,8 +180,9 @@ class RateLimitedFilter(logging.Filter):
     """Lets one line of a kind through every `REPEAT_INTERVAL` seconds: while Kafka is away, the
     same line would come hundreds of times a second.
 
-    Of a kind are lines that differ in their numbers only; `by_wording`, also those that differ in
-    what is filled in: what comes with events is never the same twice.
+    Lines of one level are of a kind if they differ in their numbers only. With `by_wording` they
+    are of a kind if their message before formatting is the same, for messages with values from
+    events, which are never the same twice.
     """
 
     def __init__(self, *, by_wording: bool = False) -> None:
