@@ -81,7 +81,8 @@ class Tables:
         return name in self._existing
 
     def is_empty(self, name: str) -> bool:
-        """Whether a table has no rows or doesn't exist; reads Delta's log, without a query.
+        """Whether a table has no data files, and so no rows, or doesn't exist; reads Delta's log,
+        without a query. A table whose files have no rows isn't empty.
 
         A missing table is not created.
         """
