@@ -25,7 +25,8 @@ class LinePace:
     """
 
     def __init__(self, lines: float, size: float) -> None:
-        """`paced_lines`, and bytes (`size`), a second that each answer which is open adds."""
+        """`lines` and `size`: lines and bytes a second that each open answer adds to the allowed
+        rate."""
         self.open = 0
         self._lines = lines
         self._size = size
@@ -64,14 +65,19 @@ async def first_bytes(response: aiohttp.ClientResponse, size: int) -> bytes:
 async def get_answer(
     session: aiohttp.ClientSession, url: str, bearers: Sequence[str], size: int
 ) -> bytes | None:
-    """GET at most `size` bytes from a function's URL, trying these tokens in order; None: no 200,
-    or it accepts none of the tokens. Raises what `aiohttp` raises."""
+    """GET a function's URL, trying these tokens in order; returns the first `size` bytes of the
+    body. A longer answer is cut, without an error.
+
+    None: the function accepts none of the tokens, or answers with another status than 200. Raises
+    what `aiohttp` raises.
+    """
     for bearer in bearers or [""]:
         async with session.get(
             url, headers=authorization(bearer), allow_redirects=False
         ) as response:
             if response.status == 200:
                 return await first_bytes(response, size)
-            if response.status != 401:  # else it knows the key of before a rotation
+            # 401: it may still know only the key of before a rotation, which a later token is for.
+            if response.status != 401:
                 return None
     return None
