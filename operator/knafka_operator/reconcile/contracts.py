@@ -1,10 +1,10 @@
 """Contracts: what a Broker's shared dispatchers deliver, and what receivers accept, each in a topic
 of its Kafka.
 
-    read whole, once -> records in mind -> written record by record, and awaited there
+    whole topic, read once -> records in memory -> one record for each change, until it is durable
 
-A write returns when its record is durable; records that come meanwhile are written together.
-After a write that failed nobody knows what the topic has, so it is read again.
+`write` returns when its record is durable; entries that come meanwhile are written together. After
+a write that failed it isn't known what the topic holds, so the topic is read again.
 
 Not here: what a record should be (`decide`), and whose Services read it (`shards`, `receivers`).
 """
@@ -77,7 +77,8 @@ class ContractTopic(Generic[T]):
     """The reading for which the topic's compaction was checked."""
     checked_at: float = -math.inf
     """When memory was last compared with the topic, by the event loop's clock."""
-    _writes: list[_Write[T]] = field(default_factory=list)
+    _pending: list[_Write[T]] = field(default_factory=list)
+    """Writes to be written together by whoever gets the lock next."""
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def load(self) -> None:
@@ -101,13 +102,14 @@ class ContractTopic(Generic[T]):
         Raises `LogError`; then the record may be written or not, and the topic is read again.
         """
         mine = _Write(key, entry, asyncio.get_running_loop().create_future())
-        # The one that wrote it together with its own may be the only one that is still there.
+        # This caller may be cancelled while another one writes its entry: asyncio would then log
+        # that nobody has retrieved the error.
         mine.done.add_done_callback(lambda done: done.cancelled() or done.exception())
-        self._writes.append(mine)
+        self._pending.append(mine)
         async with self._lock:
             if not mine.done.done():
-                writes, self._writes = self._writes, []
-                await self._write(writes)
+                writes, self._pending = self._pending, []
+                await self._write_together(writes)
         await mine.done
 
     async def delete_if_empty(self) -> None:
@@ -168,11 +170,12 @@ class ContractTopic(Generic[T]):
         else:
             self.records[key] = entry
 
-    async def _write(self, writes: list[_Write[T]]) -> None:
-        """Write these entries together, and set the results of their futures."""
+    async def _write_together(self, writes: list[_Write[T]]) -> None:
+        """Write these entries to the topic and then to `records`, and set the results of their
+        futures."""
         try:
             async with asyncio.timeout(WRITE_TIMEOUT):
-                await self._append(writes)
+                await self._append_durably(writes)
                 ends = await self.kafka.topics.end_offsets(self.topic)
         except BaseException as error:
             self.known = False
@@ -189,7 +192,8 @@ class ContractTopic(Generic[T]):
             self._set_record(each.key, each.entry)
             each.done.set_result(None)
 
-    async def _append(self, writes: list[_Write[T]]) -> None:
+    async def _append_durably(self, writes: list[_Write[T]]) -> None:
+        """Append a record for each entry; returns when all are durable. Raises `LogError`."""
         loop, writer = asyncio.get_running_loop(), self.kafka.writer()
         stored = []
         for each in writes:
