@@ -6,7 +6,8 @@
 That takes no reconciliation: a Service's environment has the contract, its annotations and volumes
 the rest. So every Trigger that was delivered to is delivered to again after a few requests in all,
 and reconciled in its turn. Kafka is asked only for the contracts of Brokers that share dispatchers,
-each once, and for a while: one that is away is the trouble of its own Brokers.
+each contract once, those of one Broker within `CONTRACT_TIMEOUT`: a Kafka that doesn't answer
+delays its own Brokers only.
 
 Not here: watching (`triggers`), and whether a Trigger is still as declared (reconciling tells).
 """
@@ -211,7 +212,8 @@ class Resuming:
             return None
         serving, metadata = await _read_dispatcher(template), trigger["metadata"]
         if group_in_status(trigger, self._naming) != serving.egress.group:
-            return None  # it was promised nothing yet, has another group by now, or can't have this
+            # The status names no group yet, another one, or one that can't be this Trigger's own.
+            return None
         kafka = await self._kafka(serving.egress.kafka, serving.secret, metadata["namespace"])
         autoscaling = _autoscaling(metadata.get("annotations") or {}, self._maxima)
         least = min(autoscaling.min_scale, serving.min_scale)  # more may have been refused
@@ -242,20 +244,23 @@ class Resuming:
     ) -> KafkaCluster:
         if kafka is None:
             raise InvalidDocument(services.SHARD_VARIABLE, "no shard of ours: it names no Kafka")
-        secret = None if mounted is None else await self._secret((namespace, mounted[0]))
+        secret = None if mounted is None else await self._secret_data((namespace, mounted[0]))
         settings = self._shards.settings
         is_own = namespace == settings.namespace
         if secret is not None and not is_own:
             await check_endpoint(secret, settings)
         return self._kafkas.cluster_at(kafka.bootstrap_servers, secret, is_own=is_own)
 
-    async def _secret(self, of: tuple[str, str]) -> Mapping[str, str]:
-        if of not in self._secrets:
-            self._secrets[of] = asyncio.create_task(self._cluster.get(CORE, "Secret", *of))
-        found = await self._secrets[of]
-        if found is None:
-            raise InvalidDocument("volumes", f"Secret {'/'.join(of)} does not exist")
-        return decoded_secret(found)
+    async def _secret_data(self, identity: tuple[str, str]) -> Mapping[str, str]:
+        """The decoded data of a Secret by namespace and name, which is read once. Raises
+        `InvalidDocument` if the Secret doesn't exist, and `ClusterError`."""
+        if identity not in self._secrets:
+            reading = self._cluster.get(CORE, "Secret", *identity)
+            self._secrets[identity] = asyncio.create_task(reading)
+        secret = await self._secrets[identity]
+        if secret is None:
+            raise InvalidDocument("volumes", f"Secret {'/'.join(identity)} does not exist")
+        return decoded_secret(secret)
 
 
 def read_dispatcher(template: Document) -> ServingDispatcher:
