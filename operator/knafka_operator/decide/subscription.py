@@ -52,13 +52,14 @@ class ChannelEntry:
 
 
 def subscription_conditions(decided: ConditionSet) -> ConditionSet:
-    """Translate a Trigger's conditions to a Subscription's."""
+    """Translate a Trigger's conditions to a Subscription's. `ReferencesResolved` is the first
+    unresolved reference, or that of the subscriber."""
     found, shown = decided.by_type(), ConditionSet(SUBSCRIPTION_CONDITIONS)
     for before, type_ in _RENAMED.items():
         shown.set(replace(found[before], type=type_))
     unresolved = [found[each] for each in _REFERENCES if found[each].status is not Status.TRUE]
-    for each in unresolved[:1] or [found[SUBSCRIBER_RESOLVED]]:
-        shown.set(replace(each, type=REFERENCES_RESOLVED))
+    reference = next(iter(unresolved), found[SUBSCRIBER_RESOLVED])
+    shown.set(replace(reference, type=REFERENCES_RESOLVED))
     for type_ in (OIDC_IDENTITY_CREATED, DELIVERING, DEAD_LETTERS, LOOP_FREE, ROLLED_OUT):
         if type_ in found:
             shown.set(found[type_])
