@@ -1,10 +1,11 @@
-"""Sensor manifests: what is applied for one: its function, and the Triggers of its actions. Pure.
+"""Sensor manifests: the Service of a Sensor's function, and the Triggers of its actions. Pure.
 
     Sensor, its contract -> the function's Service
-    Sensor               -> a Trigger for each of its own, which delivers what that has fired; on a
-                            KafkaChannel a Subscription
+    Sensor               -> for each trigger of the Sensor a Trigger, on a KafkaChannel a
+                            Subscription, that delivers what the trigger has fired
 
-How many pods its function has, the scaler says by its drains (`scale.scaler`).
+Not here: how many pods the function has, within its bounds; the scaler opens drains, and each has
+one pod (`scale.scaler`).
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def function_identity(family: Family, sensor: Identity, settings: Settings) -> I
 
 def function_service(
     sensor: Sensor,
-    wanted: contract.Sensor,
+    function_contract: contract.Sensor,
     autoscaling: Autoscaling,
     partitions: int,
     secret: tuple[str, str] | None,
@@ -63,8 +64,8 @@ def function_service(
     """The Knative Service of a Sensor's function, with one pod for each drain; `secret` is the
     mounted Secret's name and version.
 
-    With min-scale, Knative itself keeps that many, which drain from their start without being
-    asked.
+    With a min-scale Knative itself keeps that many pods, which drain from their start without a
+    request.
     """
     family, identity = sensor.bus.family, services.identity_of(sensor)
     name, namespace = (
@@ -75,7 +76,7 @@ def function_service(
     always = min(autoscaling.min_scale, most)
     environment = {
         "FUNCTION_TARGET": "sense",
-        SENSOR: services.compact_json(documents.dump(wanted)),
+        SENSOR: services.compact_json(documents.dump(function_contract)),
         SERVICE_URL: services.service_url(name, namespace, settings),
         GRACE_PERIOD: str(services.GRACE_PERIOD),
     }
@@ -104,7 +105,8 @@ def trigger_manifests(sensor: Sensor, document: Mapping[str, Any]) -> tuple[Mani
     """The manifests of a Sensor's Triggers or Subscriptions. `document` is the stored Sensor, whose
     subscribers and delivery options are copied.
 
-    The annotation and the owner say together that it delivers the Sensor's actions (`actions`).
+    A Trigger delivers the Sensor's actions only if both its annotation and its owner name the
+    Sensor (`actions`).
     """
     both = zip(sensor.spec.triggers, document["spec"]["triggers"], strict=True)
     return tuple(_trigger_manifest(sensor, each, declared) for each, declared in both)
