@@ -47,7 +47,8 @@ from knafka_operator.scale.kafka_clusters import KafkaCluster
 Observed = ObservedArchive[KafkaCluster]
 
 WORKING_PHASES: Final = ("Queued", "Running", "Ending", "Failing")
-"""Phases in which an archive sets its own time until it is reconciled again, though not Ready."""
+"""Phases in which an archive that isn't Ready is reconciled again at the time that its last
+decision set; in any other phase it is retried as everything that isn't Ready."""
 
 
 def _now() -> datetime:
@@ -158,7 +159,7 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         return observed
 
     def stored_status(self, observed: Observed) -> Mapping[str, Any]:
-        """The status including what effects have written."""
+        """The object's status as it is stored now, including what effects have written."""
         return observed.status
 
     def decide(self, observed: Observed, record: _ArchiveRecord) -> deciding.ArchiveDecision:

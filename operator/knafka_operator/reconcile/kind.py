@@ -88,7 +88,8 @@ class Kind:
         return True
 
     def has_ended(self, status: Mapping[str, Any]) -> bool:
-        """Whether the object needs our finalizer no more, by its status."""
+        """Whether the object has finished for good, by its status: then it needs no finalizer of
+        ours."""
         return False
 
     async def reconcile(self, document: Document) -> Mapping[str, Any] | None:
