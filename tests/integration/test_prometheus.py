@@ -130,7 +130,7 @@ class Operated:
 
     @property
     def lag(self) -> int | None:
-        status = self.world.operator.triggers.status(Identity("shop", "one"))
+        status = self.world.operator.triggers.scaling_status(Identity("shop", "one"))
         return status.lag if status else None
 
     async def declare_other(self, **spec: Any) -> None:

@@ -319,7 +319,7 @@ async def test_one_that_is_made_anew_under_its_name_is_another_one(ready: World)
     ready.controller.on_objects(TRIGGERS, (new,), ())  # before anything is reconciled
     await until(lambda: not ready.controller._gone and ready.is_ready("Trigger", "mail"))
     assert ready.operator.states.triggers_of(Identity("shop", "default"))
-    assert ready.operator.triggers.status(Identity("shop", "mail")) is not None
+    assert ready.operator.triggers.scaling_status(Identity("shop", "mail")) is not None
 
 
 async def test_a_kafka_that_is_away_does_not_block_a_deletion_for_ever(

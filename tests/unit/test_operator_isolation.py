@@ -200,7 +200,7 @@ async def test_what_runs_goes_on_for_as_long_as_its_config_map_is_missing(
             names.broker_topic("shop", "mine"), None, b"{}", [], lambda _: None
         )
         await asyncio.sleep(15)
-        scaled = world.operator.triggers.status(Identity("shop", "all"))
+        scaled = world.operator.triggers.scaling_status(Identity("shop", "all"))
         assert scaled is not None
         assert scaled.lag == 1
         world.declare_trigger("shop", "later", "mine")
@@ -209,7 +209,7 @@ async def test_what_runs_goes_on_for_as_long_as_its_config_map_is_missing(
             names.broker_topic("shop", "mine"), None, b"{}", [], lambda _: None
         )
         await asyncio.sleep(15)
-        later = world.operator.triggers.status(Identity("shop", "later"))
+        later = world.operator.triggers.scaling_status(Identity("shop", "later"))
         assert later is not None
         assert later.lag == 1
 
@@ -333,6 +333,6 @@ async def _until(holds: Callable[[], bool]) -> None:
 
 
 def _lag(world: OperatorWorld, namespace: str, name: str) -> int | None:
-    scaled = world.operator.triggers.status(Identity(namespace, name))
+    scaled = world.operator.triggers.scaling_status(Identity(namespace, name))
     assert scaled is not None
     return scaled.lag

@@ -45,7 +45,7 @@ async def _declare(
 def _delivers(world: OperatorWorld) -> Egress:
     """What the scaler holds drains with."""
     triggers = world.operator.triggers
-    assert triggers.status(WHO) is not None
+    assert triggers.scaling_status(WHO) is not None
     return triggers.watched[WHO].egress
 
 
@@ -120,7 +120,7 @@ async def test_a_paused_trigger_has_no_function_also_with_min_scale(world: Opera
     assert (await _declare(world, MIN_SCALE))["status"] == "True"
     assert (await _declare(world, MIN_SCALE | PAUSE))["status"] == "True"
     assert SERVICE not in world.cluster.services()
-    status = world.operator.triggers.status(WHO)
+    status = world.operator.triggers.scaling_status(WHO)
     assert status is not None
     assert (status.paused, status.replicas) == (True, 0)
     assert (await _declare(world, MIN_SCALE))["status"] == "True"
@@ -138,7 +138,7 @@ async def test_a_trigger_that_was_paused_while_no_operator_ran_is_not_resumed(
     await world.restart()
     await world.operator.resume()
     await asyncio.sleep(60)
-    status = world.operator.triggers.status(WHO)
+    status = world.operator.triggers.scaling_status(WHO)
     assert status is not None
     assert (status.lag, status.replicas, status.scale.reason) == (1, 0, "paused; 1 event waiting")
 

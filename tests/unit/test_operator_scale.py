@@ -60,7 +60,7 @@ def statuses(world: OperatorWorld, monkeypatch: pytest.MonkeyPatch) -> Statuses:
 
 
 async def test_one_triggers_status_is_built_alone(world: OperatorWorld, statuses: Statuses) -> None:
-    assert world.operator.triggers.status(Identity("shop", "t1")) is not None
+    assert world.operator.triggers.scaling_status(Identity("shop", "t1")) is not None
     assert statuses.built == 1
 
 
@@ -107,10 +107,10 @@ async def test_a_trigger_comes_and_goes_without_a_look_at_the_others(world: Oper
         only_look_ups(part)
     world.declare_trigger("shop", "new", "b1")
     await world.reconcile_trigger("shop", "new")
-    assert operator.triggers.status(Identity("shop", "new")) is not None
+    assert operator.triggers.scaling_status(Identity("shop", "new")) is not None
     await operator.triggers.delete(world.document("Trigger", "shop", "new"))
     operator.on_trigger(world.document("Trigger", "shop", "new"), gone=True)
-    assert operator.triggers.status(Identity("shop", "new")) is None
+    assert operator.triggers.scaling_status(Identity("shop", "new")) is None
 
 
 async def test_a_broker_changes_and_goes_without_a_look_at_the_others(world: OperatorWorld) -> None:

@@ -70,7 +70,7 @@ async def test_names_that_another_sensor_has_are_left_to_it() -> None:
     """Also those that it has written down and not made yet."""
     world = SensorsWorld()
     await world.start()
-    taken = world.inner.operator.states.of_sensors
+    taken = world.inner.operator.states.sensor_uid_by_name
     taken |= dict.fromkeys([OWN[0], GROUP], "uid-of-another")
     world.inner.declare_broker("shop")
     world.declare()

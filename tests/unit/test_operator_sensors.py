@@ -139,7 +139,7 @@ async def test_a_deleted_sensor_leaves_nothing(world: SensorsWorld) -> None:
     assert GROUP not in world.inner.log.groups
     assert await world.turn() is GONE
     states = world.inner.operator.states
-    assert (states.sensors, states.of_sensors, states.sensors_by_bus) == ({}, {}, {})
+    assert (states.sensors, states.sensor_uid_by_name, states.sensors_by_bus) == ({}, {}, {})
 
 
 async def test_a_kafka_that_refuses_keeps_no_sensor_for_ever(world: SensorsWorld) -> None:

@@ -308,7 +308,7 @@ async def test_a_deleted_sensor_leaves_nothing(world: SensorsWorld) -> None:
     assert world.left() == set()
     assert world.inner.drains.held[ID] == 0
     states = world.inner.operator.states
-    assert (states.sensors, states.of_sensors, states.sensors_by_bus) == ({}, {}, {})
+    assert (states.sensors, states.sensor_uid_by_name, states.sensors_by_bus) == ({}, {}, {})
     assert ID not in states.urls
     assert await world.turn() is GONE
     assert world.says("Ready", "KafkaChannel", CHANNEL) == ("True", "")

@@ -266,8 +266,8 @@ class LocalController(Controller):
         """The scaler's status of a Trigger, Subscription or Sensor; None if it isn't scaled."""
         if kind == SENSOR:
             assert self._operator.sensors is not None, "localize.SETTINGS has them"
-            return self._operator.sensors.status(Identity(namespace, name))
-        return self._operator_of(kind).triggers.status(Identity(namespace, name))
+            return self._operator.sensors.scaling_status(Identity(namespace, name))
+        return self._operator_of(kind).triggers.scaling_status(Identity(namespace, name))
 
     async def _follow(self, api_version: str, kind: str) -> None:
         """Watch the objects of one kind: pass changes to the operator, and enqueue owners."""

@@ -278,7 +278,7 @@ class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
         namespace = identity.namespace
         # All Sensors' are among the states of Brokers, whichever bus they have.
         others = (
-            self.states.of_sensors,
+            self.states.sensor_uid_by_name,
             desired.NamesOfOthers(self.states.topics, record.uid),
         )
         refusals = {

@@ -67,7 +67,8 @@ class Publishing:
     def _stale_annotations(self, identity: Identity) -> Mapping[str, str | None] | None:
         """The annotations to write to a Trigger's status; None: none, or its condition differs,
         too, so that it was enqueued."""
-        record, scaled = self.states.triggers.get(identity), self.triggers.status(identity)
+        record = self.states.triggers.get(identity)
+        scaled = self.triggers.scaling_status(identity)
         document = record.document if record is not None else None
         if record is None or document is None or scaled is None or is_entry(document):
             return None

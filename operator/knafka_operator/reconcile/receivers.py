@@ -75,7 +75,7 @@ class ReceiverRecord:
     revision: str | None = None
     """The receiver's Ready Revision; None: it isn't Ready."""
     problem: NotReady | None = None
-    tried: float = -math.inf
+    applied_at: float = -math.inf
     """When the Service was last applied, by the event loop's clock."""
     read: int = 0
     """Position to which every replica is known to have read; replicas that start later read all.
@@ -204,11 +204,11 @@ class Receivers:
         async with record.lock:
             await record.contract.ensure_created(topic)
             again = await self._service_is_lost(record) or (
-                record.revision is None and _now() - record.tried >= APPLY_AGAIN
+                record.revision is None and _now() - record.applied_at >= APPLY_AGAIN
             )
             again = again or self.states.rolls.is_waiting(record.service)
             if record.manifest != manifest or again:
-                record.manifest, record.tried, record.problem = manifest, _now(), None
+                record.manifest, record.applied_at, record.problem = manifest, _now(), None
                 record.revision = None
                 try:
                     key = self.states.family.broker, *asking

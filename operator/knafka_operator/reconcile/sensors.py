@@ -73,7 +73,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     def __post_init__(self) -> None:
         self._own = SensorOwnership(self.states)
 
-    def status(self, identity: Identity) -> TriggerStatus | None:
+    def scaling_status(self, identity: Identity) -> TriggerStatus | None:
         """The scaler's status of a Sensor; None: it isn't scaled."""
         record = self.states.sensors.get(identity)
         scaled = None if record is None else record.scaled
@@ -84,7 +84,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         return {
             identity: (status, each.scaled[0].scaler.wakes(each.id))
             for identity, each in self.states.sensors.items()
-            if each.scaled is not None and (status := self.status(identity)) is not None
+            if each.scaled is not None and (status := self.scaling_status(identity)) is not None
         }
 
     async def publish(self, queue: WorkQueue) -> None:
@@ -103,7 +103,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
 
     def decide(self, observed: Observed, record: SensorRecord) -> SensorDecision:
         """Decide by what was observed, and reserve the names that will be recorded."""
-        taken = desired.NamesOfOthers(self.states.of_sensors, record.uid)
+        taken = desired.NamesOfOthers(self.states.sensor_uid_by_name, record.uid)
         decision = deciding.decide(observed, taken, self.settings)
         # Before anything is awaited: another Sensor gets none of these names from here on.
         for effect in decision.effects:
@@ -177,7 +177,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     async def forget(self, document: Document) -> None:
         """End the drains of a Sensor that is gone, and forget it; nothing in Kafka is deleted."""
         if (record := self.states.sensors.get(Identity.of(document))) is not None:
-            await self._forget_drains(record)
+            await self._stop_scaling(record)
         self.states.drop_sensor(Identity.of(document))
 
     # The scaler.
@@ -188,7 +188,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         kafka, before = record.kafka, record.scaled
         assert kafka is not None
         if before is not None and before[0] is not kafka:
-            await self._forget_drains(record)
+            await self._stop_scaling(record)
         record.scaled = kafka, sensor
         function = self._function_identity(record)
         self.states.urls[record.id] = services.service_url(
@@ -200,8 +200,8 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
             for topic in (before[1].topic, before[1].trigger_topic):
                 kafka.unwatch(topic)
 
-    async def _forget_drains(self, record: SensorRecord) -> None:
-        """Stop scaling a Sensor; returns once its drains have ended."""
+    async def _stop_scaling(self, record: SensorRecord) -> None:
+        """Have the scaler forget a Sensor; returns once its drains have ended."""
         if record.scaled is None:
             return
         (kafka, sensor), record.scaled = record.scaled, None
@@ -224,7 +224,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
             sensor,
             stands=there is not None and services.is_owned(there, sensor),
             triggers=await self._triggers(sensor, record.bus.family),
-            scaling=self.status(Identity.of(document)),
+            scaling=self.scaling_status(Identity.of(document)),
         )
         brokers, of_bus = self.buses.get(record.bus.family), self._bus_record(record.bus)
         if brokers is None:
@@ -285,12 +285,14 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         brokers = self.buses.get(bus.family)
         stored = None if brokers is None else await self._stored_bus(bus)
         if isinstance(brokers, Channels):
-            # Without its channel it has that of the installation, whose Kafka its status names.
+            # If the channel is gone, the installation's settings are used, for the Kafka servers
+            # that the Sensor's status names.
             return await brokers.connections.kafka_of(stored or document, None)
         if stored is not None:
             message = f"{bus} has no topic yet"
             raise NotReady("BrokerNotConfigured", message, transient=True)
-        # The operator is new since: without credentials it may still succeed.
+        # The bus was deleted before this operator started, so its credentials aren't known: try
+        # the Kafka in the Sensor's status without any.
         return self.kafkas.cluster_at(status_annotations(document)[desired.BOOTSTRAP_SERVERS], None)
 
     def _bus_record(self, bus: Bus) -> BrokerRecord | None:
@@ -316,14 +318,14 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         self, document: Document, watched: WatchedSensor, *, replaces: bool
     ) -> TriggerStatus | None:
         await self._start_scaling(watched, self.states.sensors[Identity.of(document)])
-        return self.status(Identity.of(document))
+        return self.scaling_status(Identity.of(document))
 
     async def end_delivery(self, document: Document) -> None:
-        await self._forget_drains(self.states.sensors[Identity.of(document)])
+        await self._stop_scaling(self.states.sensors[Identity.of(document)])
 
     async def _delete_function(self, record: SensorRecord) -> None:
         """End a Sensor's drains and delete its Service; raises `ClusterError`."""
-        await self._forget_drains(record)
+        await self._stop_scaling(record)
         namespace, name = self._function_identity(record)
         await delete_service(self.cluster, name, resource_of(record.document), namespace)
 

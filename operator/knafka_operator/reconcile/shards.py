@@ -156,7 +156,7 @@ class Shards:
         assert record.state is not None
         broker, shard = record.state.broker, record.shards.setdefault(number, ShardRecord())
         async with shard.lock:
-            again = shard.problem is not None and _now() - shard.tried >= APPLY_AGAIN
+            again = shard.problem is not None and _now() - shard.applied_at >= APPLY_AGAIN
             if shard.manifest != manifest or again:
                 before = shard.manifest
                 await self._apply(shard, manifest, broker)
@@ -166,7 +166,7 @@ class Shards:
             raise shard.problem
 
     async def _apply(self, shard: ShardRecord, manifest: Manifest, broker: Broker) -> None:
-        shard.manifest, shard.tried = None, _now()
+        shard.manifest, shard.applied_at = None, _now()
         try:
             await apply_service(self.cluster, manifest, broker, self.states.rolls)
             shard.problem = None

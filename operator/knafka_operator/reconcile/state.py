@@ -83,9 +83,11 @@ class ShardRecord:
     """The Service as last applied; None: not known."""
     problem: NotReady | None = None
     """Why it isn't Ready."""
-    tried: float = -math.inf
+    applied_at: float = -math.inf
+    """When the Service was last applied, successfully or not, by the event loop's clock."""
     empty_since: float | None = None
-    """When it was last applied, and since when it is empty, by the event loop's clock."""
+    """Since when the shard has no Triggers, by the event loop's clock; None: it has some, or wasn't
+    looked at."""
 
 
 @dataclass(eq=False, slots=True)
@@ -154,7 +156,7 @@ class States:
         self.triggers: dict[Identity, TriggerRecord] = {}
         self.sensors: dict[Identity, SensorRecord] = {}
         self.sensors_by_bus: dict[Bus, set[Identity]] = {}
-        self.of_sensors: dict[str, str] = {}
+        self.sensor_uid_by_name: dict[str, str] = {}
         """By topic or consumer group name: UID of the Sensor that has claimed it."""
         self.foreign_brokers: set[Identity] = set()
         """Brokers that other implementations serve."""
@@ -336,18 +338,18 @@ class States:
     def claim_of_sensor(self, record: SensorRecord, of: Collection[str]) -> None:
         """Reserve topic and group names for this Sensor, unless another Sensor has them."""
         for name in of:
-            if self.of_sensors.setdefault(name, record.uid) == record.uid:
+            if self.sensor_uid_by_name.setdefault(name, record.uid) == record.uid:
                 record.names.add(name)
 
     def drop_sensor(self, identity: Identity) -> tuple[KafkaCluster, Sensor] | None:
-        """Forget a Sensor; returns with what it is still scaled, None if it isn't. Nothing in Kafka
-        is deleted."""
+        """Forget a Sensor and release its names; returns the Kafka and the contract with which it
+        is still scaled, None if it isn't scaled. Nothing in Kafka is deleted."""
         if (record := self.sensors.pop(identity, None)) is None:
             return None
         self._unlist_sensor(identity, record)
         self.urls.pop(record.id, None)
         for name in record.names:
-            del self.of_sensors[name]
+            del self.sensor_uid_by_name[name]
         return record.scaled
 
     def _unlist_sensor(self, identity: Identity, record: SensorRecord) -> None:

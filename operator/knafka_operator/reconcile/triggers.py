@@ -103,11 +103,12 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         return broker is not None and self.brokers.is_ours(broker)
 
     async def on_absent(self, identity: Identity) -> Requeue:
-        """End the delivery of a Trigger that doesn't exist."""
+        """Suspend a Trigger that doesn't exist, for now or for good; returns when to reconcile it
+        again."""
         return await self.neighbours.suspend_absent(identity)
 
     async def forget(self, document: Document) -> None:
-        """End the delivery of a deleted Trigger, and drop its record."""
+        """Abandon a deleted Trigger, then drop its record."""
         await self.abandon(Identity.of(document))
         self.neighbours.forget(document)
 
@@ -120,7 +121,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         Broker, or its Broker hasn't been reconciled yet."""
         broker = self.states.brokers.get(broker_of(document))
         if broker is not None and broker.stopped is not None:
-            await self._stop(_unread_trigger(document), record)
+            await self._run_stop_effects(_unread_trigger(document), record)
         observed = await self.observer.observe(document)
         if observed.stored_broker is not None:
             if not self.brokers.is_ours(observed.stored_broker):
@@ -162,7 +163,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         """The status of the last decision, with scaling and dead letters."""
         document, conditions, shown = observed.document, decision.conditions, decision.status
         family, identity = self.states.family, Identity.of(document)
-        scaled = self.status(identity)
+        scaled = self.scaling_status(identity)
         shown["annotations"].update(scaling_annotations(scaled))
         if scaled is not None:
             conditions.set(delivering_condition(scaled))
@@ -194,8 +195,9 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
             self.enqueue((self.states.family.broker, *broker_of(document)))
 
     async def leave(self, document: Document) -> None:
-        """Clean up after a Trigger whose Broker another implementation serves: end delivery, and
-        remove our part of its status. Its group stays, as the other implementation uses it."""
+        """Hand over a Trigger whose Broker another implementation serves: stop its delivery, delete
+        its functions, and remove our part of its status. Its group stays, as the other
+        implementation uses it."""
         observed, record = _unread_trigger(document), self.states.ensure_trigger(document)
         if DISPATCHER_KEY in status_annotations(document):
             await self.stop_delivery(Identity.of(document))
@@ -236,10 +238,10 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         self.drop(document)
 
     def drop(self, document: Document) -> None:
-        """Forget a Trigger that is gone; nothing in Kafka is deleted."""
+        """Drop the record of a Trigger that is gone; stops nothing and deletes nothing in Kafka."""
         self.states.drop_trigger(Identity.of(document))
 
-    def status(self, identity: Identity) -> TriggerStatus | None:
+    def scaling_status(self, identity: Identity) -> TriggerStatus | None:
         """The scaler's status of a Trigger; None: it isn't scaled."""
         record = self.states.triggers.get(identity)
         watched = record.watched if record is not None else None
@@ -266,7 +268,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         self.states.urls[trigger_id] = self._url(own, identity)
         before = record.watched
         if before is not None and before.kafka is not watched.kafka:
-            await self.forget_drains(identity)
+            await self.stop_scaling(identity)
         record.watched, record.kafka = watched, watched.kafka
         watched.kafka.watched.update(watched.egress.topics)
         shard, scaling_ = place.shard if place else None, watched.autoscaling
@@ -277,7 +279,8 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         return services.service_url(service, namespace, self.settings)
 
     async def stop_delivery(self, identity: Identity) -> None:
-        """End a Trigger's delivery; returns once its drains have ended and no shard delivers it.
+        """Withdraw a Trigger from its shard and stop scaling it; returns once its drains have ended
+        and no shard delivers it. Its functions, group and record stay.
 
         Raises `LogError`, and `NotReady` while a shard still has it.
         """
@@ -289,14 +292,14 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         if broker is None and watched is not None:
             broker = Identity(watched.egress.namespace, watched.egress.broker)
         if broker is not None:
-            # One of its name that came since may have taken the record over.
+            # If the record is a later Trigger's of its name by now, it lacks the delivered group.
             delivered = set() if watched is None else {watched.egress.group}
             await self.shards.withdraw(broker, record.groups | delivered)
-        await self.forget_drains(identity)
+        await self.stop_scaling(identity)
 
     async def suspend(self, identity: Identity) -> None:
-        """End a Trigger's delivery and delete its functions; its group stays. Raises as
-        `stop_delivery`."""
+        """Stop the delivery of a Trigger that doesn't exist, delete its functions and mark its
+        record as gone; its group stays, as it may come back. Raises as `stop_delivery`."""
         document = self.states.triggers[identity].document
         await self.stop_delivery(identity)
         if document is not None:
@@ -304,16 +307,18 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         self.states.mark_trigger_gone(identity)
 
     async def abandon(self, identity: Identity) -> None:
-        """End the delivery of a Trigger that is gone, as far as possible; never raises."""
+        """Stop the delivery of a Trigger that is gone, without raising `KnafkaError`: if it can't
+        be withdrawn from its shard, only scaling stops, with a warning. Deletes no functions."""
         try:
             await self.stop_delivery(identity)
         except KnafkaError as error:
             kind = self.states.family.trigger
             log.warning("%s %s is gone, and its shard doesn't know: %s", kind, identity, error)
-            await self.forget_drains(identity)
+            await self.stop_scaling(identity)
 
-    async def forget_drains(self, identity: Identity) -> None:
-        """Stop scaling a Trigger; returns once its drains have ended."""
+    async def stop_scaling(self, identity: Identity) -> None:
+        """Have the scaler forget a Trigger; returns once its drains have ended. A shard may still
+        deliver it."""
         record = self.states.triggers.get(identity)
         watched = record.watched if record is not None else None
         if record is None or watched is None:
@@ -350,19 +355,21 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
             raise NotReady(f"{family.short_name}DoesNotExist", message)
         self.states.ensure_trigger(document).replaced = replaces
         await self.deliver(identity, watched)
-        return self.status(identity)
+        return self.scaling_status(identity)
 
     async def end_delivery(self, document: Document) -> None:
+        """Carry out the effect `StopDelivery`, as `stop_delivery`."""
         await self.stop_delivery(Identity.of(document))
 
-    async def _stop(self, observed: Observed, record: TriggerRecord) -> None:
-        """End all delivery of a Trigger whose Broker may not use its topic; failures are logged."""
+    async def _run_stop_effects(self, observed: Observed, record: TriggerRecord) -> None:
+        """Stop the delivery of a Trigger whose Broker may not use its topic, and delete its
+        functions; a failure is logged."""
         stopped = await super().run_effects(
             deciding.stop_effects(observed.document, self.settings), observed, record
         )
         if stopped.failure is not None:
             kind, identity = self.states.family.trigger, Identity.of(observed.document)
-            log.warning("%s %s is to stop: %s", kind, identity, stopped.failure)
+            log.warning("%s %s could not be stopped: %s", kind, identity, stopped.failure)
 
     async def _delete_functions(self, document: Document) -> None:
         owner = resource_of(document)

@@ -63,7 +63,7 @@ def operator_metrics(operator: Operator) -> Iterator[Metric]:
         ]
         yield Metric("knafka_sink_ready", "Whether the KafkaSink is Ready", ready, "gauge")
     watched = [
-        (triggers.states.family.trigger_id(identity), each, triggers.status(identity))
+        (triggers.states.family.trigger_id(identity), each, triggers.scaling_status(identity))
         for triggers in operator.delivering_kinds
         for identity, each in triggers.watched.items()
     ]

@@ -115,7 +115,7 @@ class KafkaSources(Triggers):
         """Translate a Trigger's conditions and status to a KafkaSource's."""
         trigger = observed.trigger
         assert isinstance(trigger, SourceTrigger | KnafkaError)
-        scaled = self.status(Identity.of(observed.document))
+        scaled = self.scaling_status(Identity.of(observed.document))
         own = source_status(shown, observed.document, trigger, scaled)
         return source_conditions(conditions, observed.failed), own
 
@@ -125,7 +125,7 @@ class KafkaSources(Triggers):
         """Start the decided delivery; returns the scaler's status."""
         self.states.ensure_trigger(document).replaced = replaces
         await self.deliver(Identity.of(document), watched)
-        return self.status(Identity.of(document))
+        return self.scaling_status(Identity.of(document))
 
     async def delete(self, document: Document) -> None:
         """Delete a source's functions, and its group if its name was generated; a group that the
