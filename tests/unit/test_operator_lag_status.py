@@ -44,7 +44,7 @@ async def _ready(monkeypatch: pytest.MonkeyPatch, scaled: dict[str, Any]) -> Asy
             counts = DrainProgress()
             return TriggerStatus(scale=Scale(0, "so"), counts=counts, **given)
 
-        monkeypatch.setattr(world.operator.triggers, "status", status)
+        monkeypatch.setattr(world.operator.triggers, "scaling_status", status)
         yield world, written
 
 
