@@ -185,7 +185,7 @@ class Supervisor:
         issuer_server = await asyncio.to_thread(import_module, "knafka_local.tokens.issuer_server")
         folder = self._installation.issuer
         environment: Mapping[str, str] = await stack.enter_async_context(
-            issuer_server.served(folder)
+            issuer_server.serve_issuer(folder)
         )
         self._view.say(f"senders must show a token: knafka token; the issuer's key is in {folder}")
         return environment
