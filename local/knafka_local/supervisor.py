@@ -86,6 +86,8 @@ class Supervisor:
         self._state: RunningState | None = None
         """The state that was last written for other commands."""
         self._server: KafkaServer | None = None
+        self._others_children = frozenset(Child.running)
+        """Children of this process that were there before; `kill` leaves them."""
         self.url = f"http://{HOST}:{options.port}"
 
     @contextlib.asynccontextmanager
@@ -131,8 +133,8 @@ class Supervisor:
                             task.cancel()
 
     def kill(self) -> None:
-        """Kill every child process at once, for a user who won't wait."""
-        for child in Child.running:
+        """Kill every child process of this installation at once, for a user who won't wait."""
+        for child in Child.running - self._others_children:
             child.kill()
 
     def snapshot(self) -> Snapshot:

@@ -35,7 +35,7 @@ from knafka_local.kafka.kafka_distribution import KafkaDistribution
 
 pytestmark = [pytest.mark.kafka, pytest.mark.asyncio(loop_scope="module")]
 
-TIMEOUT = 8.0
+TIMEOUT = 15.0
 """Seconds: on a busy machine librdkafka needs some of them to see what a broker does each time."""
 """Seconds an admin's request may take in these tests."""
 EVENT = (

@@ -209,7 +209,7 @@ async def test_a_taken_port_is_refused_with_two_ways_out(make_server: MakeServer
         port = other.getsockname()[1]
         with pytest.raises(LocalKafkaError) as refusal:
             await make_server(port=port).start()
-    assert f"port {port} is taken" in str(refusal.value)
+    assert f"port {port} is in use" in str(refusal.value)
     assert "--kafka-port" in str(refusal.value)
     assert f"--bootstrap-servers 127.0.0.1:{port}" in str(refusal.value)
 

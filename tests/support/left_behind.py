@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import tracemalloc
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -49,7 +49,7 @@ _TASKS: Final = Path("/proc/self/task")
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
     _shared.clear()
     let_through_again()
-    _before[:] = [(running(), settings(), item.session.testsfailed)] if is_guarded(item) else []
+    _before[:] = [(running(), item.session.testsfailed)] if is_guarded(item) else []
     return (yield)
 
 
@@ -69,16 +69,30 @@ def pytest_fixture_setup(
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
     outcome = yield
-    if _before and item.session.testsfailed == _before[0][2]:
-        started, set_so, _ = _before[0]
-        problems = [*changed(set_so, settings()), *left_by(started | _shared)]
-        if problems:
-            pytest.fail("this test left behind: " + "; ".join(problems), pytrace=False)
+    if _before and item.session.testsfailed == _before[0][1]:
+        started, _ = _before[0]
+        _fail_for(left_by(started | _shared))
     return outcome
 
 
-_before: Final[list[tuple[frozenset[str], Mapping[str, object], int]]] = []
-"""What ran, how the process was set and how many tests had failed before the present test."""
+@pytest.fixture(autouse=True)
+def unchanged_settings(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a pure test that leaves other settings of the process. A fixture, as a test's own ones
+    end between those of its file or session and this: their settings are theirs."""
+    before = settings() if is_guarded(request.node) else {}
+    failed = request.session.testsfailed
+    yield
+    if before and request.session.testsfailed == failed:
+        _fail_for(changed(before, settings()))
+
+
+def _fail_for(problems: Sequence[str]) -> None:
+    if problems:
+        pytest.fail("this test left behind: " + "; ".join(problems), pytrace=False)
+
+
+_before: Final[list[tuple[frozenset[str], int]]] = []
+"""What ran and how many tests had failed before the present test."""
 _shared: Final[set[str]] = set()
 """What fixtures of more than one test have started during the present test."""
 
@@ -168,9 +182,12 @@ def settings() -> Mapping[str, object]:
 
 
 def changed(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
-    """A sentence for each setting that is not what it was."""
-    return [
-        f"another {name}, {after[name]} in place of {value}"
-        for name, value in before.items()
-        if after[name] != value
-    ]
+    """A sentence for each setting that is not what it was; of a mapping, what differs is named."""
+    sentences = []
+    for name, value in before.items():
+        if (now := after[name]) != value:
+            if isinstance(now, Mapping) and isinstance(value, Mapping):
+                keys = sorted(key for key in {*now, *value} if now.get(key) != value.get(key))
+                now, value = ({key: given.get(key) for key in keys} for given in (now, value))
+            sentences.append(f"another {name}, {now} in place of {value}")
+    return sentences

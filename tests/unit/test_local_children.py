@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from unittest.mock import create_autospec
 
 import pytest
 from support.waiting import until
@@ -16,6 +17,8 @@ from support.wire import get
 from knafka_client.sockets import listen, port_of
 from knafka_local.processes import children
 from knafka_local.processes.children import Child, Command, Supervised
+from knafka_local.supervisor import Supervisor, UpOptions
+from knafka_local.view import View
 
 SERVER = """
 import os, socket, sys
@@ -152,3 +155,16 @@ async def test_a_large_log_is_set_aside_at_the_next_start(
 def test_a_port_that_is_taken_is_an_os_error() -> None:
     with listen() as listener, pytest.raises(OSError, match="in use"):
         listen(port_of(listener))
+
+
+async def test_a_knafka_up_that_ends_kills_no_child_that_was_there_before_it(
+    tmp_path: Path,
+) -> None:
+    """It killed the Kafka that all tests of a process share."""
+    sleeps = python("import time; time.sleep(600)", tmp_path)
+    async with running(sleeps) as other:
+        supervisor = Supervisor(UpOptions((), tmp_path / "data"), create_autospec(View))
+        async with running(sleeps) as its_own:
+            supervisor.kill()
+            assert await its_own.wait() == -signal.SIGKILL
+            assert other.is_running

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from knafka.clients.kafka_client import Connection, log_error_of, open_admin
 from knafka.core.connection_errors import ConnectionErrors
@@ -280,3 +280,26 @@ class AdminCalls:
         self.admin.poll(0)
         why = f": {self._errors}" if str(self._errors) else ""
         return LogError(f"Kafka did not answer within {self.timeout:g} s{why}")
+
+
+def read_watermarks(
+    consumer: Consumer, topic: str, partitions: Iterable[int], timeout: float
+) -> dict[int, tuple[int, int]]:
+    """Return the first offset and the end offset of each partition. Blocks.
+
+    A partition whose leader is moving, as of a topic that was just made, is asked again for up to
+    `timeout` seconds. Raises `KafkaException`.
+    """
+    deadline = time.monotonic() + timeout
+    bounds: dict[int, tuple[int, int]] = {}
+    for number in partitions:
+        while number not in bounds:
+            try:
+                bounds[number] = consumer.get_watermark_offsets(
+                    TopicPartition(topic, number), timeout=timeout
+                )
+            except KafkaException as error:
+                if error.args[0].code() not in ON_ITS_WAY or time.monotonic() > deadline:
+                    raise
+                time.sleep(ASK_AGAIN)
+    return bounds

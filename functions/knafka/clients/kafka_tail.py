@@ -19,6 +19,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from knafka.clients.call_thread import CallThread
 from knafka.clients.kafka_acls import needing
 from knafka.clients.kafka_client import PASSING, READING, Connection, log_error_of, open_client
+from knafka.clients.kafka_requests import read_watermarks
 from knafka.core.errors import LogError
 from knafka.ports.log import Record
 
@@ -115,12 +116,7 @@ class KafkaTail:
                 return {}
             with needing(topic=("Describe", self._topic)):
                 raise error
-        bounds = {
-            number: consumer.get_watermark_offsets(
-                TopicPartition(self._topic, number), timeout=REQUEST_TIMEOUT
-            )
-            for number in described.partitions
-        }
+        bounds = read_watermarks(consumer, self._topic, described.partitions, REQUEST_TIMEOUT)
         # A topic that was made anew under the name ends before where the last one was read.
         new = {
             number for number, (_, end) in bounds.items() if self._next.get(number, end + 1) > end

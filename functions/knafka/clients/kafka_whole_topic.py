@@ -10,6 +10,7 @@ from typing import Final, cast
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from knafka.clients.kafka_client import ASKING, Connection, log_error_of, open_client
+from knafka.clients.kafka_requests import read_watermarks
 from knafka.core.errors import LogError
 from knafka.ports.log import Record
 
@@ -49,10 +50,8 @@ def read_whole(
             raise log_error_of(metadata.error)
         waiting = set()
         assigned = []
-        for number in metadata.partitions:
-            low, high = consumer.get_watermark_offsets(
-                TopicPartition(topic, number), timeout=timeout
-            )
+        bounds = read_watermarks(consumer, topic, metadata.partitions, timeout)
+        for number, (low, high) in bounds.items():
             if low < high:
                 waiting.add(number)
                 assigned.append(TopicPartition(topic, number, max(low, high - limit)))

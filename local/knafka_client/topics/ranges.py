@@ -14,6 +14,7 @@ from typing import Any, Final, TypeAlias, cast
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from knafka.clients.kafka_client import log_error_of, open_client
+from knafka.clients.kafka_requests import read_watermarks
 from knafka.core.errors import LogError
 from knafka.ports.log import Commits, OffsetAndMetadata, Record
 from knafka.ports.shared_log import GroupHasMembers
@@ -78,12 +79,7 @@ class RangeReader:
             metadata = self.consumer.list_topics(topic, timeout=KAFKA_ANSWER_TIMEOUT).topics[topic]
             if metadata.error is not None:
                 raise log_error_of(metadata.error)
-            return {
-                number: self.consumer.get_watermark_offsets(
-                    TopicPartition(topic, number), timeout=KAFKA_ANSWER_TIMEOUT
-                )
-                for number in metadata.partitions
-            }
+            return read_watermarks(self.consumer, topic, metadata.partitions, KAFKA_ANSWER_TIMEOUT)
         except KafkaException as error:
             raise log_error_of(error.args[0]) from error
 
