@@ -36,8 +36,8 @@ from knafka_local.kafka.kafka_distribution import KafkaDistribution
 pytestmark = [pytest.mark.kafka, pytest.mark.asyncio(loop_scope="module")]
 
 TIMEOUT = 15.0
-"""Seconds: on a busy machine librdkafka needs some of them to see what a broker does each time."""
-"""Seconds an admin's request may take in these tests."""
+"""Seconds an admin's request may take in these tests: on a busy machine, which librdkafka needs to
+see what a broker does each time."""
 EVENT = (
     b"POST /ns/broker HTTP/1.1\r\nhost: x\r\nce-specversion: 1.0\r\nce-id: 1\r\nce-source: /s\r\n"
     b"ce-type: t\r\ncontent-length: 4\r\n\r\ndata"
