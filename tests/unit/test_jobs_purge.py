@@ -151,7 +151,7 @@ def test_a_table_that_two_jobs_make_at_once_is_there_for_both(
     """A report that began with the first compaction failed: the table "already exists"."""
     tables = [Tables(spark, str(tmp_path)) for _ in range(4)]
     with ThreadPoolExecutor(len(tables)) as jobs:
-        ids = set(jobs.map(lambda each: each.id("purged"), tables))
+        ids = set(jobs.map(lambda each: each.table_id("purged"), tables))
     assert len(ids) == 1
 
 
