@@ -42,7 +42,7 @@ from knafka_jobs.materialize import materialized
 import psutil
 
 root, = sys.argv[1:]
-spark = session.start("test")
+spark = session.start_session("test")
 kept_rows.use_folder(spark, root)
 rows = materialized(spark.range(0, 1000, 1, 8).withColumn("twice", F.col("id") * 2))
 for process in psutil.Process().children(recursive=True):
