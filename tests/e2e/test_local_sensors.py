@@ -129,7 +129,9 @@ def test_the_example_fires_sleeps_and_fires_again_with_what_it_has_held(up: Up) 
     # They are sent side by side, and fire in the order in which the Broker has taken them.
     up.wait_for(r"shipping \| order 2 is paid: (o-2 p-2|p-2 o-2)")
     up.wait_for(r"Sensor \S+/fulfilment: 0 of \d+ processes")
-    assert up.pids("knafka.sensor") == [], "what waits holds no process"
+    up.until(
+        lambda: up.pids("knafka.sensor") == [], "the end of its process, as what waits holds none"
+    )
     named = re.search(r"Sensor (\S+/fulfilment) is ready", up.output)
     assert named is not None
     assert up.knafka("sensor", "next", named[1]).stdout == f"{named[1]} has read everything\n"
