@@ -43,8 +43,8 @@ REQUEST_TIMEOUT: Final = 15.0
 PARTITIONS_REMEMBERED: Final = 30.0
 """Seconds for which `end_offsets_of_all` caches a topic's partitions."""
 ENDS_REMEMBERED: Final = 5.0
-"""Seconds for which `lags` uses the ends that `end_offsets_of_all` has read: whoever calls both
-every few seconds, as the operator does, sees later records in the next call."""
+"""Seconds for which `lags` uses the ends that `end_offsets_of_all` has read. Later records appear
+in a later call; the operator calls both every few seconds."""
 
 
 class _CachedPartitions(NamedTuple):
