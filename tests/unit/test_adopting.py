@@ -7,8 +7,8 @@ from typing import Any
 
 import kubernetes
 import pytest
+from support.adopters import adopter_of
 from support.api_server import ApiServer, api_server
-from support.memory.admin import MemoryAdmin
 from support.memory.log import MemoryLog
 from typer.testing import CliRunner
 
@@ -19,7 +19,6 @@ from knafka_cli.adoption.cluster import Adopter, not_ready
 from knafka_cli.adoption.plan import Plan, not_released
 from knafka_cli.command_line import app
 from knafka_client.declared import cluster_source
-from knafka_client.declared.cluster_source import ClusterSource
 from knafka_client.declared.kubernetes_api import KubernetesApi
 from knafka_operator.model.cluster import ClusterError, Conflict
 from knafka_operator.model.identity import Identity
@@ -146,20 +145,7 @@ class World:
         return found
 
     def adopter(self) -> Adopter:
-        world = self
-
-        class Admin(MemoryAdmin):
-            async def members(self, group: str) -> list[str]:
-                return world.members.get(group, [])
-
-            async def close(self) -> None:
-                pass
-
-        sources = [ClusterSource(self.client, "shop", bootstrap_servers=x) for x in ("x:1", None)]
-        return Adopter(
-            KubernetesApi(self.client), *sources, system_namespace="knafka",
-            peers_namespace="knative-eventing", connect=lambda _: Admin(self.log),
-        )  # fmt: skip
+        return adopter_of(self.client, self.log, self.members)
 
     def plan(self) -> Plan:
         return adoption(self.adopter().see(OF))

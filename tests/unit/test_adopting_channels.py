@@ -7,8 +7,8 @@ from typing import Any
 
 import kubernetes
 import pytest
+from support.adopters import adopter_of
 from support.api_server import ApiServer, api_server
-from support.memory.admin import MemoryAdmin
 from support.memory.log import MemoryLog
 from typer.testing import CliRunner
 
@@ -20,8 +20,6 @@ from knafka_cli.adoption.cluster import Adopter
 from knafka_cli.adoption.plan import Plan
 from knafka_cli.command_line import app
 from knafka_client.declared import cluster_source
-from knafka_client.declared.cluster_source import ClusterSource
-from knafka_client.declared.kubernetes_api import KubernetesApi
 from knafka_operator.model.channels import (
     KAFKA_CHANNEL,
     KAFKA_CHANNEL_VERSIONS,
@@ -134,20 +132,7 @@ class World:
         return annotations
 
     def adopter(self) -> Adopter:
-        world = self
-
-        class Admin(MemoryAdmin):
-            async def members(self, group: str) -> list[str]:
-                return world.members.get(group, [])
-
-            async def close(self) -> None:
-                pass
-
-        sources = [ClusterSource(self.client, "shop", bootstrap_servers=x) for x in ("x:1", None)]
-        return Adopter(
-            KubernetesApi(self.client), *sources, system_namespace="knafka",
-            peers_namespace="knative-eventing", connect=lambda _: Admin(self.log),
-        )  # fmt: skip
+        return adopter_of(self.client, self.log, self.members)
 
     def plan(self) -> Plan:
         return channel_adoption(self.adopter().see_channel(OF))

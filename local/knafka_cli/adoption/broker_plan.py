@@ -13,6 +13,7 @@ from typing import Final
 from knafka.ports.log import TopicDescription
 from knafka_cli.adoption.plan import (
     PEER,
+    START_PEER,
     STARTS_LATER,
     Document,
     Plan,
@@ -26,6 +27,7 @@ from knafka_cli.adoption.plan import (
     events,
     give_back,
     members_left,
+    recorded_topic_lines,
     running,
     servers_of,
     topic_line,
@@ -160,9 +162,7 @@ def release(seen: SeenBroker) -> Plan:
         )
     finalizers = finalizers_of(seen.broker)
     steps = give_back("Broker", identity, finalizers, PEERS_FINALIZER)
-    stays = []
-    if (topic := annotations_of(seen.broker).get(TOPIC_STATUS)) is not None:
-        stays.append(f"topic {topic}" if seen.topic is None else topic_line(topic, seen.topic))
+    stays = recorded_topic_lines(seen.broker, seen.topic)
     for trigger in seen.triggers:
         group = annotations_of(trigger).get(GROUP_STATUS)
         if group is None:
@@ -173,8 +173,7 @@ def release(seen: SeenBroker) -> Plan:
         )
     then = [
         "Knafka's operator ends its deliveries and deletes its functions",
-        f"then start {PEER}: kubectl -n knative-eventing scale deployment kafka-controller "
-        "--replicas=1",
+        START_PEER,
     ]
     return Plan(about, stays, STARTS_LATER, problems, (), steps, then)
 

@@ -6,8 +6,8 @@
 
 A Subscription's group is named by its UID on both sides. What says that there is such a group is
 the promise: an entry without one is taken for a new one, which begins at the topic's end.
-Subscriptions themselves aren't written: Knative Eventing adds them to the channel, whoever serves
-it.
+Subscriptions themselves aren't written: Knative Eventing adds them to the channel, also while
+Knafka serves it.
 
 Not here: Brokers (`broker_plan`) and KafkaSources (`source_plan`), asking (`looking`).
 """
@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from knafka.ports.log import TopicDescription
 from knafka_cli.adoption.plan import (
     PEER,
+    START_PEER,
     STARTS_LATER,
     Document,
     Plan,
@@ -33,6 +34,7 @@ from knafka_cli.adoption.plan import (
     events,
     give_back,
     members_left,
+    recorded_topic_lines,
     running,
     servers_of,
     topic_line,
@@ -138,9 +140,7 @@ def channel_release(seen: SeenChannel) -> Plan:
     problems += _elsewhere(seen)
     finalizers = finalizers_of(seen.stored)
     steps = give_back(KAFKA_CHANNEL, identity, finalizers, PEERS_CHANNEL_FINALIZER)
-    stays = []
-    if (topic := annotations_of(seen.stored).get(TOPIC_STATUS)) is not None:
-        stays.append(f"topic {topic}" if seen.topic is None else topic_line(topic, seen.topic))
+    stays = recorded_topic_lines(seen.stored, seen.topic)
     for uid, entry in seen.entries.items():
         group = entries.entry_group(identity, uid)
         waiting = events(seen.groups.get(group, SeenGroup()).waiting)
@@ -148,8 +148,7 @@ def channel_release(seen: SeenChannel) -> Plan:
     then = [
         "Knafka's operator ends its deliveries and deletes its functions; the channel's host leads "
         f"to {PEER}'s receiver",
-        f"then start {PEER}: kubectl -n knative-eventing scale deployment kafka-controller "
-        "--replicas=1",
+        START_PEER,
     ]
     return Plan(about, stays, STARTS_LATER, problems, (), steps, then)
 

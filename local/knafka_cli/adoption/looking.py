@@ -115,9 +115,7 @@ class Looking:
     def see(self, identity: Identity) -> SeenBroker:
         """All that a plan goes by. Raises `ClusterError`, also where there is no such Broker, and
         `LogError`."""
-        stored = self._get("Broker", identity)
-        if stored is None:
-            raise ClusterError(f"there is no Broker {identity}")
+        stored = self._existing("Broker", identity)
         triggers = self._triggers_of(identity)
         unseen: list[str] = []
         naming = self._naming(unseen)
@@ -143,9 +141,7 @@ class Looking:
 
     def see_channel(self, identity: Identity) -> SeenChannel:
         """All that the plan of a KafkaChannel goes by. Raises as `see`, and `InvalidDocument`."""
-        stored = self._get(KAFKA_CHANNEL, identity)
-        if stored is None:
-            raise ClusterError(f"there is no KafkaChannel {identity}")
+        stored = self._existing(KAFKA_CHANNEL, identity)
         unseen: list[str] = []
         naming, channel = self._naming(unseen), CHANNELS.read_broker(stored)
         reached, config, problems = self._source.connection_of_channel(channel)
@@ -155,7 +151,6 @@ class Looking:
         groups = [entries.entry_group(identity, uid) for uid in uids]
         described, seen_groups = asyncio.run(self._ask_kafka(reached, topic, groups))
         named = (stored["metadata"].get("annotations") or {}).get(KAFKA_SECRET)
-        variables = self._variables(unseen)
         return SeenChannel(
             stored=stored,
             topic=described,
@@ -163,8 +158,8 @@ class Looking:
             naming=naming,
             servers=str(where["bootstrap.servers"]),
             secret=named or ("" if config is None else config.data.get(SECRET, "")),
+            served=self._is_enabled("KNAFKA_CHANNELS", unseen),
             peers_config=self._peers_channel_config(unseen),
-            served=variables is None or variables.get("KNAFKA_CHANNELS", "") == "enabled",
             peers=list(self._running(CHANNELS_PEERS, unseen)),
             claimed_by=self._claimed(KAFKA_CHANNEL, identity, topic),
             unseen=[*problems, *unseen],
@@ -182,9 +177,7 @@ class Looking:
 
     def see_source(self, identity: Identity) -> SeenSource:
         """All that the plan of a KafkaSource goes by. Raises as `see`, and `InvalidDocument`."""
-        stored = self._get(KAFKA_SOURCE, identity)
-        if stored is None:
-            raise ClusterError(f"there is no KafkaSource {identity}")
+        stored = self._existing(KAFKA_SOURCE, identity)
         source, unseen = parse(KafkaSource, stored), list[str]()
         given = dict.fromkeys(required_credentials(source.spec.net), None)
         found: dict[Credential, str | None] = {
@@ -196,13 +189,12 @@ class Looking:
         if secret is not None:
             reached.update(for_librdkafka(secret))
         missing, group = asyncio.run(self._ask_kafka_of(reached, source))
-        variables = self._variables(unseen)
         return SeenSource(
             stored,
             source,
             group,
             missing,
-            served=variables is None or variables.get("KNAFKA_SOURCES", "") == "enabled",
+            served=self._is_enabled("KNAFKA_SOURCES", unseen),
             peers=list(self._running(SOURCES_PEERS, unseen)),
             unseen=unseen,
         )
@@ -222,6 +214,12 @@ class Looking:
         objects = OBJECTS[kind]
         found = self._api.get(objects, *of)
         return None if found is None else {**found, "apiVersion": objects.version, "kind": kind}
+
+    def _existing(self, kind: str, identity: Identity) -> dict[str, Any]:
+        """An object that must exist. Raises `ClusterError`."""
+        if (stored := self._get(kind, identity)) is None:
+            raise ClusterError(f"there is no {kind} {identity}")
+        return stored
 
     def _naming(self, unseen: list[str]) -> Naming:
         """As the operator has it, as far as its ConfigMaps may be read."""
@@ -253,6 +251,11 @@ class Looking:
             for container in _containers(operator)
             for variable in container.get("env") or ()
         }
+
+    def _is_enabled(self, variable: str, unseen: list[str]) -> bool:
+        """Whether a variable of the operator's says `enabled`, or can't be seen."""
+        variables = self._variables(unseen)
+        return variables is None or variables.get(variable, "") == "enabled"
 
     def _classes(self, unseen: list[str]) -> frozenset[str]:
         given = (self._variables(unseen) or {}).get("KNAFKA_BROKER_CLASSES")

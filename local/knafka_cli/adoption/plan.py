@@ -23,7 +23,7 @@ from knafka_operator.decide.channel import RECEIVERS
 from knafka_operator.model.channels import KAFKA_CHANNEL
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.naming import NameKind
-from knafka_operator.model.resources import FINALIZER, finalizers_of
+from knafka_operator.model.resources import FINALIZER, TOPIC_STATUS, finalizers_of
 
 Document = Mapping[str, Any]
 
@@ -149,6 +149,14 @@ def topic_line(name: str, topic: TopicDescription) -> str:
     return f"topic {name}  {topic.partitions} partitions, id {topic.id}"
 
 
+def recorded_topic_lines(document: Document, topic: TopicDescription | None) -> list[str]:
+    """A line about the topic that a status names, if it names one; None: Kafka has none of the
+    name."""
+    if (name := annotations_of(document).get(TOPIC_STATUS)) is None:
+        return []
+    return [f"topic {name}" if topic is None else topic_line(name, topic)]
+
+
 def give_back(kind: str, of: Identity, finalizers: Sequence[str], theirs: str) -> list[Step]:
     """The steps to an object with the peer's finalizer in the place of ours."""
     if FINALIZER not in finalizers and theirs in finalizers:
@@ -195,6 +203,10 @@ def by_names(differences: Mapping[str, Iterable[str]], everybody: str) -> list[s
     ]
 
 
+START_PEER: Final = (
+    f"then start {PEER}: kubectl -n knative-eventing scale deployment kafka-controller --replicas=1"
+)
+"""What a user does after a release."""
 STARTS_LATER: Final = (
     f"{PEER} goes on from each group's offsets: what was delivered while an event before it was "
     "still being retried is delivered once more, as its commits know only a position",

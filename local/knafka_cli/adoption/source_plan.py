@@ -14,6 +14,7 @@ from typing import Any
 
 from knafka_cli.adoption.plan import (
     PEER,
+    START_PEER,
     Plan,
     SeenGroup,
     SetFinalizers,
@@ -96,8 +97,7 @@ def source_release(seen: SeenSource) -> Plan:
     steps = give_back(KAFKA_SOURCE, seen.identity, finalizers, PEERS_SOURCE_FINALIZER)
     then = [
         "Knafka's operator ends its deliveries and deletes its function",
-        f"then start {PEER}: kubectl -n knative-eventing scale deployment kafka-controller "
-        "--replicas=1",
+        START_PEER,
     ]
     problems = list(running(seen.peers, "this KafkaSource", dispatchers=False))
     return Plan(about, _stays(seen), (), problems, (), steps, then)

@@ -77,6 +77,13 @@ def receiver_name(broker: Resource) -> str:
     return names.child(broker.metadata.name, "-kn-receiver")
 
 
+def declared_scaling(owner: Resource) -> dict[str, str]:
+    """The `autoscaling.knative.dev/...` annotations of a receiver's owner, which are copied to the
+    receiver."""
+    annotations = owner.metadata.annotations
+    return {key: value for key, value in annotations.items() if key.startswith(KNATIVE_AUTOSCALING)}
+
+
 def receiver_service(
     broker: Broker,
     receiver: Receiver,
@@ -97,11 +104,7 @@ def receiver_service(
     """
     defaults = _DIRECT_SCALING if direct else RECEIVER_SCALING
     scaling = {KNATIVE_AUTOSCALING + key: value for key, value in defaults.items()}
-    declared = {
-        key: value
-        for key, value in broker.metadata.annotations.items()
-        if key.startswith(KNATIVE_AUTOSCALING)
-    }
+    declared = declared_scaling(broker)
     environment = {
         "FUNCTION_TARGET": "receive",
         RECEIVER_VARIABLE: compact_json(documents.dump(receiver)),

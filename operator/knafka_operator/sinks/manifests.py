@@ -51,11 +51,7 @@ def sink_receiver_service(
             f"what its receiver is told has {len(text)} bytes, want at most {MAX_CONTRACT}: have "
             "fewer or shorter EventPolicies apply to it",
         )
-    declared = {
-        key: value
-        for key, value in sink.metadata.annotations.items()
-        if key.startswith(KNATIVE_AUTOSCALING)
-    }
+    declared = receiver_services.declared_scaling(sink)
     scaling = {
         KNATIVE_AUTOSCALING + key: each for key, each in receiver_services.RECEIVER_SCALING.items()
     }

@@ -21,7 +21,7 @@ from urllib.parse import unquote
 from delta.tables import DeltaMergeBuilder, DeltaTable
 from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from knafka_jobs.job_errors import JobError
@@ -130,10 +130,6 @@ class Tables:
     def update(self, rows: DataFrame, name: str, on: str, values: Mapping[str, str]) -> None:
         """UPDATE the rows of a table that match `rows` by `on`; SQL as in `upsert`."""
         self._merge(rows, name, on).whenMatchedUpdate(set=dict(values)).execute()
-
-    def update_where(self, name: str, where: Column, values: Mapping[str, Column]) -> None:
-        """UPDATE the rows of a table for which `where` holds, in one commit."""
-        self._table(name).update(where, dict(values))
 
     def remove(self, rows: DataFrame, name: str, on: str) -> None:
         """DELETE the rows of a table that match `rows` by `on`; SQL as in `upsert`."""
