@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import confluent_kafka
@@ -19,6 +19,7 @@ from knafka.clients import kafka_producer, kafka_writer
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.clients.kafka_writer import KafkaWriter
 from knafka.core.errors import LogError
+from knafka.core.kafka_binding import Draft
 from knafka_jobs.io.kafka import KafkaConnection
 from knafka_jobs.replay.send import ReplaySender
 from knafka_local.kafka.kafka_distribution import KafkaDistribution
@@ -87,6 +88,13 @@ class Reports:
 
         writer.append(topic, None, value, [], reported)
 
+    def append_all(self, writer: KafkaWriter, values: Sequence[bytes]) -> None:
+        def reported(error: LogError | None) -> None:
+            assert values[0] not in self.by_value, "reported twice"
+            self.by_value.update(dict.fromkeys(values, error))
+
+        writer.append_all(NAME, [Draft(None, [], value) for value in values], reported)
+
     @property
     def acknowledged(self) -> set[bytes]:
         return {value for value, error in self.by_value.items() if error is None}
@@ -123,8 +131,9 @@ async def test_a_rejected_record_is_not_acknowledged_by_the_success_of_the_next(
     await writer.close(SOON)
 
 
+@pytest.mark.parametrize("together", [False, True], ids=["one by one", "appended together"])
 async def test_whatever_becomes_of_requests_what_is_acknowledged_is_stored(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch, together: bool
 ) -> None:
     """Many young writers, as after an outage in which receivers were started."""
     monkeypatch.setattr(kafka_producer, "DELIVERY_TIMEOUT", 2.0)
@@ -138,8 +147,12 @@ async def test_whatever_becomes_of_requests_what_is_acknowledged_is_stored(
         writer = world.writer()
         await asyncio.sleep(chances.random())
         for batch in range(10):
-            for each in range(5):
-                reports.append(writer, b"%d %d %d" % (number, batch, each))
+            values = [b"%d %d %d" % (number, batch, place) for place in range(5)]
+            if together:
+                reports.append_all(writer, values)
+            else:
+                for value in values:
+                    reports.append(writer, value)
             await asyncio.sleep(chances.random() / 20)
         await writer.close(SOON)
 
@@ -214,4 +227,24 @@ async def test_a_writer_whose_producer_cannot_be_replaced_says_so_until_it_can(
     reports.append(writer, b"taken")
     await until(lambda: reports.by_value)
     assert reports.acknowledged == {b"taken"}
+    await writer.close(SOON)
+
+
+async def test_what_kafka_takes_none_of_is_refused_together_and_the_next_is_stored(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka_producer, "DELIVERY_TIMEOUT", 2.0)
+    await world.anew()
+    writer, reports = world.writer(), Reports()
+    await writer.reach(SOON)
+    world.proxy.then(*[Fault.REJECT] * 10_000)
+    reports.append_all(writer, refused := [b"refused %d" % place for place in range(100)])
+    await until(lambda: len(reports.by_value) == 100)
+    world.proxy.faults.clear()
+    reports.append_all(writer, stored := [b"stored %d" % place for place in range(100)])
+    await until(lambda: len(reports.by_value) == 200)
+    assert all(isinstance(reports.by_value[value], LogError) for value in refused)
+    assert reports.acknowledged == {*stored}
+    assert await world.stored() == {*stored}
+    assert writer.in_flight == 0
     await writer.close(SOON)
