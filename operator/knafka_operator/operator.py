@@ -44,6 +44,7 @@ from knafka_operator.reconcile.publishing import Publishing
 from knafka_operator.reconcile.receivers import PodPositions, Receivers, ReplicaPositions
 from knafka_operator.reconcile.replays import Replays
 from knafka_operator.reconcile.resuming import Resuming
+from knafka_operator.reconcile.sensor_actions import observe_actions
 from knafka_operator.reconcile.sensors import Sensors
 from knafka_operator.reconcile.shards import Shards
 from knafka_operator.reconcile.state import States, broker_of, has_contract, without_status
@@ -166,7 +167,9 @@ class Operator:
             self.sensors = Sensors(settings, cluster, self._kafkas, self.states, self.effects, _now)
         if self.sensors is not None:
             self.sensors.buses[self.family] = self.brokers
-        observer = TriggerObserver(settings, cluster, self.brokers.is_ours, shards, self.states)
+        actions = partial(observe_actions, settings, cluster)
+        of_observer = settings, cluster, self.brokers.is_ours, shards, self.states, actions
+        observer = TriggerObserver(*of_observer)
         self.dead_letters = DeadLetterMonitor(self.states, enqueue)
         of_triggers = self.states, observer, self.dead_letters, self.effects, _now, enqueue
         parts = settings, cluster, self.brokers, shards, *of_triggers
@@ -222,7 +225,9 @@ class Operator:
         shards = Shards(settings, cluster, states, enqueue)
         parts = states, shards, self.effects.receivers, self.trust_bundles
         effects = Effects(cluster, *parts, probe, wake)
-        observer = TriggerObserver(settings, cluster, lambda broker: True, shards, states)
+        actions = partial(observe_actions, settings, cluster)
+        of_observer = settings, cluster, lambda broker: True, shards, states, actions
+        observer = TriggerObserver(*of_observer)
         dead_letters = DeadLetterMonitor(states, enqueue)
         return KafkaSources(
             *(settings, cluster, self.brokers, shards, states, observer, dead_letters),

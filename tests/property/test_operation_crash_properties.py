@@ -17,9 +17,9 @@ from support.examples import examples
 from knafka_operator.decide.archive_runs import is_recorded
 from knafka_operator.decide.operation import MAX_ATTEMPTS, is_finished
 from knafka_operator.model.archives import ARCHIVE_LABEL
+from knafka_operator.model.identity import Key
 from knafka_operator.model.operations import OPERATION_LABEL, PURGE, REPLAY
 from knafka_operator.model.sensors import KNAFKA
-from knafka_operator.reconcile.work_queue import Key
 
 OPERATIONS = ((REPLAY, "one"), (REPLAY, "two"), (PURGE, "three"))
 RECORDS = 5

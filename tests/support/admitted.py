@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from knafka.core.errors import InvalidDocument
-from knafka_operator.decide.admission import check_broker, check_trigger
+from knafka_operator.decide.admission import check_broker
+from knafka_operator.decide.trigger_admission import check_trigger
 from knafka_operator.model.resources import BROKER_CLASS
 
 EVENTING = "eventing.knative.dev/v1"

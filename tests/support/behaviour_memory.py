@@ -40,6 +40,7 @@ from knafka.ports.log import Assignment, LogReader, LogWriter
 from knafka.ports.shared_log import PositionedReader
 from knafka.ports.subscriber import Subscriber
 from knafka_operator.decide import admission
+from knafka_operator.decide.trigger_admission import check_trigger, defaulted_trigger
 from knafka_operator.model.conditions import Condition
 from knafka_operator.model.resources import CORE, EVENTING, PAUSED, SERVING
 from knafka_operator.model.settings import Settings
@@ -220,9 +221,7 @@ class MemoryWorld:
     def _refusal(self, document: Mapping[str, Any]) -> str:
         new = self._defaulted(document)
         key = new["apiVersion"], new["kind"], self.namespace, new["metadata"]["name"]
-        check: Any = {"Broker": admission.check_broker, "Trigger": admission.check_trigger}.get(
-            new["kind"]
-        )
+        check: Any = {"Broker": admission.check_broker, "Trigger": check_trigger}.get(new["kind"])
         try:
             if check is not None:
                 check(new, self._world.cluster.objects.get(key))
@@ -293,7 +292,7 @@ class MemoryWorld:
             case "Broker":
                 return admission.defaulted_broker(named)
             case "Trigger":
-                return admission.defaulted_trigger(named)
+                return defaulted_trigger(named)
         return named
 
     async def _made(self) -> _Controlled:

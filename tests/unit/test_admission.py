@@ -21,12 +21,8 @@ from support.admitted import (
 )
 
 from knafka.core.errors import InvalidDocument
-from knafka_operator.decide.admission import (
-    INJECTION,
-    check_trigger,
-    class_warnings,
-    trigger_warnings,
-)
+from knafka_operator.decide.admission import class_warnings
+from knafka_operator.decide.trigger_admission import INJECTION, check_trigger, trigger_warnings
 from knafka_operator.decide.trigger_conditions import DEPENDENCY, Dependency, declared_dependency
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.maxima import UNLIMITED, Maxima

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from support.admitted import CONFIG, EVENTING, broker, refusal, trigger, without
 
-from knafka_operator.decide.admission import INJECTION
+from knafka_operator.decide.trigger_admission import INJECTION
 from knafka_operator.model.resources import BROKER_CLASS
 
 

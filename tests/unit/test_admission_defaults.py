@@ -19,10 +19,8 @@ from support.admitted import (
     trigger,
 )
 
-from knafka_operator.decide.admission import (
-    defaulted_broker,
-    defaulted_trigger,
-)
+from knafka_operator.decide.admission import defaulted_broker
+from knafka_operator.decide.trigger_admission import defaulted_trigger
 from knafka_operator.model.cluster import ClusterError
 from knafka_operator.model.family import BROKERS
 from knafka_operator.model.resources import (

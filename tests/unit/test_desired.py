@@ -23,7 +23,7 @@ from knafka.core.errors import InvalidDocument
 from knafka.ports.log import TopicDescription
 from knafka_operator.decide import desired, topics
 from knafka_operator.decide.dead_letter_topics import FAILURE_ATTRIBUTES_BYTES, RETENTION_ANNOTATION
-from knafka_operator.decide.desired import Defaults, Topic
+from knafka_operator.decide.desired import Defaults
 from knafka_operator.model.resources import (
     DELIVERY_ORDER,
     EXTERNAL_TOPIC,
@@ -34,6 +34,7 @@ from knafka_operator.model.resources import (
     Trigger,
     parse_resource,
 )
+from knafka_operator.model.topics import Topic
 
 DEFAULTS = Defaults(kafka=Kafka(bootstrap_servers="local:9092"))
 MAIL = Sink(url="http://mail.shop.svc/")

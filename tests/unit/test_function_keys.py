@@ -14,9 +14,9 @@ from support.waiting import until
 from knafka.core.caller_tokens import CALLERS, Callers
 from knafka_operator.decide import rolls, services
 from knafka_operator.model.cluster import ClusterError, decoded_secret
+from knafka_operator.model.identity import Key
 from knafka_operator.model.resources import CORE, SERVING
 from knafka_operator.model.settings import Settings
-from knafka_operator.reconcile.work_queue import Key
 from knafka_operator.runtime.function_keys import KEYS_SECRET, FunctionKeys
 from knafka_operator.runtime.memory_cluster import MemoryCluster
 

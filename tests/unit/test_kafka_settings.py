@@ -10,7 +10,7 @@ from knafka.core.contract import Ingress, Kafka, Sink
 from knafka.core.documents import dump, parse
 from knafka.core.errors import InvalidDocument
 from knafka_operator.decide import desired, shards
-from knafka_operator.decide.desired import Defaults, Topic
+from knafka_operator.decide.desired import Defaults
 from knafka_operator.decide.kafka_settings import (
     check_start_stays,
     check_trigger_settings,
@@ -19,6 +19,7 @@ from knafka_operator.decide.kafka_settings import (
 )
 from knafka_operator.model.isolation import Isolation
 from knafka_operator.model.resources import Broker, ConfigMap, Trigger, parse_resource
+from knafka_operator.model.topics import Topic
 
 KAFKA = Kafka(bootstrap_servers="k:9092")
 DEFAULTS = Defaults(kafka=KAFKA)

@@ -14,6 +14,7 @@ from support.operator_world import OperatorWorld, condition, running_operator
 from knafka.core.errors import InvalidDocument
 from knafka_operator.decide import admission
 from knafka_operator.decide.channel_admission import check_channel, check_subscription
+from knafka_operator.decide.trigger_admission import check_trigger
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.maxima import Maxima
 from knafka_operator.model.resources import AUTOSCALING, CORE, SERVING
@@ -99,7 +100,7 @@ def test_an_object_that_asks_for_more_than_the_installation_allows_is_refused(
 def test_what_is_within_the_maxima_is_taken() -> None:
     check_channel(channel(numPartitions=1000, replicationFactor=10), None, Maxima())
     check_subscription(subscription({AUTOSCALING + "min-scale": "50"}), None, None, Maxima())
-    admission.check_trigger(trigger({AUTOSCALING + "max-scale": "100"}), None, None, Maxima())
+    check_trigger(trigger({AUTOSCALING + "max-scale": "100"}), None, None, Maxima())
     odd = {"autoscaling.knative.dev/max-scale": "many", "autoscaling.knative.dev/metric": "rps"}
     admission.check_broker(broker(odd), None, Maxima())
 

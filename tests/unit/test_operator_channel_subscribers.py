@@ -11,9 +11,10 @@ from support.channel_world import VERSION, ChannelWorld, ready, running_channels
 from support.operator_world import condition
 
 from knafka_operator.model.channels import MESSAGING
+from knafka_operator.model.identity import Key
 from knafka_operator.model.resources import CORE
 from knafka_operator.reconcile import receivers
-from knafka_operator.reconcile.work_queue import BACK_OFF, Key, Verdict
+from knafka_operator.reconcile.work_queue import BACK_OFF, Verdict
 
 SHOP = "shop"
 COUNT = 300

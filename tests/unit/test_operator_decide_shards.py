@@ -15,14 +15,16 @@ from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument, LogError
 from knafka_operator.decide import shards
 from knafka_operator.decide import trigger as triggers
-from knafka_operator.decide.desired import Defaults, Topic
+from knafka_operator.decide.delivery import BrokerState, Watched
+from knafka_operator.decide.desired import Defaults
 from knafka_operator.decide.effects import Annotate, Delete, Effect, ObjectName
 from knafka_operator.decide.shards import SharedContract
 from knafka_operator.decide.steps import TRIGGER_ORDER, Step
-from knafka_operator.decide.trigger import BrokerState, ObservedTrigger, Watched
+from knafka_operator.decide.trigger import ObservedTrigger
 from knafka_operator.model.isolation import Isolation, declared_isolation
 from knafka_operator.model.resources import ISOLATION, SERVING, Broker, Trigger
 from knafka_operator.model.settings import Settings
+from knafka_operator.model.topics import Topic
 
 SETTINGS = Settings(namespace="knafka", image="knafka:latest", shard_size=2)
 KAFKA = Kafka(bootstrap_servers="kafka:9092")

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 from support.operator_world import OperatorWorld, condition, running_operator
 
+from knafka_operator.model.identity import Key
 from knafka_operator.model.resources import BROKER_CLASS, EVENTING
-from knafka_operator.reconcile.work_queue import Key
 
 pytestmark = pytest.mark.looptime
 

@@ -32,7 +32,7 @@ from knafka_operator.model.family import BROKERS, CHANNELS
 from knafka_operator.model.handler import Handler
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import EVENTING, SERVING
-from knafka_operator.model.sensors import KNAFKA, SENSOR, Sensor
+from knafka_operator.model.sensors import KNAFKA, SENSOR, TOPICS, Sensor
 from knafka_operator.reconcile.work_queue import GONE
 from knafka_operator.runtime.controller import ClusterController
 
@@ -274,7 +274,7 @@ async def test_actions_are_delivered_on_a_channel_as_on_a_broker(world: SensorsW
 def test_nothing_of_a_sensor_has_the_name_that_it_would_have_on_a_broker_of_the_same_name() -> None:
     one = parse(Sensor, document())
     other = parse(Sensor, document(**{**spec(), "channel": None, "broker": CHANNEL}))
-    for what in sensor_topics.TOPICS:
+    for what in TOPICS:
         both = [set(sensor_topics.candidate_names(each, what)) for each in (one, other)]
         assert both[0].isdisjoint(both[1])
     functions = {

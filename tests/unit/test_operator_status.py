@@ -12,9 +12,9 @@ from knafka_operator.decide import status
 from knafka_operator.decide.resolving import Unresolved
 from knafka_operator.decide.scaling import Scale, TriggerStatus
 from knafka_operator.decide.status import ConditionSet, NotReady
-from knafka_operator.decide.topics import TopicRefused
 from knafka_operator.decide.trigger_conditions import delivering_condition
 from knafka_operator.model.conditions import Condition, Status
+from knafka_operator.model.topics import TopicRefused
 
 AT = "2026-11-21T12:00:00Z"
 

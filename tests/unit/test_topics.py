@@ -9,17 +9,11 @@ from support.memory.admin import MemoryAdmin
 from support.memory.log import MemoryLog
 
 from knafka.ports.log import TopicDescription
-from knafka_operator.decide.desired import Topic
 from knafka_operator.decide.effects import Annotate, CreateTopic
 from knafka_operator.decide.steps import Step
-from knafka_operator.decide.topics import (
-    TOPIC_ID,
-    TopicRefused,
-    drift,
-    may_delete_topic,
-    topic_effects,
-)
+from knafka_operator.decide.topics import TOPIC_ID, drift, may_delete_topic, topic_effects
 from knafka_operator.model.resources import TOPIC_STATUS
+from knafka_operator.model.topics import Topic, TopicRefused
 
 WANTED = Topic("orders", 4, 1, {"retention.ms": "1000"})
 RECORDING = Annotate(Step.RECORD_TOPIC, {TOPIC_STATUS: "orders", TOPIC_ID: ""})

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from knafka.core.errors import KnafkaError
+from knafka_operator.model.identity import Key
 from knafka_operator.reconcile.work_queue import (
     BACK_OFF,
     GONE,
@@ -19,7 +20,6 @@ from knafka_operator.reconcile.work_queue import (
     LONG_RECONCILE,
     MAX_BACK_OFF,
     PLACES,
-    Key,
     WorkQueue,
     back_off,
 )

@@ -37,6 +37,11 @@ from knafka_client.declared.manifests import (
 from knafka_operator.decide import admission, channel_admission, dead_letter_topics, desired
 from knafka_operator.decide.credentials import KAFKA_SECRET
 from knafka_operator.decide.desired import Defaults
+from knafka_operator.decide.trigger_admission import (
+    check_trigger,
+    defaulted_trigger,
+    trigger_warnings,
+)
 from knafka_operator.model.channels import (
     KAFKA_CHANNEL,
     KAFKA_CHANNEL_VERSIONS,
@@ -67,6 +72,7 @@ from knafka_operator.model.resources import (
     Trigger,
 )
 from knafka_operator.model.sensors import Sensor
+from knafka_operator.model.topics import REPLICATION
 
 KNOWN_ANNOTATIONS: Final = frozenset(
     {
@@ -115,7 +121,7 @@ _LOOKED_UP: Final = frozenset(
 
 CONFIG_KEYS: Final = (
     desired.PARTITIONS,
-    desired.REPLICATION,
+    REPLICATION,
     desired.BOOTSTRAP_SERVERS,
     desired.SECRET,
     dead_letter_topics.RETENTION_KEY,
@@ -223,7 +229,7 @@ def _problems(
         suspicions += loop_checks.broker_warnings(resource, known)
     elif isinstance(resource, Trigger):
         missing, suspicions = _trigger_problems(resource, known)
-        errors += admission.trigger_warnings(document)
+        errors += trigger_warnings(document)
         errors += missing_functions(resource.spec.filters, "spec.filters")
         errors += contradictions(resource.spec.filters, "spec.filters")
         if resource.spec.filters and resource.spec.filter.attributes:
@@ -251,7 +257,7 @@ def _admission_error(kind: str, document: Mapping[str, Any]) -> str | None:
     """The answer of the admission webhook if it refuses the document, or else None."""
     try:
         if kind == "Trigger":
-            admission.check_trigger(admission.defaulted_trigger(document))
+            check_trigger(defaulted_trigger(document))
         elif kind == KAFKA_CHANNEL:
             channel_admission.check_channel(channel_admission.defaulted_channel(document))
         elif kind == "Subscription":

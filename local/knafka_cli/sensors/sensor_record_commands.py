@@ -179,8 +179,8 @@ def sensor_place_of(document: Mapping[str, Any], bus: str, own_name: str) -> Sen
     `bus` and `own_name` are the internal names of its bus and of itself (`Family.own_name`). Exits
     with code 2 if the status has no valid names.
     """
-    from knafka_operator.decide.sensor_topics import TOPICS, TRIGGER
     from knafka_operator.model.resources import GROUP_STATUS
+    from knafka_operator.model.sensors import TOPICS, TRIGGER
 
     namespace, name = document["metadata"]["namespace"], document["metadata"]["name"]
     annotations = (document.get("status") or {}).get("annotations") or {}

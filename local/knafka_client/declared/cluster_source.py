@@ -36,8 +36,8 @@ from knafka_client.declared.triggers import is_paused
 from knafka_client.state.installation import CHANNEL_PREFIX
 from knafka_operator.decide import channel, credentials, desired
 from knafka_operator.decide.broker_defaults import with_default_delivery
+from knafka_operator.decide.dead_letter_topics import DEAD_LETTER_TOPIC
 from knafka_operator.decide.desired import Defaults
-from knafka_operator.decide.trigger import DEAD_LETTER_TOPIC
 from knafka_operator.model.channels import KafkaChannel
 from knafka_operator.model.cluster import ClusterError, Document, NotAllowed, decoded_secret
 from knafka_operator.model.family import (
@@ -51,6 +51,7 @@ from knafka_operator.model.identity import Identity
 from knafka_operator.model.naming import AS_RECORDED, DEFAULT_NAMING
 from knafka_operator.model.resources import Broker, ConfigMap, is_claimed_by_peer, is_ours
 from knafka_operator.model.settings import BROKER_DEFAULTS
+from knafka_operator.model.topics import Topic
 
 BROKER_CONFIG: Final = "kafka-broker-config"
 """Name of the installation's ConfigMap for Brokers."""
@@ -307,7 +308,7 @@ class _NamespaceReading:
         self._source = source
         # Others may have written a status: then only the usual names are trusted.
         self._naming = AS_RECORDED if source.trusts_status else DEFAULT_NAMING
-        self._brokers: dict[str, tuple[Broker, desired.Topic, Defaults]] = {}
+        self._brokers: dict[str, tuple[Broker, Topic, Defaults]] = {}
         self.ingresses: list[Ingress] = []
         self.egresses: list[Egress] = []
         self.connections: dict[str, Mapping[str, Any]] = {}

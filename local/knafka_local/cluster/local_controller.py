@@ -39,16 +39,16 @@ from knafka_local.processes.children import Say
 from knafka_operator.decide.scaling import TriggerStatus
 from knafka_operator.engine.controller import Controller, RetryPace
 from knafka_operator.engine.deletions import LEFT_IN_KAFKA, EventType
+from knafka_operator.engine.kinds import kinds_of
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.event_policies import POLICY
 from knafka_operator.model.family import BROKERS, CHANNELS, Family, family_of
-from knafka_operator.model.identity import Identity
+from knafka_operator.model.identity import Identity, Key
 from knafka_operator.model.resources import EXTERNAL_TOPIC, SERVING
 from knafka_operator.model.sensors import SENSOR, bus_of
 from knafka_operator.operator import Operator
 from knafka_operator.reconcile.contracts import ContractTopic
 from knafka_operator.reconcile.kind import BrokerReconciler, key_of
-from knafka_operator.reconcile.work_queue import Key
 from knafka_operator.scale.scaler import Drains
 
 log = logging.getLogger(__name__)
@@ -133,7 +133,10 @@ class LocalController(Controller):
         """EventPolicies as they were last applied."""
         self._changed = asyncio.Event()
         """Set when any object changes."""
-        super().__init__(operator, _LocalStore(cluster), self._post, LOCAL_PACE)
+        failed, settings = operator.publishing.write_failure, operator.settings
+        of = kinds_of(operator), operator.queue, failed, settings, _LocalStore(cluster)
+        super().__init__(*of, self._post, LOCAL_PACE)
+        self._operator = operator
         for kind in self.kinds.values():
             if isinstance(kind, BrokerReconciler):
                 kind.on_deleted = self._say_topic_deleted

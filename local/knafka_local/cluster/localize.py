@@ -22,6 +22,7 @@ from knafka_operator.decide import admission, channel_admission, desired
 from knafka_operator.decide.authentication import OIDC
 from knafka_operator.decide.external_topics import EXTERNAL_TOPICS
 from knafka_operator.decide.topics import TOPIC_ID
+from knafka_operator.decide.trigger_admission import defaulted_trigger
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.family import CHANNELS
 from knafka_operator.model.resources import (
@@ -32,6 +33,7 @@ from knafka_operator.model.resources import (
     TOPIC_STATUS,
 )
 from knafka_operator.model.settings import Settings
+from knafka_operator.model.topics import REPLICATION
 
 LOCAL_SETTINGS: Final = Settings(
     namespace="knafka",
@@ -73,7 +75,7 @@ def localized(document: Document) -> dict[str, Any]:
                 document, default_class=LOCAL_SETTINGS.default_class
             )
         case "Trigger":
-            stored = admission.defaulted_trigger(document)
+            stored = defaulted_trigger(document)
             stored["metadata"] = with_local_scaling(stored["metadata"])
         case "KafkaChannel":
             stored = channel_admission.defaulted_channel(document)
@@ -110,7 +112,7 @@ def installation_config_map(
     namespace = LOCAL_SETTINGS.namespace
     data = {
         desired.PARTITIONS: LOCAL_PARTITIONS,
-        desired.REPLICATION: "1",
+        REPLICATION: "1",
         **(declared or {}).get("data", {}),
         desired.BOOTSTRAP_SERVERS: bootstrap_servers,
         # Who starts this is the installation: all topics that can be allowed are.
@@ -172,8 +174,8 @@ def _local_config(data: Mapping[str, Any]) -> dict[str, Any]:
         if key != desired.BOOTSTRAP_SERVERS and not key.startswith("auth.secret.")
     }
     # One node can hold one copy; the operator refuses a value that is no number.
-    if str(kept.get(desired.REPLICATION, "")).strip().lstrip("0").isdecimal():
-        kept[desired.REPLICATION] = "1"
+    if str(kept.get(REPLICATION, "")).strip().lstrip("0").isdecimal():
+        kept[REPLICATION] = "1"
     return kept
 
 

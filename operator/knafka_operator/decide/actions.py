@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from knafka.core import names
+from knafka_operator.decide.delivery import BrokerState
 from knafka_operator.decide.desired import SensorActions
-from knafka_operator.decide.sensor_topics import ACTION, desired_topics, recorded_topic
+from knafka_operator.decide.sensor_topics import desired_topics, recorded_topic
 from knafka_operator.decide.status import NotReady
-from knafka_operator.decide.trigger import BrokerState
 from knafka_operator.model.family import family_of
-from knafka_operator.model.sensors import KNAFKA, SENSOR, SENSOR_NAME_KEY, Sensor
+from knafka_operator.model.sensors import ACTION, KNAFKA, SENSOR, SENSOR_NAME_KEY, Sensor
 
 K = TypeVar("K")
 

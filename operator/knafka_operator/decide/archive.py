@@ -37,6 +37,7 @@ from knafka_operator.decide.archive_runs import (
     start_problem,
     timestamp,
 )
+from knafka_operator.decide.delivery import BrokerState
 from knafka_operator.decide.effects import (
     Apply,
     Create,
@@ -55,7 +56,6 @@ from knafka_operator.decide.status import (
     NotReady,
 )
 from knafka_operator.decide.steps import Step
-from knafka_operator.decide.trigger import BrokerState
 from knafka_operator.decide.trigger_conditions import check_broker
 from knafka_operator.model.archives import ARCHIVE_LABEL, RUN_ANNOTATION, DeadLetterArchive
 from knafka_operator.model.conditions import SUCCEEDED

@@ -21,7 +21,7 @@ from knafka_operator.decide.authentication import (
     http_address,
 )
 from knafka_operator.decide.credentials import Mount
-from knafka_operator.decide.desired import Defaults, Topic
+from knafka_operator.decide.desired import Defaults
 from knafka_operator.decide.direct import direct_service, direct_url, is_direct
 from knafka_operator.decide.effects import (
     Annotate,
@@ -43,6 +43,7 @@ from knafka_operator.decide.encryption import (
 )
 from knafka_operator.decide.observed import Needed, Observed
 from knafka_operator.decide.receiver_scaling import check_receiver_scaling
+from knafka_operator.decide.receiver_services import PROBED
 from knafka_operator.decide.status import (
     ADDRESSABLE,
     BROKER_CONDITIONS,
@@ -59,19 +60,15 @@ from knafka_operator.decide.status import (
 )
 from knafka_operator.decide.steps import Step
 from knafka_operator.decide.topics import (
-    TopicRefused,
+    ObservedTopic,
     as_declared_condition,
     topic_annotations,
-    topic_effects,
 )
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.maxima import Maxima
 from knafka_operator.model.resources import Broker, ConfigMap
 from knafka_operator.model.settings import Settings
+from knafka_operator.model.topics import TopicRefused
 
-PROBED: Final = "knafka.dev/probed"
-"""Key of `status.annotations`: the receiver's Revision that has answered. Kept there, since a probe
-wakes a receiver, and a restart of the operator should not wake them all."""
 TLS_REFUSAL: Final = Refusal("this Broker", "ServiceNotOurs", "TLSServiceRejected")
 DIRECT_REFUSAL: Final = Refusal("this Broker", "ServiceNotOurs", "DirectServiceRejected")
 RECEIVER_CONTRACT: Final = "knafka.dev/receiver-contract"
@@ -86,39 +83,6 @@ class BrokerConnection:
     defaults: Defaults
     mount: Mount | None = None
     """The Secret that its pods mount; None: it needs none."""
-
-
-@dataclass(frozen=True, slots=True)
-class ObservedTopic:
-    """A Broker's topic as declared, and as it exists in Kafka."""
-
-    desired: Topic
-    existing: TopicDescription | None = None
-    """The topic as Kafka describes it; None: it doesn't exist."""
-    other_partitions: int = 0
-    """Partitions of the namespace's other topics."""
-    disputed: bool = True
-    """Whether an empty id in the status proves nothing; see `topic_effects`."""
-
-    def effects(
-        self,
-        annotations: Mapping[str, str],
-        maxima: Maxima,
-        recorded: Mapping[str, str],
-        *,
-        may_be_used: bool = False,
-    ) -> tuple[Annotate | CreateTopic, ...]:
-        """The effects that record and create the topic (`topic_effects`); raises `TopicRefused`."""
-        return topic_effects(
-            self.desired,
-            self.existing,
-            annotations,
-            maxima,
-            self.other_partitions,
-            disputed=self.disputed,
-            recorded=recorded,
-            may_be_used=may_be_used,
-        )
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,7 @@ from knafka_operator.decide.authentication import (
     addresses_status,
     http_address,
 )
-from knafka_operator.decide.broker import ObservedTopic
-from knafka_operator.decide.desired import LOG_TIME, MIN_IN_SYNC, Defaults, Topic
+from knafka_operator.decide.desired import LOG_TIME, MIN_IN_SYNC, Defaults
 from knafka_operator.decide.direct import (
     channels_direct_host,
     channels_direct_service,
@@ -43,6 +42,7 @@ from knafka_operator.decide.effects import (
 )
 from knafka_operator.decide.encryption import NO_ENCRYPTION, Encryption, Https
 from knafka_operator.decide.observed import Needed, Observed
+from knafka_operator.decide.receiver_services import PROBED
 from knafka_operator.decide.routes import Gateway
 from knafka_operator.decide.status import (
     ADDRESSABLE,
@@ -61,7 +61,7 @@ from knafka_operator.decide.status import (
     value_or_raise,
 )
 from knafka_operator.decide.steps import Step
-from knafka_operator.decide.topics import as_declared_condition, topic_annotations
+from knafka_operator.decide.topics import ObservedTopic, as_declared_condition, topic_annotations
 from knafka_operator.model.channels import KafkaChannel
 from knafka_operator.model.conditions import READY, Condition, Severity, Status, merged_conditions
 from knafka_operator.model.handler import Handler, Handling
@@ -69,9 +69,8 @@ from knafka_operator.model.identity import Identity
 from knafka_operator.model.naming import DEFAULT_NAMING, NameKind, Naming
 from knafka_operator.model.resources import TOPIC_STATUS, Broker
 from knafka_operator.model.settings import Settings
+from knafka_operator.model.topics import Topic
 
-PROBED: Final = "knafka.dev/probed"
-"""Key of `status.annotations`: the address that has answered."""
 RECEIVERS: Final = "knafka.dev/receivers"
 """Key of `status.annotations`: names of the receivers that may have an entry of the channel. More
 than one while it moves to that of another Secret."""

@@ -20,7 +20,7 @@ from typing import Any, Final
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument
 from knafka_operator.decide import dead_letter_topics, kafka_settings
-from knafka_operator.decide.admission import delivery_annotation_problems, order_problems
+from knafka_operator.decide.delivery_admission import delivery_annotation_problems, order_problems
 from knafka_operator.decide.field_errors import (
     IMMUTABLE_FIELDS,
     Problem,

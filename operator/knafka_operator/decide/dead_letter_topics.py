@@ -24,6 +24,8 @@ from knafka.core.errors import InvalidDocument
 from knafka.ports.log import TopicDescription
 from knafka_operator.model.resources import KNAFKA_PREFIX, annotation_path
 
+DEAD_LETTER_TOPIC: Final = "knafka.dev/dead-letter-topic"
+"""Key of `status.annotations`: the Trigger's dead-letter topic."""
 RETENTION_ANNOTATION: Final = f"{KNAFKA_PREFIX}dead-letter-retention"
 """On a Trigger, or on its Broker for all that declare none; in a Trigger's status what its topic
 has been given, as Kafka's `retention.ms`."""

@@ -55,6 +55,7 @@ from knafka_operator.model.resources import (
     annotation_path,
     whole_number,
 )
+from knafka_operator.model.topics import REPLICATION, Topic
 
 MAX_REPLICATION: Final = 32_767
 """Largest replication factor, which Kafka keeps in 16 bits."""
@@ -79,7 +80,6 @@ MAX_IN_FLIGHT_DEFAULT: Final[int] = Egress.model_fields["max_in_flight"].default
 MAX_MAX_IN_FLIGHT: Final = 10_000
 
 PARTITIONS: Final = "default.topic.partitions"
-REPLICATION: Final = "default.topic.replication.factor"
 TOPIC_CONFIG: Final = "default.topic.config."
 BOOTSTRAP_SERVERS: Final = "bootstrap.servers"
 SECRET: Final = "auth.secret.ref.name"
@@ -101,24 +101,6 @@ class Defaults:
     """Delivery of Triggers if neither they nor their Broker declare one."""
     dead_letter_retention: float | None = DEFAULT_RETENTION
     """Seconds for which dead-letter topics keep records by default; None: for ever."""
-
-
-@dataclass(frozen=True, slots=True)
-class Topic:
-    """A declared topic: what it should be like in Kafka."""
-
-    name: str
-    partitions: int
-    replication: int
-    config: Mapping[str, str] = field(default_factory=dict)
-    external: bool = False
-    """Whether somebody else made the topic. It is used, but never created, changed or deleted, and
-    its partitions and replicas aren't known here."""
-    replication_key: str = REPLICATION
-    """Name of the field that declares the replication, for error messages."""
-    fewer: Topic | None = None
-    """The same topic with fewer replicas, if Kafka may have too few brokers; None: it must be
-    so."""
 
 
 @dataclass(frozen=True, slots=True)

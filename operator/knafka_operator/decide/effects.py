@@ -13,9 +13,9 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from knafka.core.contract import Ingress, SharedEgress
 from knafka.ports.log import Start
-from knafka_operator.decide.desired import Topic
 from knafka_operator.decide.steps import Step
 from knafka_operator.model.identity import Identity
+from knafka_operator.model.topics import Topic
 
 Manifest: TypeAlias = Mapping[str, Any]
 

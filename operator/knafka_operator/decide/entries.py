@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from knafka.core import names
+from knafka_operator.decide.dead_letter_topics import DEAD_LETTER_TOPIC
 from knafka_operator.decide.shards import DISPATCHER_KEY
-from knafka_operator.decide.trigger import DEAD_LETTER_TOPIC
 from knafka_operator.model.channels import (
     DECLARED,
     ENTRY,
@@ -78,11 +78,6 @@ def _listed(channel: Document) -> list[Document]:
 def _generation(entry: Document) -> int:
     generation = entry.get("generation")
     return generation if isinstance(generation, int) else 0
-
-
-def is_entry(subscription: Document) -> bool:
-    """Whether a Subscription is an entry that somebody else wrote."""
-    return ENTRY in subscription["metadata"]
 
 
 def entry_name(channel: Identity, uid: str) -> str:

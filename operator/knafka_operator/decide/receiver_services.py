@@ -39,6 +39,10 @@ from knafka_operator.model.family import BROKERS
 from knafka_operator.model.resources import KNAFKA_PREFIX, Broker, Resource
 from knafka_operator.model.settings import Settings
 
+PROBED: Final = "knafka.dev/probed"
+"""Key of `status.annotations`: the receiver's Revision that has answered; of a KafkaChannel, the
+address. Kept there, since a probe wakes a receiver, and a restart of the operator should not wake
+them all."""
 CHANNELS_RECEIVER: Final = "kafka-channel-receiver"
 CHANNELS_OWNER: Final = "kafka-channels"
 """Value of `OWNER_LABEL` on objects that belong to all KafkaChannels together."""

@@ -13,10 +13,11 @@ from typing import Final, Literal
 
 from knafka.core import documents, names
 from knafka.core.contract import Ingress, Kafka, Receiver
-from knafka_operator.decide.desired import MIN_IN_SYNC, Defaults, Topic
+from knafka_operator.decide.desired import MIN_IN_SYNC, Defaults
 from knafka_operator.decide.kafka_settings import CLEANUP
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.settings import Settings
+from knafka_operator.model.topics import Topic
 
 COMPACTED: Final = {CLEANUP: "compact"}
 """Setting of a contract's topic: the last record of each entry is kept for ever."""

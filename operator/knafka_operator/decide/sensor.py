@@ -25,6 +25,7 @@ from knafka_operator.decide import (
     sensor_scaling,
     sensor_topics,
 )
+from knafka_operator.decide.delivery import BrokerState
 from knafka_operator.decide.effects import (
     Annotate,
     Apply,
@@ -40,7 +41,6 @@ from knafka_operator.decide.effects import (
 )
 from knafka_operator.decide.observed import Needed, Observed
 from knafka_operator.decide.scaling import TriggerStatus
-from knafka_operator.decide.sensor_topics import ACTION, CHANGELOG, TOPICS, TRIGGER
 from knafka_operator.decide.status import (
     FUNCTION_READY,
     SENSOR_CONDITIONS,
@@ -54,14 +54,13 @@ from knafka_operator.decide.status import (
     why_not_ready,
 )
 from knafka_operator.decide.steps import Step
-from knafka_operator.decide.trigger import BrokerState
 from knafka_operator.decide.trigger_conditions import check_broker
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.family import BROKERS
 from knafka_operator.model.handler import Handler
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import GROUP_STATUS, SERVING
-from knafka_operator.model.sensors import Sensor, bus_of
+from knafka_operator.model.sensors import ACTION, CHANGELOG, TOPICS, TRIGGER, Sensor, bus_of
 from knafka_operator.model.settings import Settings
 
 BUS: Final = "knafka.dev/bus"

@@ -14,31 +14,17 @@ from knafka.core import names
 from knafka.ports.log import TopicDescription
 from knafka_operator.decide import desired
 from knafka_operator.decide.dead_letter_topics import MAX_INT, MAX_MESSAGE_BYTES
-from knafka_operator.decide.desired import Topic
+from knafka_operator.decide.delivery import BrokerState
 from knafka_operator.decide.effects import (
     CreateTopic,
 )
-from knafka_operator.decide.topics import (
-    TOPIC_ID,
-    TopicRefused,
-    all_as_declared_condition,
-    topic_effects,
-)
-from knafka_operator.decide.trigger import BrokerState
+from knafka_operator.decide.topics import TOPIC_ID, all_as_declared_condition, topic_effects
 from knafka_operator.model.conditions import Condition
 from knafka_operator.model.maxima import Maxima
 from knafka_operator.model.resources import GROUP_STATUS, TOPIC_STATUS
-from knafka_operator.model.sensors import Sensor
+from knafka_operator.model.sensors import ACTION, CHANGELOG, TOPICS, TRIGGER, Sensor
+from knafka_operator.model.topics import Topic, TopicRefused
 
-TRIGGER: Final = "trigger"
-CHANGELOG: Final = "changelog"
-ACTION: Final = "action"
-TOPICS: Final[Mapping[str, tuple[str, str]]] = {
-    TRIGGER: ("knafka.dev/trigger-topic", "knafka.dev/trigger-topic-id"),
-    CHANGELOG: ("knafka.dev/changelog-topic", "knafka.dev/changelog-topic-id"),
-    ACTION: ("knafka.dev/action-topic", "knafka.dev/action-topic-id"),
-}
-"""By use of a topic: the keys of `status.annotations` with the topic's name and id."""
 RECORD_OVERHEAD_BYTES: Final = 65_536
 """Bytes by which a record may exceed twice its event: attributes, names and a correlation key."""
 MAX_ACTION_BYTES: Final = 64 * 1024 * 1024

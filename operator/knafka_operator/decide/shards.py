@@ -24,10 +24,11 @@ from knafka.core.documents import parse_json
 from knafka.core.errors import InvalidDocument
 from knafka.ports.log import Record
 from knafka_operator.decide import kafka_settings
-from knafka_operator.decide.desired import MIN_IN_SYNC, Topic
+from knafka_operator.decide.desired import MIN_IN_SYNC
 from knafka_operator.model.family import family_of
 from knafka_operator.model.isolation import Isolation, declared_isolation
 from knafka_operator.model.resources import Broker, Trigger
+from knafka_operator.model.topics import Topic
 
 CONTRACT_TOPIC_KEY: Final = "knafka.dev/contract-topic"
 """Key of a Broker's `status.annotations`: written before the topic is made, so that an operator

@@ -15,7 +15,6 @@ from typing import Any, Final, TypeGuard, TypeVar
 
 from knafka.core.errors import InvalidDocument, KnafkaError, LogError
 from knafka_operator.decide.resolving import Unresolved
-from knafka_operator.decide.topics import TopicRefused
 from knafka_operator.model.conditions import (
     READY,
     Condition,
@@ -24,6 +23,7 @@ from knafka_operator.model.conditions import (
     merged_conditions,
 )
 from knafka_operator.model.naming import NameTaken
+from knafka_operator.model.topics import TopicRefused
 
 ADDRESSABLE: Final = "Addressable"
 CONFIG_PARSED: Final = "ConfigParsed"

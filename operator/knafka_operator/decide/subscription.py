@@ -8,12 +8,11 @@ DSP-10).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 from knafka.core.contract import Egress, Sink
 from knafka_operator.decide.dead_letters import DEAD_LETTERS
-from knafka_operator.decide.entries import is_entry
 from knafka_operator.decide.status import (
     ADDED_TO_CHANNEL,
     BROKER_READY,
@@ -29,6 +28,7 @@ from knafka_operator.decide.status import (
     ConditionSet,
 )
 from knafka_operator.decide.trigger_conditions import LOOP_FREE
+from knafka_operator.model.channels import ChannelEntry, is_entry
 from knafka_operator.model.conditions import Status
 from knafka_operator.model.handler import EVENTING_FINALIZER, Handler, Handling
 
@@ -39,16 +39,6 @@ _RESOLVED: Final = (
     *("subscriberCACerts", "replyCACerts", "deadLetterSinkCACerts"),
 )
 _AUDIENCES: Final = ("subscriberAudience", "replyAudience", "deadLetterSinkAudience")
-
-
-@dataclass(frozen=True, slots=True)
-class ChannelEntry:
-    """A Subscription's entries in the spec and status of its channel."""
-
-    declared: Mapping[str, Any] | None
-    """The entry in `spec.subscribers`; None: the Subscription isn't delivered yet."""
-    reported: Mapping[str, Any]
-    """The entry in `status.subscribers`."""
 
 
 def subscription_conditions(decided: ConditionSet) -> ConditionSet:

@@ -14,29 +14,23 @@ Not here: changing a topic that exists. Drift is reported, never repaired by los
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from knafka.core.errors import InvalidDocument, KnafkaError
+from knafka.core.errors import InvalidDocument
 from knafka.ports.log import TopicDescription
 from knafka_operator.decide import desired
-from knafka_operator.decide.desired import Defaults, Topic
+from knafka_operator.decide.desired import Defaults
 from knafka_operator.decide.effects import Annotate, CreateTopic
 from knafka_operator.decide.steps import Step
 from knafka_operator.model.conditions import Condition, Severity, Status
 from knafka_operator.model.maxima import UNLIMITED, Maxima
 from knafka_operator.model.resources import EXTERNAL_TOPIC, TOPIC_STATUS
+from knafka_operator.model.topics import REPLICATION, Topic, TopicRefused
 
 TOPIC_AS_DECLARED: Final = "TopicAsDeclared"
 TOPIC_ID: Final = "knafka.dev/topic-id"
 """Key of a Broker's `status.annotations`: Kafka's id of the topic that is its own."""
-
-
-class TopicRefused(KnafkaError):
-    """The error if an object can't have its topic, with a reason in one CamelCase word."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 def topic_effects(
@@ -88,6 +82,39 @@ def topic_effects(
         return (making,)
     news = {TOPIC_STATUS: wanted.name, TOPIC_ID: "", **(recorded or {})}
     return Annotate(Step.RECORD_TOPIC, news), making
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedTopic:
+    """A Broker's topic as declared, and as it exists in Kafka."""
+
+    desired: Topic
+    existing: TopicDescription | None = None
+    """The topic as Kafka describes it; None: it doesn't exist."""
+    other_partitions: int = 0
+    """Partitions of the namespace's other topics."""
+    disputed: bool = True
+    """Whether an empty id in the status proves nothing; see `topic_effects`."""
+
+    def effects(
+        self,
+        annotations: Mapping[str, str],
+        maxima: Maxima,
+        recorded: Mapping[str, str],
+        *,
+        may_be_used: bool = False,
+    ) -> tuple[Annotate | CreateTopic, ...]:
+        """The effects that record and create the topic (`topic_effects`); raises `TopicRefused`."""
+        return topic_effects(
+            self.desired,
+            self.existing,
+            annotations,
+            maxima,
+            self.other_partitions,
+            disputed=self.disputed,
+            recorded=recorded,
+            may_be_used=may_be_used,
+        )
 
 
 def _check_new_topic(topic: Topic, maxima: Maxima, others: int) -> None:
@@ -175,7 +202,7 @@ def topic_annotations(
     return {
         TOPIC_STATUS: topic.name,
         desired.PARTITIONS: str(found.partitions),
-        desired.REPLICATION: str(found.replication),
+        REPLICATION: str(found.replication),
         desired.BOOTSTRAP_SERVERS: defaults.kafka.bootstrap_servers,
         **({} if topic.external else {TOPIC_ID: found.id}),
     }

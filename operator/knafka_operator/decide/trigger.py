@@ -21,7 +21,9 @@ from knafka_operator.decide import (
     shards,
     trigger_conditions,
 )
-from knafka_operator.decide.desired import Defaults, SensorActions, Topic
+from knafka_operator.decide.dead_letter_topics import DEAD_LETTER_TOPIC
+from knafka_operator.decide.delivery import BrokerState, Watched, offsets_key
+from knafka_operator.decide.desired import SensorActions
 from knafka_operator.decide.effects import (
     Annotate,
     ApplyService,
@@ -61,7 +63,7 @@ from knafka_operator.decide.trigger_conditions import (
     check_dependency,
     check_min_scale,
 )
-from knafka_operator.model.autoscaling import Autoscaling
+from knafka_operator.model.autoscaling import DEFAULT_AUTOSCALING, Autoscaling
 from knafka_operator.model.conditions import Condition, Status
 from knafka_operator.model.family import BROKERS, family_of
 from knafka_operator.model.identity import Identity
@@ -73,70 +75,16 @@ from knafka_operator.model.resources import (
     PAYLOAD,
     SERVING,
     START,
-    Broker,
     Trigger,
 )
 from knafka_operator.model.settings import Settings
 
-DEAD_LETTER_TOPIC: Final = "knafka.dev/dead-letter-topic"
-"""Key of `status.annotations`: the Trigger's dead-letter topic."""
-
 K = TypeVar("K")
 """A connection to Kafka: passed on, and never asked here."""
-
-DEFAULT_AUTOSCALING: Final = Autoscaling()
 
 RECORDED_BEFORE_MADE: Final = (GROUP_STATUS, DISPATCHER_KEY)
 """Keys of `status.annotations` that are written before the group or Service that they name is
 created."""
-
-
-@dataclass(frozen=True)
-class BrokerState(Generic[K]):
-    """What Triggers need to know of a Broker that has its topic."""
-
-    broker: Broker
-    topic: Topic
-    partitions: int
-    """Number of the topic's partitions in Kafka."""
-    defaults: Defaults
-    secret: tuple[str, str] | None
-    """Name and version of the Secret that the Broker's pods mount."""
-    kafka: K
-    ready: str
-    """Status of the Broker's `Ready` condition: True, False or Unknown."""
-    why_not: str = ""
-    oidc: bool = False
-    """Whether dispatchers send tokens (`authentication-oidc`)."""
-
-
-@dataclass(frozen=True)
-class Watched(Generic[K]):
-    """A Trigger whose events are being delivered."""
-
-    kafka: K
-    egress: Egress
-    autoscaling: Autoscaling
-    partitions: int
-    secret: tuple[str, str] | None
-    place: ShardPlacement | None = None
-    """The shard that delivers the Trigger; None: its own Service does."""
-
-    def offsets_key(self) -> tuple[str, tuple[str, ...], str]:
-        """What identifies the offsets of this delivery: Kafka servers, topics and group."""
-        return _offsets_key(self.egress)
-
-    @property
-    def isolation(self) -> Isolation | None:
-        """How the Trigger is delivered; None: it is paused."""
-        if self.autoscaling.paused:
-            return None
-        return Isolation.OWN if self.place is None else Isolation.SHARED
-
-    @property
-    def drains_unasked(self) -> bool:
-        """Whether the Trigger has its own pods of min-scale, which drain without being asked."""
-        return self.place is None and bool(self.autoscaling.min_scale)
 
 
 @dataclass(frozen=True)
@@ -401,7 +349,7 @@ def _delivery_effects(
     delivered = before or record
     # The same group by other servers, mostly of the same Kafka: what delivers goes on until what
     # takes over is Ready. Where it is another Kafka, the group has no members there.
-    moved = delivered is not None and _offsets_key(delivered.egress) != watched.offsets_key()
+    moved = delivered is not None and offsets_key(delivered.egress) != watched.offsets_key()
     elsewhere = (
         delivered is not None
         and moved
@@ -599,11 +547,6 @@ def _automatic_isolation(
         has_own=annotations.get(DISPATCHER_KEY)
         == services.dispatcher_name(family_of(trigger.kind), services.identity_of(trigger)),
     )
-
-
-def _offsets_key(egress: Egress) -> tuple[str, tuple[str, ...], str]:
-    """What identifies an Egress's offsets: Kafka servers, topics and group."""
-    return egress.kafka.bootstrap_servers, egress.topics, egress.group
 
 
 def _waiting_condition(message: str) -> Condition:

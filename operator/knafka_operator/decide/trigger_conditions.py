@@ -52,6 +52,10 @@ REPLICAS: Final = "knafka.dev/replicas"
 SCALING: Final = "knafka.dev/scaling"
 """Keys of `status.annotations`: the scaler's view, and its last decision with the reason."""
 
+LAG_INTERVAL: Final = 60.0
+"""Seconds between two lags in a Trigger's status, unless it begins or ends to drain: each write
+goes to every replica of etcd and to every watch. Metrics have the lag of now."""
+
 PAUSED: Final = Condition(
     DELIVERING,
     Status.FALSE,

@@ -14,20 +14,19 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol
+from typing import Final, Literal, Protocol, TypeAlias
 
 from knafka_operator.decide import status
 from knafka_operator.engine.deletions import Deletions, Post
-from knafka_operator.engine.kinds import kinds_of
 from knafka_operator.model.cluster import ClusterError, Document
-from knafka_operator.model.identity import Identity
+from knafka_operator.model.identity import Identity, Key
 from knafka_operator.model.resources import FINALIZER, finalizers_of
-from knafka_operator.operator import Operator
+from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.kind import Kind, key_of
-from knafka_operator.reconcile.work_queue import BACK_OFF, GONE, Key, Requeue, Verdict
+from knafka_operator.reconcile.work_queue import BACK_OFF, GONE, Requeue, Verdict, WorkQueue
 
 log = logging.getLogger(__name__)
 
@@ -64,23 +63,31 @@ class Store(Protocol):
         ...
 
 
+WriteFailure: TypeAlias = Callable[[Document, Exception], Awaitable[object]]
+"""Writes an unexpected error, a bug, into an object's status."""
+
+
 class Controller:
     """Reconciles the objects of all kinds; belongs to one event loop."""
 
     def __init__(
         self,
-        operator: Operator,
+        kinds: Mapping[str, Kind],
+        queue: WorkQueue,
+        write_failure: WriteFailure,
+        settings: Settings,
         store: Store,
         post: Post,
         pace: RetryPace = RetryPace(),  # frozen
     ) -> None:
-        """`operator` is that of Brokers; `post` posts Kubernetes Events."""
-        self.kinds = kinds_of(operator)
-        self._operator = operator
+        """`kinds` are reconcilers by the name of their kind; `post` posts Kubernetes Events."""
+        self.kinds = kinds
+        self._queue = queue
+        self._write_failure = write_failure
         self._store = store
         self._post = post
         self._pace = pace
-        self._deletions = Deletions(post, operator.settings)
+        self._deletions = Deletions(post, settings)
         self._gone: dict[Key, Document] = {}
         """Deleted objects that their kind hasn't forgotten yet."""
         self.ending_namespaces: set[str] = set()
@@ -92,7 +99,7 @@ class Controller:
         if gone:
             self._gone[key_of(document)] = document
         for key in kind.on_change(document, gone=gone):
-            self._operator.queue.enqueue(key)
+            self._queue.enqueue(key)
 
     async def reconcile(self, key: Key) -> Requeue:
         """Reconcile or delete one object; returns what follows (`work_queue`). Raises
@@ -131,7 +138,7 @@ class Controller:
             raise
         except Exception as error:  # a bug, which its status tells of
             log.exception("%s", " ".join(key))
-            await self._operator.publishing.write_failure(document, error)
+            await self._write_failure(document, error)
             return self._pace.not_ready
         if now is None:
             return RESYNC_SECONDS  # it is enqueued by what it waits for

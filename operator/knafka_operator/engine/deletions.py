@@ -16,8 +16,8 @@ from typing import Final, Literal, TypeAlias
 
 from knafka.core.errors import KnafkaError
 from knafka_operator.model.cluster import Document
+from knafka_operator.model.identity import Key
 from knafka_operator.model.settings import Settings
-from knafka_operator.reconcile.work_queue import Key
 
 log = logging.getLogger(__name__)
 

@@ -109,3 +109,7 @@ def _is_paused(annotations: Mapping[str, str]) -> bool:
             annotation_path(PAUSED), f'invalid value: {text:.80}: want "true" or "false"'
         )
     return text == "true"
+
+
+DEFAULT_AUTOSCALING: Final = Autoscaling()
+"""How a Trigger scales whose annotations say nothing of it."""

@@ -10,7 +10,8 @@ Not here: defaults that a webhook writes into a document, and what may not chang
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Final, Self
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -163,3 +164,18 @@ class Subscription(Resource):
 
 def _is_empty(value: object) -> bool:
     return isinstance(value, Mapping) and not any(each is not None for each in value.values())
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelEntry:
+    """A Subscription's entries in the spec and status of its channel."""
+
+    declared: Mapping[str, Any] | None
+    """The entry in `spec.subscribers`; None: the Subscription isn't delivered yet."""
+    reported: Mapping[str, Any]
+    """The entry in `status.subscribers`."""
+
+
+def is_entry(subscription: Mapping[str, Any]) -> bool:
+    """Whether a Subscription is an entry that somebody else wrote."""
+    return ENTRY in subscription["metadata"]

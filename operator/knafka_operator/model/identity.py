@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 
 class Identity(NamedTuple):
@@ -20,3 +20,7 @@ class Identity(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
+
+
+Key: TypeAlias = tuple[str, str, str]
+"""Kind, namespace and name of an object that is reconciled."""

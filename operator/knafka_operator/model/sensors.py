@@ -43,6 +43,16 @@ of what is made for it."""
 _UNITS: Final = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)")
 
+TRIGGER: Final = "trigger"
+CHANGELOG: Final = "changelog"
+ACTION: Final = "action"
+TOPICS: Final[Mapping[str, tuple[str, str]]] = {
+    TRIGGER: ("knafka.dev/trigger-topic", "knafka.dev/trigger-topic-id"),
+    CHANGELOG: ("knafka.dev/changelog-topic", "knafka.dev/changelog-topic-id"),
+    ACTION: ("knafka.dev/action-topic", "knafka.dev/action-topic-id"),
+}
+"""By use of a topic: the keys of `status.annotations` with the topic's name and id."""
+
 
 def go_seconds(text: str) -> float | None:
     """Seconds of a duration in Go's form, such as `1m30s`; None if the text isn't one."""

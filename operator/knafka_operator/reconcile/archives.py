@@ -30,7 +30,7 @@ from knafka_operator.decide.steps import Step
 from knafka_operator.model.archives import ARCHIVE, ARCHIVE_LABEL, DeadLetterArchive, Storage
 from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.family import BROKERS
-from knafka_operator.model.identity import Identity
+from knafka_operator.model.identity import Identity, Key
 from knafka_operator.model.maxima import Maxima
 from knafka_operator.model.operations import OPERATION_LABEL
 from knafka_operator.model.resources import CORE
@@ -40,7 +40,6 @@ from knafka_operator.reconcile.effects import Effects
 from knafka_operator.reconcile.kind import Kind, Reconciler
 from knafka_operator.reconcile.operations import Operations, jobs_of, last_pods
 from knafka_operator.reconcile.state import States
-from knafka_operator.reconcile.work_queue import Key
 from knafka_operator.scale.dead_letters import UncompactedCounts, UncompactedDeadLetters
 from knafka_operator.scale.kafka_clusters import KafkaCluster
 

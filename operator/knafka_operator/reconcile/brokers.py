@@ -29,14 +29,13 @@ from knafka_operator.decide.broker import (
     BrokerConnection,
     BrokerDecision,
     ObservedBroker,
-    ObservedTopic,
 )
 from knafka_operator.decide.broker_defaults import with_default_delivery
 from knafka_operator.decide.desired import Defaults
 from knafka_operator.decide.encryption import Encryption
 from knafka_operator.decide.external_topics import EXTERNAL_TOPICS, external_topic_refusal
 from knafka_operator.decide.status import EXPECTED, NotReady
-from knafka_operator.decide.topics import TOPIC_ID
+from knafka_operator.decide.topics import TOPIC_ID, ObservedTopic
 from knafka_operator.model.cluster import Cluster, Document, decoded_secret
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.naming import NamedObject, NameKind
@@ -58,7 +57,7 @@ from knafka_operator.reconcile.endpoints import check_endpoint
 from knafka_operator.reconcile.features import is_authentication_on, observe_features
 from knafka_operator.reconcile.functions import delete_service
 from knafka_operator.reconcile.kind import BrokerReconciler
-from knafka_operator.reconcile.observing import observe_sink, partitions_of_others
+from knafka_operator.reconcile.others import observe_sink, partitions_of_others
 from knafka_operator.reconcile.ownership import TopicOwnership, status_annotations
 from knafka_operator.reconcile.receivers import Receivers
 from knafka_operator.reconcile.shards import Shards

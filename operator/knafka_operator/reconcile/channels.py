@@ -24,7 +24,6 @@ from knafka.core.errors import InvalidDocument, KnafkaError, LogError
 from knafka_operator.decide import channel as deciding
 from knafka_operator.decide import desired, receiver_services, routes, services
 from knafka_operator.decide import status as statuses
-from knafka_operator.decide.broker import ObservedTopic
 from knafka_operator.decide.channel import (
     ChannelConnection,
     ChannelDecision,
@@ -33,11 +32,11 @@ from knafka_operator.decide.channel import (
 from knafka_operator.decide.effects import ApplyReceiver, Effect
 from knafka_operator.decide.encryption import Encryption
 from knafka_operator.decide.status import EXPECTED, NotReady
-from knafka_operator.decide.topics import TOPIC_ID
+from knafka_operator.decide.topics import TOPIC_ID, ObservedTopic
 from knafka_operator.model.channels import KafkaChannel
 from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.family import CHANNELS, without_subscribers
-from knafka_operator.model.handler import Handling
+from knafka_operator.model.handler import Handler, Handling
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.naming import NamedObject, NameKind
 from knafka_operator.model.resources import (
@@ -54,7 +53,7 @@ from knafka_operator.reconcile.effects import Effects
 from knafka_operator.reconcile.encryption import observe_https_of
 from knafka_operator.reconcile.features import is_authentication_on, observe_features
 from knafka_operator.reconcile.kind import BrokerReconciler
-from knafka_operator.reconcile.observing import observe_sink, partitions_of_others
+from knafka_operator.reconcile.others import observe_sink, partitions_of_others
 from knafka_operator.reconcile.ownership import status_annotations
 from knafka_operator.reconcile.receivers import ReceiverRecord, Receivers
 from knafka_operator.reconcile.shards import Shards
@@ -92,6 +91,16 @@ class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
         self.api_version = self.states.family.broker_version
         self._subscribers = Subscribers(self.cluster, self.states, self.handling)
         self.connections = ChannelKafkas(self.settings, self.cluster, self.kafkas)
+
+    @property
+    def handler(self) -> Handler | None:
+        """Who reconciles Subscriptions; None: not known yet."""
+        return self.handling.handler
+
+    async def kafka_without_config(self, document: Document) -> KafkaCluster:
+        """The Kafka that a channel's status names; by the installation's settings if its ConfigMap
+        is gone."""
+        return await self.connections.kafka_of(document, None)
 
     @property
     def with_topic(self) -> Mapping[Identity, BrokerState]:

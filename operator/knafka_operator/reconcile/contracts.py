@@ -25,9 +25,9 @@ from knafka.core.documents import Model
 from knafka.core.errors import LogError
 from knafka.ports.log import Record
 from knafka_operator.decide import shards as deciding
-from knafka_operator.decide.desired import Topic
 from knafka_operator.decide.status import NotReady
 from knafka_operator.model.identity import Identity
+from knafka_operator.model.topics import Topic
 from knafka_operator.reconcile.topics import ensure_topic
 from knafka_operator.scale.kafka_clusters import KafkaCluster
 from knafka_operator.scale.parsing import parsed_off_loop

@@ -25,13 +25,12 @@ from knafka.ports.log import Positions, Range
 from knafka_operator.decide import dead_letter_topics as topics
 from knafka_operator.decide import dead_letters as deciding
 from knafka_operator.decide.dead_letters import WaitingDeadLetters
-from knafka_operator.decide.entries import is_entry
 from knafka_operator.decide.status import ConditionSet
+from knafka_operator.model.channels import is_entry
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.conditions import Condition, Status
-from knafka_operator.model.identity import Identity
+from knafka_operator.model.identity import Identity, Key
 from knafka_operator.reconcile.state import States, TriggerRecord, Watched
-from knafka_operator.reconcile.work_queue import Key
 from knafka_operator.scale.kafka_clusters import KafkaCluster
 
 log = logging.getLogger(__name__)

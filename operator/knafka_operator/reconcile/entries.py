@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from knafka_operator.decide import entries
-from knafka_operator.model.channels import ENTRY, MESSAGING, PROMISE
+from knafka_operator.model.channels import ENTRY, MESSAGING, PROMISE, is_entry
 from knafka_operator.model.cluster import Cluster, ClusterError, Document
 from knafka_operator.model.family import CHANNELS, is_of_kafka_channel
 from knafka_operator.model.handler import Handler, Handling
@@ -324,7 +324,7 @@ class ClusterWithEntries:
 
 
 def _is_entry(document: Document) -> bool:
-    return document["kind"] == CHANNELS.trigger and entries.is_entry(document)
+    return document["kind"] == CHANNELS.trigger and is_entry(document)
 
 
 def _outline(channel: Document) -> tuple[Any, ...]:

@@ -23,9 +23,8 @@ from knafka_operator.decide.rolls import ROLL_TIMEOUT
 from knafka_operator.decide.status import ConditionSet, NotReady
 from knafka_operator.model.cluster import Cluster, ClusterError, NotAllowed, Rejected
 from knafka_operator.model.function_pods import needed_features
-from knafka_operator.model.identity import Identity
+from knafka_operator.model.identity import Identity, Key
 from knafka_operator.model.resources import CORE, SERVING, Resource
-from knafka_operator.reconcile.work_queue import Key
 
 log = logging.getLogger(__name__)
 

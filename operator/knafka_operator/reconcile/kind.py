@@ -23,10 +23,11 @@ from knafka_operator.decide.effects import Effect
 from knafka_operator.decide.observed import Observed
 from knafka_operator.decide.status import EXPECTED, ConditionSet
 from knafka_operator.model.cluster import Cluster, Document
-from knafka_operator.model.identity import Identity
+from knafka_operator.model.handler import Handler
+from knafka_operator.model.identity import Identity, Key
 from knafka_operator.reconcile.effects import Effects
 from knafka_operator.reconcile.state import BrokerRecord, States, without_status
-from knafka_operator.reconcile.work_queue import GONE, Key, Requeue
+from knafka_operator.reconcile.work_queue import GONE, Requeue
 from knafka_operator.scale.kafka_clusters import KafkaCluster
 
 MAX_DECISIONS: Final = 32
@@ -297,6 +298,16 @@ class BrokerReconciler(Reconciler[S, D, BrokerRecord], Kind):
     neighbours: Neighbours
     on_deleted: Callable[[Document], None] | None = None
     """Called with each Broker or channel after its topic was deleted."""
+
+    @property
+    def handler(self) -> Handler | None:
+        """Who reconciles Triggers or Subscriptions of its objects; None: not known yet."""
+        return Handler.OWN
+
+    async def kafka_without_config(self, document: Document) -> KafkaCluster | None:
+        """The Kafka of a stored object whose ConfigMap may be gone, so that reconciling doesn't
+        find it; None: only reconciling does. Raises `NotReady`, `InvalidDocument`."""
+        return None
 
     def ensure_record(self, document: Document) -> BrokerRecord:
         return self.states.ensure_broker(document)

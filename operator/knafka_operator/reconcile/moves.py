@@ -21,10 +21,9 @@ from knafka_operator.decide import moves as deciding
 from knafka_operator.decide.activity import DEFAULT_LIMITS, ActivityLimits, ActivityState
 from knafka_operator.decide.moves import MOVES_PERIOD, History, Move
 from knafka_operator.model.cluster import Document
-from knafka_operator.model.identity import Identity
+from knafka_operator.model.identity import Identity, Key
 from knafka_operator.model.isolation import Isolation
 from knafka_operator.reconcile.state import States, TriggerRecord
-from knafka_operator.reconcile.work_queue import Key
 
 log = logging.getLogger(__name__)
 

@@ -8,26 +8,24 @@ Not here: what follows (`decide`), and doing it (`effects`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
 from knafka.core.contract import Sink
-from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument, KnafkaError, LogError
 from knafka_operator.decide import desired
-from knafka_operator.decide.actions import actions_for_trigger, sensor_name_of
 from knafka_operator.decide.desired import SensorActions
-from knafka_operator.decide.resolving import not_allowed, resolve
+from knafka_operator.decide.resolving import not_allowed
 from knafka_operator.decide.shards import SharedContract
-from knafka_operator.decide.status import EXPECTED, NotReady
+from knafka_operator.decide.status import NotReady
 from knafka_operator.decide.trigger import ObservedTrigger
 from knafka_operator.decide.trigger_conditions import declared_dependency
 from knafka_operator.model.cluster import Cluster, Document, NotAllowed
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import AUTOSCALING, Destination, Trigger
-from knafka_operator.model.sensors import KNAFKA, SENSOR, Sensor
 from knafka_operator.model.settings import Settings
+from knafka_operator.reconcile.others import min_scale_of_others, observe_sink
 from knafka_operator.reconcile.shards import Shards
 from knafka_operator.reconcile.state import BrokerState, States, broker_of
 from knafka_operator.scale.kafka_clusters import KafkaCluster
@@ -47,6 +45,8 @@ class TriggerObserver:
     """Whether Knafka serves a Broker or channel."""
     shards: Shards
     states: States
+    sensor_actions: Callable[[Document, BrokerState], Awaitable[SensorActions | KnafkaError | None]]
+    """Reads the Sensor's actions that a Trigger delivers; None: it delivers its Broker's events."""
 
     async def observe(self, document: Document) -> ObservedTrigger[KafkaCluster]:
         """Read a Trigger and everything that its decision needs. Raises `ClusterError`."""
@@ -74,7 +74,7 @@ class TriggerObserver:
             watched=record.watched,
             replaced=record.replaced,
             contract=await self._contract(broker) if state else None,
-            actions=await self._actions(document, state) if state else None,
+            actions=await self.sensor_actions(document, state) if state else None,
         )
         observed = await self.with_destinations(observed, identity)
         return replace(observed, needed=record.needed)  # last, as it may change meanwhile
@@ -105,26 +105,6 @@ class TriggerObserver:
         return min_scale_of_others(
             self.states, Identity(trigger.metadata.namespace, trigger.metadata.name)
         )
-
-    async def _actions(
-        self, document: Document, broker: BrokerState
-    ) -> SensorActions | KnafkaError | None:
-        """The Sensor's actions that a Trigger delivers; None: it delivers its Broker's events."""
-        if (name := sensor_name_of(document)) is None:
-            return None
-        enabled, sensor = self.settings.sensors, None
-        try:
-            if enabled and name:
-                of = KNAFKA, SENSOR, document["metadata"]["namespace"], name
-                stored = await self.cluster.get(*of)
-                if stored is not None:
-                    declared = stored
-                    sensor = await parsed_off_loop(
-                        lambda: parse(Sensor, declared), spec_size(declared)
-                    )
-            return actions_for_trigger(document, sensor, broker, enabled=enabled)
-        except (NotReady, InvalidDocument) as error:
-            return error
 
     async def _contract(self, broker: Identity) -> SharedContract | KnafkaError | None:
         try:
@@ -160,52 +140,3 @@ class TriggerObserver:
             return await self.cluster.get(*named)
         except NotAllowed:
             return not_allowed(*named)
-
-
-async def observe_sink(
-    cluster: Cluster, destination: Destination, namespace: str, settings: Settings
-) -> Sink | KnafkaError:
-    """The address of a destination declared in `namespace`, or why it has none.
-
-    Raises `ClusterError` if the API server doesn't say.
-    """
-    try:
-        return await resolve(
-            destination,
-            namespace,
-            cluster.get,
-            settings.cluster_domain,
-            local_addresses=settings.local_addresses,
-        )
-    except NotAllowed:
-        assert destination.ref is not None
-        ref = destination.ref
-        return not_allowed(ref.api_version, ref.kind, ref.namespace or namespace, ref.name)
-    except EXPECTED as error:
-        return error
-
-
-# What the others of a namespace have together, as far as is known: of what a former operator left
-# that is what was resumed; the rest counts once it is reconciled.
-
-
-def min_scale_of_others(states: States, trigger: Identity) -> int:
-    """Sum of min-scale of the other Triggers in a Trigger's namespace."""
-    return sum(
-        record.watched.autoscaling.min_scale
-        for identity, record in states.triggers.items()
-        if identity.namespace == trigger.namespace
-        and identity != trigger
-        and record.watched is not None
-    )
-
-
-def partitions_of_others(states: States, broker: Identity) -> int:
-    """Number of partitions of the other Brokers' topics in a Broker's namespace."""
-    return sum(
-        record.state.partitions
-        for identity, record in states.brokers.items()
-        if identity.namespace == broker.namespace
-        and identity != broker
-        and record.state is not None
-    )

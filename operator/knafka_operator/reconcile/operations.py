@@ -24,7 +24,7 @@ from knafka_operator.decide.operation import ObservedOperation, OperationDecisio
 from knafka_operator.decide.status import NotReady
 from knafka_operator.model.archives import ARCHIVE
 from knafka_operator.model.cluster import Cluster, Document
-from knafka_operator.model.identity import Identity
+from knafka_operator.model.identity import Identity, Key
 from knafka_operator.model.operations import (
     OPERATION_ANNOTATION,
     OPERATION_LABEL,
@@ -36,7 +36,6 @@ from knafka_operator.model.resources import CORE
 from knafka_operator.model.sensors import KNAFKA
 from knafka_operator.reconcile.effects import Effects
 from knafka_operator.reconcile.kind import EventNews, Kind, Reconciler, key_of
-from knafka_operator.reconcile.work_queue import Key
 
 Turn: TypeAlias = tuple[str, int, str]
 """Creation time, kind and UID of an operation, which order the operations. Creation times are whole

@@ -24,14 +24,13 @@ from typing import Any
 
 from knafka.core import names
 from knafka.core.errors import InvalidDocument, KnafkaError, LogError
-from knafka_operator.decide.sensor_topics import TOPICS, TRIGGER
 from knafka_operator.decide.topics import TOPIC_ID
 from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.family import BROKERS, CHANNELS
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.naming import NamedObject, NameKind
 from knafka_operator.model.resources import GROUP_STATUS, TOPIC_STATUS
-from knafka_operator.model.sensors import Bus, bus_of
+from knafka_operator.model.sensors import TOPICS, TRIGGER, Bus, bus_of
 from knafka_operator.reconcile.state import (
     BrokerRecord,
     BrokerState,

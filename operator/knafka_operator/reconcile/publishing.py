@@ -14,9 +14,13 @@ from typing import Final
 
 from knafka.core.errors import KnafkaError
 from knafka_operator.decide import status as statuses
-from knafka_operator.decide.entries import is_entry
 from knafka_operator.decide.scaling import TriggerStatus
-from knafka_operator.decide.trigger_conditions import delivering_condition, scaling_annotations
+from knafka_operator.decide.trigger_conditions import (
+    LAG_INTERVAL,
+    delivering_condition,
+    scaling_annotations,
+)
+from knafka_operator.model.channels import is_entry
 from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.identity import Identity
 from knafka_operator.reconcile.state import States
@@ -25,9 +29,6 @@ from knafka_operator.reconcile.work_queue import WorkQueue
 
 log = logging.getLogger(__name__)
 
-LAG_INTERVAL: Final = 60.0
-"""Seconds between two lags in a Trigger's status, unless it begins or ends to drain: each write
-goes to every replica of etcd and to every watch. Metrics have the lag of now."""
 
 PUBLISH_PATIENCE: Final = 0.25
 """Seconds for which a status that is being written is waited for before the next one."""

@@ -26,18 +26,17 @@ from knafka.core.documents import parse_json
 from knafka.core.errors import InvalidDocument, LogError
 from knafka.ports.log import Record
 from knafka_operator.decide import receivers as deciding
-from knafka_operator.decide.desired import Topic
 from knafka_operator.decide.kafka_settings import CLEANUP
 from knafka_operator.decide.receivers import COMPACTED
 from knafka_operator.decide.status import NotReady, is_ready
 from knafka_operator.model.cluster import Cluster, Document
-from knafka_operator.model.identity import Identity
+from knafka_operator.model.identity import Identity, Key
 from knafka_operator.model.resources import CORE, SERVING
 from knafka_operator.model.settings import Settings
+from knafka_operator.model.topics import Topic
 from knafka_operator.reconcile.contracts import ContractTopic
 from knafka_operator.reconcile.functions import apply_service
 from knafka_operator.reconcile.state import States
-from knafka_operator.reconcile.work_queue import Key
 from knafka_operator.scale.answers import get_answer
 from knafka_operator.scale.http_sessions import checked_session
 from knafka_operator.scale.kafka_clusters import KafkaCluster

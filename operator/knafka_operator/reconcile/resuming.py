@@ -27,8 +27,7 @@ from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka.core.filter_limits import characters_of
 from knafka_operator.decide import services
 from knafka_operator.decide.shards import ShardPlacement
-from knafka_operator.decide.trigger import DEFAULT_AUTOSCALING
-from knafka_operator.model.autoscaling import Autoscaling
+from knafka_operator.model.autoscaling import DEFAULT_AUTOSCALING, Autoscaling
 from knafka_operator.model.cluster import Cluster, Document, decoded_secret
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.maxima import Maxima

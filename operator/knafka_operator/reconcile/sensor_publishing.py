@@ -16,11 +16,14 @@ from typing import Any, Final
 from knafka.core.errors import KnafkaError
 from knafka_operator.decide import sensor_scaling, sensor_waiting
 from knafka_operator.decide import status as statuses
-from knafka_operator.decide.trigger_conditions import delivering_condition, scaling_annotations
+from knafka_operator.decide.trigger_conditions import (
+    LAG_INTERVAL,
+    delivering_condition,
+    scaling_annotations,
+)
 from knafka_operator.model.cluster import Cluster
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.sensors import SENSOR
-from knafka_operator.reconcile.publishing import LAG_INTERVAL
 from knafka_operator.reconcile.state import SensorRecord, States
 from knafka_operator.reconcile.work_queue import WorkQueue
 from knafka_operator.scale.repeat import run_repeatedly

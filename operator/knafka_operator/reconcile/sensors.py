@@ -21,19 +21,17 @@ from knafka_operator.decide import sensor as deciding
 from knafka_operator.decide.effects import Annotate
 from knafka_operator.decide.scaling import Cause, TriggerStatus
 from knafka_operator.decide.sensor import ObservedSensor, SensorDecision, WatchedSensor
-from knafka_operator.decide.sensor_topics import TOPICS, candidate_names, recorded_topic
+from knafka_operator.decide.sensor_topics import candidate_names, recorded_topic
 from knafka_operator.decide.status import EXPECTED, NotReady
 from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.family import Family
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import GROUP_STATUS, SERVING, Resource
-from knafka_operator.model.sensors import KNAFKA, SENSOR_NAME_KEY, Bus, Sensor, bus_of
+from knafka_operator.model.sensors import KNAFKA, SENSOR_NAME_KEY, TOPICS, Bus, Sensor, bus_of
 from knafka_operator.model.settings import Settings
-from knafka_operator.reconcile.brokers import Brokers
-from knafka_operator.reconcile.channels import Channels
 from knafka_operator.reconcile.effects import Effects, resource_of
 from knafka_operator.reconcile.functions import delete_service
-from knafka_operator.reconcile.kind import Kind, Reconciler
+from knafka_operator.reconcile.kind import BrokerReconciler, Kind, Reconciler
 from knafka_operator.reconcile.ownership import (
     SensorOwnership,
     kept_names,
@@ -67,7 +65,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     effects: Effects
     now: Callable[[], str]
     """The time, RFC 3339."""
-    buses: dict[Family, Brokers | Channels] = field(default_factory=dict)
+    buses: dict[Family, BrokerReconciler[Any, Any]] = field(default_factory=dict)
     """The reconcilers of kinds that can be a bus, by family."""
 
     def __post_init__(self) -> None:
@@ -238,9 +236,8 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
             stored_broker=stored,
             ours=stored is None or brokers.is_ours(stored),
             stopped=of_bus.stopped if of_bus else None,
+            handler=brokers.handler,
         )
-        if isinstance(brokers, Channels):
-            observed = replace(observed, handler=brokers.handling.handler)
         if state is None:
             return observed
         record.kafka = state.kafka
@@ -284,10 +281,11 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
             return known
         brokers = self.buses.get(bus.family)
         stored = None if brokers is None else await self._stored_bus(bus)
-        if isinstance(brokers, Channels):
-            # If the channel is gone, the installation's settings are used, for the Kafka servers
-            # that the Sensor's status names.
-            return await brokers.connections.kafka_of(stored or document, None)
+        # If a channel is gone, the installation's settings are used, for the Kafka servers that the
+        # Sensor's status names.
+        found = None if brokers is None else await brokers.kafka_without_config(stored or document)
+        if found is not None:
+            return found
         if stored is not None:
             message = f"{bus} has no topic yet"
             raise NotReady("BrokerNotConfigured", message, transient=True)

@@ -21,18 +21,17 @@ from typing import Final
 from knafka.core import names
 from knafka.core.errors import LogError
 from knafka_operator.decide import services
-from knafka_operator.decide.desired import Topic
 from knafka_operator.decide.effects import Manifest
 from knafka_operator.decide.shards import CONTRACT_TOPIC_KEY
 from knafka_operator.decide.status import NotReady
 from knafka_operator.model.cluster import Cluster, Document
-from knafka_operator.model.identity import Identity
+from knafka_operator.model.identity import Identity, Key
 from knafka_operator.model.resources import SERVING, Broker
 from knafka_operator.model.settings import Settings
+from knafka_operator.model.topics import Topic
 from knafka_operator.reconcile.contracts import SharedContractTopic
 from knafka_operator.reconcile.functions import apply_service, delete_service
 from knafka_operator.reconcile.state import BrokerRecord, ShardRecord, States, Watched
-from knafka_operator.reconcile.work_queue import Key
 from knafka_operator.scale.kafka_clusters import KafkaCluster
 
 log = logging.getLogger(__name__)

@@ -17,11 +17,10 @@ from typing import Any, TypeAlias
 
 from knafka.core import names
 from knafka.core.sensor.contract import Sensor
-from knafka_operator.decide import services
-from knafka_operator.decide import trigger as deciding
+from knafka_operator.decide import delivery, services
 from knafka_operator.decide.shards import CONTRACT_TOPIC_KEY
 from knafka_operator.decide.status import NotReady
-from knafka_operator.decide.subscription import ChannelEntry
+from knafka_operator.model.channels import ChannelEntry
 from knafka_operator.model.family import CHANNELS, Family, family_of
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.isolation import Isolation
@@ -34,8 +33,8 @@ from knafka_operator.reconcile.policies import Policies
 from knafka_operator.scale.kafka_clusters import KafkaCluster
 
 Document: TypeAlias = Mapping[str, Any]
-BrokerState: TypeAlias = deciding.BrokerState[KafkaCluster]
-Watched: TypeAlias = deciding.Watched[KafkaCluster]
+BrokerState: TypeAlias = delivery.BrokerState[KafkaCluster]
+Watched: TypeAlias = delivery.Watched[KafkaCluster]
 
 
 @dataclass(eq=False, slots=True)

@@ -24,8 +24,7 @@ from knafka_operator.decide.status import (
     NotReady,
     merge_patch,
 )
-from knafka_operator.decide.subscription import ChannelEntry
-from knafka_operator.model.channels import CHANNEL, DECLARED, KAFKA_CHANNEL
+from knafka_operator.model.channels import CHANNEL, DECLARED, KAFKA_CHANNEL, ChannelEntry, is_entry
 from knafka_operator.model.cluster import Cluster, Conflict, Document
 from knafka_operator.model.family import CHANNELS
 from knafka_operator.model.handler import Handler, Handling
@@ -83,7 +82,7 @@ class Subscribers:
             for each in self.states.triggers_of(Identity.of(channel))
             if (record := self.states.triggers.get(each)) is not None
             and record.document is not None
-            and not entries.is_entry(record.document)
+            and not is_entry(record.document)
         }
         merged = entries.merged_subscribers(listed, before | handled, wanted)
         if merged != list(listed):
@@ -126,7 +125,7 @@ class Subscribers:
             if record.subscribed is not None:
                 found[record.uid] = record.subscribed
             elif record.uid in reported:
-                theirs = record.document is None or entries.is_entry(record.document)
+                theirs = record.document is None or is_entry(record.document)
                 entry = None if theirs else declared.get(record.uid)
                 found[record.uid] = ChannelEntry(entry, reported[record.uid])
         return [found[uid] for uid in sorted(found)]

@@ -9,16 +9,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from knafka_operator.decide import entries as deciding
 from knafka_operator.decide import subscription
+from knafka_operator.decide.status import ConditionSet
+from knafka_operator.model.channels import is_entry
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.handler import Handler
-from knafka_operator.model.identity import Identity
+from knafka_operator.model.identity import Identity, Key
 from knafka_operator.reconcile.entries import ClusterWithEntries
 from knafka_operator.reconcile.kind import EventNews
+from knafka_operator.reconcile.state import TriggerRecord, broker_of
 from knafka_operator.reconcile.subscribers import explain_unserved_channel
-from knafka_operator.reconcile.triggers import Triggers
-from knafka_operator.reconcile.work_queue import Key
+from knafka_operator.reconcile.triggers import Observed, Triggers
 
 
 @dataclass(eq=False)
@@ -27,13 +28,33 @@ class Subscriptions(Triggers):
 
     entries: ClusterWithEntries
 
+    def in_words_of_kind(
+        self, observed: Observed, conditions: ConditionSet, shown: dict[str, Any]
+    ) -> tuple[ConditionSet, dict[str, Any]]:
+        """Translate a Trigger's conditions and status to a Subscription's, and report them to its
+        channel."""
+        conditions = subscription.subscription_conditions(conditions)
+        document = observed.document
+        self._report_to_channel(document, self.ensure_record(document), conditions)
+        return conditions, subscription.subscription_status(shown)
+
+    def _report_to_channel(
+        self, document: Document, record: TriggerRecord, conditions: ConditionSet
+    ) -> None:
+        """Report a Subscription's state in its channel's status."""
+        egress = None if record.watched is None else record.watched.egress
+        subscribed = subscription.channel_entry(document, egress, conditions)
+        if record.subscribed != subscribed:
+            record.subscribed = subscribed
+            self.enqueue((self.states.family.broker, *broker_of(document)))
+
     async def leave(self, document: Document) -> None:
         """As a Trigger's; also reports a Channel that nobody serves.
 
         The names of an entry's functions are deleted with the annotations of its channel, which may
         be gone already.
         """
-        if deciding.is_entry(document):
+        if is_entry(document):
             await self.stop_delivery(Identity.of(document))
             await self._delete_functions(document)
             return
@@ -44,12 +65,12 @@ class Subscriptions(Triggers):
         """The stored Subscription, if another controller handles it."""
         if self.entries.handling.handler is not Handler.EVENTING:
             return None  # ours to handle, not only to deliver
-        if document is not None and not deciding.is_entry(document):
+        if document is not None and not is_entry(document):
             return None
         return await self.entries.stored(Identity(*key[1:]))
 
     async def drop_entry(self, document: Document) -> bool:
-        if not deciding.is_entry(document):
+        if not is_entry(document):
             return False
         if self.is_ours(document):
             await self.entries.forget(document)
@@ -64,4 +85,4 @@ class Subscriptions(Triggers):
 
     def event_news(self, document: Document, now: Mapping[str, Any]) -> EventNews | None:
         """As `Kind.event_news`; entries get no Events."""
-        return None if deciding.is_entry(document) else super().event_news(document, now)
+        return None if is_entry(document) else super().event_news(document, now)

@@ -10,8 +10,8 @@ import logging
 from knafka.core import names
 from knafka.core.errors import LogError
 from knafka.ports.log import LogAdmin, TopicDescription
-from knafka_operator.decide.desired import Topic
-from knafka_operator.decide.topics import TopicRefused, may_delete_topic
+from knafka_operator.decide.topics import may_delete_topic
+from knafka_operator.model.topics import Topic, TopicRefused
 from knafka_operator.scale.kafka_clusters import KafkaCluster
 
 log = logging.getLogger(__name__)

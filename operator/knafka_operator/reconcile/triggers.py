@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from knafka.core.errors import InvalidDocument, KnafkaError
-from knafka_operator.decide import desired, leaving, services, subscription
+from knafka_operator.decide import desired, leaving, services
 from knafka_operator.decide import trigger as deciding
 from knafka_operator.decide.effects import AwaitReplacement, Effect
 from knafka_operator.decide.scaling import TriggerStatus
@@ -30,14 +30,12 @@ from knafka_operator.decide.trigger import ObservedTrigger, TriggerDecision
 from knafka_operator.decide.trigger_conditions import delivering_condition, scaling_annotations
 from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.family import CHANNELS, is_of_kafka_channel
-from knafka_operator.model.identity import Identity
+from knafka_operator.model.identity import Identity, Key
 from knafka_operator.model.settings import Settings
-from knafka_operator.reconcile.brokers import Brokers
-from knafka_operator.reconcile.channels import Channels
 from knafka_operator.reconcile.dead_letters import DeadLetterMonitor
 from knafka_operator.reconcile.effects import Effects, resource_of
 from knafka_operator.reconcile.functions import delete_service
-from knafka_operator.reconcile.kind import Kind, Neighbours, Reconciler
+from knafka_operator.reconcile.kind import BrokerReconciler, Kind, Neighbours, Reconciler
 from knafka_operator.reconcile.observing import TriggerObserver
 from knafka_operator.reconcile.ownership import GroupOwnership, status_annotations
 from knafka_operator.reconcile.shards import Shards
@@ -48,7 +46,7 @@ from knafka_operator.reconcile.state import (
     broker_of,
     group_in_status,
 )
-from knafka_operator.reconcile.work_queue import Key, Requeue
+from knafka_operator.reconcile.work_queue import Requeue
 from knafka_operator.scale.kafka_clusters import KafkaCluster
 
 log = logging.getLogger(__name__)
@@ -63,7 +61,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
 
     settings: Settings
     cluster: Cluster
-    brokers: Brokers | Channels
+    brokers: BrokerReconciler[Any, Any]
     shards: Shards
     states: States
     observer: TriggerObserver
@@ -171,10 +169,6 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         namespace = services.function_namespace(family, identity, self.settings)
         dispatcher = Identity(namespace, services.dispatcher_name(family, identity))
         self.states.rolls.add_condition(conditions, dispatcher)
-        if family is CHANNELS:
-            conditions = subscription.subscription_conditions(conditions)
-            shown = subscription.subscription_status(shown)
-            self._report_to_channel(document, record, conditions)
         conditions, shown = self.in_words_of_kind(observed, conditions, shown)
         return {**shown, "conditions": self.conditions(observed, conditions)}
 
@@ -183,16 +177,6 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
     ) -> tuple[ConditionSet, dict[str, Any]]:
         """Translate conditions and status to the words of a derived kind; here unchanged."""
         return conditions, shown
-
-    def _report_to_channel(
-        self, document: Document, record: TriggerRecord, conditions: ConditionSet
-    ) -> None:
-        """Report a Subscription's state in its channel's status."""
-        egress = None if record.watched is None else record.watched.egress
-        subscribed = subscription.channel_entry(document, egress, conditions)
-        if record.subscribed != subscribed:
-            record.subscribed = subscribed
-            self.enqueue((self.states.family.broker, *broker_of(document)))
 
     async def leave(self, document: Document) -> None:
         """Hand over a Trigger whose Broker another implementation serves: stop its delivery, delete
@@ -225,9 +209,8 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
             kafka = kafka or (of_broker.kafka if of_broker else None)
             kind = family.broker_version, family.broker
             stored = None if kafka else await self.cluster.get(*kind, *broker)
-            if stored is not None and isinstance(self.brokers, Channels):
-                # Its ConfigMap may be gone: then it isn't found by reconciling it.
-                kafka = await self.brokers.connections.kafka_of(stored, None)
+            if stored is not None:
+                kafka = await self.brokers.kafka_without_config(stored)
             if await self.own.is_claimed(identity, group):
                 log.warning("group %s is left: another status names it, too", group)
             elif kafka is not None:

@@ -28,11 +28,9 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from knafka.core.errors import KnafkaError
+from knafka_operator.model.identity import Key
 
 log = logging.getLogger(__name__)
-
-Key: TypeAlias = tuple[str, str, str]
-"""Kind, namespace and name."""
 
 
 class Verdict(enum.Enum):

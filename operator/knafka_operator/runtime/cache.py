@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeAlias
 
 from knafka_operator.model.cluster import Cluster, Document
-from knafka_operator.reconcile.work_queue import Key
+from knafka_operator.model.identity import Key
 from knafka_operator.runtime.cluster import WatchSelection
 
 APPLIED: Final = "knafka.dev/applied"

@@ -18,13 +18,14 @@ from typing import Final, Protocol
 
 from knafka_operator.decide import services
 from knafka_operator.engine.controller import Controller
+from knafka_operator.engine.kinds import kinds_of
 from knafka_operator.model.archives import ARCHIVE
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.event_policies import POLICY_DEFINITION
+from knafka_operator.model.identity import Key
 from knafka_operator.model.resources import SERVING
 from knafka_operator.operator import Operator
 from knafka_operator.reconcile.archives import Archives
-from knafka_operator.reconcile.work_queue import Key
 from knafka_operator.runtime import cache, watches
 from knafka_operator.runtime.cache import CachedCluster
 from knafka_operator.runtime.cluster import WatchSelection
@@ -101,7 +102,10 @@ class ClusterController(Controller):
         and `naming` follow ConfigMaps. `keys`: of functions' tokens; None: functions answer
         everybody."""
         self._events = Events(api, operator.settings.identity)
-        super().__init__(operator, _Store(cluster, api), self._events.post)
+        failed, settings = operator.publishing.write_failure, operator.settings
+        of = kinds_of(operator), operator.queue, failed, settings, _Store(cluster, api)
+        super().__init__(*of, self._events.post)
+        self._operator = operator
         self._cluster = cluster
         self._api = api
         self._tracing = tracing or FollowedTracing(operator.settings, api)

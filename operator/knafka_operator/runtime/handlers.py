@@ -14,7 +14,7 @@ import kopf
 
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument
-from knafka_operator.decide import admission, broker_defaults
+from knafka_operator.decide import admission, broker_defaults, trigger_admission
 from knafka_operator.model.cluster import ClusterError, Document
 from knafka_operator.model.resources import BROKER_CLASS, CORE, ConfigMap
 
@@ -69,7 +69,9 @@ async def default_broker(
 def default_trigger(body: kopf.Body, patch: kopf.Patch, memo: kopf.Memo, **_: Any) -> None:
     """Fill in the defaults of a Trigger whose Broker Knafka may serve."""
     if memo.operator.may_be_ours(body):
-        patch.fns.append(lambda raw: replace_document(raw, admission.defaulted_trigger(raw)))
+        patch.fns.append(
+            lambda raw: replace_document(raw, trigger_admission.defaulted_trigger(raw))
+        )
 
 
 @kopf.on.validate(*BROKERS, id="check-broker", **WEBHOOK)
@@ -90,8 +92,8 @@ def check_trigger(
 ) -> None:
     """Refuse an invalid Trigger, and warn about filters that pass nothing."""
     if memo.operator.may_be_ours(old or body):
-        check_admission(admission.check_trigger, body, memo, old)
-        warnings.extend(admission.trigger_warnings(dict(body)))
+        check_admission(trigger_admission.check_trigger, body, memo, old)
+        warnings.extend(trigger_admission.trigger_warnings(dict(body)))
 
 
 async def _default_class(broker: Document, memo: kopf.Memo) -> str:

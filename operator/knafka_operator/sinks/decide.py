@@ -24,12 +24,12 @@ from knafka_operator.decide.authentication import (
     addresses_status,
     http_address,
 )
-from knafka_operator.decide.broker import PROBED
-from knafka_operator.decide.desired import MIN_IN_SYNC, Topic
+from knafka_operator.decide.desired import MIN_IN_SYNC
 from knafka_operator.decide.effects import ApplyService, CreateTopic, Effect, Probe
 from knafka_operator.decide.encryption import NO_ENCRYPTION, Encryption, Https
 from knafka_operator.decide.observed import Needed, Observed
 from knafka_operator.decide.receiver_scaling import check_receiver_scaling
+from knafka_operator.decide.receiver_services import PROBED
 from knafka_operator.decide.status import (
     ADDRESSABLE,
     CONFIG_PARSED,
@@ -41,15 +41,11 @@ from knafka_operator.decide.status import (
     value_or_raise,
 )
 from knafka_operator.decide.steps import Step
-from knafka_operator.decide.topics import (
-    TOPIC_ID,
-    TopicRefused,
-    as_declared_condition,
-    topic_effects,
-)
+from knafka_operator.decide.topics import TOPIC_ID, as_declared_condition, topic_effects
 from knafka_operator.model.resources import TOPIC_STATUS
 from knafka_operator.model.settings import Settings
 from knafka_operator.model.sinks import EXTERNAL, MADE, TOPIC_OWNER, KafkaSink
+from knafka_operator.model.topics import Topic, TopicRefused
 from knafka_operator.sinks.manifests import sink_receiver_name, sink_receiver_service
 
 SINK_CONDITIONS: Final = (

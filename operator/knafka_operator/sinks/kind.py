@@ -31,7 +31,7 @@ from knafka_operator.reconcile.endpoints import check_endpoint
 from knafka_operator.reconcile.features import observe_features
 from knafka_operator.reconcile.functions import delete_service
 from knafka_operator.reconcile.kind import Kind, Reconciler
-from knafka_operator.reconcile.observing import partitions_of_others
+from knafka_operator.reconcile.others import partitions_of_others
 from knafka_operator.reconcile.ownership import status_annotations
 from knafka_operator.reconcile.state import States
 from knafka_operator.reconcile.topics import has_records, topic_to_delete

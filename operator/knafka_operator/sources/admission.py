@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from knafka.core import names
-from knafka_operator.decide.admission import delivery_annotation_problems
+from knafka_operator.decide.delivery_admission import delivery_annotation_problems
 from knafka_operator.decide.field_errors import (
     IMMUTABLE_FIELDS,
     Problem,

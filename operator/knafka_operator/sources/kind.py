@@ -18,14 +18,14 @@ from knafka_operator.decide.status import EXPECTED, ConditionSet
 from knafka_operator.decide.trigger import ObservedTrigger
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.family import SOURCES
-from knafka_operator.model.identity import Identity
+from knafka_operator.model.identity import Identity, Key
 from knafka_operator.model.resources import KNAFKA_PREFIX, is_claimed_by_peer
 from knafka_operator.model.sources import PEERS_SOURCE_FINALIZER, SourceTrigger, consumer_group_of
 from knafka_operator.reconcile.kind import Kind
 from knafka_operator.reconcile.ownership import status_annotations
 from knafka_operator.reconcile.state import TriggerRecord, Watched
 from knafka_operator.reconcile.triggers import Triggers
-from knafka_operator.reconcile.work_queue import GONE, Key, Requeue
+from knafka_operator.reconcile.work_queue import GONE, Requeue
 from knafka_operator.scale.kafka_clusters import KafkaCluster
 from knafka_operator.sources.decide import source_conditions, source_status
 from knafka_operator.sources.observe import SourceObserver

@@ -12,7 +12,7 @@ from typing import Final
 
 from knafka.core.contract import Kafka
 from knafka_operator.decide import services
-from knafka_operator.decide.desired import Defaults, Topic
+from knafka_operator.decide.desired import Defaults
 from knafka_operator.model.cluster import Cluster, Document, decoded_secret
 from knafka_operator.model.family import SOURCES
 from knafka_operator.model.resources import CORE
@@ -24,6 +24,7 @@ from knafka_operator.model.sources import (
     required_credentials,
     security_protocol,
 )
+from knafka_operator.model.topics import Topic
 from knafka_operator.reconcile.endpoints import check_endpoint
 from knafka_operator.reconcile.features import is_authentication_on, observe_features
 from knafka_operator.reconcile.state import BrokerState, States
