@@ -30,26 +30,24 @@ from support.sensors_world import SensorsWorld  # noqa: E402
 OPERATOR: Final = ROOT / "operator" / "knafka_operator"
 PARTS: Final = {
     "watches, cache, leader election": (
-        *("runtime/watches.py", "runtime/cache.py", "runtime/leadership.py", "runtime/lease.py"),
+        *("kube_api/watches.py", "kube_api/cache.py"),
+        *("kube_api/leadership.py", "kube_api/lease.py"),
     ),
     "controllers": (
-        *("engine/*.py", "runtime/controller.py", "runtime/selections.py"),
-        *("runtime/sensors.py", "runtime/archives.py", "runtime/operations.py"),
-        *("runtime/deletions.py", "../../local/knafka_local/cluster/local_controller.py"),
+        *("engine/controller.py", "engine/deletions.py", "kinds.py", "runtime/controller.py"),
+        *("runtime/selections.py", "../../local/knafka_local/cluster/local_controller.py"),
     ),
     "reconcilers and their effects": (
-        *("reconcile/kind.py", "reconcile/acting.py", "reconcile/effects.py"),
-        *("reconcile/brokers.py", "reconcile/broker_receivers.py", "reconcile/channels.py"),
-        *("reconcile/triggers.py", "reconcile/sensors.py"),
-        *("reconcile/archives.py", "reconcile/operations.py", "reconcile/jobs.py"),
-        *("decide/effects.py", "decide/steps.py", "decide/observed.py"),
+        *("engine/kind.py", "engine/effects.py", "brokers/kind.py", "channels/kind.py"),
+        *("triggers/kind.py", "sensors/kind.py", "archives/kind.py", "archives/operations.py"),
+        *("decisions/effects.py", "decisions/steps.py", "decisions/observed.py"),
     ),
     "scaling": ("scale/*.py",),
     "the whole operator": ("**/*.py",),
 }
 
 
-FAKES: Final = {"runtime/memory_cluster.py"}
+FAKES: Final = {"kube_api/memory_cluster.py"}
 """What stands for the API server here: no part of a reconciliation."""
 _reconciling: ContextVar[bool] = ContextVar("reconciling", default=False)
 """True in the reconciliation and in the tasks that it starts; not in periodic tasks beside it."""

@@ -1,6 +1,6 @@
 """`python -m knafka_operator`: the operator in its pod, or beside a cluster (KUBECONFIG).
 
-Its settings are environment variables: see `settings`.
+Its settings are environment variables: see `installation.settings`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import sys
 import kopf
 
 from knafka.core.errors import InvalidDocument
+from knafka_operator.installation.settings import Settings
 from knafka_operator.model.cluster import ClusterError
-from knafka_operator.model.settings import Settings
 from knafka_operator.runtime import replica
 
 

@@ -5,7 +5,8 @@
     Service changed    -> who owns it, or whose subscriber it is
     receiver started   -> its Broker's Triggers drain at once: an event is on its way
 
-Not here: hearing of changes (`controller`), and what reconciling is (`brokers`, `triggers`).
+Not here: hearing of changes (`runtime.controller`), and what reconciling is (the `kind` of each
+room).
 """
 
 from __future__ import annotations
@@ -17,48 +18,49 @@ from functools import partial
 from typing import Any, Final, Literal
 
 from knafka.ports.log import LogAdmin, LogWriter
-from knafka_operator.decide import entries, services
-from knafka_operator.decide import status as statuses
-from knafka_operator.decide.activity import DEFAULT_LIMITS, ActivityLimits
+from knafka_operator.brokers.kind import Brokers
+from knafka_operator.channels import entries
+from knafka_operator.channels.entry_cluster import ClusterWithEntries
+from knafka_operator.channels.kind import Channels
+from knafka_operator.channels.subscriptions import Subscriptions
+from knafka_operator.decisions import status as statuses
+from knafka_operator.dispatchers.activity import DEFAULT_LIMITS, ActivityLimits
+from knafka_operator.dispatchers.dead_letter_monitor import DeadLetterMonitor
+from knafka_operator.dispatchers.moves import Moves
+from knafka_operator.dispatchers.replays import Replays
+from knafka_operator.dispatchers.resuming import Resuming
+from knafka_operator.dispatchers.shard_services import Shards
+from knafka_operator.engine.effects import Effects
+from knafka_operator.engine.kind import rfc3339_now as _now
+from knafka_operator.engine.work_queue import BACK_OFF, GONE, Verdict, WorkQueue
+from knafka_operator.functions import services
+from knafka_operator.functions.applying import ROLL_CHECK_INTERVAL, Rolls
+from knafka_operator.functions.probe import probe, wake
+from knafka_operator.functions.trust_bundles import TrustBundles
+from knafka_operator.installation.handler import Handling
+from knafka_operator.installation.settings import Settings
+from knafka_operator.kafka.clusters import KafkaCluster, KafkaClusters
 from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.family import BROKERS, CHANNELS, SOURCES
-from knafka_operator.model.handler import Handling
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import SERVING
 from knafka_operator.model.sensors import SENSOR, Bus
-from knafka_operator.model.settings import Settings
-from knafka_operator.model.sinks import KAFKA_SINK
-from knafka_operator.reconcile.brokers import Brokers
-from knafka_operator.reconcile.channels import Channels
-from knafka_operator.reconcile.dead_letters import DeadLetterMonitor
-from knafka_operator.reconcile.effects import Effects
-from knafka_operator.reconcile.entries import ClusterWithEntries
-from knafka_operator.reconcile.event_types import EVENT_TYPES_INTERVAL as EVENT_TYPES_INTERVAL
-from knafka_operator.reconcile.event_types import EventTypes, PodEventTypes
-from knafka_operator.reconcile.functions import ROLL_CHECK_INTERVAL, Rolls
-from knafka_operator.reconcile.kind import rfc3339_now as _now
-from knafka_operator.reconcile.moves import Moves
-from knafka_operator.reconcile.observing import TriggerObserver
-from knafka_operator.reconcile.probe import probe, wake
-from knafka_operator.reconcile.publishing import Publishing
-from knafka_operator.reconcile.receivers import PodPositions, Receivers, ReplicaPositions
-from knafka_operator.reconcile.replays import Replays
-from knafka_operator.reconcile.resuming import Resuming
-from knafka_operator.reconcile.sensor_actions import observe_actions
-from knafka_operator.reconcile.sensors import Sensors
-from knafka_operator.reconcile.shards import Shards
-from knafka_operator.reconcile.state import States, broker_of, has_contract, without_status
-from knafka_operator.reconcile.subscriptions import Subscriptions
-from knafka_operator.reconcile.triggers import Triggers
-from knafka_operator.reconcile.trust_bundles import TrustBundles
-from knafka_operator.reconcile.work_queue import BACK_OFF, GONE, Verdict, WorkQueue
+from knafka_operator.receivers.event_types import EVENT_TYPES_INTERVAL as EVENT_TYPES_INTERVAL
+from knafka_operator.receivers.event_types import EventTypes, PodEventTypes
+from knafka_operator.receivers.receivers import PodPositions, Receivers, ReplicaPositions
+from knafka_operator.records.state import States, broker_of, has_contract, without_status
 from knafka_operator.scale.drains import HttpDrains
-from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
 from knafka_operator.scale.repeat import run_repeatedly
 from knafka_operator.scale.scaler import Drains
+from knafka_operator.sensors.kind import Sensors
+from knafka_operator.sensors.observe_actions import observe_actions
 from knafka_operator.sinks.kind import KafkaSinks
+from knafka_operator.sinks.model import KAFKA_SINK
 from knafka_operator.sources.kind import KafkaSources
 from knafka_operator.sources.observe import SourceObserver
+from knafka_operator.triggers.kind import Triggers
+from knafka_operator.triggers.observe import TriggerObserver
+from knafka_operator.triggers.publishing import Publishing
 
 log = logging.getLogger(__name__)
 

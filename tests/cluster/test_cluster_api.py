@@ -8,8 +8,8 @@ from support.cluster import Cluster as RealCluster
 from support.cluster_contract import ClusterContract
 from support.installation import Installation
 
+from knafka_operator.kube_api.cluster import ApiCluster
 from knafka_operator.model.cluster import Cluster
-from knafka_operator.runtime.cluster import ApiCluster
 
 
 class TestKubernetes(ClusterContract):

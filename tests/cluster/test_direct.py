@@ -37,7 +37,7 @@ from knafka.core import names
 from knafka.core.contract import Ingress
 from knafka.core.documents import dump
 from knafka.settings import INGRESSES
-from knafka_operator.decide.direct import DIRECT
+from knafka_operator.receivers.direct import DIRECT
 from testcluster import settings
 
 FULL: Final = "KNAFKA_RATE" in os.environ

@@ -12,9 +12,9 @@ from support.channels import SMOKE_TEST, Channels
 from support.cluster import OPERATOR_NAMESPACE, Cluster
 from support.installation import READY, Installation
 
-from knafka_operator.decide.sensor_manifests import function_name
 from knafka_operator.model.family import BROKERS
 from knafka_operator.model.identity import Identity
+from knafka_operator.sensors.manifests import function_name
 
 SENSOR: Final = "orders"
 ASLEEP: Final = 90.0

@@ -12,10 +12,10 @@ import pytest
 from support.api_server import api_server
 from support.cluster_contract import ClusterContract
 
+from knafka_operator.kube_api.cluster import ApiCluster
+from knafka_operator.kube_api.memory_cluster import MemoryCluster, WatchEvent
 from knafka_operator.model.cluster import Cluster, ClusterError, NotAllowed
 from knafka_operator.model.resources import CORE, EVENTING
-from knafka_operator.runtime.cluster import ApiCluster
-from knafka_operator.runtime.memory_cluster import MemoryCluster, WatchEvent
 
 
 class TestMemory(ClusterContract):

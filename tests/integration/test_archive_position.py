@@ -12,9 +12,9 @@ from support.letters import DeadLetters
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.core import names
 from knafka_jobs.topic_offsets import BrokerName
-from knafka_operator.scale.dead_letters import UncompactedCounts
-from knafka_operator.scale.dead_letters import UncompactedDeadLetters as Waits
-from knafka_operator.scale.kafka_clusters import KafkaCluster
+from knafka_operator.archives.uncompacted import UncompactedCounts
+from knafka_operator.archives.uncompacted import UncompactedDeadLetters as Waits
+from knafka_operator.kafka.clusters import KafkaCluster
 
 if TYPE_CHECKING:
     from knafka_jobs.io.kafka import KafkaClient

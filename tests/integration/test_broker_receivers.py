@@ -23,7 +23,7 @@ from knafka.clients.kafka_writer import KafkaWriter
 from knafka.core import names
 from knafka.ports.log import LogWriter
 from knafka.receiver.function import Receiver
-from knafka_operator.decide.status import NotReady, is_ready
+from knafka_operator.decisions.status import NotReady, is_ready
 from knafka_operator.model.resources import EVENTING, EXTERNAL_TOPIC, SERVING
 
 BROKERS = [f"shop-{number}" for number in range(50)]

@@ -13,10 +13,10 @@ from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.clients.kafka_writer import KafkaWriter
 from knafka.core import contract
 from knafka.core.contract import Egress, SharedEgress, Sink
+from knafka_operator.kafka.clusters import KafkaCluster
+from knafka_operator.kafka.contracts import SharedContractTopic
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.topics import Topic
-from knafka_operator.reconcile.contracts import SharedContractTopic
-from knafka_operator.scale.kafka_clusters import KafkaCluster
 from knafka_operator.scale.scaler import Scaler
 
 COMPACTED = {"cleanup.policy": "compact"}

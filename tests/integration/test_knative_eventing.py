@@ -21,7 +21,7 @@ from support.memory.log import MemoryLog, MemoryWriter
 from support.waiting import until
 
 from knafka.core import names
-from knafka_operator.decide import shards
+from knafka_operator.kafka import shards
 from knafka_operator.model.cluster import ClusterError
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE, FINALIZER, SERVING

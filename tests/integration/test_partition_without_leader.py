@@ -29,8 +29,8 @@ from knafka.core.drain import DrainProgress, DrainRequest, Ended, ShardProgress
 from knafka.core.errors import LogError
 from knafka_local.kafka.kafka_distribution import KafkaDistribution
 from knafka_local.kafka.kafka_server import KafkaServer
+from knafka_operator.kafka.clusters import KafkaClusters
 from knafka_operator.model.autoscaling import Autoscaling
-from knafka_operator.scale.kafka_clusters import KafkaClusters
 
 pytestmark = pytest.mark.kafka
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from knafka_operator.decide.activity import (
+from knafka_operator.dispatchers.activity import (
     BUSY_FOR,
     BUSY_LAG,
     BUSY_RATE,

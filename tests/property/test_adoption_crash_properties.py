@@ -14,7 +14,7 @@ from support.operator_world import OperatorWorld, condition
 
 from knafka.core import names
 from knafka.ports.log import OffsetAndMetadata
-from knafka_operator.decide.topics import TOPIC_ID
+from knafka_operator.kafka.topics import TOPIC_ID
 from knafka_operator.model.resources import (
     EVENTING,
     FINALIZER,

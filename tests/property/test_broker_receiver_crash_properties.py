@@ -24,11 +24,11 @@ from support.operator_world import INSTALLATION, OperatorWorld, condition
 from knafka.core import names
 from knafka.core.contract import Ingress, Receiver
 from knafka.core.documents import parse_json
-from knafka_operator.decide import desired
-from knafka_operator.decide.broker import RECEIVER_CONTRACT
-from knafka_operator.decide.status import is_ready
+from knafka_operator.brokers.decide import RECEIVER_CONTRACT
+from knafka_operator.decisions.status import is_ready
+from knafka_operator.kafka import desired
 from knafka_operator.model.resources import CORE, EVENTING, EXTERNAL_TOPIC, SERVING
-from knafka_operator.reconcile import receivers
+from knafka_operator.receivers import receivers
 
 EFFECTS = frozenset(
     {*("create", "apply", "write_status", "delete"), *("ensure_topic", "delete_topic", "append")}

@@ -20,12 +20,12 @@ from support.memory.log import MemoryWriter
 from support.operator_world import condition
 
 from knafka.core import names
-from knafka_operator.decide import shards
-from knafka_operator.decide.credentials import KAFKA_SECRET
+from knafka_operator.kafka import shards
+from knafka_operator.kafka.credentials import KAFKA_SECRET
 from knafka_operator.model.channels import MESSAGING
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE
-from knafka_operator.reconcile import receivers
+from knafka_operator.receivers import receivers
 
 SHOP, CHANNEL, SUBSCRIPTION = "shop", "orders", "audit"
 TOPIC = names.channel_topic(SHOP, CHANNEL)

@@ -18,11 +18,12 @@ from support.examples import examples
 from support.memory.log import MemoryWriter
 
 from knafka.core import names
-from knafka_operator.decide import shards
-from knafka_operator.decide.topics import TOPIC_ID
+from knafka_operator.channels import entry_cluster as entries
+from knafka_operator.kafka import shards
+from knafka_operator.kafka.topics import TOPIC_ID
 from knafka_operator.model.channels import MESSAGING, PROMISE
 from knafka_operator.model.identity import Identity
-from knafka_operator.reconcile import entries, receivers
+from knafka_operator.receivers import receivers
 
 SHOP, CHANNEL, MAIL = "shop", "orders", "mail"
 NEIGHBOUR = "22222222-7d9c-4b5e-8f3f-6a4a1a6f0f11"

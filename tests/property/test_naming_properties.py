@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from knafka.core import names
 from knafka.core.errors import InvalidDocument
-from knafka_operator.decide.desired import NamesOfOthers, kept_or_new_name
-from knafka_operator.model.naming import NamedObject, NameKind, NameTaken, Naming, normalized
+from knafka_operator.installation.naming import NamedObject, NameKind, NameTaken, Naming, normalized
+from knafka_operator.kafka.desired import NamesOfOthers, kept_or_new_name
 from knafka_operator.model.resources import GROUP_STATUS, TOPIC_STATUS, Metadata, Resource, Status
 
 KEYS = {NameKind.BROKER_TOPIC: TOPIC_STATUS, NameKind.TRIGGER_GROUP: GROUP_STATUS}

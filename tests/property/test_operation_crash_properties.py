@@ -14,11 +14,11 @@ from support.archives_world import BUCKET, ArchivesWorld
 from support.crashing import Crash, Crashing
 from support.examples import examples
 
-from knafka_operator.decide.archive_runs import is_recorded
-from knafka_operator.decide.operation import MAX_ATTEMPTS, is_finished
-from knafka_operator.model.archives import ARCHIVE_LABEL
+from knafka_operator.archives.model import ARCHIVE_LABEL
+from knafka_operator.archives.operation_decide import MAX_ATTEMPTS, is_finished
+from knafka_operator.archives.operation_model import OPERATION_LABEL, PURGE, REPLAY
+from knafka_operator.archives.runs import is_recorded
 from knafka_operator.model.identity import Key
-from knafka_operator.model.operations import OPERATION_LABEL, PURGE, REPLAY
 from knafka_operator.model.sensors import KNAFKA
 
 OPERATIONS = ((REPLAY, "one"), (REPLAY, "two"), (PURGE, "three"))

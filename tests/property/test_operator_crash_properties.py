@@ -19,7 +19,7 @@ from support.memory.log import MemoryWriter
 from support.operator_world import OperatorWorld, condition
 
 from knafka.core import names
-from knafka_operator.decide import shards
+from knafka_operator.kafka import shards
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import EVENTING, GROUP_STATUS, ISOLATION, PAUSED, SERVING
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.examples import examples
 
-from knafka_operator.runtime.lease import DURATION, RETRY_EVERY, Election, Lease
+from knafka_operator.kube_api.lease import DURATION, RETRY_EVERY, Election, Lease
 
 REPLICAS = ("a", "b", "c")
 RATES = st.floats(0.95, 1.05)

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from knafka_operator.decide.scaling import decide_scale
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.resources import AUTOSCALING
+from knafka_operator.scale.decide import decide_scale
 
 LAGS = st.integers(0, 10**12)
 COUNTS = st.integers(0, 1000)

@@ -16,8 +16,8 @@ from support.crashing import Crash, Crashing, moments
 from support.examples import examples
 from support.sinks_world import OWN, RAW, SHOP, SinksWorld
 
-from knafka_operator.decide.topics import TOPIC_ID
-from knafka_operator.model.sinks import KAFKA_SINK, SINKS_VERSION, TOPIC_OWNER
+from knafka_operator.kafka.topics import TOPIC_ID
+from knafka_operator.sinks.model import KAFKA_SINK, SINKS_VERSION, TOPIC_OWNER
 
 SPECS: dict[str, dict[str, Any]] = {
     "somebody's": {},

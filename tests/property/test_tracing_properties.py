@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from knafka_operator.model.tracing import FunctionTracing, Owner
+from knafka_operator.installation.tracing import FunctionTracing, Owner
 
 OWNERS: list[Owner] = [("Trigger", "shop", f"t{number}") for number in range(5)]
 STEPS = st.lists(st.one_of(st.sampled_from("abc"), st.just(None)), max_size=30)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from knafka.core.errors import InvalidDocument
-from knafka_operator.decide.admission import check_broker
-from knafka_operator.decide.trigger_admission import check_trigger
+from knafka_operator.brokers.admission import check_broker
 from knafka_operator.model.resources import BROKER_CLASS
+from knafka_operator.triggers.admission import check_trigger
 
 EVENTING = "eventing.knative.dev/v1"
 MAIL = {"ref": {"apiVersion": "v1", "kind": "Service", "name": "mail"}}

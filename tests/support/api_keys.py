@@ -12,7 +12,7 @@ from pathlib import Path
 
 from support.loopback import LoopbackServer
 
-from knafka_operator.runtime.webhooks import make_certificate
+from knafka_operator.webhooks.server import make_certificate
 
 NAME = "localhost"
 

@@ -15,12 +15,12 @@ from support.operator_world import OperatorWorld, condition
 
 from knafka.core import names
 from knafka.ports.log import OffsetAndMetadata
-from knafka_operator.decide import archive_manifests as manifests
-from knafka_operator.model.archives import ARCHIVE
+from knafka_operator.archives import manifests
+from knafka_operator.archives.kind import Archives
+from knafka_operator.archives.model import ARCHIVE
+from knafka_operator.engine.kind import key_of
 from knafka_operator.model.resources import CORE
 from knafka_operator.model.sensors import KNAFKA
-from knafka_operator.reconcile.archives import Archives
-from knafka_operator.reconcile.kind import key_of
 from knafka_operator.runtime import selections
 from knafka_operator.runtime.controller import ClusterController
 

@@ -39,16 +39,16 @@ from knafka.dispatcher.shared.topic import SharedTopic
 from knafka.ports.log import Assignment, LogReader, LogWriter
 from knafka.ports.shared_log import PositionedReader
 from knafka.ports.subscriber import Subscriber
-from knafka_operator.decide import admission
-from knafka_operator.decide.trigger_admission import check_trigger, defaulted_trigger
+from knafka_operator.brokers import admission
+from knafka_operator.installation.settings import Settings
+from knafka_operator.kube_api.cache import CachedCluster
+from knafka_operator.kube_api.cluster import WatchSelection
 from knafka_operator.model.conditions import Condition
 from knafka_operator.model.resources import CORE, EVENTING, PAUSED, SERVING
-from knafka_operator.model.settings import Settings
 from knafka_operator.operator import Operator
 from knafka_operator.runtime import selections
-from knafka_operator.runtime.cache import CachedCluster
-from knafka_operator.runtime.cluster import WatchSelection
 from knafka_operator.runtime.controller import ClusterController
+from knafka_operator.triggers.admission import check_trigger, defaulted_trigger
 
 T = TypeVar("T")
 

@@ -9,8 +9,8 @@ from support.channel_world import ChannelWorld
 from support.memory.log import MemoryWriter
 
 from knafka.ports.log import OffsetAndMetadata
-from knafka_operator.decide.topics import TOPIC_ID
-from knafka_operator.engine.kinds import kinds_of
+from knafka_operator.kafka.topics import TOPIC_ID
+from knafka_operator.kinds import kinds_of
 from knafka_operator.model.channels import PEERS_CHANNEL_FINALIZER, PROMISE
 from knafka_operator.model.resources import FINALIZER, TOPIC_STATUS
 

@@ -9,8 +9,8 @@ from support.channel_world import UID, ChannelWorld
 from support.memory.log import MemoryWriter
 
 from knafka.core import names
-from knafka_operator.decide import shards
-from knafka_operator.reconcile import entries
+from knafka_operator.channels import entry_cluster as entries
+from knafka_operator.kafka import shards
 
 SHOP: Final = "shop"
 CHANNEL: Final = "orders"

@@ -11,11 +11,11 @@ from support.intercepted import Intercepted, Seen
 from support.operator_world import SETTINGS, OperatorWorld, condition
 
 from knafka.core.contract import Ingress
-from knafka_operator.decide import routes
+from knafka_operator.channels import routes
 from knafka_operator.model.channels import KAFKA_CHANNEL_VERSIONS, MESSAGING
 from knafka_operator.model.identity import Identity
 from knafka_operator.operator import Operator
-from knafka_operator.reconcile.receivers import read_ingresses
+from knafka_operator.receivers.receivers import read_ingresses
 
 VERSION: Final = KAFKA_CHANNEL_VERSIONS[0]
 GATEWAY: Final = "gateway.ingress.svc.cluster.local"

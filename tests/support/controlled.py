@@ -6,8 +6,8 @@ from typing import Any
 
 from support.operator_world import OperatorWorld
 
+from knafka_operator.kube_api.cache import CachedCluster
 from knafka_operator.model.cluster import Document
-from knafka_operator.runtime.cache import CachedCluster
 from knafka_operator.runtime.controller import ClusterController
 
 

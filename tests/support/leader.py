@@ -14,9 +14,9 @@ from support.memory.admin import MemoryAdmin
 from support.memory.log import MemoryLog, MemoryWriter
 from support.operator_world import SETTINGS, QuietDrains
 
+from knafka_operator.kube_api.cache import CachedCluster
+from knafka_operator.kube_api.cluster import ApiCluster
 from knafka_operator.operator import Operator
-from knafka_operator.runtime.cache import CachedCluster
-from knafka_operator.runtime.cluster import ApiCluster
 from knafka_operator.runtime.controller import ClusterController
 
 

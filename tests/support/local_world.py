@@ -30,7 +30,7 @@ from knafka_local.processes.receiver_process import RequestCounts
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.conditions import Status
 from knafka_operator.model.family import BROKERS
-from knafka_operator.reconcile.receivers import read_ingresses
+from knafka_operator.receivers.receivers import read_ingresses
 
 URL: Final = "http://127.0.0.1:8080"
 CHANNELS_URL: Final = "http://127.0.0.1:8081"

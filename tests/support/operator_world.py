@@ -26,12 +26,12 @@ from knafka.core.kafka_binding import RecordHeaders
 from knafka.core.names import CONTRACTS
 from knafka.core.sensor.contract import Sensor
 from knafka.ports.log import LogWriter, Reported
-from knafka_operator.decide.status import NotReady
+from knafka_operator.decisions.status import NotReady
+from knafka_operator.installation.settings import Settings
+from knafka_operator.kube_api.memory_cluster import MemoryServing
 from knafka_operator.model.resources import BROKER_CLASS, CORE, EVENTING, SERVING
-from knafka_operator.model.settings import Settings
 from knafka_operator.operator import Operator
-from knafka_operator.reconcile.receivers import read_ingresses
-from knafka_operator.runtime.memory_cluster import MemoryServing
+from knafka_operator.receivers.receivers import read_ingresses
 
 SETTINGS: Final = Settings(namespace="knafka", image="knafka:latest")
 INSTALLATION: Final = ("knafka", SETTINGS.config)

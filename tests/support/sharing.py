@@ -8,7 +8,7 @@ from support.operator_world import OperatorWorld, condition
 
 from knafka.core import names
 from knafka.core.contract import SharedEgress
-from knafka_operator.decide import shards
+from knafka_operator.kafka import shards
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import ISOLATION
 

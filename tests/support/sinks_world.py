@@ -11,12 +11,12 @@ from support.intercepted import Seen
 from support.operator_world import OperatorWorld, condition
 
 from knafka.core.contract import Ingress, parse_ingresses
-from knafka_operator.decide import services
-from knafka_operator.model.naming import Naming
+from knafka_operator.functions import services
+from knafka_operator.installation.naming import Naming
 from knafka_operator.model.resources import SERVING
-from knafka_operator.model.sinks import KAFKA_SINK, SINKS_VERSION
 from knafka_operator.runtime.controller import ClusterController
 from knafka_operator.sinks.kind import KafkaSinks
+from knafka_operator.sinks.model import KAFKA_SINK, SINKS_VERSION
 
 SHOP: Final = "shop"
 RAW: Final = "raw"

@@ -11,7 +11,7 @@ from support.operator_world import OperatorWorld, condition
 
 from knafka.core.contract import Egress
 from knafka.core.documents import parse_json
-from knafka_operator.model.naming import Naming
+from knafka_operator.installation.naming import Naming
 from knafka_operator.model.resources import SERVING
 from knafka_operator.model.sources import KAFKA_SOURCE, SOURCES_VERSION
 from knafka_operator.runtime.controller import ClusterController

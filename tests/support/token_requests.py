@@ -19,7 +19,7 @@ from support.loopback import LoopbackServer
 from knafka.clients.api_server import ask_with_credentials, own_audiences
 from knafka.clients.api_server_tokens import ApiServerTokens
 from knafka.core.sink_tokens import Account
-from knafka_operator.runtime.webhooks import make_certificate
+from knafka_operator.webhooks.server import make_certificate
 
 NAME = "localhost"
 OWN_AUDIENCE = "https://kubernetes.default.svc.cluster.local"

@@ -21,9 +21,8 @@ from support.admitted import (
 )
 
 from knafka.core.errors import InvalidDocument
-from knafka_operator.decide.admission import class_warnings
-from knafka_operator.decide.trigger_admission import INJECTION, check_trigger, trigger_warnings
-from knafka_operator.decide.trigger_conditions import DEPENDENCY, Dependency, declared_dependency
+from knafka_operator.brokers.admission import class_warnings
+from knafka_operator.dispatchers.conditions import DEPENDENCY, Dependency, declared_dependency
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.maxima import UNLIMITED, Maxima
 from knafka_operator.model.resources import (
@@ -34,7 +33,8 @@ from knafka_operator.model.resources import (
     MAX_IN_FLIGHT,
     Metadata,
 )
-from knafka_operator.runtime import handlers
+from knafka_operator.triggers.admission import INJECTION, check_trigger, trigger_warnings
+from knafka_operator.webhooks import handlers
 
 
 @pytest.mark.parametrize(

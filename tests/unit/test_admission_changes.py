@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from support.admitted import CONFIG, EVENTING, broker, refusal, trigger, without
 
-from knafka_operator.decide.trigger_admission import INJECTION
 from knafka_operator.model.resources import BROKER_CLASS
+from knafka_operator.triggers.admission import INJECTION
 
 
 def test_an_update_may_not_make_it_worse() -> None:

@@ -19,17 +19,17 @@ from support.admitted import (
     trigger,
 )
 
-from knafka_operator.decide.admission import defaulted_broker
-from knafka_operator.decide.trigger_admission import defaulted_trigger
+from knafka_operator.brokers.admission import defaulted_broker
+from knafka_operator.brokers.kind import Brokers
+from knafka_operator.installation.settings import Settings
+from knafka_operator.kube_api.memory_cluster import MemoryCluster
 from knafka_operator.model.cluster import ClusterError
 from knafka_operator.model.family import BROKERS
 from knafka_operator.model.resources import (
     BROKER_CLASS,
 )
-from knafka_operator.model.settings import Settings
-from knafka_operator.reconcile.brokers import Brokers
-from knafka_operator.runtime.handlers import default_broker
-from knafka_operator.runtime.memory_cluster import MemoryCluster
+from knafka_operator.triggers.admission import defaulted_trigger
+from knafka_operator.webhooks.handlers import default_broker
 
 
 @pytest.mark.conformance("KN-TRG-12")

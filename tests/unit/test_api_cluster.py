@@ -14,7 +14,10 @@ from support.api_server import DEEP, ApiServer, api_server
 
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument
-from knafka_operator.decide.resolving import Unresolved, resolve
+from knafka_operator.decisions.resolving import Unresolved, resolve
+from knafka_operator.kube_api import rest_mapper
+from knafka_operator.kube_api.cluster import MAX_REQUESTS_PER_NAMESPACE, THREADS, ApiCluster
+from knafka_operator.kube_api.rest_mapper import RestMapper
 from knafka_operator.model.cluster import ClusterError, Rejected
 from knafka_operator.model.resources import (
     CORE,
@@ -24,9 +27,6 @@ from knafka_operator.model.resources import (
     Destination,
     TriggerSpec,
 )
-from knafka_operator.runtime import rest_mapper
-from knafka_operator.runtime.cluster import MAX_REQUESTS_PER_NAMESPACE, THREADS, ApiCluster
-from knafka_operator.runtime.rest_mapper import RestMapper
 
 Served = tuple[ApiServer, kubernetes.client.ApiClient]
 

@@ -17,10 +17,10 @@ from support.replacing import replace_in
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument
 from knafka_jobs import pod, spark_launch
-from knafka_operator.decide import archive_manifests as manifests
-from knafka_operator.decide.archive_runs import run_report
-from knafka_operator.model.archives import ARCHIVE, DeadLetterArchive
-from knafka_operator.model.naming import NameKind, Naming
+from knafka_operator.archives import manifests
+from knafka_operator.archives.model import ARCHIVE, DeadLetterArchive
+from knafka_operator.archives.runs import run_report
+from knafka_operator.installation.naming import NameKind, Naming
 from knafka_operator.model.sensors import KNAFKA
 
 ROOT: Final = Path(__file__).parents[2]

@@ -11,12 +11,12 @@ from support.operator_world import SETTINGS
 
 from knafka.core import names
 from knafka.core.errors import InvalidDocument
-from knafka_operator.decide import archive_manifests as manifests
-from knafka_operator.decide.archive_manifests import COORDINATION
-from knafka_operator.model.archives import ARCHIVE
+from knafka_operator.archives import manifests
+from knafka_operator.archives.manifests import COORDINATION
+from knafka_operator.archives.model import ARCHIVE
+from knafka_operator.installation.settings import Settings
 from knafka_operator.model.maxima import Maxima
 from knafka_operator.model.sensors import KNAFKA
-from knafka_operator.model.settings import Settings
 
 pytestmark = pytest.mark.looptime
 

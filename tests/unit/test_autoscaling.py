@@ -8,15 +8,15 @@ import pytest
 from support.scaling import SCALING
 
 from knafka.core.errors import InvalidDocument
-from knafka_operator.decide.scaling import (
+from knafka_operator.model.autoscaling import Autoscaling
+from knafka_operator.model.resources import AUTOSCALING
+from knafka_operator.scale.decide import (
     Cause,
     Scale,
     decide_scale,
     expecting_event,
     keeping_offsets,
 )
-from knafka_operator.model.autoscaling import Autoscaling
-from knafka_operator.model.resources import AUTOSCALING
 
 EACH = "one dispatcher per 100"
 

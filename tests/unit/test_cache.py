@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from support.api_server import merged
 
+from knafka_operator.kube_api.cache import APPLIED, CachedCluster, changes_nothing, contains
+from knafka_operator.kube_api.cluster import WatchSelection
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.resources import CORE, EVENTING, SERVING
-from knafka_operator.runtime.cache import APPLIED, CachedCluster, changes_nothing, contains
-from knafka_operator.runtime.cluster import WatchSelection
 
 BROKERS = WatchSelection(EVENTING, "Broker")
 CONFIG_MAPS = WatchSelection(CORE, "ConfigMap", metadata_only=True)

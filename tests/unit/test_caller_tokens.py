@@ -34,10 +34,10 @@ from knafka.ports.subscriber import Response
 from knafka.receiver.answers import Answer
 from knafka.receiver.ingest import CONTRACT, METRICS, IngestHandler
 from knafka.settings import SERVICE_URL
-from knafka_operator.model.function_tokens import FunctionTokens
+from knafka_operator.installation.function_tokens import FunctionTokens
+from knafka_operator.kube_api.memory_cluster import MemoryCluster
 from knafka_operator.model.resources import CORE
-from knafka_operator.reconcile.receivers import PodPositions
-from knafka_operator.runtime.memory_cluster import MemoryCluster
+from knafka_operator.receivers.receivers import PodPositions
 from knafka_operator.scale.drains import DrainRefused, HttpDrains
 
 OLD, NEW = b"o" * 64, b"n" * 64

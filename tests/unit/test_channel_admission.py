@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from knafka.core.errors import InvalidDocument
-from knafka_operator.decide.channel_admission import (
+from knafka_operator.channels.admission import (
     check_channel,
     check_subscription,
     defaulted_channel,

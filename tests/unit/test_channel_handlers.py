@@ -11,7 +11,7 @@ import pytest
 
 from knafka_operator.model.channels import KAFKA_CHANNEL_VERSIONS, MESSAGING
 from knafka_operator.model.maxima import Maxima
-from knafka_operator.runtime import channel_handlers, handlers
+from knafka_operator.webhooks import channel_handlers, handlers
 
 MAIL = {"ref": {"apiVersion": "v1", "kind": "Service", "name": "mail"}}
 ORDERS = {"apiVersion": KAFKA_CHANNEL_VERSIONS[0], "kind": "KafkaChannel", "name": "orders"}

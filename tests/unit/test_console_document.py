@@ -27,7 +27,7 @@ from knafka_console.model.document import Action, EventName, Health
 from knafka_console.model.source import NotFound, TriggerName
 from knafka_console.sources.dead_letter_topics import DeadLetterTopics
 from knafka_console.sources.installation_console import REPORT_FILE, InstallationConsole
-from knafka_operator.decide import desired
+from knafka_operator.kafka import desired
 from knafka_operator.model.resources import Destination
 
 OPEN = ConditionRow("Delivering", "False", "SubscriberUnavailable", "refused", "Warning")

@@ -23,14 +23,14 @@ from support.waiting import stretched
 from knafka.core import names
 from knafka.core.errors import LogError
 from knafka.ports.log import TopicDescription
-from knafka_operator.decide.tracing import tracing_variables_of
+from knafka_operator.functions.tracing import tracing_variables_of
+from knafka_operator.installation.tracing import FunctionTracing
+from knafka_operator.kube_api.cache import CachedCluster
+from knafka_operator.kube_api.cluster import ApiCluster
 from knafka_operator.model.event_policies import POLICIES_VERSION, POLICY, POLICY_DEFINITION
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import BROKER_CLASS, CORE, EVENTING, FINALIZER, SERVING
-from knafka_operator.model.tracing import FunctionTracing
 from knafka_operator.operator import Operator
-from knafka_operator.runtime.cache import CachedCluster
-from knafka_operator.runtime.cluster import ApiCluster
 from knafka_operator.runtime.controller import ClusterController
 from knafka_operator.runtime.selections import TRIGGERS
 

@@ -15,10 +15,10 @@ from support.memory.log import MemoryLog
 from support.waiting import until
 
 from knafka.core import names
+from knafka_operator.channels import entry_cluster as entries
+from knafka_operator.installation.handler import EVENTING_DEFINITION, EVENTING_FINALIZER, Handler
 from knafka_operator.model.channels import KAFKA_CHANNEL_VERSIONS, MESSAGING, PROMISE
-from knafka_operator.model.handler import EVENTING_DEFINITION, EVENTING_FINALIZER, Handler
 from knafka_operator.model.resources import CORE, FINALIZER
-from knafka_operator.reconcile import entries
 
 pytestmark = pytest.mark.slow
 

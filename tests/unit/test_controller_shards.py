@@ -20,11 +20,11 @@ from support.operator_world import SETTINGS, QuietDrains
 from support.waiting import stretched
 
 from knafka.core import names
-from knafka_operator.decide import shards
+from knafka_operator.kafka import shards
+from knafka_operator.kube_api.cache import CachedCluster
+from knafka_operator.kube_api.cluster import ApiCluster
 from knafka_operator.model.resources import BROKER_CLASS, CORE, EVENTING, ISOLATION, SERVING
 from knafka_operator.operator import Operator
-from knafka_operator.runtime.cache import CachedCluster
-from knafka_operator.runtime.cluster import ApiCluster
 from knafka_operator.runtime.controller import ClusterController
 
 pytestmark = pytest.mark.slow

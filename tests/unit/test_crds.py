@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from knafka.core.documents import Model
-from knafka_operator.model.archives import ArchiveSpec
+from knafka_operator.archives.model import ArchiveSpec
+from knafka_operator.archives.operation_model import PurgeSpec, ReplaySpec
 from knafka_operator.model.channels import (
     KAFKA_CHANNEL_VERSIONS,
     PARTITIONS,
@@ -18,11 +19,10 @@ from knafka_operator.model.channels import (
     KafkaChannelSpec,
     SubscriptionSpec,
 )
-from knafka_operator.model.operations import PurgeSpec, ReplaySpec
 from knafka_operator.model.resources import BrokerSpec, TriggerSpec
 from knafka_operator.model.sensors import SensorSpec
-from knafka_operator.model.sinks import KafkaSinkSpec
 from knafka_operator.model.sources import KafkaSourceSpec
+from knafka_operator.sinks.model import KafkaSinkSpec
 
 CRDS = Path(__file__).parents[2] / "crds"
 ADDRESS = {"name", "url", "CACerts", "audience"}

@@ -9,7 +9,7 @@ from support.admitted import refusal, trigger
 from support.operator_world import OperatorWorld, condition, running_operator
 
 from knafka.core.documents import dump
-from knafka_operator.decide import kafka_settings
+from knafka_operator.kafka import kafka_settings
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.isolation import Isolation
 from knafka_operator.model.resources import ISOLATION, SEMANTICS

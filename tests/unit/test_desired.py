@@ -21,9 +21,9 @@ from knafka.core.contract import (
 )
 from knafka.core.errors import InvalidDocument
 from knafka.ports.log import TopicDescription
-from knafka_operator.decide import desired, topics
-from knafka_operator.decide.dead_letter_topics import FAILURE_ATTRIBUTES_BYTES, RETENTION_ANNOTATION
-from knafka_operator.decide.desired import Defaults
+from knafka_operator.kafka import desired, topics
+from knafka_operator.kafka.dead_letter_topics import FAILURE_ATTRIBUTES_BYTES, RETENTION_ANNOTATION
+from knafka_operator.kafka.desired import Defaults
 from knafka_operator.model.resources import (
     DELIVERY_ORDER,
     EXTERNAL_TOPIC,

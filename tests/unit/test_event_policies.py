@@ -10,9 +10,9 @@ from support.channel_world import running_channels
 from support.operator_world import OperatorWorld, condition, running_operator
 
 from knafka.core.contract import Exact, Policy
-from knafka_operator.decide.event_policies import applied_policies
 from knafka_operator.model.event_policies import POLICIES_VERSION, POLICY
 from knafka_operator.model.resources import EVENTING, Resource
+from knafka_operator.senders.event_policies import applied_policies
 
 SHOP = "shop"
 SENDER = "system:serviceaccount:shop:web"

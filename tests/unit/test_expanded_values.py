@@ -11,13 +11,13 @@ from support.operator_world import SETTINGS
 from knafka.core.contract import Egress, Kafka, Sink
 from knafka.core.documents import parse, parse_json
 from knafka_jobs import pod
-from knafka_operator.decide import archive_manifests as manifests
-from knafka_operator.decide import services
-from knafka_operator.model.archives import ARCHIVE, DeadLetterArchive
+from knafka_operator.archives import manifests
+from knafka_operator.archives.model import ARCHIVE, DeadLetterArchive
+from knafka_operator.functions import services
+from knafka_operator.installation.tracing import FunctionTracing
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.resources import EVENTING, Trigger
 from knafka_operator.model.sensors import KNAFKA
-from knafka_operator.model.tracing import FunctionTracing
 
 KEYS = {"AWS_SECRET_ACCESS_KEY": "the key", "KNAFKA_LOG_LEVEL": "info"}
 HOSTILE = ["$(AWS_SECRET_ACCESS_KEY)", "$$(AWS_SECRET_ACCESS_KEY)", "a$$b", "$", "$(", "$$$"]

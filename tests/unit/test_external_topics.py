@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from knafka.core import names
-from knafka_operator.decide.external_topics import external_topic_refusal, reserved_reason
+from knafka_operator.brokers.external_topics import external_topic_refusal, reserved_reason
 
 WHERE = "ConfigMap knafka/kafka-broker-config"
 

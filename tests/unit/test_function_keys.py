@@ -12,13 +12,13 @@ from support.sharing import SERVICE, SHARED, SHOP, declare
 from support.waiting import until
 
 from knafka.core.caller_tokens import CALLERS, Callers
-from knafka_operator.decide import rolls, services
+from knafka_operator.functions import rolls, services
+from knafka_operator.installation.settings import Settings
+from knafka_operator.kube_api.memory_cluster import MemoryCluster
 from knafka_operator.model.cluster import ClusterError, decoded_secret
 from knafka_operator.model.identity import Key
 from knafka_operator.model.resources import CORE, SERVING
-from knafka_operator.model.settings import Settings
 from knafka_operator.runtime.function_keys import KEYS_SECRET, FunctionKeys
-from knafka_operator.runtime.memory_cluster import MemoryCluster
 
 OLD, NEW = "o" * 64, "n" * 64
 

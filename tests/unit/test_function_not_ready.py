@@ -9,9 +9,9 @@ import pytest
 from support.channel_world import ChannelWorld, running_channels
 from support.operator_world import condition
 
-from knafka_operator.decide.status import ConditionSet, NotReady, why_revision_is_not_ready
+from knafka_operator.decisions.status import ConditionSet, NotReady, why_revision_is_not_ready
 from knafka_operator.model.resources import SERVING
-from knafka_operator.reconcile import receivers
+from knafka_operator.receivers import receivers
 
 NO_CPU = "0/1 nodes are available: 1 Insufficient cpu."
 

@@ -9,10 +9,10 @@ import pytest
 from support.operator_world import SETTINGS, OperatorWorld, condition
 
 from knafka.core.errors import InvalidDocument
+from knafka_operator.installation.function_pods import FunctionPods, needed_features
+from knafka_operator.installation.settings import Settings
 from knafka_operator.model.cluster import NotAllowed, Rejected
-from knafka_operator.model.function_pods import FunctionPods, needed_features
 from knafka_operator.model.resources import SERVING
-from knafka_operator.model.settings import Settings
 
 SHOP = "shop"
 REQUIRED = {"KNAFKA_NAMESPACE": "knafka", "KNAFKA_IMAGE": "example.com/knafka:1"}

@@ -19,10 +19,10 @@ from knafka.clients.kafka_client import ASKING, open_client
 from knafka.clients.kafka_whole_topic import ODD_RECORD_BYTES, read_whole
 from knafka.clients.kafka_writer import KafkaWriter
 from knafka.core.errors import InvalidDocument, LogError
-from knafka_operator.decide.kafka_servers import check_servers
-from knafka_operator.decide.status import NotReady
-from knafka_operator.model.settings import Settings
-from knafka_operator.scale.kafka_clusters import MAX_ANSWER, KafkaClusters
+from knafka_operator.decisions.status import NotReady
+from knafka_operator.installation.settings import Settings
+from knafka_operator.kafka.clusters import MAX_ANSWER, KafkaClusters
+from knafka_operator.kafka.servers import check_servers
 
 MEGABYTE = 1024
 """In kilobytes, as the kernel tells them."""
@@ -33,7 +33,7 @@ import asyncio, os, resource, sys
 from typing import Any, cast
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.core.errors import LogError
-from knafka_operator.scale.kafka_clusters import KafkaClusters
+from knafka_operator.kafka.clusters import KafkaClusters
 
 def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 

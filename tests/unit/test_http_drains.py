@@ -19,8 +19,8 @@ from support.scaling import SHARD, egress
 from knafka.core import documents
 from knafka.core.drain import STOP, DrainProgress, DrainRequest, Ended, ShardProgress
 from knafka.core.errors import InvalidDocument
-from knafka_operator.decide.status import NotReady
-from knafka_operator.reconcile.probe import probe
+from knafka_operator.decisions.status import NotReady
+from knafka_operator.functions.probe import probe
 from knafka_operator.scale import answers
 from knafka_operator.scale.answers import LinePace
 from knafka_operator.scale.drains import DrainRefused, HttpDrains

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import grimp
 import pytest
 
 import import_picture
@@ -30,3 +35,52 @@ def test_arrows_that_follow_from_others_are_left_out() -> None:
     assert import_picture.without_implied(arrows) == {"a": {"b"}, "b": {"c"}, "c": set()}
     drawn = import_picture.page({"knafka.a": {"knafka.b"}, "knafka.b": set()})
     assert "    knafka.a --> knafka.b\n" in drawn
+
+
+ROOT = Path(__file__).parents[2]
+PURE_OPERATOR = "What is declared and what is decided is pure: it knows no client"
+
+
+@pytest.fixture(scope="module")
+def pyproject() -> dict[str, Any]:
+    tools: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    return tools
+
+
+@pytest.fixture(scope="module")
+def pure(pyproject: dict[str, Any]) -> list[str]:
+    """The packages and modules of the operator that import-linter holds to be pure."""
+    contracts = pyproject["importlinter"]["contracts"]
+    modules: list[str] = next(
+        each["source_modules"] for each in contracts if each["name"] == PURE_OPERATOR
+    )
+    return modules
+
+
+def test_what_is_pure_in_the_operator_imports_nothing_of_it_that_is_not(pure: list[str]) -> None:
+    graph = grimp.build_graph("knafka_operator", cache_dir=None)
+
+    def is_pure(module: str) -> bool:
+        return any(module == each or module.startswith(f"{each}.") for each in pure)
+
+    impure = {
+        (module, imported)
+        for module in filter(is_pure, graph.modules)
+        for imported in graph.find_modules_directly_imported_by(module)
+        if not is_pure(imported)
+    }
+    assert impure == set()
+
+
+def test_what_decides_declares_or_admits_is_pure(pure: list[str]) -> None:
+    graph = grimp.build_graph("knafka_operator", cache_dir=None)
+    modules = {
+        module
+        for module in graph.modules
+        if module.rpartition(".")[2] in ("decide", "admission", "manifests", "model")
+    }
+    assert modules - set(pure) == set()
+
+
+def test_coverage_counts_what_is_pure(pyproject: dict[str, Any], pure: list[str]) -> None:
+    assert pyproject["coverage"]["run"]["source"] == ["knafka.core", *pure]

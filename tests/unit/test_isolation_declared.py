@@ -8,10 +8,11 @@ from support.admitted import broker, refusal, trigger
 from knafka.core.contract import Kafka
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument
-from knafka_operator.decide import services, shards
+from knafka_operator.functions import services
+from knafka_operator.installation.settings import Settings
+from knafka_operator.kafka import shards
 from knafka_operator.model.isolation import Isolation
 from knafka_operator.model.resources import BROKER_CLASS, ISOLATION, Broker
-from knafka_operator.model.settings import Settings
 
 REQUIRED = {"KNAFKA_NAMESPACE": "knafka", "KNAFKA_IMAGE": "example.com/knafka:1"}
 

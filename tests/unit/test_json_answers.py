@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from knafka_operator.runtime import json_answers
-from knafka_operator.runtime.json_answers import MAX_DEPTH, decode_json, without_deep_levels
+from knafka_operator.kube_api import json_answers
+from knafka_operator.kube_api.json_answers import MAX_DEPTH, decode_json, without_deep_levels
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),

@@ -16,9 +16,9 @@ from knafka.core.contract import Egress, Kafka, Shard, Sink
 from knafka.core.drain import DrainProgress, DrainRequest, Ended, ShardProgress
 from knafka.core.errors import InvalidDocument, LogError
 from knafka.ports.log import Lag, Positions
+from knafka_operator.kafka import clusters as module
+from knafka_operator.kafka.clusters import KafkaClusters
 from knafka_operator.model.autoscaling import Autoscaling
-from knafka_operator.scale import kafka_clusters as module
-from knafka_operator.scale.kafka_clusters import KafkaClusters
 from knafka_operator.scale.scaler import Scaler
 
 SECRET = {"protocol": "SASL_PLAINTEXT", "user": "me", "password": "one"}

@@ -9,9 +9,9 @@ import pytest
 from knafka.core.contract import Ingress, Kafka, Sink
 from knafka.core.documents import dump, parse
 from knafka.core.errors import InvalidDocument
-from knafka_operator.decide import desired, shards
-from knafka_operator.decide.desired import Defaults
-from knafka_operator.decide.kafka_settings import (
+from knafka_operator.kafka import desired, shards
+from knafka_operator.kafka.desired import Defaults
+from knafka_operator.kafka.kafka_settings import (
     check_start_stays,
     check_trigger_settings,
     required_isolation,

@@ -12,9 +12,14 @@ from support.operator_world import INSTALLATION, OperatorWorld, condition, runni
 
 from knafka.core.errors import InvalidDocument
 from knafka.core.kafka_secret import for_java, for_librdkafka
-from knafka_operator.model.kafka_trust import AWS_ROLES, AWS_SERVERS, KafkaTrust, parse_patterns
+from knafka_operator.installation.kafka_trust import (
+    AWS_ROLES,
+    AWS_SERVERS,
+    KafkaTrust,
+    parse_patterns,
+)
+from knafka_operator.installation.settings import Settings
 from knafka_operator.model.resources import CORE
-from knafka_operator.model.settings import Settings
 
 pytestmark = pytest.mark.looptime
 

@@ -16,8 +16,8 @@ import yaml
 from support.gate import IN_CI
 
 from knafka_console.settings import ConsoleSettings as ConsoleSettings
-from knafka_operator.decide.archive_manifests import DRIVER_ROLE
-from knafka_operator.model.settings import Settings
+from knafka_operator.archives.manifests import DRIVER_ROLE
+from knafka_operator.installation.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 

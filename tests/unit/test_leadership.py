@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 
 import pytest
 
+from knafka_operator.kube_api.leadership import Leadership, lease_manifest, lease_of_document
+from knafka_operator.kube_api.lease import DURATION, RENEW_WITHIN, RETRY_EVERY, Election, Lease
 from knafka_operator.model.cluster import ClusterError
-from knafka_operator.runtime.leadership import Leadership, lease_manifest, lease_of_document
-from knafka_operator.runtime.lease import DURATION, RENEW_WITHIN, RETRY_EVERY, Election, Lease
 
 pytestmark = pytest.mark.looptime
 

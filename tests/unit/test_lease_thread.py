@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from knafka_operator.runtime import leadership
-from knafka_operator.runtime.leadership import LOST_EXIT_STATUS, Leadership, LeaseThread
-from knafka_operator.runtime.lease import Election, Lease
+from knafka_operator.kube_api import leadership
+from knafka_operator.kube_api.leadership import LOST_EXIT_STATUS, Leadership, LeaseThread
+from knafka_operator.kube_api.lease import Election, Lease
 
 PATIENCE = 30.0
 ANEW = 5
@@ -67,7 +67,7 @@ if os.environ.get("BEGUN"):
 os.environ["BEGUN"] = "1"
 os.set_inheritable(os.pipe()[0], True)
 from knafka_operator.runtime import lease, leadership
-from knafka_operator.runtime.lease import Election, Lease
+from knafka_operator.kube_api.lease import Election, Lease
 
 lease.RENEW_WITHIN = 0.5  # of a first renewal that no other follows
 leadership.STUCK_TIMEOUT = 0.5

@@ -22,7 +22,7 @@ from knafka.core.delivery import Reason
 from knafka_cli.command_line import app
 from knafka_cli.dead_letters import archive_commands, dead_letter_commands
 from knafka_client.declared.declared_source import DeclaredView
-from knafka_operator.model.operations import parse_operation
+from knafka_operator.archives.operation_model import parse_operation
 from knafka_operator.model.sensors import KNAFKA
 
 ROOT = f"/apis/{KNAFKA}/namespaces/shop"

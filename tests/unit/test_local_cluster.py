@@ -21,8 +21,8 @@ from support.waiting import until
 
 from knafka.core import names
 from knafka_local.cluster.kept_names import KeptNames
+from knafka_operator.dispatchers.replays import REPLAY_CHECK_INTERVAL
 from knafka_operator.model.resources import TOPIC_STATUS
-from knafka_operator.reconcile.replays import REPLAY_CHECK_INTERVAL
 
 pytestmark = pytest.mark.looptime
 

@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 from knafka_cli.command_line import app
 from knafka_local.cluster.kept_names import SENSOR_ANNOTATIONS, KeptNames
-from knafka_operator.decide import sensor as deciding
 from knafka_operator.model.sensors import KNAFKA, SENSOR
 from knafka_operator.model.sensors import TOPICS as TOPICS_OF_SENSORS
+from knafka_operator.sensors import decide as deciding
 
 pytestmark = pytest.mark.looptime
 

@@ -12,9 +12,9 @@ from rich.console import Console
 from knafka_cli.running import terminal_views
 from knafka_cli.running.terminal_views import LineView, StatusTable, changes, choose_view, summary
 from knafka_client.state.snapshot import BrokerRow, ConditionRow, Snapshot, TriggerRow
-from knafka_operator.decide import dead_letters
-from knafka_operator.decide.scaling import decide_scale
+from knafka_operator.dispatchers import dead_letters
 from knafka_operator.model.autoscaling import Autoscaling
+from knafka_operator.scale.decide import decide_scale
 
 BROKER = BrokerRow("default/shop", "http://127.0.0.1:8080/default/shop", 5, 1)
 TRIGGER = TriggerRow(

@@ -18,9 +18,9 @@ from knafka.core.hops import FIRST_TTL, MAX_HOPS, hops_of, ttl_of
 from knafka.core.http_binding import record_of
 from knafka.core.kafka_binding import Draft
 from knafka.ports.subscriber import Response
-from knafka_operator.decide.scaling import Scale, TriggerStatus
-from knafka_operator.decide.trigger_conditions import delivering_condition, loop_condition
+from knafka_operator.dispatchers.conditions import delivering_condition, loop_condition
 from knafka_operator.model.family import CHANNELS
+from knafka_operator.scale.decide import Scale, TriggerStatus
 
 pytestmark = pytest.mark.looptime
 

@@ -12,14 +12,14 @@ from support.admitted import broker, trigger
 from support.operator_world import OperatorWorld, condition, running_operator
 
 from knafka.core.errors import InvalidDocument
-from knafka_operator.decide import admission
-from knafka_operator.decide.channel_admission import check_channel, check_subscription
-from knafka_operator.decide.trigger_admission import check_trigger
+from knafka_operator.brokers import admission
+from knafka_operator.channels.admission import check_channel, check_subscription
+from knafka_operator.installation.settings import Settings
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.maxima import Maxima
 from knafka_operator.model.resources import AUTOSCALING, CORE, SERVING
-from knafka_operator.model.settings import Settings
-from knafka_operator.runtime import channel_handlers, handlers
+from knafka_operator.triggers.admission import check_trigger
+from knafka_operator.webhooks import channel_handlers, handlers
 
 SHOP = "shop"
 MINE = {"apiVersion": CORE, "kind": "ConfigMap", "name": "mine"}

@@ -28,9 +28,9 @@ from knafka.receiver.ingest import METRICS, IngestHandler
 from knafka_client.sockets import free_port
 from knafka_console.settings import ConsoleSettings
 from knafka_console.sources.metrics import DirectMetrics, MetricsUnavailable
-from knafka_operator.decide import services
+from knafka_operator.functions import services
+from knafka_operator.installation.settings import Settings
 from knafka_operator.model.resources import SERVING
-from knafka_operator.model.settings import Settings
 from knafka_operator.runtime.metrics import MetricsServer
 
 OLD, NEW = "old-old-old-old-old", "new-new-new-new-new"

@@ -18,7 +18,7 @@ from knafka.clients.kafka_statistics import ClientStatistics
 from knafka.dispatcher.served import ServedEgress, egress_metrics
 from knafka.observability import Metric
 from knafka.receiver.ingest import IngestHandler
-from knafka_operator.decide import services
+from knafka_operator.functions import services
 from knafka_operator.runtime import metrics as operators
 
 

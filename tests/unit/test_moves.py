@@ -27,14 +27,15 @@ from support.sharing import (
 from knafka.core import names
 from knafka.core.drain import DrainProgress
 from knafka.ports.log import OffsetAndMetadata
-from knafka_operator.decide import moves, shards
-from knafka_operator.decide.activity import QUIET_FOR, Activity, ActivityState, Sample
-from knafka_operator.decide.moves import MAX_MOVES, History, Move
-from knafka_operator.decide.scaling import Scale, TriggerStatus
+from knafka_operator.dispatchers import move_decisions as moves
+from knafka_operator.dispatchers.activity import QUIET_FOR, Activity, ActivityState, Sample
+from knafka_operator.dispatchers.move_decisions import MAX_MOVES, History, Move
+from knafka_operator.kafka import shards
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.isolation import Isolation
 from knafka_operator.model.resources import ISOLATION, PAUSED
 from knafka_operator.operator import MOVE_INTERVAL
+from knafka_operator.scale.decide import Scale, TriggerStatus
 
 AUTO = {ISOLATION: "auto"}
 OWN, SHARED = Isolation.OWN, Isolation.SHARED

@@ -12,9 +12,7 @@ from support.operator_world import SETTINGS, OperatorWorld, condition, running_o
 from knafka.core import names
 from knafka.core.errors import InvalidDocument
 from knafka.ports.log import OffsetAndMetadata
-from knafka_operator.decide.topics import TOPIC_ID
-from knafka_operator.model.cluster import ClusterError, Document
-from knafka_operator.model.naming import (
+from knafka_operator.installation.naming import (
     DEFAULTS,
     NamedObject,
     NameKind,
@@ -22,6 +20,9 @@ from knafka_operator.model.naming import (
     normalized,
     rendered,
 )
+from knafka_operator.kafka.topics import TOPIC_ID
+from knafka_operator.kube_api.memory_cluster import MemoryCluster
+from knafka_operator.model.cluster import ClusterError, Document
 from knafka_operator.model.resources import (
     CORE,
     EVENTING,
@@ -29,7 +30,6 @@ from knafka_operator.model.resources import (
     GROUP_STATUS,
     TOPIC_STATUS,
 )
-from knafka_operator.runtime.memory_cluster import MemoryCluster
 from knafka_operator.runtime.naming import TEMPLATES_CONFIG_MAP, FollowedNaming
 
 OF = NamedObject("shop", "orders", "11111111-2222-3333-4444-555555555555")

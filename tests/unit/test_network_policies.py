@@ -16,9 +16,10 @@ import yaml
 from support.gate import IN_CI
 from support.network_policies import Network, Peer
 
-from knafka_operator.decide import receiver_services, sensor_manifests, services
-from knafka_operator.decide.encryption import TLS_PORT
-from knafka_operator.reconcile.receivers import CONTRACT_PORT
+from knafka_operator.functions import receiver_services, services
+from knafka_operator.receivers.receivers import CONTRACT_PORT
+from knafka_operator.senders.encryption import TLS_PORT
+from knafka_operator.sensors import manifests as sensor_manifests
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "operator" / "deploy"

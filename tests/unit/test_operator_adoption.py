@@ -11,7 +11,7 @@ from support.operator_world import OperatorWorld, condition, running_operator
 
 from knafka.core import names
 from knafka.ports.log import OffsetAndMetadata
-from knafka_operator.decide.topics import TOPIC_ID
+from knafka_operator.kafka.topics import TOPIC_ID
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import (
     EVENTING,

@@ -15,14 +15,14 @@ from support.operator_world import SETTINGS, condition
 
 from knafka.core import names
 from knafka.core.errors import LogError
-from knafka_operator.decide import archive_manifests as manifests
-from knafka_operator.decide.archive import MAX_RETRY, retry_after
-from knafka_operator.decide.archive_manifests import BATCH
-from knafka_operator.model.archives import ARCHIVE, ARCHIVE_LABEL, RUN_ANNOTATION
+from knafka_operator.archives import manifests
+from knafka_operator.archives.decide import MAX_RETRY, retry_after
+from knafka_operator.archives.manifests import BATCH
+from knafka_operator.archives.model import ARCHIVE, ARCHIVE_LABEL, RUN_ANNOTATION
+from knafka_operator.engine.work_queue import BACK_OFF, GONE
 from knafka_operator.model.cluster import Rejected
 from knafka_operator.model.resources import CORE, RBAC
 from knafka_operator.model.sensors import KNAFKA
-from knafka_operator.reconcile.work_queue import BACK_OFF, GONE
 
 
 @pytest.fixture

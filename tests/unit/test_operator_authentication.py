@@ -10,10 +10,10 @@ from support.channel_world import ChannelWorld, running_channels
 from support.operator_world import OperatorWorld, condition, running_operator
 
 from knafka.settings import API_FOLDER, OIDC_URL
-from knafka_operator.decide import services
-from knafka_operator.decide.authentication import NO_AUTHENTICATION, Authentication
+from knafka_operator.dispatchers.resuming import read_receiver
+from knafka_operator.functions import services
 from knafka_operator.model.resources import SERVING, ConfigMap
-from knafka_operator.reconcile.resuming import read_receiver
+from knafka_operator.senders.authentication import NO_AUTHENTICATION, Authentication
 
 SHOP = "shop"
 AUDIENCE = "eventing.knative.dev/broker/shop/default"

@@ -15,10 +15,10 @@ from support.operator_world import INSTALLATION, OperatorWorld, condition, runni
 from knafka.core.contract import Receiver
 from knafka.core.documents import parse_json
 from knafka.core.errors import LogError
+from knafka_operator.kube_api.memory_cluster import MemoryCluster
 from knafka_operator.model.resources import CORE, EVENTING, EXTERNAL_TOPIC, SERVING
-from knafka_operator.reconcile import receivers
-from knafka_operator.reconcile.receivers import PodPositions
-from knafka_operator.runtime.memory_cluster import MemoryCluster
+from knafka_operator.receivers import receivers
+from knafka_operator.receivers.receivers import PodPositions
 
 SHOP, RECEIVER, PATH = "shop", "default-kn-receiver", "/shop/default"
 pytestmark = pytest.mark.looptime

@@ -12,7 +12,7 @@ from support.controlled import controller_of
 from support.operator_world import condition
 
 from knafka.core import names
-from knafka_operator.decide.topics import TOPIC_ID
+from knafka_operator.kafka.topics import TOPIC_ID
 from knafka_operator.model.channels import PEERS_CHANNEL_FINALIZER
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import FINALIZER, ISOLATION, TOPIC_STATUS

@@ -12,7 +12,7 @@ from support.operator_world import condition
 from knafka.core.errors import LogError
 from knafka_operator.model.cluster import ClusterError
 from knafka_operator.model.resources import CORE, SERVING
-from knafka_operator.reconcile import receivers
+from knafka_operator.receivers import receivers
 
 pytestmark = pytest.mark.looptime
 

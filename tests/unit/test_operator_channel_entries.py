@@ -27,7 +27,7 @@ from support.operator_world import condition
 from knafka.core import names
 from knafka_operator.model.channels import DECLARED, PROMISE
 from knafka_operator.model.identity import Identity
-from knafka_operator.reconcile import receivers
+from knafka_operator.receivers import receivers
 
 OTHER = "11111111-7d9c-4b5e-8f3f-6a4a1a6f0f11"
 

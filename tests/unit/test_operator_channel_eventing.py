@@ -21,11 +21,11 @@ from support.channel_entries import (
 from support.channel_world import ChannelWorld, running_channels
 from support.operator_world import condition
 
+from knafka_operator.installation.handler import Handler
 from knafka_operator.model.channels import DECLARED, MESSAGING, PROMISE
 from knafka_operator.model.cluster import ClusterError
-from knafka_operator.model.handler import Handler
 from knafka_operator.model.identity import Identity
-from knafka_operator.reconcile import receivers
+from knafka_operator.receivers import receivers
 
 
 @pytest.fixture

@@ -9,13 +9,13 @@ import pytest
 from support.channel_world import VERSION, ChannelWorld, ready, running_channels
 from support.operator_world import condition
 
-from knafka_operator.decide.channel import RECEIVERS
-from knafka_operator.decide.credentials import KAFKA_SECRET
-from knafka_operator.decide.effects import Effect
-from knafka_operator.decide.steps import CHANNEL_ORDER, Step
+from knafka_operator.channels.decide import RECEIVERS
+from knafka_operator.decisions.effects import Effect
+from knafka_operator.decisions.steps import CHANNEL_ORDER, Step
+from knafka_operator.kafka.credentials import KAFKA_SECRET
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE, SERVING
-from knafka_operator.reconcile import receivers
+from knafka_operator.receivers import receivers
 
 pytestmark = pytest.mark.looptime
 

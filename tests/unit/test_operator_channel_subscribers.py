@@ -10,11 +10,11 @@ import pytest
 from support.channel_world import VERSION, ChannelWorld, ready, running_channels
 from support.operator_world import condition
 
+from knafka_operator.engine.work_queue import BACK_OFF, Verdict
 from knafka_operator.model.channels import MESSAGING
 from knafka_operator.model.identity import Key
 from knafka_operator.model.resources import CORE
-from knafka_operator.reconcile import receivers
-from knafka_operator.reconcile.work_queue import BACK_OFF, Verdict
+from knafka_operator.receivers import receivers
 
 SHOP = "shop"
 COUNT = 300

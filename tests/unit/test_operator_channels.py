@@ -12,11 +12,11 @@ from support.operator_world import condition
 
 from knafka.core.contract import Order
 from knafka.core.errors import LogError
-from knafka_operator.decide import routes
-from knafka_operator.decide.credentials import KAFKA_SECRET
+from knafka_operator.channels import routes
+from knafka_operator.kafka.credentials import KAFKA_SECRET
 from knafka_operator.model.cluster import Rejected
 from knafka_operator.model.resources import SERVING
-from knafka_operator.reconcile import receivers
+from knafka_operator.receivers import receivers
 
 pytestmark = pytest.mark.looptime
 

@@ -18,7 +18,7 @@ from knafka.core import names
 from knafka.core.contract import Egress
 from knafka.core.drain import DrainProgress
 from knafka.core.errors import LogError
-from knafka_operator.decide.dead_letter_topics import RETENTION_ANNOTATION, TOPIC_ID
+from knafka_operator.kafka.dead_letter_topics import RETENTION_ANNOTATION, TOPIC_ID
 from knafka_operator.model.identity import Identity
 from knafka_operator.runtime.metrics import operator_metrics
 

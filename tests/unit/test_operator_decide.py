@@ -12,23 +12,23 @@ from knafka.core.contract import Kafka, Sink
 from knafka.core.documents import parse
 from knafka.core.errors import LogError
 from knafka.ports.log import TopicDescription
-from knafka_operator.decide import broker as brokers
-from knafka_operator.decide import desired
-from knafka_operator.decide import trigger as triggers
-from knafka_operator.decide.broker import BrokerConnection, ObservedBroker
-from knafka_operator.decide.credentials import Mount
-from knafka_operator.decide.delivery import BrokerState, Watched
-from knafka_operator.decide.desired import Defaults
-from knafka_operator.decide.effects import CommitOffsets, CreateTopic, Effect, WriteIngress
-from knafka_operator.decide.resolving import Unresolved
-from knafka_operator.decide.steps import BROKER_ORDER, TRIGGER_ORDER, Step
-from knafka_operator.decide.topics import ObservedTopic
-from knafka_operator.decide.trigger import ObservedTrigger
+from knafka_operator.brokers import decide as brokers
+from knafka_operator.brokers.decide import BrokerConnection, ObservedBroker
+from knafka_operator.decisions.effects import CommitOffsets, CreateTopic, Effect, WriteIngress
+from knafka_operator.decisions.resolving import Unresolved
+from knafka_operator.decisions.steps import BROKER_ORDER, TRIGGER_ORDER, Step
+from knafka_operator.installation.settings import Settings
+from knafka_operator.kafka import desired
+from knafka_operator.kafka.credentials import Mount
+from knafka_operator.kafka.desired import Defaults
+from knafka_operator.kafka.topics import ObservedTopic
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import Broker, ConfigMap, Trigger
-from knafka_operator.model.settings import Settings
 from knafka_operator.model.topics import Topic
+from knafka_operator.records.delivery import BrokerState, Watched
+from knafka_operator.triggers import decide as triggers
+from knafka_operator.triggers.decide import ObservedTrigger
 
 SETTINGS = Settings(namespace="knafka", image="knafka:latest")
 DEFAULTS = Defaults(kafka=Kafka(bootstrap_servers="kafka:9092"))

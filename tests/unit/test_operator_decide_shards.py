@@ -13,18 +13,18 @@ from knafka.core import names
 from knafka.core.contract import Egress, Kafka, SharedEgress, Sink
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument, LogError
-from knafka_operator.decide import shards
-from knafka_operator.decide import trigger as triggers
-from knafka_operator.decide.delivery import BrokerState, Watched
-from knafka_operator.decide.desired import Defaults
-from knafka_operator.decide.effects import Annotate, Delete, Effect, ObjectName
-from knafka_operator.decide.shards import SharedContract
-from knafka_operator.decide.steps import TRIGGER_ORDER, Step
-from knafka_operator.decide.trigger import ObservedTrigger
+from knafka_operator.decisions.effects import Annotate, Delete, Effect, ObjectName
+from knafka_operator.decisions.steps import TRIGGER_ORDER, Step
+from knafka_operator.installation.settings import Settings
+from knafka_operator.kafka import shards
+from knafka_operator.kafka.desired import Defaults
+from knafka_operator.kafka.shards import SharedContract
 from knafka_operator.model.isolation import Isolation, declared_isolation
 from knafka_operator.model.resources import ISOLATION, SERVING, Broker, Trigger
-from knafka_operator.model.settings import Settings
 from knafka_operator.model.topics import Topic
+from knafka_operator.records.delivery import BrokerState, Watched
+from knafka_operator.triggers import decide as triggers
+from knafka_operator.triggers.decide import ObservedTrigger
 
 SETTINGS = Settings(namespace="knafka", image="knafka:latest", shard_size=2)
 KAFKA = Kafka(bootstrap_servers="kafka:9092")

@@ -9,12 +9,12 @@ import pytest
 from support.operator_world import OperatorWorld, condition, running_operator
 
 from knafka.settings import SERVICE_URL
-from knafka_operator.decide import services
-from knafka_operator.decide.direct import DIRECT
-from knafka_operator.decide.services import KNATIVE_AUTOSCALING, MIN_SCALE
-from knafka_operator.decide.status import NotReady
+from knafka_operator.decisions.status import NotReady
+from knafka_operator.functions import services
+from knafka_operator.functions.services import KNATIVE_AUTOSCALING, MIN_SCALE
 from knafka_operator.model.cluster import NotAllowed
 from knafka_operator.model.resources import CORE, SERVING
+from knafka_operator.receivers.direct import DIRECT
 
 SHOP = "shop"
 RECEIVER = "default-kn-receiver"

@@ -10,12 +10,12 @@ from support.channel_world import GATEWAY, ChannelWorld, running_channels
 from support.operator_world import condition
 
 from knafka.settings import SERVICE_URL
-from knafka_operator.decide import receiver_services, services
-from knafka_operator.decide.direct import DIRECT
-from knafka_operator.decide.services import KNATIVE_AUTOSCALING
-from knafka_operator.decide.status import NotReady
+from knafka_operator.decisions.status import NotReady
+from knafka_operator.functions import receiver_services, services
+from knafka_operator.functions.services import KNATIVE_AUTOSCALING
 from knafka_operator.model.cluster import NotAllowed
 from knafka_operator.model.resources import CORE, SERVING
+from knafka_operator.receivers.direct import DIRECT
 
 pytestmark = pytest.mark.looptime
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from knafka.core.errors import KnafkaError
-from knafka_operator.decide.effects import (
+from knafka_operator.decisions.effects import (
     Annotate,
     Apply,
     Create,
@@ -17,14 +17,14 @@ from knafka_operator.decide.effects import (
     ObjectName,
     Refusal,
 )
-from knafka_operator.decide.observed import Needed, Observed
-from knafka_operator.decide.status import NotReady
-from knafka_operator.decide.steps import Step
+from knafka_operator.decisions.observed import Needed, Observed
+from knafka_operator.decisions.status import NotReady
+from knafka_operator.decisions.steps import Step
+from knafka_operator.engine.effects import Effects
+from knafka_operator.engine.kind import Reconciler
+from knafka_operator.kube_api.memory_cluster import MemoryCluster
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.resources import CORE
-from knafka_operator.reconcile.effects import Effects
-from knafka_operator.reconcile.kind import Reconciler
-from knafka_operator.runtime.memory_cluster import MemoryCluster
 
 OWNER: Document = {
     "apiVersion": "knafka.dev/v1alpha1",

@@ -13,11 +13,11 @@ from support.operator_world import OperatorWorld, condition, running_operator
 from support.web_certificates import WebAuthority
 
 from knafka.settings import TLS
-from knafka_operator.decide import services
-from knafka_operator.decide.encryption import TLS_SECRET, Encryption
-from knafka_operator.decide.services import MIN_SCALE, TLS_PATH
+from knafka_operator.functions import services
+from knafka_operator.functions.services import MIN_SCALE, TLS_PATH
 from knafka_operator.model.cluster import NotAllowed
 from knafka_operator.model.resources import CORE, SERVING, ConfigMap
+from knafka_operator.senders.encryption import TLS_SECRET, Encryption
 
 SHOP = "shop"
 RECEIVER = "default-kn-receiver"

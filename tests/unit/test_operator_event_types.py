@@ -11,13 +11,17 @@ from support.channel_world import VERSION, ChannelWorld, running_channels
 from support.operator_world import OperatorWorld, running_operator
 
 from knafka.settings import EVENT_TYPES
-from knafka_operator.decide import services
-from knafka_operator.decide.event_types import EVENT_TYPE_VERSION, ReportedType, reported_types
+from knafka_operator.functions import services
 from knafka_operator.model.cluster import NotAllowed, Rejected
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE, EVENTING, SERVING
 from knafka_operator.operator import Operator
-from knafka_operator.reconcile import event_types
+from knafka_operator.receivers import event_types
+from knafka_operator.receivers.event_type_manifests import (
+    EVENT_TYPE_VERSION,
+    ReportedType,
+    reported_types,
+)
 
 SHOP = "shop"
 RECEIVER = Identity(SHOP, "default-kn-receiver")

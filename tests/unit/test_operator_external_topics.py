@@ -10,7 +10,7 @@ from support.memory.admin import MemoryAdmin
 from support.operator_world import OperatorWorld, condition, running_operator
 
 from knafka.core import names
-from knafka_operator.decide.topics import TOPIC_ID
+from knafka_operator.kafka.topics import TOPIC_ID
 from knafka_operator.model.identity import Key
 from knafka_operator.model.resources import EVENTING, EXTERNAL_TOPIC, TOPIC_STATUS
 

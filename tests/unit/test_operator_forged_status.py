@@ -18,8 +18,8 @@ from support.sensors_world import GROUP, OWN, SensorsWorld, ready_sensor
 from knafka.core import names
 from knafka.core.documents import dump
 from knafka.ports.log import OffsetAndMetadata
-from knafka_operator.decide.broker import RECEIVER_CONTRACT
-from knafka_operator.decide.topics import TOPIC_ID
+from knafka_operator.brokers.decide import RECEIVER_CONTRACT
+from knafka_operator.kafka.topics import TOPIC_ID
 from knafka_operator.model.resources import EVENTING, GROUP_STATUS, TOPIC_STATUS
 
 pytestmark = pytest.mark.looptime

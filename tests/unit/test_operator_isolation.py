@@ -14,15 +14,15 @@ from support.memory.log import MemoryWriter
 from support.operator_world import OperatorWorld, condition, running_operator
 
 from knafka.core import names
-from knafka_operator.decide import status
-from knafka_operator.decide.status import is_ready
-from knafka_operator.decide.trigger_conditions import LAG
+from knafka_operator.decisions import status
+from knafka_operator.decisions.status import is_ready
+from knafka_operator.dispatchers.conditions import LAG
+from knafka_operator.engine.work_queue import back_off
+from knafka_operator.kafka import clusters as kafka_clusters_module
 from knafka_operator.model.cluster import ClusterError, NotAllowed
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import EVENTING, GROUP_STATUS
 from knafka_operator.operator import PUBLISH_INTERVAL
-from knafka_operator.reconcile.work_queue import back_off
-from knafka_operator.scale import kafka_clusters as kafka_clusters_module
 
 pytestmark = pytest.mark.looptime
 

@@ -12,8 +12,8 @@ from support.operator_world import OperatorWorld, running_operator
 
 from knafka.core.drain import DrainProgress
 from knafka_operator import operator as operator_module
-from knafka_operator.decide.scaling import Scale, TriggerStatus
 from knafka_operator.model.identity import Identity
+from knafka_operator.scale.decide import Scale, TriggerStatus
 
 pytestmark = pytest.mark.looptime
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from knafka_operator.runtime.lease import DURATION, RENEW_EVERY, RENEW_WITHIN, Election, Lease
+from knafka_operator.kube_api.lease import DURATION, RENEW_EVERY, RENEW_WITHIN, Election, Lease
 
 OTHERS = Lease("other", DURATION, 3, "7")
 

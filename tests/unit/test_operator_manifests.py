@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 import yaml
 
+from knafka_operator.installation.settings import Settings
+from knafka_operator.kube_api import leadership
+from knafka_operator.kube_api.memory_cluster import MemoryCluster
 from knafka_operator.model.resources import FINALIZER
-from knafka_operator.model.settings import Settings
-from knafka_operator.runtime import handlers, leadership, webhooks
-from knafka_operator.runtime.memory_cluster import MemoryCluster
 from knafka_operator.runtime.selections import UNWATCHED
+from knafka_operator.webhooks import handlers
+from knafka_operator.webhooks import server as webhooks
 
 DEPLOY = Path(__file__).resolve().parents[2] / "operator" / "deploy"
 

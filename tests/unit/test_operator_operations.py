@@ -15,9 +15,9 @@ from support.crashing import Crash, Crashing, moments
 from support.operator_world import condition
 
 from knafka_jobs import pod
-from knafka_operator.decide.operation import MAX_ATTEMPTS, ObservedOperation, decide
-from knafka_operator.model.archives import ARCHIVE
-from knafka_operator.model.operations import MAX_IDS, PURGE, REPLAY, parse_operation
+from knafka_operator.archives.model import ARCHIVE
+from knafka_operator.archives.operation_decide import MAX_ATTEMPTS, ObservedOperation, decide
+from knafka_operator.archives.operation_model import MAX_IDS, PURGE, REPLAY, parse_operation
 from knafka_operator.model.resources import CORE
 from knafka_operator.model.sensors import KNAFKA
 

@@ -13,7 +13,7 @@ from support.operator_world import INSTALLATION, OperatorWorld, condition, runni
 
 from knafka.core import names
 from knafka.core.errors import LogError
-from knafka_operator.decide.status import NotReady
+from knafka_operator.decisions.status import NotReady
 from knafka_operator.model.cluster import NotAllowed
 from knafka_operator.model.resources import (
     CORE,

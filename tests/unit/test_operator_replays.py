@@ -11,9 +11,9 @@ from support.operator_world import OperatorWorld, running_operator
 
 from knafka.core import names
 from knafka.core.errors import LogError
+from knafka_operator.dispatchers.replays import REPLAY_CHECK_INTERVAL
+from knafka_operator.kafka.clusters import KafkaCluster
 from knafka_operator.model.identity import Identity
-from knafka_operator.reconcile.replays import REPLAY_CHECK_INTERVAL
-from knafka_operator.scale.kafka_clusters import KafkaCluster
 
 pytestmark = pytest.mark.looptime
 

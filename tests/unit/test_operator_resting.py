@@ -9,12 +9,12 @@ import pytest
 from support.controlled import controller_of
 from support.operator_world import OperatorWorld, running_operator
 
-from knafka_operator.decide import services
+from knafka_operator.functions import services
+from knafka_operator.kafka.clusters import KafkaCluster
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import EVENTING, EXTERNAL_TOPIC
 from knafka_operator.runtime.controller import ClusterController
 from knafka_operator.runtime.selections import PODS
-from knafka_operator.scale.kafka_clusters import KafkaCluster
 
 pytestmark = pytest.mark.looptime
 

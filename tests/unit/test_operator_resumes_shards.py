@@ -12,9 +12,9 @@ from support.operator_world import OperatorWorld, condition, running_operator
 
 from knafka.core import names
 from knafka.core.errors import LogError
+from knafka_operator.dispatchers import resuming
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import EVENTING, ISOLATION, SERVING
-from knafka_operator.reconcile import resuming
 
 pytestmark = pytest.mark.looptime
 

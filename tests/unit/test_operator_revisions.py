@@ -12,9 +12,9 @@ from support.operator_world import OperatorWorld, condition, running_operator
 
 from knafka.core.contract import Egress
 from knafka.core.errors import LogError
+from knafka_operator.engine.work_queue import GONE
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE, EVENTING, FINALIZER, SERVING
-from knafka_operator.reconcile.work_queue import GONE
 from knafka_operator.runtime.selections import BROKERS, TRIGGERS
 
 pytestmark = pytest.mark.looptime

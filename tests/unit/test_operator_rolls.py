@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from support.operator_world import OperatorWorld, condition, running_operator
 
-from knafka_operator.decide.rolls import ROLL_TIMEOUT
-from knafka_operator.decide.status import ROLLED_OUT
+from knafka_operator.decisions.status import ROLLED_OUT
+from knafka_operator.functions.rolls import ROLL_TIMEOUT
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import SERVING
 

@@ -16,12 +16,12 @@ from support.operator_world import OperatorWorld, running_operator
 
 from knafka.core import names
 from knafka.observability import prometheus_text
-from knafka_operator.decide.scaling import TriggerStatus
 from knafka_operator.model.identity import Identity, Key
 from knafka_operator.model.resources import SERVING
-from knafka_operator.reconcile import publishing
 from knafka_operator.runtime.metrics import operator_metrics
 from knafka_operator.scale import scaled_groups
+from knafka_operator.scale.decide import TriggerStatus
+from knafka_operator.triggers import publishing
 
 BROKERS = 10
 TRIGGERS = 100

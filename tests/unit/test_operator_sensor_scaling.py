@@ -12,16 +12,13 @@ from support.waiting import until
 from knafka.core import names
 from knafka.core.drain import DrainProgress, Holding, Waiting
 from knafka.core.sensor.contract import MAX_HELD_KEYS
-from knafka_operator.decide import sensor_scaling
-from knafka_operator.decide.scaling import Scale, TriggerStatus
-from knafka_operator.decide.sensor_limits import (
-    MAX_HELD_BYTES_ANNOTATION,
-    MAX_HELD_KEYS_ANNOTATION,
-)
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import AUTOSCALING, PAUSED
-from knafka_operator.reconcile.sensor_publishing import SensorPublishing
+from knafka_operator.scale.decide import Scale, TriggerStatus
 from knafka_operator.scale.scaled_groups import sum_progress
+from knafka_operator.sensors import scaling as sensor_scaling
+from knafka_operator.sensors.limits import MAX_HELD_BYTES_ANNOTATION, MAX_HELD_KEYS_ANNOTATION
+from knafka_operator.sensors.publishing import SensorPublishing
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from support.operator_world import SETTINGS, condition
 from support.sensors_world import BUS, CHILD, GROUP, OWN, SensorsWorld, ready_sensor, spec
 
 from knafka.core.errors import LogError
+from knafka_operator.engine.work_queue import GONE
 from knafka_operator.model.sensors import SENSOR
-from knafka_operator.reconcile.work_queue import GONE
 from knafka_operator.runtime.selections import SENSORS
 
 

@@ -22,19 +22,20 @@ from knafka.core.documents import parse, parse_json
 from knafka.core.errors import InvalidDocument
 from knafka.core.filters import compile_trigger
 from knafka.core.sensor.contract import Sensor as SensorContract
-from knafka_operator.decide import sensor_manifests, sensor_topics
-from knafka_operator.decide.credentials import KAFKA_SECRET
-from knafka_operator.decide.desired import replay_egress
-from knafka_operator.decide.services import OWNER_LABEL, identity_of
+from knafka_operator.engine.work_queue import GONE
+from knafka_operator.functions.services import OWNER_LABEL, identity_of
+from knafka_operator.installation.handler import Handler
+from knafka_operator.kafka.credentials import KAFKA_SECRET
+from knafka_operator.kafka.desired import replay_egress
 from knafka_operator.model.channels import KAFKA_CHANNEL_VERSIONS, MESSAGING
 from knafka_operator.model.cluster import Rejected
 from knafka_operator.model.family import BROKERS, CHANNELS
-from knafka_operator.model.handler import Handler
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import EVENTING, SERVING
 from knafka_operator.model.sensors import KNAFKA, SENSOR, TOPICS, Sensor
-from knafka_operator.reconcile.work_queue import GONE
 from knafka_operator.runtime.controller import ClusterController
+from knafka_operator.sensors import manifests as sensor_manifests
+from knafka_operator.sensors import topics as sensor_topics
 
 CHANNEL = "orders"
 BUS = "knative-messaging-kafka.shop.orders"

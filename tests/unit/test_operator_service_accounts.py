@@ -16,8 +16,9 @@ from support.operator_world import OperatorWorld, condition, running_operator
 from knafka.core.contract import Egress
 from knafka.core.documents import parse_json
 from knafka.settings import API_FOLDER, EGRESS, OIDC_URL
-from knafka_operator.decide import service_accounts, services, shards
-from knafka_operator.decide.status import OIDC_IDENTITY_CREATED
+from knafka_operator.decisions.status import OIDC_IDENTITY_CREATED
+from knafka_operator.functions import service_accounts, services
+from knafka_operator.kafka import shards
 from knafka_operator.model.cluster import NotAllowed
 from knafka_operator.model.resources import CORE, EVENTING, RBAC, SERVING, Resource
 

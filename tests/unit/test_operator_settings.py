@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from knafka.core.errors import InvalidDocument
-from knafka_operator.model.settings import Settings
+from knafka_operator.installation.settings import Settings
 
 REQUIRED = {"KNAFKA_NAMESPACE": "knafka", "KNAFKA_IMAGE": "example.com/knafka:1"}
 

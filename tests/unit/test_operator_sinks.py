@@ -11,13 +11,13 @@ from support.sinks_world import OWN, RAW, SHOP, SinksWorld, sinks_world
 
 from knafka.core.errors import LogError
 from knafka.settings import OIDC_URL
-from knafka_operator.decide.topics import TOPIC_ID
+from knafka_operator.installation.naming import NameKind
+from knafka_operator.kafka.topics import TOPIC_ID
 from knafka_operator.model.event_policies import POLICIES_VERSION
 from knafka_operator.model.maxima import Maxima
-from knafka_operator.model.naming import NameKind
 from knafka_operator.model.resources import SERVING, TOPIC_STATUS
-from knafka_operator.model.sinks import TOPIC_OWNER
 from knafka_operator.runtime.metrics import operator_metrics
+from knafka_operator.sinks.model import TOPIC_OWNER
 
 LOGIN = {"protocol": "SASL_PLAINTEXT", "user": "me", "password": "x"}
 URL = "http://orders-kn-sink-receiver.shop.svc.cluster.local/shop/orders"

@@ -13,7 +13,7 @@ from knafka.core.contract import Order
 from knafka.core.errors import LogError
 from knafka.core.numbering import STRIDE
 from knafka.ports.log import OffsetAndMetadata
-from knafka_operator.model.naming import NameKind
+from knafka_operator.installation.naming import NameKind
 from knafka_operator.model.resources import FINALIZER, SERVING
 from knafka_operator.model.sources import KEY_TYPE, PEERS_SOURCE_FINALIZER
 from knafka_operator.runtime.metrics import operator_metrics

@@ -8,13 +8,13 @@ import pytest
 
 from knafka.core.drain import DrainProgress
 from knafka.core.errors import InvalidDocument, LogError
-from knafka_operator.decide import status
-from knafka_operator.decide.resolving import Unresolved
-from knafka_operator.decide.scaling import Scale, TriggerStatus
-from knafka_operator.decide.status import ConditionSet, NotReady
-from knafka_operator.decide.trigger_conditions import delivering_condition
+from knafka_operator.decisions import status
+from knafka_operator.decisions.resolving import Unresolved
+from knafka_operator.decisions.status import ConditionSet, NotReady
+from knafka_operator.dispatchers.conditions import delivering_condition
 from knafka_operator.model.conditions import Condition, Status
 from knafka_operator.model.topics import TopicRefused
+from knafka_operator.scale.decide import Scale, TriggerStatus
 
 AT = "2026-11-21T12:00:00Z"
 

@@ -15,18 +15,18 @@ from support.waiting import until
 from knafka.core.errors import InvalidDocument
 from knafka.tracing.sampling import Sampler
 from knafka.tracing.settings import TracingSettings, tracing_settings
-from knafka_operator.decide.tracing import (
+from knafka_operator.functions.tracing import (
     OBSERVABILITY,
     TRACING,
     tracing_environment,
     tracing_variables_of,
 )
+from knafka_operator.installation.settings import Settings
+from knafka_operator.installation.tracing import FunctionTracing, Owner
+from knafka_operator.kube_api.memory_cluster import MemoryCluster
 from knafka_operator.model.cluster import ClusterError, Document
 from knafka_operator.model.resources import CORE, SERVING
-from knafka_operator.model.settings import Settings
-from knafka_operator.model.tracing import FunctionTracing, Owner
 from knafka_operator.runtime import tracing as following
-from knafka_operator.runtime.memory_cluster import MemoryCluster
 from knafka_operator.runtime.tracing import FollowedTracing
 
 SAMPLED = {"OTEL_TRACES_SAMPLER": "parentbased_traceidratio"}

@@ -15,12 +15,13 @@ from support.waiting import until
 
 from knafka.core.errors import InvalidDocument
 from knafka.settings import TRUST_BUNDLES
-from knafka_operator.decide import services, trust_bundles
-from knafka_operator.decide.services import TRUST_BUNDLE, TRUST_PATH
-from knafka_operator.decide.trust_bundles import LABEL, merged_bundle
+from knafka_operator.functions import services
+from knafka_operator.functions import trust_bundle_manifests as trust_bundles
+from knafka_operator.functions.services import TRUST_BUNDLE, TRUST_PATH
+from knafka_operator.functions.trust_bundle_manifests import LABEL, merged_bundle
+from knafka_operator.installation.settings import Settings
 from knafka_operator.model.cluster import NotAllowed
 from knafka_operator.model.resources import CORE, SERVING
-from knafka_operator.model.settings import Settings
 
 EVENTING = "knative-eventing"
 

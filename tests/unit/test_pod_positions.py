@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator
 import pytest
 from support.loopback import HOST, LoopbackServer
 
-from knafka_operator.decide.event_types import ReportedType
+from knafka_operator.kube_api.memory_cluster import MemoryCluster
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE
-from knafka_operator.reconcile.event_types import PodEventTypes
-from knafka_operator.reconcile.receivers import POSITION_BYTES, PodPositions
-from knafka_operator.runtime.memory_cluster import MemoryCluster
+from knafka_operator.receivers.event_type_manifests import ReportedType
+from knafka_operator.receivers.event_types import PodEventTypes
+from knafka_operator.receivers.receivers import POSITION_BYTES, PodPositions
 
 READY = {"conditions": [{"type": "Ready", "status": "True"}], "podIP": HOST}
 

@@ -16,10 +16,10 @@ from knafka.core.contract import Kafka
 from knafka.core.kafka_oauth import MSK_REGION
 from knafka.core.kafka_secret import for_java
 from knafka.core.kafka_secret import for_librdkafka as secret_for_librdkafka
-from knafka_operator.decide import desired
-from knafka_operator.decide.desired import Defaults
-from knafka_operator.decide.trigger_admission import check_trigger
+from knafka_operator.kafka import desired
+from knafka_operator.kafka.desired import Defaults
 from knafka_operator.model.resources import ConfigMap, parse_resource
+from knafka_operator.triggers.admission import check_trigger
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "how-to" / "connect-to-kafka.md").read_text()

@@ -9,7 +9,7 @@ import pytest
 from support.certificates import OTHER_PEM, PEM
 
 from knafka.core import documents
-from knafka_operator.decide.resolving import Unresolved, resolve
+from knafka_operator.decisions.resolving import Unresolved, resolve
 from knafka_operator.model.resources import Destination
 
 OBJECTS: Mapping[tuple[str, str, str, str], Mapping[str, Any]] = {

@@ -11,8 +11,8 @@ from support.scaling import SCALING, FakeDrains, FakeLags, egress, now, running,
 
 from knafka.core.drain import DrainProgress, DrainRequest, Ended
 from knafka.core.errors import LogError
-from knafka_operator.decide.scaling import Cause, Scale
 from knafka_operator.model.autoscaling import Autoscaling
+from knafka_operator.scale.decide import Cause, Scale
 from knafka_operator.scale.holds import GRACE
 from knafka_operator.scale.scaled_groups import KEPT_WITHOUT_DRAIN
 from knafka_operator.scale.scaler import BUDGET, Scaler

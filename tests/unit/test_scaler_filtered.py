@@ -10,13 +10,13 @@ import pytest
 from support.scaling import FakeDrains, FakeLags, egress, now, running
 
 from knafka.core.drain import DrainProgress
-from knafka_operator.decide import moves
-from knafka_operator.decide.activity import Activity, ActivityState
-from knafka_operator.decide.moves import History
-from knafka_operator.decide.scaling import Cause, Scale, TriggerStatus
+from knafka_operator.dispatchers import move_decisions as moves
+from knafka_operator.dispatchers.activity import Activity, ActivityState
+from knafka_operator.dispatchers.move_decisions import History
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.isolation import Isolation
+from knafka_operator.scale.decide import Cause, Scale, TriggerStatus
 from knafka_operator.scale.filter_rest import LONGEST_REST
 
 pytestmark = pytest.mark.looptime

@@ -9,7 +9,7 @@ from support.scaling import SCALING, FakeDrain, FakeDrains, FakeLags, egress, no
 
 from knafka.core.contract import Exact
 from knafka.core.drain import Ended
-from knafka_operator.decide import services
+from knafka_operator.functions import services
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.scale.drains import DrainRefused
 from knafka_operator.scale.holds import (

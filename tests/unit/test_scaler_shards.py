@@ -20,9 +20,9 @@ from support.scaling import (
 )
 
 from knafka.core.drain import DrainProgress, DrainRequest, Ended
-from knafka_operator.decide.scaling import Scale
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.scale import scaled_groups
+from knafka_operator.scale.decide import Scale
 from knafka_operator.scale.scaled_groups import KEPT_WITHOUT_DRAIN
 from knafka_operator.scale.scaler import BUDGET
 

@@ -8,8 +8,8 @@ import pytest
 from support.scaling import SCALING, SLOW, FakeDrains, FakeLags, a_shard, egress, running, share
 
 from knafka.core.drain import DrainProgress, Ended, Settled
-from knafka_operator.decide.scaling import Scale
 from knafka_operator.model.autoscaling import Autoscaling
+from knafka_operator.scale.decide import Scale
 
 pytestmark = pytest.mark.looptime
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from support.memory_sensors import MemorySensor, Send, sensor
 
 from knafka.core.drain import Waiting
-from knafka_operator.decide import sensor_waiting
+from knafka_operator.sensors import waiting as sensor_waiting
 
 SENSOR = sensor(1)
 

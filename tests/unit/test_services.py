@@ -10,12 +10,13 @@ import pytest
 
 from knafka.core import contract, documents
 from knafka.core.contract import Egress, Kafka, Shard, Sink
-from knafka_operator.decide import desired, receiver_services, services
-from knafka_operator.decide.desired import Defaults
+from knafka_operator.functions import receiver_services, services
+from knafka_operator.installation.settings import Settings
+from knafka_operator.installation.tracing import FunctionTracing
+from knafka_operator.kafka import desired
+from knafka_operator.kafka.desired import Defaults
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.resources import Broker, Trigger
-from knafka_operator.model.settings import Settings
-from knafka_operator.model.tracing import FunctionTracing
 
 SETTINGS = Settings(namespace="knafka", image="example.com/knafka:1")
 DEFAULTS = Defaults(kafka=Kafka(bootstrap_servers="kafka:9092"))

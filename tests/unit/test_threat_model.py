@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 from knafka.core.authorization import Authorization
-from knafka_operator.decide.authentication import Authentication
 from knafka_operator.model.event_policies import POLICIES_VERSION, POLICY
 from knafka_operator.model.resources import EVENTING, Resource
-from knafka_operator.reconcile.policies import Policies
+from knafka_operator.senders.authentication import Authentication
+from knafka_operator.senders.policies import Policies
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "design" / "threat-model.md"

@@ -26,8 +26,8 @@ from knafka_cli.command_line import app
 from knafka_cli.events import tailing
 from knafka_cli.shared import moments
 from knafka_client.topics import dead_letters
-from knafka_operator.decide import dead_letters as letters_of_triggers
-from knafka_operator.decide import sensor_waiting
+from knafka_operator.dispatchers import dead_letters as letters_of_triggers
+from knafka_operator.sensors import waiting as sensor_waiting
 
 MILLISECONDS: Final = (-62_135_600_400_000, 1_764_096_000_000_000_000, 2**63 - 1, -(2**63))
 TEN_THOUSAND_YEARS: Final = 10_000 * 31_556_952

@@ -9,9 +9,9 @@ from support.memory.admin import MemoryAdmin
 from support.memory.log import MemoryLog
 
 from knafka.ports.log import TopicDescription
-from knafka_operator.decide.effects import Annotate, CreateTopic
-from knafka_operator.decide.steps import Step
-from knafka_operator.decide.topics import TOPIC_ID, drift, may_delete_topic, topic_effects
+from knafka_operator.decisions.effects import Annotate, CreateTopic
+from knafka_operator.decisions.steps import Step
+from knafka_operator.kafka.topics import TOPIC_ID, drift, may_delete_topic, topic_effects
 from knafka_operator.model.resources import TOPIC_STATUS
 from knafka_operator.model.topics import Topic, TopicRefused
 

@@ -20,7 +20,7 @@ from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument
 from knafka.ports.subscriber import Target
 from knafka_cli.checks.checking import check
-from knafka_operator.decide.resolving import Unresolved, resolve
+from knafka_operator.decisions.resolving import Unresolved, resolve
 from knafka_operator.model.resources import Destination
 
 PASSWORD = "hunter2"

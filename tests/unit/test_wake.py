@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 from aiohttp import web
 
-from knafka_operator.decide.status import NotReady
-from knafka_operator.reconcile.probe import wake
+from knafka_operator.decisions.status import NotReady
+from knafka_operator.functions.probe import wake
 
 
 class Dispatcher:

@@ -12,12 +12,12 @@ import pytest
 from support.api_server import DEEP, ApiServer, api_server
 from support.waiting import stretched
 
+from knafka_operator.kube_api import cluster as cluster_module
+from knafka_operator.kube_api import watches
+from knafka_operator.kube_api.cluster import ApiCluster, WatchSelection
+from knafka_operator.kube_api.watches import Watch
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.resources import CORE, EVENTING, SERVING
-from knafka_operator.runtime import cluster as cluster_module
-from knafka_operator.runtime import watches
-from knafka_operator.runtime.cluster import ApiCluster, WatchSelection
-from knafka_operator.runtime.watches import Watch
 
 CONFIG_MAPS = WatchSelection(CORE, "ConfigMap", metadata_only=True)
 

@@ -12,8 +12,8 @@ from kopf._cogs.structs import references
 from kopf._core.engines.admission import build_webhooks
 
 from knafka_operator.model.cluster import Document
-from knafka_operator.runtime import channel_handlers, handlers
-from knafka_operator.runtime.registration import Registration, declared_webhooks, is_newest
+from knafka_operator.webhooks import channel_handlers, handlers
+from knafka_operator.webhooks.registration import Registration, declared_webhooks, is_newest
 
 CONFIGURATIONS = ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration")
 

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from knafka.core.errors import KnafkaError
-from knafka_operator.model.identity import Key
-from knafka_operator.reconcile.work_queue import (
+from knafka_operator.engine.work_queue import (
     BACK_OFF,
     GONE,
     JITTER,
@@ -23,6 +22,7 @@ from knafka_operator.reconcile.work_queue import (
     WorkQueue,
     back_off,
 )
+from knafka_operator.model.identity import Key
 
 KEY: Key = ("Trigger", "shop", "orders")
 OTHER: Key = ("Trigger", "other", "orders")

@@ -17,7 +17,7 @@ from bench.targets import External, Running, receiver
 from bench.world import World, listens
 from knafka.settings import TLS, TLS_PORT
 from knafka_client.sockets import HOST, free_port
-from knafka_operator.runtime.webhooks import make_certificate
+from knafka_operator.webhooks.server import make_certificate
 
 RATE: Final = 1000
 """New connections a second: each leaves a port that nobody has for a minute."""

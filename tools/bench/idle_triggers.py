@@ -45,20 +45,20 @@ from knafka.core.contract import Kafka
 from knafka.observability import prometheus_text
 from knafka_local.kafka.kafka_distribution import obtain
 from knafka_local.kafka.kafka_server import KafkaServer
-from knafka_operator.decide.status import is_ready, why_not_ready
-from knafka_operator.decide.trigger_conditions import LAG
+from knafka_operator.decisions.status import is_ready, why_not_ready
+from knafka_operator.dispatchers.conditions import LAG
 from knafka_operator.engine.controller import RESYNC_SECONDS, Controller
+from knafka_operator.installation.settings import Settings
+from knafka_operator.kafka.clusters import REST_AFTER_SECONDS
+from knafka_operator.kube_api.cache import CachedCluster
+from knafka_operator.kube_api.cluster import PAGE_SIZE, WatchSelection
+from knafka_operator.kube_api.memory_cluster import MemoryServing
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.isolation import Isolation
 from knafka_operator.model.resources import BROKER_CLASS, CORE, EVENTING, FINALIZER, ISOLATION
-from knafka_operator.model.settings import Settings
 from knafka_operator.operator import Operator
-from knafka_operator.runtime.cache import CachedCluster
-from knafka_operator.runtime.cluster import PAGE_SIZE, WatchSelection
 from knafka_operator.runtime.controller import ClusterController
-from knafka_operator.runtime.memory_cluster import MemoryServing
 from knafka_operator.runtime.metrics import operator_metrics
-from knafka_operator.scale.kafka_clusters import REST_AFTER_SECONDS
 from knafka_operator.scale.scaler import Scaler
 
 # tools/ is a source root that nothing installs.

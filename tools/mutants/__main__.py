@@ -33,7 +33,7 @@ MODULES: Final = (
     "functions/knafka/core",
     "functions/knafka/clients/http_",
     "functions/knafka/dispatcher",
-    "operator/knafka_operator/decide",
+    *(f"operator/{name.replace('.', '/')}" for name in covering.OPERATOR),
     "spark_jobs/knafka_jobs/compact/ingest_batches.py",
     "spark_jobs/knafka_jobs/compact/compact_plan.py",
 )

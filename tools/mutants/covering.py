@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,12 +26,22 @@ PURE: Final = ("tests/unit", "tests/property", "tests/behaviour", "tests/conform
 SPARK: Final = ("tests/unit/test_jobs_compaction.py",)
 """Slow tests, which `compact/compact_plan.py` has no others than."""
 NOT_REAL: Final = "not kafka and not cluster"
+ROOT: Final = Path(__file__).resolve().parents[2]
+_DECLARED: Final = ("knafka_operator.model", "knafka_operator.installation")
+OPERATOR: Final = tuple(
+    name
+    for name in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["coverage"]["run"][
+        "source"
+    ]
+    if name.startswith("knafka_operator.") and name not in _DECLARED
+)
+"""What the operator decides with: its pure packages and modules, without what is declared."""
 PACKAGES: Final = (
     "knafka.clients",
     "knafka.core",
     "knafka.dispatcher",
     "knafka_jobs.compact",
-    "knafka_operator.decide",
+    *OPERATOR,
 )
 PASSED: Final = "KNAFKA_PASSED_TESTS"
 """The variable that names the file to which the plugin writes tests with their seconds."""

@@ -6,7 +6,7 @@ A bundle that changes is read by the next connection that is made, at most once 
 connections that are open stay, and end by their age. So a changed bundle restarts nothing, and no
 attempt waits for it. Without https nothing here is called.
 
-Not here: which ConfigMaps those are (`knafka_operator.reconcile.trust_bundles`).
+Not here: which ConfigMaps those are (`knafka_operator.functions.trust_bundles`).
 """
 
 from __future__ import annotations

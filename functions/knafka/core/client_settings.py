@@ -3,7 +3,7 @@
 Names and values are Kafka's own (Java's, as its documentation has them). Only what is listed can
 be set, since some settings would lose events: those are refused with the reason (`REFUSED`).
 
-Not here: where they stand (a Broker's ConfigMap, a Trigger's annotations: `decide.desired`).
+Not here: where they stand (a Broker's ConfigMap, a Trigger's annotations: `kafka.desired`).
 """
 
 from __future__ import annotations

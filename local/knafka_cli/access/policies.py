@@ -1,6 +1,6 @@
 """Tests whether EventPolicies accept a sender's event, and which policy decides it.
 
-    EventPolicies, config-features -> the receiver's configuration (`decide.authentication`)
+    EventPolicies, config-features -> the receiver's configuration (`senders.authentication`)
                                    -> the receiver's verdict (`knafka.core.authorization`)
                                    -> each policy's verdict, by the same code, with its reason
 
@@ -22,11 +22,11 @@ from knafka_client.declared.manifests import DeclaredObjects
 from knafka_client.declared.triggers import UnknownObject
 from knafka_client.state.installation import CHANNEL_PREFIX
 from knafka_local.cluster.localize import LOCAL_SETTINGS, config_map
-from knafka_operator.decide.authentication import OIDC, Authentication
-from knafka_operator.decide.event_policies import AppliedPolicy
 from knafka_operator.model.channels import KafkaChannel
 from knafka_operator.model.event_policies import POLICY
 from knafka_operator.model.resources import Broker, ConfigMap
+from knafka_operator.senders.authentication import OIDC, Authentication
+from knafka_operator.senders.event_policies import AppliedPolicy
 
 FEATURES_CONFIG_MAP: Final = LOCAL_SETTINGS.features_config.name
 """Name of the ConfigMap with Knative Eventing's features."""

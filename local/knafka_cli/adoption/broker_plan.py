@@ -33,9 +33,9 @@ from knafka_cli.adoption.plan import (
     topic_line,
     unknown_name,
 )
-from knafka_operator.decide.topics import TOPIC_ID
+from knafka_operator.installation.naming import NamedObject, NameKind, Naming
+from knafka_operator.kafka.topics import TOPIC_ID
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.naming import NamedObject, NameKind, Naming
 from knafka_operator.model.resources import (
     BROKER_CLASS,
     DELIVERY_ORDER,

@@ -40,14 +40,14 @@ from knafka_cli.adoption.plan import (
     topic_line,
     unknown_name,
 )
-from knafka_operator.decide import entries
-from knafka_operator.decide.channel import receivers_of
-from knafka_operator.decide.credentials import KAFKA_SECRET, SECRET_NAMESPACE
-from knafka_operator.decide.desired import BOOTSTRAP_SERVERS, SECRET
-from knafka_operator.decide.topics import TOPIC_ID
+from knafka_operator.channels import entries
+from knafka_operator.channels.decide import receivers_of
+from knafka_operator.installation.naming import NamedObject, NameKind, Naming
+from knafka_operator.kafka.credentials import KAFKA_SECRET, SECRET_NAMESPACE
+from knafka_operator.kafka.desired import BOOTSTRAP_SERVERS, SECRET
+from knafka_operator.kafka.topics import TOPIC_ID
 from knafka_operator.model.channels import KAFKA_CHANNEL, PEERS_CHANNEL_FINALIZER, PROMISE
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.naming import NamedObject, NameKind, Naming
 from knafka_operator.model.resources import TOPIC_STATUS, finalizers_of, is_claimed_by_peer
 
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 from knafka_cli.adoption import broker_plan, channel_plan, source_plan
 from knafka_cli.adoption.looking import OBJECTS, Looking
 from knafka_cli.adoption.plan import PEER, Document, Plan, SetFinalizers, Step, WriteAnnotations
-from knafka_operator.decide.status import CONTRACT_UPDATED, DELIVERING, is_ready, why_not_ready
+from knafka_operator.decisions.status import CONTRACT_UPDATED, DELIVERING, is_ready, why_not_ready
 from knafka_operator.model.channels import KAFKA_CHANNEL
 from knafka_operator.model.cluster import ClusterError, Conflict
 from knafka_operator.model.identity import Identity

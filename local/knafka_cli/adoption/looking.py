@@ -25,15 +25,16 @@ from knafka_cli.adoption.plan import Document, SeenGroup
 from knafka_cli.adoption.source_plan import SeenSource
 from knafka_client.declared.cluster_source import BROKER_CONFIG, CHANNEL_CONFIG, ClusterSource
 from knafka_client.declared.kubernetes_api import KubernetesApi, Objects
-from knafka_operator.decide import entries
-from knafka_operator.decide.credentials import KAFKA_SECRET
-from knafka_operator.decide.desired import SECRET
-from knafka_operator.decide.external_topics import EXTERNAL_TOPICS, external_topic_refusal
+from knafka_operator.brokers.external_topics import EXTERNAL_TOPICS, external_topic_refusal
+from knafka_operator.channels import entries
+from knafka_operator.installation.naming import NameKind, Naming
+from knafka_operator.installation.settings import KAFKA_FEATURES
+from knafka_operator.kafka.credentials import KAFKA_SECRET
+from knafka_operator.kafka.desired import SECRET
 from knafka_operator.model.channels import KAFKA_CHANNEL, KAFKA_CHANNEL_VERSIONS
 from knafka_operator.model.cluster import ClusterError, NotAllowed, decoded_secret
 from knafka_operator.model.family import BROKERS, CHANNELS
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.naming import NameKind, Naming
 from knafka_operator.model.resources import (
     BROKER_CLASSES,
     EVENTING,
@@ -41,7 +42,6 @@ from knafka_operator.model.resources import (
     TOPIC_STATUS,
     Broker,
 )
-from knafka_operator.model.settings import KAFKA_FEATURES
 from knafka_operator.model.sources import (
     KAFKA_SOURCE,
     SOURCES_VERSION,

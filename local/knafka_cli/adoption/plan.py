@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from knafka.ports.log import TopicDescription
-from knafka_operator.decide.channel import RECEIVERS
+from knafka_operator.channels.decide import RECEIVERS
+from knafka_operator.installation.naming import NameKind
 from knafka_operator.model.channels import KAFKA_CHANNEL
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.naming import NameKind
 from knafka_operator.model.resources import FINALIZER, TOPIC_STATUS, finalizers_of
 
 Document = Mapping[str, Any]

@@ -34,14 +34,11 @@ from knafka_client.declared.manifests import (
     parse_declared,
     read_documents,
 )
-from knafka_operator.decide import admission, channel_admission, dead_letter_topics, desired
-from knafka_operator.decide.credentials import KAFKA_SECRET
-from knafka_operator.decide.desired import Defaults
-from knafka_operator.decide.trigger_admission import (
-    check_trigger,
-    defaulted_trigger,
-    trigger_warnings,
-)
+from knafka_operator.brokers import admission
+from knafka_operator.channels import admission as channel_admission
+from knafka_operator.kafka import dead_letter_topics, desired
+from knafka_operator.kafka.credentials import KAFKA_SECRET
+from knafka_operator.kafka.desired import Defaults
 from knafka_operator.model.channels import (
     KAFKA_CHANNEL,
     KAFKA_CHANNEL_VERSIONS,
@@ -73,6 +70,7 @@ from knafka_operator.model.resources import (
 )
 from knafka_operator.model.sensors import Sensor
 from knafka_operator.model.topics import REPLICATION
+from knafka_operator.triggers.admission import check_trigger, defaulted_trigger, trigger_warnings
 
 KNOWN_ANNOTATIONS: Final = frozenset(
     {

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from knafka.core.hops import FIRST_TTL, MAX_HOPS
 from knafka_client.declared.manifests import ObjectIdentity
-from knafka_operator.decide.trigger_conditions import leads_back
+from knafka_operator.dispatchers.conditions import leads_back
 from knafka_operator.model.family import BROKERS, CHANNELS
 from knafka_operator.model.resources import Broker, Destination
 

@@ -17,10 +17,10 @@ from knafka.core.filter_limits import DeclaredFilters
 from knafka_cli.checks.impossible import contradictions
 from knafka_cli.shared.cesql_calls import missing_functions
 from knafka_client.declared.manifests import ObjectIdentity
-from knafka_operator.decide.event_policies import applied_policies
 from knafka_operator.model.channels import KafkaChannel
 from knafka_operator.model.event_policies import EventPolicy, Requirement
 from knafka_operator.model.resources import Broker, Declared, NonEmpty
+from knafka_operator.senders.event_policies import applied_policies
 
 ADDRESSED: Final = ("Broker", "KafkaChannel")
 """Kinds that policies can apply to and that are looked up among the files."""

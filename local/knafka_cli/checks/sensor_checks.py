@@ -11,11 +11,11 @@ from knafka.core.errors import InvalidDocument
 from knafka.core.filters import never_true
 from knafka_cli.checks.impossible import contradictions
 from knafka_cli.shared.cesql_calls import missing_functions
-from knafka_operator.decide.sensor_limits import held_limits, oversized_firings
-from knafka_operator.decide.sensor_scaling import sensor_autoscaling
 from knafka_operator.model.maxima import UNLIMITED
 from knafka_operator.model.resources import Destination
 from knafka_operator.model.sensors import KNAFKA, SENSOR, Sensor
+from knafka_operator.sensors.limits import held_limits, oversized_firings
+from knafka_operator.sensors.scaling import sensor_autoscaling
 
 
 def is_sensor(document: object) -> bool:

@@ -20,10 +20,10 @@ from typing import Any, Final
 
 from knafka_client.declared.kubernetes_api import KubernetesApi, Objects
 from knafka_client.declared.triggers import UnknownObject
-from knafka_operator.decide.operation import is_finished
-from knafka_operator.model.archives import RUN_ANNOTATION
+from knafka_operator.archives.model import RUN_ANNOTATION
+from knafka_operator.archives.operation_decide import is_finished
+from knafka_operator.archives.operation_model import PURGE, REPLAY
 from knafka_operator.model.cluster import ClusterError, Document
-from knafka_operator.model.operations import PURGE, REPLAY
 from knafka_operator.model.sensors import KNAFKA
 
 ARCHIVE_OBJECTS: Final = Objects(KNAFKA, "deadletterarchives")

@@ -34,10 +34,10 @@ VIEW_REFRESH_INTERVAL: Final = 0.5
 """Seconds between two snapshots."""
 NOTHING_WAITS: Final = "nothing waits"
 """The scaler's reason while no event waits, which other figures show already
-(`decide.scaling.NOTHING_WAITS`, whose import would take longer than a whole command)."""
+(`scale.decide.NOTHING_WAITS`, whose import would take longer than a whole command)."""
 DEAD_LETTERS_CONDITION: Final = "DeadLetters"
-"""Type of the condition about dead letters (`decide.dead_letters.DEAD_LETTERS`, not imported for
-the same reason)."""
+"""Type of the condition about dead letters (`dispatchers.dead_letters.DEAD_LETTERS`, not imported
+for the same reason)."""
 COLOURS: Final = ("cyan", "magenta", "green", "yellow", "blue")
 """Colours of programs' names."""
 

@@ -20,7 +20,7 @@ import platformdirs
 
 from knafka.core.errors import KnafkaError
 from knafka_local.kafka.kafka_distribution import find_java, obtain_for_spark
-from knafka_operator.decide.archive_manifests import s3_settings
+from knafka_operator.archives.manifests import s3_settings
 
 DRIVER_MEMORY: Final = "1g"
 """Memory of the driver, which does all the work in local mode; tested with 1,000,000 records."""

@@ -34,10 +34,13 @@ from knafka_client.declared.declared_source import (
 from knafka_client.declared.kubernetes_api import API_SERVER_TIMEOUT, request_body
 from knafka_client.declared.triggers import is_paused
 from knafka_client.state.installation import CHANNEL_PREFIX
-from knafka_operator.decide import channel, credentials, desired
-from knafka_operator.decide.broker_defaults import with_default_delivery
-from knafka_operator.decide.dead_letter_topics import DEAD_LETTER_TOPIC
-from knafka_operator.decide.desired import Defaults
+from knafka_operator.brokers.defaults import with_default_delivery
+from knafka_operator.channels import decide as channel
+from knafka_operator.installation.naming import AS_RECORDED, DEFAULT_NAMING
+from knafka_operator.installation.settings import BROKER_DEFAULTS
+from knafka_operator.kafka import credentials, desired
+from knafka_operator.kafka.dead_letter_topics import DEAD_LETTER_TOPIC
+from knafka_operator.kafka.desired import Defaults
 from knafka_operator.model.channels import KafkaChannel
 from knafka_operator.model.cluster import ClusterError, Document, NotAllowed, decoded_secret
 from knafka_operator.model.family import (
@@ -48,9 +51,7 @@ from knafka_operator.model.family import (
     is_of_kafka_channel,
 )
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.naming import AS_RECORDED, DEFAULT_NAMING
 from knafka_operator.model.resources import Broker, ConfigMap, is_claimed_by_peer, is_ours
-from knafka_operator.model.settings import BROKER_DEFAULTS
 from knafka_operator.model.topics import Topic
 
 BROKER_CONFIG: Final = "kafka-broker-config"

@@ -1,6 +1,6 @@
 """KubernetesApi: requests to an API server under one user's own rights.
 
-Not here: the operator's client, which applies and watches (`knafka_operator.runtime.cluster`).
+Not here: the operator's client, which applies and watches (`knafka_operator.kube_api.cluster`).
 """
 
 from __future__ import annotations

@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from knafka_client.state.snapshot import BrokerRow, ConditionRow, TriggerRow
-from knafka_operator.decide import sensor_waiting
-from knafka_operator.decide.status import DELIVERING
-from knafka_operator.decide.trigger_conditions import LAG, PAUSED, REPLICAS
+from knafka_operator.decisions.status import DELIVERING
+from knafka_operator.dispatchers.conditions import LAG, PAUSED, REPLICAS
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.conditions import READY, Severity
 from knafka_operator.model.family import family_of
 from knafka_operator.model.sensors import bus_of
+from knafka_operator.sensors import waiting as sensor_waiting
 
 
 def broker_row(document: Document) -> BrokerRow:

@@ -26,7 +26,7 @@ from knafka_console.model.document import (
     ReasonCount,
     TriggerDetails,
 )
-from knafka_operator.decide import desired
+from knafka_operator.kafka import desired
 from knafka_operator.model.resources import (
     MAX_IN_FLIGHT,
     Destination,
@@ -34,7 +34,7 @@ from knafka_operator.model.resources import (
 )
 
 SUBSCRIBER_UNAVAILABLE: Final = "SubscriberUnavailable"
-"""Reason of a Trigger whose circuit is open (`decide.trigger_conditions`, KN-DP-05)."""
+"""Reason of a Trigger whose circuit is open (`dispatchers.conditions`, KN-DP-05)."""
 DELIVERING: Final = "Delivering"
 """Type of the condition about deliveries."""
 

@@ -11,7 +11,7 @@ from knafka_client.state.snapshot import BrokerRow, Snapshot, TriggerRow
 from knafka_console.model import snapshot_document
 from knafka_console.model.document import ConsoleBroker, ConsoleState
 from knafka_console.sources.figures import Figures, TriggerFigures, TriggerKey
-from knafka_operator.decide.desired import BOOTSTRAP_SERVERS
+from knafka_operator.kafka.desired import BOOTSTRAP_SERVERS
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.family import family_of, is_of_kafka_channel
 from knafka_operator.model.resources import (

@@ -33,7 +33,7 @@ from knafka_console.model.document import (
     Reports,
 )
 from knafka_console.model.source import ArchiveName, Forbidden, NotFound, ReportPage
-from knafka_operator.model.archives import MAX_ARCHIVE_NAME
+from knafka_operator.archives.model import MAX_ARCHIVE_NAME
 from knafka_operator.model.cluster import Conflict, Document
 from knafka_operator.model.sensors import KNAFKA
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from knafka_client.state.installation import replace_file
-from knafka_operator.decide.shards import CONTRACT_TOPIC_KEY, DISPATCHER_KEY
-from knafka_operator.decide.topics import TOPIC_ID
+from knafka_operator.kafka.shards import CONTRACT_TOPIC_KEY, DISPATCHER_KEY
+from knafka_operator.kafka.topics import TOPIC_ID
 from knafka_operator.model.resources import GROUP_STATUS, TOPIC_STATUS
 
 SENSOR_ANNOTATIONS: Final = (
@@ -23,7 +23,7 @@ SENSOR_ANNOTATIONS: Final = (
     *(f"knafka.dev/{topic}-topic-id" for topic in ("trigger", "changelog", "action")),
     "knafka.dev/bus",
 )
-"""Status annotations of Sensors, repeated here since importing `decide.sensor` would take longer
+"""Status annotations of Sensors, repeated here since importing `sensors.decide` would take longer
 than Kafka's start."""
 KEPT_ANNOTATIONS: Final = frozenset(
     {TOPIC_STATUS, TOPIC_ID, GROUP_STATUS, CONTRACT_TOPIC_KEY, DISPATCHER_KEY, *SENSOR_ANNOTATIONS}

@@ -21,14 +21,14 @@ from uuid import uuid4
 
 from knafka_local.cluster import localize
 from knafka_local.cluster.kept_names import KeptNames
-from knafka_operator.decide import services
-from knafka_operator.decide.sensor_manifests import SENSOR_ROLE
+from knafka_operator.functions import services
+from knafka_operator.kube_api.memory_cluster import MemoryCluster
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.conditions import Condition, Status, merged_conditions
 from knafka_operator.model.family import CHANNELS, FAMILIES, family_of
 from knafka_operator.model.resources import CORE, FINALIZER, GROUP_STATUS
 from knafka_operator.model.sensors import KNAFKA, SENSOR
-from knafka_operator.runtime.memory_cluster import MemoryCluster
+from knafka_operator.sensors.manifests import SENSOR_ROLE
 
 FOLDER_ANNOTATION: Final = "local.knafka.dev/folder"
 """Annotation of a declared Service: the folder of its manifest, in which its command runs."""

@@ -36,10 +36,11 @@ from knafka_local.cluster.local_cluster import (
 )
 from knafka_local.cluster.local_serving import ServedFamily
 from knafka_local.processes.children import Say
-from knafka_operator.decide.scaling import TriggerStatus
 from knafka_operator.engine.controller import Controller, RetryPace
 from knafka_operator.engine.deletions import LEFT_IN_KAFKA, EventType
-from knafka_operator.engine.kinds import kinds_of
+from knafka_operator.engine.kind import BrokerReconciler, key_of
+from knafka_operator.kafka.contracts import ContractTopic
+from knafka_operator.kinds import kinds_of
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.event_policies import POLICY
 from knafka_operator.model.family import BROKERS, CHANNELS, Family, family_of
@@ -47,8 +48,7 @@ from knafka_operator.model.identity import Identity, Key
 from knafka_operator.model.resources import EXTERNAL_TOPIC, SERVING
 from knafka_operator.model.sensors import SENSOR, bus_of
 from knafka_operator.operator import Operator
-from knafka_operator.reconcile.contracts import ContractTopic
-from knafka_operator.reconcile.kind import BrokerReconciler, key_of
+from knafka_operator.scale.decide import TriggerStatus
 from knafka_operator.scale.scaler import Drains
 
 log = logging.getLogger(__name__)

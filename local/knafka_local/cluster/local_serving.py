@@ -36,15 +36,16 @@ from knafka_local.cluster.local_cluster import (
     service_status,
 )
 from knafka_local.processes.programs import Identity, Programs, program_of
-from knafka_operator.decide import receiver_services, sensor_manifests, services
-from knafka_operator.decide.shards import DISPATCHER_KEY
-from knafka_operator.decide.status import NotReady
+from knafka_operator.decisions.status import NotReady
+from knafka_operator.functions import receiver_services, services
+from knafka_operator.kafka.shards import DISPATCHER_KEY
 from knafka_operator.model import identity
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.conditions import Condition, Status
 from knafka_operator.model.family import BROKERS, CHANNELS, Family, family_of
 from knafka_operator.model.resources import SERVING, Service
 from knafka_operator.model.sensors import SENSOR, bus_of
+from knafka_operator.sensors import manifests as sensor_manifests
 
 DEPLOYING: Final = "Deploying"
 """Knative's reason of a condition while a new Revision starts."""

@@ -18,11 +18,12 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from knafka.core import names
-from knafka_operator.decide import admission, channel_admission, desired
-from knafka_operator.decide.authentication import OIDC
-from knafka_operator.decide.external_topics import EXTERNAL_TOPICS
-from knafka_operator.decide.topics import TOPIC_ID
-from knafka_operator.decide.trigger_admission import defaulted_trigger
+from knafka_operator.brokers import admission
+from knafka_operator.brokers.external_topics import EXTERNAL_TOPICS
+from knafka_operator.channels import admission as channel_admission
+from knafka_operator.installation.settings import Settings
+from knafka_operator.kafka import desired
+from knafka_operator.kafka.topics import TOPIC_ID
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.family import CHANNELS
 from knafka_operator.model.resources import (
@@ -32,8 +33,9 @@ from knafka_operator.model.resources import (
     GROUP_STATUS,
     TOPIC_STATUS,
 )
-from knafka_operator.model.settings import Settings
 from knafka_operator.model.topics import REPLICATION
+from knafka_operator.senders.authentication import OIDC
+from knafka_operator.triggers.admission import defaulted_trigger
 
 LOCAL_SETTINGS: Final = Settings(
     namespace="knafka",

@@ -18,12 +18,12 @@ from knafka_local.cluster.local_cluster import FOLDER_ANNOTATION, LocalCluster, 
 from knafka_local.cluster.local_controller import LocalController
 from knafka_local.cluster.local_serving import dispatcher_of, most_replicas
 from knafka_local.processes.receiver_process import RequestCounts
-from knafka_operator.decide.scaling import TriggerStatus
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.conditions import READY
 from knafka_operator.model.family import BROKERS, CHANNELS, FAMILIES, family_of
 from knafka_operator.model.resources import BROKER_CLASS
 from knafka_operator.model.sensors import SENSOR
+from knafka_operator.scale.decide import TriggerStatus
 
 
 @dataclass(frozen=True, slots=True)

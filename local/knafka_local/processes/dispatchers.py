@@ -29,7 +29,7 @@ from knafka.core.drain import DrainProgress, DrainRequest, Ended, ShardProgress
 from knafka.core.sensor.contract import Sensor
 from knafka_client.sockets import HOST, listen, port_of
 from knafka_local.processes.children import Child, Command, describe_exit
-from knafka_operator.model.function_tokens import FunctionTokens
+from knafka_operator.installation.function_tokens import FunctionTokens
 from knafka_operator.scale.drains import HttpDrains
 
 P = TypeVar("P", DrainProgress, ShardProgress)

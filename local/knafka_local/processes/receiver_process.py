@@ -29,7 +29,7 @@ from knafka.core.caller_tokens import CALLERS
 from knafka.core.contract import Receiver
 from knafka_client.sockets import HOST, port_of
 from knafka_local.processes.children import Child, Command, Say, Supervised
-from knafka_operator.model.function_tokens import FunctionTokens, authorization
+from knafka_operator.installation.function_tokens import FunctionTokens, authorization
 
 RECEIVER_READY_TIMEOUT: Final = 30.0
 """Seconds until a new receiver answers; it takes one on an idle machine."""

@@ -30,7 +30,7 @@ from knafka.clients.api_server_keys import DISCOVERY, JWKS
 from knafka_client.sockets import listen, port_of
 from knafka_local.tokens.accounts import ServiceAccount
 from knafka_local.tokens.issuer import ISSUER, Issuer
-from knafka_operator.runtime.webhooks import make_certificate
+from knafka_operator.webhooks.server import make_certificate
 
 ISSUER_HOST: Final = "localhost"
 """The host name in the certificate; it resolves to loopback, where the server listens."""

@@ -7,7 +7,7 @@ Our finalizer is put on an object before anything of it is made in Kafka, and no
 written outside its status. The controller is the leading replica's (`runtime.controller`, which
 hears by watches) and the local mode's.
 
-Not here: what differs between kinds (`kinds`), and what reconciling does (`reconcile`).
+Not here: what differs between kinds, and what reconciling does (`kind`).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol, TypeAlias
 
-from knafka_operator.decide import status
+from knafka_operator.decisions import status
 from knafka_operator.engine.deletions import Deletions, Post
+from knafka_operator.engine.kind import Kind, key_of
+from knafka_operator.engine.work_queue import BACK_OFF, GONE, Requeue, Verdict, WorkQueue
+from knafka_operator.installation.settings import Settings
 from knafka_operator.model.cluster import ClusterError, Document
 from knafka_operator.model.identity import Identity, Key
 from knafka_operator.model.resources import FINALIZER, finalizers_of
-from knafka_operator.model.settings import Settings
-from knafka_operator.reconcile.kind import Kind, key_of
-from knafka_operator.reconcile.work_queue import BACK_OFF, GONE, Requeue, Verdict, WorkQueue
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@
 
 So a Kafka that is away keeps no object for ever.
 
-Not here: what is deleted (`reconcile`).
+Not here: what is deleted (the `kind` of each room).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from collections.abc import Awaitable, Callable
 from typing import Final, Literal, TypeAlias
 
 from knafka.core.errors import KnafkaError
+from knafka_operator.installation.settings import Settings
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.identity import Key
-from knafka_operator.model.settings import Settings
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@
                                         activation-lag-threshold, polling-interval, cooldown-period
     knafka.dev/paused                   no drains at all
 
-Not here: how many drains follow from that (`decide.scaling`).
+Not here: how many drains follow from that (`scale.decide`).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ As strict as `resources`, and in upstream's words where upstream has some: `pars
 `knafka.core.documents.parse`.
 
 Not here: defaults that a webhook writes into a document, and what may not change of it
-(`decide.channel_admission`).
+(`channels.admission`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Cluster: the Kubernetes API, as little of it as reconciling needs, as one Protocol.
 
-Implementations: `runtime.cluster` (the API server), `runtime.cache` in front of it, and whatever
+Implementations: `kube_api.cluster` (the API server), `kube_api.cache` in front of it, and whatever
 keeps objects elsewhere (tests, the local mode). Documents are plain dictionaries, as decoded JSON;
 nobody changes one that was given to him.
 

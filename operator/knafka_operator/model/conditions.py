@@ -2,7 +2,7 @@
 
     conditions decided now, conditions in the stored status -> the new list with its summary
 
-Pure: the time is a parameter. Not here: deciding a condition (`decide.status`).
+Pure: the time is a parameter. Not here: deciding a condition (`decisions.status`).
 """
 
 from __future__ import annotations

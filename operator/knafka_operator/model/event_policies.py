@@ -74,7 +74,7 @@ class EventPolicySpec(Observed):
 
 
 class EventPolicy(Resource):
-    """An EventPolicy as declared. Its `spec` is parsed in `decide.event_policies`, since an invalid
-    policy must let nobody through."""
+    """An EventPolicy as declared. Its `spec` is parsed in `senders.event_policies`, since an
+    invalid policy must let nobody through."""
 
     spec: Any = None

@@ -1,7 +1,7 @@
 """Isolation: whether a Trigger has a dispatcher of its own, or shares one with its neighbours.
 
-Not here: which shard it gets (`decide.shards`), and which of the two an `auto` one needs
-(`decide.activity`).
+Not here: which shard it gets (`kafka.shards`), and which of the two an `auto` one needs
+(`dispatchers.activity`).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A source is a Trigger without filters of topics that are nobody's Broker's: `source_as_trigger` says
 so in the annotations that a Trigger has for it. What no Trigger can say is in `SourceTrigger`.
 
-Not here: what a webhook fills in, and what may not change (`admission`).
+Not here: what a webhook fills in, and what may not change (`sources.admission`).
 """
 
 from __future__ import annotations

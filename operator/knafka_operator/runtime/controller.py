@@ -5,7 +5,8 @@
 Whatever an object's reconciliation looked at (ConfigMap, Secret, subscriber, its own Service) has
 it reconciled again when that changes: the cache knows who looked.
 
-Not here: what is done with one object (`engine.controller`), and how it is heard of (`watches`).
+Not here: what is done with one object (`engine.controller`), and how it is heard of
+(`kube_api.watches`).
 """
 
 from __future__ import annotations
@@ -16,24 +17,25 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Final, Protocol
 
-from knafka_operator.decide import services
+from knafka_operator.archives.kind import Archives
+from knafka_operator.archives.model import ARCHIVE
 from knafka_operator.engine.controller import Controller
-from knafka_operator.engine.kinds import kinds_of
-from knafka_operator.model.archives import ARCHIVE
+from knafka_operator.functions import services
+from knafka_operator.kinds import kinds_of
+from knafka_operator.kube_api import cache, watches
+from knafka_operator.kube_api.cache import CachedCluster
+from knafka_operator.kube_api.cluster import WatchSelection
+from knafka_operator.kube_api.events import Events
+from knafka_operator.kube_api.rest_mapper import RestMapper
+from knafka_operator.kube_api.watches import Watch
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.event_policies import POLICY_DEFINITION
 from knafka_operator.model.identity import Key
 from knafka_operator.model.resources import SERVING
 from knafka_operator.operator import Operator
-from knafka_operator.reconcile.archives import Archives
-from knafka_operator.runtime import cache, watches
-from knafka_operator.runtime.cache import CachedCluster
-from knafka_operator.runtime.cluster import WatchSelection
 from knafka_operator.runtime.definitions import Definitions
-from knafka_operator.runtime.events import Events
 from knafka_operator.runtime.function_keys import FunctionKeys
 from knafka_operator.runtime.naming import FollowedNaming
-from knafka_operator.runtime.rest_mapper import RestMapper
 from knafka_operator.runtime.selections import (
     BESIDE,
     CONFIG_MAPS,
@@ -46,7 +48,6 @@ from knafka_operator.runtime.selections import (
     UNWATCHED,
 )
 from knafka_operator.runtime.tracing import FollowedTracing
-from knafka_operator.runtime.watches import Watch
 
 log = logging.getLogger(__name__)
 

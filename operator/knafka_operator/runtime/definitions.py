@@ -1,17 +1,17 @@
 """Definitions: the CustomResourceDefinitions that there are, and what follows from a change.
 
 any     what is known of the kinds of its group is forgotten, and what failed is tried again
-Channel Knative Eventing is here, or isn't (`model.handler`)
+Channel Knative Eventing is here, or isn't (`installation.handler`)
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from knafka_operator.installation.handler import EVENTING_DEFINITION
+from knafka_operator.kube_api.rest_mapper import RestMapper
 from knafka_operator.model.cluster import Document
-from knafka_operator.model.handler import EVENTING_DEFINITION
 from knafka_operator.operator import Operator
-from knafka_operator.runtime.rest_mapper import RestMapper
 
 
 class Definitions:

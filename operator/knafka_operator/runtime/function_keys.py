@@ -22,14 +22,14 @@ from datetime import UTC, datetime
 from typing import Final
 
 from knafka.core.caller_tokens import MAX_VERIFIERS
+from knafka_operator.installation.settings import Settings
 from knafka_operator.model.cluster import Cluster, ClusterError, Document, decoded_secret
 from knafka_operator.model.identity import Key
 from knafka_operator.model.resources import CORE
 from knafka_operator.model.sensors import SENSOR
-from knafka_operator.model.settings import Settings
-from knafka_operator.model.sinks import KAFKA_SINK
 from knafka_operator.model.sources import KAFKA_SOURCE
 from knafka_operator.operator import Operator
+from knafka_operator.sinks.model import KAFKA_SINK
 
 log = logging.getLogger(__name__)
 

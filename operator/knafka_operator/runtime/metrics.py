@@ -25,11 +25,11 @@ from knafka.observability import (
     produced,
     prometheus_text,
 )
-from knafka_operator.decide.scaling import ShardStatus, TriggerStatus
 from knafka_operator.model.family import BROKERS, CHANNELS
 from knafka_operator.operator import Operator
-from knafka_operator.reconcile.sensors import Sensors
-from knafka_operator.reconcile.state import Watched
+from knafka_operator.records.state import Watched
+from knafka_operator.scale.decide import ShardStatus, TriggerStatus
+from knafka_operator.sensors.kind import Sensors
 
 PORT: Final = 9090
 HEALTH_PORT: Final = 8080

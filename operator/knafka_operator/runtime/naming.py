@@ -5,10 +5,10 @@
                                       bad:  a Warning; what was valid last stays in force
 
 Our own ConfigMap has, under the same keys, one template a line: first the one in force, then the
-earlier ones. They prove that a name in a status belongs to its object (`model.naming`), so a
+earlier ones. They prove that a name in a status belongs to its object (`installation.naming`), so a
 template is written there before any name is made with it.
 
-Not here: which templates are valid, and which name belongs to which object (`model.naming`).
+Not here: which templates are valid, and which name belongs to which object (`installation.naming`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
 
 from knafka.core.errors import InvalidDocument
+from knafka_operator.installation.naming import DEFAULTS, MAX_KNOWN, NameKind, normalized
+from knafka_operator.installation.settings import Settings
 from knafka_operator.model.cluster import Cluster, ClusterError, Document
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.naming import DEFAULTS, MAX_KNOWN, NameKind, normalized
 from knafka_operator.model.resources import CORE
-from knafka_operator.model.settings import Settings
 
 log = logging.getLogger(__name__)
 

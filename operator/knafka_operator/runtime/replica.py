@@ -6,7 +6,7 @@
 The webhooks have kopf, an event loop and a thread of their own: kopf takes everything in its loop
 for its own when it ends, and an answer isn't to wait for what a leader does.
 
-Not here: who leads (`leadership`), and what is done (`controller`, `operator`).
+Not here: who leads (`kube_api.leadership`), and what is done (`controller`, `operator`).
 """
 
 from __future__ import annotations
@@ -27,28 +27,23 @@ import kopf
 
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.clients.kafka_writer import KafkaWriter
+from knafka_operator.installation.settings import Settings
+from knafka_operator.kube_api.cache import CachedCluster
+from knafka_operator.kube_api.cluster import ApiCluster
+from knafka_operator.kube_api.leadership import ApiLeaseStore, Leadership, LeaseThread, Watchdog
+from knafka_operator.kube_api.lease import Election
 from knafka_operator.model.cluster import ClusterError, NotAllowed
 from knafka_operator.model.resources import CORE
-from knafka_operator.model.settings import Settings
 from knafka_operator.operator import Operator
-from knafka_operator.runtime import (
-    channel_handlers,
-    handlers,
-    sink_handlers,
-    source_handlers,
-    webhooks,
-)
-from knafka_operator.runtime.cache import CachedCluster
-from knafka_operator.runtime.cluster import ApiCluster
 from knafka_operator.runtime.controller import ClusterController
 from knafka_operator.runtime.function_keys import FunctionKeys
-from knafka_operator.runtime.leadership import ApiLeaseStore, Leadership, LeaseThread, Watchdog
-from knafka_operator.runtime.lease import Election
 from knafka_operator.runtime.metrics import MetricsServer
 from knafka_operator.runtime.naming import FollowedNaming
-from knafka_operator.runtime.registration import REGISTER_EVERY, Registration, declared_webhooks
 from knafka_operator.runtime.tracing import FollowedTracing
 from knafka_operator.scale.repeat import run_repeatedly
+from knafka_operator.webhooks import channel_handlers, handlers, sink_handlers, source_handlers
+from knafka_operator.webhooks import server as webhooks
+from knafka_operator.webhooks.registration import REGISTER_EVERY, Registration, declared_webhooks
 
 log = logging.getLogger("knafka")
 

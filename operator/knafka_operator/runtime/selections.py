@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from knafka_operator.decide import services
-from knafka_operator.decide.archive_manifests import BATCH, COORDINATION
-from knafka_operator.model import operations
-from knafka_operator.model.archives import ARCHIVE_LABEL
+from knafka_operator.archives import operation_model as operations
+from knafka_operator.archives.manifests import BATCH, COORDINATION
+from knafka_operator.archives.model import ARCHIVE_LABEL
+from knafka_operator.functions import services
+from knafka_operator.kube_api.cluster import WatchSelection
 from knafka_operator.model.event_policies import POLICIES_VERSION, POLICY
 from knafka_operator.model.resources import CORE, EVENTING, RBAC, SERVING
 from knafka_operator.model.sensors import KNAFKA, SENSOR
-from knafka_operator.runtime.cluster import WatchSelection
 
 BROKERS: Final = WatchSelection(EVENTING, "Broker")
 TRIGGERS: Final = WatchSelection(EVENTING, "Trigger")

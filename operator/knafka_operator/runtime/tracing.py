@@ -7,7 +7,7 @@ A change is a new Revision of every function, and each starts a pod: so one owne
 its turn each `ROLL_OUT_SPACING` seconds. What can't be used leaves functions as they are, also over
 a start of ours.
 
-Not here: what the ConfigMaps mean (`decide.tracing`).
+Not here: what the ConfigMaps mean (`functions.tracing`).
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Literal, Protocol
 
 from knafka.core.errors import InvalidDocument
-from knafka_operator.decide import services
-from knafka_operator.decide.tracing import (
+from knafka_operator.functions import services
+from knafka_operator.functions.tracing import (
     OBSERVABILITY,
     TRACING,
     tracing_environment,
     tracing_variables_of,
 )
+from knafka_operator.installation.settings import Settings
+from knafka_operator.installation.tracing import Owner
 from knafka_operator.model.cluster import Cluster, ClusterError, Document
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE, SERVING
-from knafka_operator.model.settings import Settings
-from knafka_operator.model.tracing import Owner
-from knafka_operator.reconcile.state import States
+from knafka_operator.records.state import States
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Final
 
 import aiohttp
 
-from knafka_operator.model.function_tokens import authorization
+from knafka_operator.installation.function_tokens import authorization
 
 BURST_SECONDS: Final = 20.0
 """Seconds' worth of the allowed rate that may come at once, as first and last lines are long."""

@@ -25,8 +25,8 @@ from knafka.core.contract import Egress, Shard
 from knafka.core.drain import DrainProgress, DrainRequest, ShardProgress
 from knafka.core.errors import KnafkaError
 from knafka.core.sensor.contract import Sensor
-from knafka_operator.model.function_tokens import FunctionTokens, authorization
-from knafka_operator.model.settings import SHARD_SIZE
+from knafka_operator.installation.function_tokens import FunctionTokens, authorization
+from knafka_operator.installation.settings import SHARD_SIZE
 from knafka_operator.scale.answers import LinePace, paced_lines
 from knafka_operator.scale.http_sessions import checked_session
 from knafka_operator.scale.parsing import LARGE_DOCUMENT, parsed_off_loop

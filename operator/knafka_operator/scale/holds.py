@@ -23,7 +23,7 @@ from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 import aiohttp
 
 from knafka.core.drain import DrainProgress, DrainRequest, Ended, ShardProgress
-from knafka_operator.decide.scaling import Cause
+from knafka_operator.scale.decide import Cause
 from knafka_operator.scale.http_sessions import shown_error
 
 FIRST_BUDGET: Final = 25.0

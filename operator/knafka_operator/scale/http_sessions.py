@@ -4,7 +4,7 @@ A function's Service is in its owner's namespace, and so is what its name leads 
 another type may lead anywhere. So a name that resolves to an address of the operator's own pod or
 node is not connected to, nor is a redirection followed.
 
-Not here: what is asked (`drains`, `reconcile.probe`, `reconcile.receivers`).
+Not here: what is asked (`drains`, `functions.probe`, `receivers.receivers`).
 """
 
 from __future__ import annotations

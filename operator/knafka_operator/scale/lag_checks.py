@@ -11,7 +11,7 @@ next such firing is in the commit metadata of the Sensor's group, which is read 
 operator wakes the Sensor by its own clock, but the Sensor decides by its clock: if they differ, it
 is woken too late, or too early and then again until it is time.
 
-Not here: which looks there are (`scaler`), and the decision itself (`decide.scaling`).
+Not here: which looks there are (`scaler`), and the decision itself (`scale.decide`).
 """
 
 from __future__ import annotations
@@ -26,13 +26,7 @@ from knafka.core.numbering import Numbering
 from knafka.core.sensor import records
 from knafka.core.sensor.contract import Sensor
 from knafka.ports.log import GroupSource, Lag
-from knafka_operator.decide.scaling import (
-    Scale,
-    decide_scale,
-    due_now,
-    filtered_out,
-    keeping_offsets,
-)
+from knafka_operator.scale.decide import Scale, decide_scale, due_now, filtered_out, keeping_offsets
 from knafka_operator.scale.holds import EndingHolds, error_text
 from knafka_operator.scale.scaled_groups import ScaledSensor, ScaledTrigger
 

@@ -1,6 +1,6 @@
 """Repeat: one periodic task that survives whatever goes wrong in it.
 
-Not here: back-off for each object (`reconcile.work_queue`).
+Not here: back-off for each object (`engine.work_queue`).
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ from typing import Any, Final, Protocol
 from knafka.core.contract import Egress, Shard
 from knafka.core.drain import COUNTED, Counts, DrainProgress, Ended, Waiting
 from knafka.core.sensor.contract import Sensor
-from knafka_operator.decide.scaling import (
+from knafka_operator.model.autoscaling import Autoscaling
+from knafka_operator.scale.decide import (
     Cause,
     Scale,
     ScalingCounts,
@@ -28,7 +29,6 @@ from knafka_operator.decide.scaling import (
     decide_scale,
     expecting_event,
 )
-from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.scale.filter_rest import FilterRest
 from knafka_operator.scale.holds import Hold, Holds, Slots
 from knafka_operator.scale.progress_bounds import MAX_REASONS, bounded_reasons

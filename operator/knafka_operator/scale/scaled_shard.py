@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from knafka.core.contract import Shard
 from knafka.core.drain import COUNTED, Counts, DrainProgress, Ended, Settled, ShardProgress
 from knafka.ports.log import Positions
-from knafka_operator.decide.scaling import ShardStatus
+from knafka_operator.scale.decide import ShardStatus
 from knafka_operator.scale.holds import Hold, Holds
 from knafka_operator.scale.scaled_groups import ScaledTrigger, has_settled, sum_progress
 

@@ -30,14 +30,14 @@ from knafka.core.drain import DrainProgress, DrainRequest, ShardProgress, Waitin
 from knafka.core.errors import LogError
 from knafka.core.sensor.contract import Sensor
 from knafka.ports.log import GroupSource, Positions
-from knafka_operator.decide.scaling import (
+from knafka_operator.model.autoscaling import Autoscaling
+from knafka_operator.scale.decide import (
     Cause,
     ScalingCounts,
     ShardStatus,
     TriggerStatus,
     expecting_event,
 )
-from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.scale.holds import REQUEST_BUDGETS, EndingHolds, Holds, cancel_holds
 from knafka_operator.scale.lag_checks import LagChecks, SensorLagCheck, TopicLagCheck
 from knafka_operator.scale.scaled_groups import ScaledSensor, ScaledTrigger

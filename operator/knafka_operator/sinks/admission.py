@@ -1,6 +1,6 @@
 """Sink admission: what a KafkaSink is filled in with, and what is refused of it.
 
-As `decide.admission`: the words are upstream's, all problems are named at once, and what was wrong
+As `brokers.admission`: the words are upstream's, all problems are named at once, and what was wrong
 before an update already is let pass.
 
 Pure. Not here: looking anything up.
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
-from knafka_operator.decide.field_errors import (
+from knafka_operator.decisions.field_errors import (
     IMMUTABLE_FIELDS,
     Problem,
     annotation_problems,
@@ -23,10 +23,10 @@ from knafka_operator.decide.field_errors import (
     schema_problems,
     topic_maxima_problems,
 )
-from knafka_operator.decide.receiver_scaling import check_receiver_scaling
+from knafka_operator.functions.receiver_scaling import check_receiver_scaling
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.maxima import UNLIMITED, Maxima
-from knafka_operator.model.sinks import DEFAULT_MODE, KafkaSink
+from knafka_operator.sinks.model import DEFAULT_MODE, KafkaSink
 
 IMMUTABLE_SPEC_FIELDS: Final = ("topic", "numPartitions", "replicationFactor")
 """Fields of a spec, as upstream has it."""

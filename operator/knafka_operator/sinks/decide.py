@@ -17,20 +17,9 @@ from typing import Any, Final
 from knafka.core.contract import Ingress, Kafka
 from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka.ports.log import TopicDescription
-from knafka_operator.decide import desired, services
-from knafka_operator.decide.authentication import (
-    NO_AUTHENTICATION,
-    Authentication,
-    addresses_status,
-    http_address,
-)
-from knafka_operator.decide.desired import MIN_IN_SYNC
-from knafka_operator.decide.effects import ApplyService, CreateTopic, Effect, Probe
-from knafka_operator.decide.encryption import NO_ENCRYPTION, Encryption, Https
-from knafka_operator.decide.observed import Needed, Observed
-from knafka_operator.decide.receiver_scaling import check_receiver_scaling
-from knafka_operator.decide.receiver_services import PROBED
-from knafka_operator.decide.status import (
+from knafka_operator.decisions.effects import ApplyService, CreateTopic, Effect, Probe
+from knafka_operator.decisions.observed import Needed, Observed
+from knafka_operator.decisions.status import (
     ADDRESSABLE,
     CONFIG_PARSED,
     DATA_PLANE_AVAILABLE,
@@ -40,13 +29,25 @@ from knafka_operator.decide.status import (
     NotReady,
     value_or_raise,
 )
-from knafka_operator.decide.steps import Step
-from knafka_operator.decide.topics import TOPIC_ID, as_declared_condition, topic_effects
+from knafka_operator.decisions.steps import Step
+from knafka_operator.functions import services
+from knafka_operator.functions.receiver_scaling import check_receiver_scaling
+from knafka_operator.functions.receiver_services import PROBED
+from knafka_operator.installation.settings import Settings
+from knafka_operator.kafka import desired
+from knafka_operator.kafka.desired import MIN_IN_SYNC
+from knafka_operator.kafka.topics import TOPIC_ID, as_declared_condition, topic_effects
 from knafka_operator.model.resources import TOPIC_STATUS
-from knafka_operator.model.settings import Settings
-from knafka_operator.model.sinks import EXTERNAL, MADE, TOPIC_OWNER, KafkaSink
 from knafka_operator.model.topics import Topic, TopicRefused
+from knafka_operator.senders.authentication import (
+    NO_AUTHENTICATION,
+    Authentication,
+    addresses_status,
+    http_address,
+)
+from knafka_operator.senders.encryption import NO_ENCRYPTION, Encryption, Https
 from knafka_operator.sinks.manifests import sink_receiver_name, sink_receiver_service
+from knafka_operator.sinks.model import EXTERNAL, MADE, TOPIC_OWNER, KafkaSink
 
 SINK_CONDITIONS: Final = (
     CONFIG_PARSED,

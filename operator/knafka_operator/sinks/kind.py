@@ -14,30 +14,30 @@ from typing import Any
 from knafka.core.contract import Kafka
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument
-from knafka_operator.decide import services
-from knafka_operator.decide.effects import Annotate
-from knafka_operator.decide.encryption import Encryption
-from knafka_operator.decide.status import EXPECTED, NotReady, ready_condition
-from knafka_operator.decide.topics import TOPIC_ID
+from knafka_operator.decisions.effects import Annotate
+from knafka_operator.decisions.status import EXPECTED, NotReady, ready_condition
+from knafka_operator.engine.effects import Effects, resource_of
+from knafka_operator.engine.kind import Kind, Reconciler
+from knafka_operator.functions import services
+from knafka_operator.functions.applying import delete_service
+from knafka_operator.installation.settings import Settings
+from knafka_operator.kafka.clusters import KafkaCluster, KafkaClusters
+from knafka_operator.kafka.endpoints import check_endpoint
+from knafka_operator.kafka.topic_creation import has_records, topic_to_delete
+from knafka_operator.kafka.topics import TOPIC_ID
 from knafka_operator.model.cluster import Cluster, Document, decoded_secret
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE, TOPIC_STATUS, Resource
-from knafka_operator.model.settings import Settings
-from knafka_operator.model.sinks import KAFKA_SINK, SINKS_VERSION, KafkaSink
 from knafka_operator.model.sources import refuse_taken_topics
-from knafka_operator.reconcile.effects import Effects, resource_of
-from knafka_operator.reconcile.encryption import observe_https_of
-from knafka_operator.reconcile.endpoints import check_endpoint
-from knafka_operator.reconcile.features import observe_features
-from knafka_operator.reconcile.functions import delete_service
-from knafka_operator.reconcile.kind import Kind, Reconciler
-from knafka_operator.reconcile.others import partitions_of_others
-from knafka_operator.reconcile.ownership import status_annotations
-from knafka_operator.reconcile.state import States
-from knafka_operator.reconcile.topics import has_records, topic_to_delete
-from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
+from knafka_operator.records.others import partitions_of_others
+from knafka_operator.records.ownership import status_annotations
+from knafka_operator.records.state import States
+from knafka_operator.senders.encryption import Encryption
+from knafka_operator.senders.features import observe_features
+from knafka_operator.senders.https import observe_https_of
 from knafka_operator.sinks.decide import ObservedSink, SinkDecision, decide
 from knafka_operator.sinks.manifests import sink_receiver_name
+from knafka_operator.sinks.model import KAFKA_SINK, SINKS_VERSION, KafkaSink
 
 
 @dataclass(eq=False, slots=True)

@@ -11,12 +11,12 @@ from typing import Final
 from knafka.core import documents, names
 from knafka.core.contract import Ingress
 from knafka.settings import INGRESSES
-from knafka_operator.decide import receiver_services, services
-from knafka_operator.decide.services import KNATIVE_AUTOSCALING, Manifest
-from knafka_operator.decide.status import NotReady
+from knafka_operator.decisions.status import NotReady
+from knafka_operator.functions import receiver_services, services
+from knafka_operator.functions.services import KNATIVE_AUTOSCALING, Manifest
+from knafka_operator.installation.settings import Settings
 from knafka_operator.model.family import BROKERS
 from knafka_operator.model.resources import KNAFKA_PREFIX, Resource
-from knafka_operator.model.settings import Settings
 
 SINK: Final = f"{KNAFKA_PREFIX}sink"
 """Label of objects that belong to one KafkaSink."""

@@ -1,6 +1,6 @@
 """Source admission: what a KafkaSource is filled in with, and what is refused of it.
 
-As `decide.admission`: the words are upstream's, all problems are named at once, and what was wrong
+As `brokers.admission`: the words are upstream's, all problems are named at once, and what was wrong
 before an update already is let pass.
 
 Pure. Not here: looking anything up.
@@ -13,8 +13,7 @@ from functools import partial
 from typing import Any
 
 from knafka.core import names
-from knafka_operator.decide.delivery_admission import delivery_annotation_problems
-from knafka_operator.decide.field_errors import (
+from knafka_operator.decisions.field_errors import (
     IMMUTABLE_FIELDS,
     Problem,
     annotations_of,
@@ -26,6 +25,7 @@ from knafka_operator.decide.field_errors import (
     schema_problems,
     with_reference_namespace,
 )
+from knafka_operator.kafka.admission import delivery_annotation_problems
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.maxima import UNLIMITED, Maxima

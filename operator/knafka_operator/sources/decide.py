@@ -6,7 +6,7 @@ upstream's words. Pure.
     InitialOffsetsCommitted  its group begins where the source says: nothing is missed from here on
     Deployed                 its dispatcher is Ready, and asked for
 
-It is decided as a Trigger (`decide.trigger`).
+It is decided as a Trigger (`triggers.decide`).
 """
 
 from __future__ import annotations
@@ -17,10 +17,7 @@ from typing import Any, Final
 
 from knafka.core.errors import KnafkaError
 from knafka.core.kafka_secret import with_protocol
-from knafka_operator.decide import services
-from knafka_operator.decide.dead_letters import DEAD_LETTERS
-from knafka_operator.decide.scaling import TriggerStatus
-from knafka_operator.decide.status import (
+from knafka_operator.decisions.status import (
     BROKER_READY,
     DEAD_LETTER_SINK_RESOLVED,
     DELIVERING,
@@ -32,7 +29,9 @@ from knafka_operator.decide.status import (
     ConditionSet,
     NotReady,
 )
-from knafka_operator.decide.steps import Step
+from knafka_operator.decisions.steps import Step
+from knafka_operator.dispatchers.dead_letters import DEAD_LETTERS
+from knafka_operator.functions import services
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.conditions import Condition, Status
 from knafka_operator.model.family import SOURCES
@@ -43,6 +42,7 @@ from knafka_operator.model.sources import (
     SourceTrigger,
     security_protocol,
 )
+from knafka_operator.scale.decide import TriggerStatus
 
 CONNECTION: Final = "ConnectionEstablished"
 SINK: Final = "SinkProvided"

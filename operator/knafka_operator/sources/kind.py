@@ -1,6 +1,6 @@
 """KafkaSources: reconciled as Triggers whose Broker is the source itself, with the user's topics.
 
-    observe (Secrets, Kafka, topics, sinks) -> decide (`decide.trigger`) -> act, as a Trigger
+    observe (Secrets, Kafka, topics, sinks) -> decide (`triggers.decide`) -> act, as a Trigger
 
 Not here: observing (`observe`), and the texts of its status (`decide`).
 """
@@ -13,22 +13,22 @@ from typing import Any
 
 from knafka.core import names
 from knafka.core.errors import InvalidDocument, KnafkaError
-from knafka_operator.decide.scaling import TriggerStatus
-from knafka_operator.decide.status import EXPECTED, ConditionSet
-from knafka_operator.decide.trigger import ObservedTrigger
+from knafka_operator.decisions.status import EXPECTED, ConditionSet
+from knafka_operator.engine.kind import Kind
+from knafka_operator.engine.work_queue import GONE, Requeue
+from knafka_operator.kafka.clusters import KafkaCluster
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.family import SOURCES
 from knafka_operator.model.identity import Identity, Key
 from knafka_operator.model.resources import KNAFKA_PREFIX, is_claimed_by_peer
 from knafka_operator.model.sources import PEERS_SOURCE_FINALIZER, SourceTrigger, consumer_group_of
-from knafka_operator.reconcile.kind import Kind
-from knafka_operator.reconcile.ownership import status_annotations
-from knafka_operator.reconcile.state import TriggerRecord, Watched
-from knafka_operator.reconcile.triggers import Triggers
-from knafka_operator.reconcile.work_queue import GONE, Requeue
-from knafka_operator.scale.kafka_clusters import KafkaCluster
+from knafka_operator.records.ownership import status_annotations
+from knafka_operator.records.state import TriggerRecord, Watched
+from knafka_operator.scale.decide import TriggerStatus
 from knafka_operator.sources.decide import source_conditions, source_status
 from knafka_operator.sources.observe import SourceObserver
+from knafka_operator.triggers.decide import ObservedTrigger
+from knafka_operator.triggers.kind import Triggers
 
 Observed = ObservedTrigger[KafkaCluster]
 

@@ -1,6 +1,6 @@
 """Observing: what a KafkaSource has in place of a Broker: its Secrets, its Kafka and its topics.
 
-Not here: what follows from that (`decide.trigger`), and its sink (`reconcile.observing`).
+Not here: what follows from that (`triggers.decide`), and its sink (`triggers.observe`).
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from knafka.core.contract import Kafka
-from knafka_operator.decide import services
-from knafka_operator.decide.desired import Defaults
+from knafka_operator.functions import services
+from knafka_operator.installation.settings import Settings
+from knafka_operator.kafka.clusters import KafkaCluster, KafkaClusters
+from knafka_operator.kafka.desired import Defaults
+from knafka_operator.kafka.endpoints import check_endpoint
 from knafka_operator.model.cluster import Cluster, Document, decoded_secret
 from knafka_operator.model.family import SOURCES
 from knafka_operator.model.resources import CORE
-from knafka_operator.model.settings import Settings
 from knafka_operator.model.sources import (
     Credential,
     KafkaSource,
@@ -25,10 +27,8 @@ from knafka_operator.model.sources import (
     security_protocol,
 )
 from knafka_operator.model.topics import Topic
-from knafka_operator.reconcile.endpoints import check_endpoint
-from knafka_operator.reconcile.features import is_authentication_on, observe_features
-from knafka_operator.reconcile.state import BrokerState, States
-from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
+from knafka_operator.records.state import BrokerState, States
+from knafka_operator.senders.features import is_authentication_on, observe_features
 from knafka_operator.sources.decide import kafka_secret_values, missing_topics_error
 
 MOUNTED: Final = ""

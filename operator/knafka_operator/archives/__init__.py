@@ -1,0 +1,1 @@
+"""DeadLetterArchives, and the operations on their tables."""

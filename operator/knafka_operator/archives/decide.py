@@ -1,0 +1,340 @@
+"""Archive: from what was observed of a DeadLetterArchive to its status and effects. Pure.
+
+    dead letters wait, a report is due     } -> a Lease for its tables -> one Job -> its outcome
+    an operation on the tables is queued   }
+
+A Job's name has the number of its run, and the status counts the runs: if an operator dies between
+two effects, the next one does not create a Job twice. The Jobs commit what they have compacted for
+a consumer group of the archive's own; the dead letters that wait are that group's lag.
+
+An operation (`operation_decide`) has a status of its own: its Job stays until that has the outcome.
+Where the archive and operations want a Job, they take turns; of operations the oldest comes first.
+
+`decide` returns few effects at a time, and is called again with their results.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any, Final, Generic, TypeVar
+from zoneinfo import ZoneInfo
+
+from cronsim import CronSim
+
+from knafka.core.errors import InvalidDocument, KnafkaError
+from knafka_operator.archives import manifests
+from knafka_operator.archives.model import ARCHIVE_LABEL, RUN_ANNOTATION, DeadLetterArchive
+from knafka_operator.archives.operation_model import Operation
+from knafka_operator.archives.runs import (
+    is_recorded,
+    job_outcome,
+    object_name,
+    parse_timestamp,
+    run_number,
+    run_number_in,
+    run_status_patch,
+    start_problem,
+    timestamp,
+)
+from knafka_operator.decisions.effects import (
+    Apply,
+    Create,
+    Delete,
+    Effect,
+    ObjectName,
+    Refusal,
+    WriteStatus,
+)
+from knafka_operator.decisions.observed import Observed
+from knafka_operator.decisions.status import (
+    BROKER_READY,
+    STORAGE_READY,
+    TOPICS_READ,
+    ConditionSet,
+    NotReady,
+)
+from knafka_operator.decisions.steps import Step
+from knafka_operator.dispatchers.conditions import check_broker
+from knafka_operator.installation.settings import Settings
+from knafka_operator.model.conditions import SUCCEEDED
+from knafka_operator.model.family import BROKERS
+from knafka_operator.records.delivery import BrokerState
+
+ARCHIVE_CONDITIONS: Final = (BROKER_READY, STORAGE_READY, TOPICS_READ, SUCCEEDED)
+
+RECHECK_SECONDS: Final = 30.0
+"""Seconds until an archive is reconciled again if nothing changes."""
+JOB_RECHECK_SECONDS: Final = 10.0
+"""Seconds until an archive is reconciled again while its Job runs, or while another archive holds
+the tables."""
+FIRST_RETRY: Final = 60.0
+MAX_RETRY: Final = 21_600.0
+"""Seconds after a Job that failed until the next: the first, doubled each time, up to the last."""
+
+ACCOUNT_REFUSAL: Final = Refusal("this archive", "AccountNotOurs", "JobRejected")
+JOB_REFUSAL: Final = Refusal("this archive", "JobNotOurs", "JobRejected")
+
+K = TypeVar("K")
+
+
+@dataclass(frozen=True)
+class ObservedArchive(Observed, Generic[K]):
+    """What was observed of an archive; where reading failed, the error stands for the value."""
+
+    archive: DeadLetterArchive | InvalidDocument
+    status: Mapping[str, Any]
+    """The status as it is now, with what effects have written."""
+    broker: BrokerState[K] | None = None
+    stored_broker: Mapping[str, Any] | None = None
+    broker_is_ours: bool = True
+    storage: KnafkaError | None = None
+    """The problem with the storage; None: there is none."""
+    group: str = ""
+    waiting: int | KnafkaError | None = None
+    """The number of dead letters that wait, or why it can't be read; None: not known yet."""
+    jobs: tuple[Mapping[str, Any], ...] = ()
+    """The archive's Jobs and those of its operations, in the order of their runs."""
+    next_operation: Operation | None = None
+    """The oldest queued operation that may be tried now."""
+    operations_again: float = math.inf
+    """Seconds until another queued operation may be tried."""
+    unrecorded: frozenset[str] = frozenset()
+    """Names of Jobs whose operation's status does not have their outcome yet."""
+    unwanted: frozenset[str] = frozenset()
+    """Names of Jobs whose operation was deleted."""
+    pods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """The last pod of each of these Jobs, by the Job's name."""
+    lease: Mapping[str, Any] | None = None
+    holder_is_gone: bool = False
+    """Whether the archive that holds the Lease was deleted, and has no Job any more."""
+    address: str = ""
+    """The Broker's address; empty: it has none."""
+    account_applied: bool = False
+    """Whether the ServiceAccount and RoleBinding of executors have been applied."""
+
+    @property
+    def failure(self) -> KnafkaError | None:
+        """The error of the first effect that failed; no other effect is tried after it."""
+        return next(iter(self.failed.values()), None)
+
+    def after(self, effect: Effect, result: Any) -> ObservedArchive[K]:
+        """A copy that includes an effect's result."""
+        observed = super().after(effect, result)
+        match effect:
+            case WriteStatus(patch=news):
+                return replace(observed, status={**observed.status, **news})
+            case Apply(Step.APPLY_ACCOUNT):
+                return replace(observed, account_applied=True)
+        return observed
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveDecision:
+    effects: tuple[Effect, ...]
+    conditions: ConditionSet
+    status: Mapping[str, Any]
+    """All but the conditions."""
+    requeue_after: float
+    """Seconds until it is looked at again, should nothing change."""
+
+
+def decide(observed: ObservedArchive[K], settings: Settings, now: datetime) -> ArchiveDecision:
+    """Decide an archive's status and effects, which are in the order of `ARCHIVE_ORDER`."""
+    conditions, before = ConditionSet(ARCHIVE_CONDITIONS), observed.status
+    status: dict[str, Any] = {
+        "observedGeneration": observed.document["metadata"].get("generation", 0),
+        "run": max([before.get("run", 0), *map(run_number, observed.jobs)]),
+        "failures": before.get("failures", 0),
+    }
+
+    def decided(*effects: Effect, phase: str, again: float = RECHECK_SECONDS) -> ArchiveDecision:
+        running = next((object_name(each) for each in observed.jobs if not job_outcome(each)), "")
+        status.update(phase=phase, job=running)
+        some = () if observed.failure is not None else effects
+        return ArchiveDecision(some, conditions, status, again)
+
+    archive = observed.archive
+    if isinstance(archive, InvalidDocument):
+        conditions.fail(STORAGE_READY, archive)
+    else:
+        with conditions.step(BROKER_READY):
+            if not observed.broker_is_ours:
+                message = f'Broker "{archive.spec.broker}" is another implementation\'s'
+                raise NotReady("BrokerNotOurs", message)
+            if observed.broker is None:  # whether it is Ready says nothing about its dead letters
+                check_broker(BROKERS, archive.spec.broker, None, None, observed.stored_broker)
+        with conditions.step(STORAGE_READY):
+            if observed.storage is not None:
+                raise observed.storage
+        with conditions.step(TOPICS_READ):
+            if isinstance(observed.waiting, KnafkaError):
+                raise observed.waiting
+            if observed.waiting is None:
+                raise NotReady("Waiting", "what waits isn't known yet", transient=True)
+            status |= _waiting_status(observed.waiting, before, now)
+    _set_succeeded_condition(conditions, observed)
+
+    # Finish Jobs that exist, whatever else is wrong.
+    for each in observed.jobs:
+        name, going = object_name(each), "deletionTimestamp" in each["metadata"]
+        if not (ended := job_outcome(each)):
+            ending = (_delete_job(each),) if name in observed.unwanted and not going else ()
+            return decided(*ending, phase="Running", again=JOB_RECHECK_SECONDS)
+        if not is_recorded(each, before):
+            generation = observed.document["metadata"].get("generation", 0)
+            news = run_status_patch(each, ended, observed.pods.get(name), before, generation, now)
+            return decided(
+                WriteStatus(Step.RECORD_RUN, news), phase="Ending", again=JOB_RECHECK_SECONDS
+            )
+        effects = () if going or name in observed.unrecorded else (_delete_job(each),)
+        return decided(*effects, phase="Ending", again=JOB_RECHECK_SECONDS)
+
+    idle = "Failing" if status["failures"] else "Idle"
+    mine = lease_holder(observed.document)
+    held = observed.lease is not None and observed.lease["spec"].get("holderIdentity") == mine
+    releasing = (_release_lease(observed.lease, settings),) if held and observed.lease else ()
+    if isinstance(archive, InvalidDocument) or not conditions.holds(
+        BROKER_READY, STORAGE_READY, TOPICS_READ
+    ):
+        return decided(*releasing, phase=idle)
+    assert observed.broker is not None
+    wanted, report, again = _due_run(archive, {**before, **status}, now)
+    operation, again = observed.next_operation, min(again, observed.operations_again)
+    if operation is not None and wanted and not _last_run_was_own(before):
+        operation = None
+    if not wanted and operation is None:
+        return decided(*releasing, phase=idle, again=again)
+
+    of = manifests.storage_root(archive.metadata.namespace, archive.spec.storage)
+    taking = manifests.lease_manifest(of, mine, now, settings)
+    if observed.lease is None:
+        return decided(Create(Step.TAKE_LEASE, taking), phase="Queued", again=JOB_RECHECK_SECONDS)
+    if not held:
+        if not observed.holder_is_gone:
+            return decided(phase="Queued", again=JOB_RECHECK_SECONDS)
+        version = observed.lease["metadata"].get("resourceVersion")
+        taking = {**taking, "metadata": {**taking["metadata"], "resourceVersion": version}}
+        return decided(
+            Apply(Step.REPLACE_LEASE, (taking,)), phase="Queued", again=JOB_RECHECK_SECONDS
+        )
+    if archive.spec.executors and not observed.account_applied:
+        applying = Apply(Step.APPLY_ACCOUNT, manifests.account_manifests(archive), ACCOUNT_REFUSAL)
+        return decided(applying, phase="Queued", again=JOB_RECHECK_SECONDS)
+    servers = observed.broker.defaults.kafka.bootstrap_servers
+    secret, run = observed.broker.secret, status["run"] + 1
+    job = manifests.job_manifest(
+        archive,
+        run,
+        observed.group,
+        servers,
+        secret,
+        settings,
+        report=report,
+        address=observed.address,
+        operation=operation,
+    )
+    creating = Create(Step.CREATE_JOB, job, JOB_REFUSAL, ARCHIVE_LABEL)
+    return decided(creating, phase="Queued", again=JOB_RECHECK_SECONDS)
+
+
+def _delete_job(job: Mapping[str, Any]) -> Delete:
+    name = ObjectName(manifests.BATCH, "Job", job["metadata"]["namespace"], object_name(job))
+    return Delete(Step.DELETE_JOB, (name,))
+
+
+def _release_lease(lease: Mapping[str, Any], settings: Settings) -> Delete:
+    kind = manifests.COORDINATION, "Lease", settings.namespace
+    return Delete(Step.RELEASE_LEASE, (ObjectName(*kind, lease["metadata"]["name"]),))
+
+
+# When.
+
+
+def _waiting_status(waiting: int, before: Mapping[str, Any], now: datetime) -> Mapping[str, Any]:
+    since = (before.get("waitingSince") or timestamp(now)) if waiting else ""
+    return {"waiting": waiting, "waitingSince": since}
+
+
+def _due_run(
+    archive: DeadLetterArchive, status: Mapping[str, Any], now: datetime
+) -> tuple[bool, bool, float]:
+    """Whether a run is due, whether it includes a report, and seconds until that may change."""
+    rules, again = archive.spec.compaction, RECHECK_SECONDS
+    waiting = status.get("waiting", 0)
+    many = waiting >= rules.number
+    old = False
+    if waiting:
+        since = parse_timestamp(status["waitingSince"])
+        left = rules.age - (now - since).total_seconds()
+        old, again = left <= 0, min(again, max(1.0, left))
+    asked = archive.metadata.annotations.get(RUN_ANNOTATION, "")
+    requested = bool(asked) and asked != status.get("requested", "")
+    # A report on nothing is no use to anybody.
+    has_any = bool(status.get("archived") or waiting)
+    report = archive.spec.report is not None and has_any
+    scheduled = report and _next_report_time(archive, status) <= now
+    retry = _next_retry_time(archive, status)
+    if retry is not None and now < retry and not requested:
+        return False, False, min(RECHECK_SECONDS, max(1.0, (retry - now).total_seconds()))
+    wanted = many or old or scheduled or requested
+    return wanted, report and (scheduled or requested), again
+
+
+def _last_run_was_own(status: Mapping[str, Any]) -> bool:
+    """Whether the last Job was the archive's own, and not an operation's."""
+    own, other = (
+        run_number_in((status.get(each) or {}).get("job", ""))
+        for each in ("lastRun", "lastOperation")
+    )
+    return own > other
+
+
+def _next_report_time(archive: DeadLetterArchive, status: Mapping[str, Any]) -> datetime:
+    assert archive.spec.report is not None
+    made = (status.get("report") or {}).get("made")
+    since = made or status.get("firstRun") or status["waitingSince"]
+    zone = ZoneInfo(archive.spec.report.time_zone)
+    moments = CronSim(archive.spec.report.schedule, parse_timestamp(since).astimezone(zone))
+    return next(moments, datetime.max.replace(tzinfo=zone))
+
+
+def _next_retry_time(archive: DeadLetterArchive, status: Mapping[str, Any]) -> datetime | None:
+    """When the next Job may be tried after failures. None: at once, as the last one succeeded, or
+    the archive was changed since."""
+    last, failures = status.get("lastRun") or {}, status.get("failures", 0)
+    if not failures or last.get("generation") != archive.metadata.generation:
+        return None
+    return parse_timestamp(last["finished"]) + timedelta(seconds=retry_after(failures))
+
+
+def retry_after(failures: int) -> float:
+    """Seconds until the next Job after so many `failures` in a row, which must be 1 or more."""
+    return float(min(FIRST_RETRY * 2.0 ** min(failures - 1, 16), MAX_RETRY))
+
+
+# Jobs.
+
+
+def lease_holder(document: Mapping[str, Any]) -> str:
+    """The archive's identity as the holder of a Lease: `NAMESPACE/NAME/UID`."""
+    metadata = document["metadata"]
+    return f"{metadata['namespace']}/{metadata['name']}/{metadata.get('uid', '')}"
+
+
+def _set_succeeded_condition(conditions: ConditionSet, observed: ObservedArchive[K]) -> None:
+    last = observed.status.get("lastRun") or {}
+    with conditions.step(SUCCEEDED):
+        if observed.failure is not None:
+            raise observed.failure
+        for each in observed.jobs:
+            pod = observed.pods.get(object_name(each))
+            if not job_outcome(each) and pod is not None and (why := start_problem(pod)):
+                message = f"Job {object_name(each)} doesn't start: {why:.500}"
+                raise NotReady("JobNotStarted", message)
+        if observed.status.get("failures", 0):
+            times = observed.status["failures"]
+            message = f"Job {last.get('job')} failed ({times} in a row): {last.get('message', '')}"
+            raise NotReady("JobFailed", message)

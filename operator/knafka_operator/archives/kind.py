@@ -1,0 +1,335 @@
+"""Archives: from DeadLetterArchives to the Jobs that keep their dead letters in tables.
+
+    observe (Broker, storage, what waits, its Jobs, the Lease) -> decide (`archives.decide`) -> act
+
+Jobs and Leases are asked for only where there may be one, so an archive at rest costs nothing but
+its share of a look at Kafka.
+
+Not here: hearing of changes (`engine.controller`), and any decision, which is a pure function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from knafka.core import addresses, names
+from knafka.core.documents import parse
+from knafka.core.errors import InvalidDocument, KnafkaError
+from knafka_operator.archives import decide as deciding
+from knafka_operator.archives import manifests
+from knafka_operator.archives import runs as archive_runs
+from knafka_operator.archives.decide import ObservedArchive
+from knafka_operator.archives.manifests import BATCH, COORDINATION
+from knafka_operator.archives.model import ARCHIVE, ARCHIVE_LABEL, DeadLetterArchive, Storage
+from knafka_operator.archives.operation_model import OPERATION_LABEL
+from knafka_operator.archives.operations import Operations, jobs_of, last_pods
+from knafka_operator.archives.uncompacted import UncompactedCounts, UncompactedDeadLetters
+from knafka_operator.decisions import status as statuses
+from knafka_operator.decisions.effects import Create, Effect
+from knafka_operator.decisions.status import EXPECTED, NotReady
+from knafka_operator.decisions.steps import Step
+from knafka_operator.engine.effects import Effects
+from knafka_operator.engine.kind import Kind, Reconciler
+from knafka_operator.installation.settings import Settings
+from knafka_operator.kafka.clusters import KafkaCluster
+from knafka_operator.model.cluster import Cluster, Document
+from knafka_operator.model.family import BROKERS
+from knafka_operator.model.identity import Identity, Key
+from knafka_operator.model.maxima import Maxima
+from knafka_operator.model.resources import CORE
+from knafka_operator.model.sensors import KNAFKA
+from knafka_operator.records.state import States
+
+Observed = ObservedArchive[KafkaCluster]
+
+WORKING_PHASES: Final = ("Queued", "Running", "Ending", "Failing")
+"""Phases in which an archive that isn't Ready is reconciled again at the time that its last
+decision set; in any other phase it is retried as everything that isn't Ready."""
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+@dataclass(eq=False, slots=True)
+class _ArchiveRecord:
+    """What is kept in memory of one archive."""
+
+    archive: Identity
+    waiting: UncompactedCounts = field(default_factory=UncompactedCounts)
+    kafka: KafkaCluster | None = None
+    """The Kafka with its group, as its Broker may be deleted first."""
+    group: str = ""
+    at_rest: bool = False
+    """Whether there was no Job of its own and no Lease when that was last asked."""
+    requeue_after: float = deciding.RECHECK_SECONDS
+
+
+@dataclass(eq=False)
+class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], Kind):
+    """All DeadLetterArchives."""
+
+    api_version = KNAFKA
+    left = "its Job, its Lease or its group in Kafka may be there still"
+
+    settings: Settings
+    cluster: Cluster
+    states: States
+    effects: Effects
+    is_our_broker: Callable[[Document], bool]
+    now: Callable[[], datetime] = _now
+    _dead_letters: UncompactedDeadLetters = field(default_factory=UncompactedDeadLetters)
+    _records: dict[str, _ArchiveRecord] = field(default_factory=dict)
+    """By UID."""
+    operations: Operations = field(init=False)
+    """The operations on the archives' tables."""
+
+    def __post_init__(self) -> None:
+        self.operations = Operations(self.cluster, self.effects, lambda: self.now())
+
+    def remember(self, document: Document) -> object:
+        """Create the archive's record, so that its Jobs' changes find it."""
+        return self.ensure_record(document)
+
+    def timestamp(self) -> str:
+        """The time, RFC 3339."""
+        return archive_runs.timestamp(self.now())
+
+    async def forget(self, document: Document) -> None:
+        """Drop the archive's record."""
+        self._records.pop(document["metadata"].get("uid", ""), None)
+
+    def on_job(self, job: Document) -> list[Key]:
+        """Note that a Job has changed; returns the keys of its archive and of its operation."""
+        labels, keys = job["metadata"].get("labels") or {}, list[Key]()
+        if (record := self._records.get(labels.get(ARCHIVE_LABEL, ""))) is not None:
+            record.at_rest = False
+            keys.append((ARCHIVE, *record.archive))
+        if (key := self.operations.on_job(labels.get(OPERATION_LABEL, ""))) is not None:
+            keys.append(key)
+        return keys
+
+    def requeue_after(self, document: Document, now: Mapping[str, Any]) -> float | None:
+        """Seconds that the last decision set, also for some archives that aren't Ready, since
+        their dead letters grow."""
+        is_ready = statuses.ready_condition(now["conditions"]).get("status") == "True"
+        waits = not is_ready and now.get("phase") not in WORKING_PHASES
+        return None if waits else self.ensure_record(document).requeue_after
+
+    async def delete(self, document: Document) -> None:
+        """Delete an archive's Job, its Lease and its consumer group; the tables stay.
+
+        Raises `NotReady` while a pod of the Job still exists, `LogError` and `ClusterError`.
+        """
+        record = self.ensure_record(document)
+        jobs = await self._jobs(document)
+        for each in jobs:
+            if "deletionTimestamp" not in each["metadata"]:
+                await self.cluster.delete(BATCH, "Job", *Identity.of(each))
+        if jobs and (left := await self._jobs(document)):
+            message = f"Job {left[0]['metadata']['name']} is being ended"
+            raise NotReady("Waiting", message, transient=True)
+        if (lease := await self._stored_lease(document)) is not None:
+            if lease["spec"].get("holderIdentity") == deciding.lease_holder(document):
+                await self.cluster.delete(COORDINATION, "Lease", *Identity.of(lease))
+        if record.kafka is not None and record.group:
+            await record.kafka.topics.delete_group(record.group)
+
+    # Observe.
+
+    def ensure_record(self, document: Document) -> _ArchiveRecord:
+        """The archive's record, created if needed."""
+        uid = document["metadata"].get("uid", "")
+        if (record := self._records.get(uid)) is None:
+            record = self._records[uid] = _ArchiveRecord(Identity.of(document))
+        return record
+
+    async def observe(self, document: Document, record: _ArchiveRecord) -> Observed:
+        """Read what the decision needs; Jobs and Lease only if there may be any."""
+        declared = _parse_or_error(document, self.settings.maxima)
+        observed: Observed = ObservedArchive(document, declared, document.get("status") or {})
+        if isinstance(observed.archive, DeadLetterArchive):
+            observed = await self._observe_declared(observed, observed.archive, record)
+        if not record.at_rest or self.decide(observed, record).effects:
+            observed = await self._with_jobs(observed, record)
+        return observed
+
+    def stored_status(self, observed: Observed) -> Mapping[str, Any]:
+        """The object's status as it is stored now, including what effects have written."""
+        return observed.status
+
+    def decide(self, observed: Observed, record: _ArchiveRecord) -> deciding.ArchiveDecision:
+        """Decide by what was observed, and remember when to reconcile again."""
+        decision = deciding.decide(observed, self.settings, self.now())
+        record.requeue_after = decision.requeue_after
+        return decision
+
+    async def _observe_declared(
+        self, observed: Observed, archive: DeadLetterArchive, record: _ArchiveRecord
+    ) -> Observed:
+        broker = Identity(archive.metadata.namespace, archive.spec.broker)
+        state, stored = self.states.broker_state(broker), None
+        if state is None:
+            stored = await self.cluster.get(BROKERS.broker_version, BROKERS.broker, *broker)
+        storage, uid = await self._storage_problem(archive)
+        mine = (
+            archive.metadata.uid,
+            manifests.storage_root(broker.namespace, archive.spec.storage),
+            uid,
+        )
+        group = names.archive_group(broker.namespace, archive.metadata.name, *mine, broker.name)
+        observed = replace(
+            observed,
+            broker=state,
+            stored_broker=stored,
+            broker_is_ours=stored is None or self.is_our_broker(stored),
+            storage=storage,
+            group=group,
+        )
+        return await self._with_operations(await self._with_waiting_count(observed, record))
+
+    async def _with_operations(self, observed: Observed) -> Observed:
+        """Add the operation whose turn is next. Raises `ClusterError`."""
+        operation, again = await self.operations.next_operation(Identity.of(observed.document))
+        return replace(observed, next_operation=operation, operations_again=again)
+
+    async def _with_waiting_count(self, observed: Observed, record: _ArchiveRecord) -> Observed:
+        """Add the number of waiting dead letters."""
+        archive, state = observed.archive, observed.broker
+        if (
+            not isinstance(archive, DeadLetterArchive)
+            or state is None
+            or observed.storage is not None
+        ):
+            return observed
+        record.kafka, record.group = state.kafka, observed.group
+        broker = archive.metadata.namespace, archive.spec.broker
+        try:
+            waiting = await self._dead_letters.waiting(
+                state.kafka, *broker, observed.group, record.waiting
+            )
+        except EXPECTED as error:
+            return replace(observed, waiting=error)
+        return replace(observed, waiting=waiting)
+
+    async def _storage_problem(self, archive: DeadLetterArchive) -> tuple[KnafkaError | None, str]:
+        """The problem with an archive's storage, None if there is none; and the UID of its
+        PersistentVolumeClaim, as a new claim has no tables."""
+        storage, namespace = archive.spec.storage, archive.metadata.namespace
+        if storage.claim is not None:
+            name = storage.claim.name
+            claim = await self.cluster.get(CORE, "PersistentVolumeClaim", namespace, name)
+            if claim is None:
+                message = f"PersistentVolumeClaim {name} does not exist"
+                return NotReady("ClaimDoesNotExist", message), ""
+            modes = (claim.get("spec") or {}).get("accessModes") or ()
+            if archive.spec.executors and "ReadWriteMany" not in modes:
+                message = (
+                    f"PersistentVolumeClaim {name} is for one node ({', '.join(modes)}): executors "
+                    "need ReadWriteMany, or an object store"
+                )
+                return NotReady("ClaimNotShared", message), ""
+            return None, str(claim["metadata"].get("uid", ""))
+        why = addresses.refusal_of_url(storage.endpoint)
+        if why is not None and not self.settings.local_addresses:
+            return NotReady("EndpointNotAllowed", f"endpoint {storage.endpoint:.200}: {why}"), ""
+        return await self._credentials_problem(storage, namespace), ""
+
+    async def _credentials_problem(self, storage: Storage, namespace: str) -> KnafkaError | None:
+        if storage.credentials is None:
+            return None
+        name = storage.credentials.name
+        secret = await self.cluster.get(CORE, "Secret", namespace, name)
+        if secret is None:
+            return NotReady("CredentialsNotFound", f"Secret {name} does not exist")
+        if missing := set(manifests.STORE_KEY_NAMES[:2]) - set(secret.get("data") or {}):
+            message = f"Secret {name} has no {', '.join(sorted(missing))}"
+            return NotReady("CredentialsIncomplete", message)
+        return None
+
+    async def _with_jobs(self, observed: Observed, record: _ArchiveRecord) -> Observed:
+        """Add Jobs, their pods, and the Lease of the tables. Raises `ClusterError`."""
+        document = observed.document
+        jobs = await self._jobs(document)
+        pods, judged = await last_pods(self.cluster, jobs), await self.operations.job_verdicts(jobs)
+        lease = await self._stored_lease(document)
+        record.at_rest = not jobs and lease is None
+        gone = lease is not None and await self._holder_is_gone(
+            str(lease["spec"].get("holderIdentity") or "")
+        )
+        observed = replace(
+            observed,
+            jobs=tuple(jobs),
+            pods=pods,
+            unrecorded=judged.unrecorded,
+            unwanted=judged.unwanted,
+            lease=lease,
+            holder_is_gone=gone,
+            address=await self._broker_address(observed),
+        )
+        return await self._with_operations(observed)
+
+    async def _broker_address(self, observed: Observed) -> str:
+        """The URL in the status of the archive's Broker; empty: it has none."""
+        if not isinstance(observed.archive, DeadLetterArchive):
+            return ""
+        broker = observed.archive.metadata.namespace, observed.archive.spec.broker
+        stored = await self.cluster.get(BROKERS.broker_version, BROKERS.broker, *broker)
+        address = ((stored or {}).get("status") or {}).get("address") or {}
+        return str(address.get("url") or "")
+
+    async def _jobs(self, document: Document) -> list[Document]:
+        metadata = document["metadata"]
+        return await jobs_of(
+            self.cluster, ARCHIVE_LABEL, metadata.get("uid", ""), metadata["namespace"]
+        )
+
+    async def _stored_lease(self, document: Document) -> Document | None:
+        storage = (document.get("spec") or {}).get("storage") or {}
+        namespace = document["metadata"]["namespace"]
+        try:
+            of = manifests.storage_root(namespace, parse(Storage, storage))
+        except InvalidDocument:
+            return None
+        leases = COORDINATION, "Lease", self.settings.namespace
+        return await self.cluster.get(*leases, names.archive_lease(namespace, of))
+
+    async def _holder_is_gone(self, holder: str) -> bool:
+        """Whether a Lease's holder is a deleted archive without Jobs, or no archive at all."""
+        namespace, _, rest = holder.partition("/")
+        name, _, uid = rest.rpartition("/")
+        if not (namespace and name and uid):
+            return True  # none of ours, or nobody
+        there = await self.cluster.get(KNAFKA, ARCHIVE, namespace, name)
+        if there is not None and there["metadata"].get("uid") == uid:
+            return False
+        return not await self.cluster.list(BATCH, "Job", {ARCHIVE_LABEL: uid}, namespace)
+
+    # Effects.
+
+    async def follow_up(
+        self, effect: Effect, observed: Observed, record: _ArchiveRecord
+    ) -> Observed:
+        """Read again what an effect has changed."""
+        match effect.step:
+            case Step.RECORD_RUN:
+                record.waiting.forget()
+                return await self._with_waiting_count(observed, record)
+            case Step.APPLY_ACCOUNT:
+                return observed
+        if isinstance(effect, Create):
+            labels = effect.manifest["metadata"].get("labels") or {}
+            self.operations.on_job(labels.get(OPERATION_LABEL, ""))
+        return await self._with_jobs(observed, record)
+
+
+def _parse_or_error(document: Document, maxima: Maxima) -> DeadLetterArchive | InvalidDocument:
+    try:
+        archive = parse(DeadLetterArchive, document)
+        maxima.check_job_timeout(archive.spec.timeout, "spec.timeout")
+        return archive
+    except InvalidDocument as error:
+        return error

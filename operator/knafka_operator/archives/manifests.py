@@ -1,0 +1,415 @@
+"""Archive manifests: the Job of one run, the account that creates its executors, its Lease. Pure.
+
+A run is the archive's own, or that of an operation on its tables (a replay or a purge).
+
+The pod downloads nothing at its start: Java, Spark and all jars are in its image. Its arguments say
+what to do; its environment, how Spark runs (`knafka_jobs.pod`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from knafka.core import names
+from knafka.core.names import NAME_TEMPLATES
+from knafka_operator.archives.model import ARCHIVE_LABEL, RUN_ANNOTATION, DeadLetterArchive, Storage
+from knafka_operator.archives.operation_model import (
+    OPERATION_ANNOTATION,
+    OPERATION_LABEL,
+    Operation,
+    Replay,
+)
+from knafka_operator.decisions.effects import Manifest
+from knafka_operator.functions import services
+from knafka_operator.installation.settings import Settings
+from knafka_operator.model.resources import CORE, RBAC
+
+BATCH: Final = "batch/v1"
+COORDINATION: Final = "coordination.k8s.io/v1"
+ROLE: Final = "archive"
+DRIVER_ROLE: Final = "knafka-dead-letter-driver"
+"""The ClusterRole that operator/deploy/dead-letters has for Jobs with executors."""
+ROOT: Final = "knafka.dev/archive-root"
+"""Annotation of a Lease: the storage whose tables it protects, as `storage_root` identifies it."""
+JOB_NAME: Final = "batch.kubernetes.io/job-name"
+"""Label that Kubernetes puts on a Job's pods."""
+FINISHED_JOB_TTL: Final = 86_400
+"""Seconds after which Kubernetes deletes a finished Job that no operator has looked at."""
+USER: Final = 65_532
+
+DEFAULT_REGION: Final = "us-east-1"
+MOUNT: Final = "/archive"
+STORE_KEY_NAMES: Final = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+
+_SECURITY: Final[Mapping[str, Any]] = {
+    "runAsNonRoot": True,
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+_ADDRESS: Final = re.compile(r"https?://[A-Za-z0-9.:-]+(?:/[A-Za-z0-9._~-]*)*").fullmatch
+"""Matches an address that may become an argument of the Job. It comes from a status, which others
+may write, and Kubernetes would replace a `$(NAME)` in it by a variable's value, such as an S3 key.
+"""
+_INSTALLATION_POD_FIELDS: Final = ("imagePullSecrets", "nodeSelector", "tolerations", "affinity")
+"""Fields of KNAFKA_POD that these pods have too."""
+
+
+def job_name(archive: str, run: int) -> str:
+    """The name of an archive's Job of this run number."""
+    return f"{archive.replace('.', '-')}-{run}"
+
+
+def account_name(archive: str) -> str:
+    """The name of the ServiceAccount of an archive's Jobs with executors."""
+    return names.child(archive, "-dead-letter-driver")
+
+
+def storage_root(namespace: str, storage: Storage) -> str:
+    """Identify the storage of an archive's tables: its URL, or `claim://NAMESPACE/CLAIM/PATH`."""
+    if storage.url is not None:
+        return storage.url
+    assert storage.claim is not None
+    return f"claim://{namespace}/{storage.claim.name}/{storage.claim.path}"
+
+
+def tables_location(storage: Storage) -> str:
+    """The URL or folder of the tables, as the Job's pods open it."""
+    return storage.url or f"{MOUNT}/{storage.claim.path if storage.claim else ''}"
+
+
+def job_manifest(
+    archive: DeadLetterArchive,
+    run: int,
+    group: str,
+    bootstrap_servers: str,
+    secret: tuple[str, str] | None,
+    settings: Settings,
+    *,
+    report: bool = False,
+    address: str = "",
+    operation: Operation | None = None,
+) -> Manifest:
+    """The Job of run number `run`: of the archive itself or, with `operation`, of that operation.
+
+    `secret` is the name and version of Kafka's Secret. With `report` the run writes a report, and
+    announces it at `address`, the Broker's.
+    """
+    spec, metadata = archive.spec, archive.metadata
+    words = _common_options(archive, group, bootstrap_servers, secret)
+    labels = _labels(archive)
+    if operation is None:
+        arguments: Sequence[str] = [
+            *_archive_arguments(archive, words),
+            *(_report_options(archive, address, settings) if report else ()),
+        ]
+        # The value of the archive's annotation that asked for this run, to see when it is done.
+        annotations = {RUN_ANNOTATION: metadata.annotations.get(RUN_ANNOTATION, "")}
+    else:
+        arguments = operation_arguments(operation, words)
+        labels = {**labels, OPERATION_LABEL: operation.metadata.uid}
+        annotations = {OPERATION_ANNOTATION: f"{operation.kind}/{operation.metadata.name}"}
+    return {
+        "apiVersion": BATCH,
+        "kind": "Job",
+        "metadata": {
+            "namespace": metadata.namespace,
+            "name": job_name(metadata.name, run),
+            "labels": labels,
+            "annotations": annotations,
+            # With an operation its Job goes; with an archive all go (`Archives.delete`).
+            "ownerReferences": [services.owner_reference(operation or archive)],
+        },
+        "spec": {
+            # The operator retries a failed run, after a while.
+            "backoffLimit": 0,
+            "activeDeadlineSeconds": max(1, round(spec.timeout)),
+            "ttlSecondsAfterFinished": FINISHED_JOB_TTL,
+            # A pod that is evicted with its node has not failed; its successor starts only when it
+            # is gone.
+            "podReplacementPolicy": "Failed",
+            "podFailurePolicy": {
+                "rules": [
+                    {
+                        "action": "Ignore",
+                        "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+                    }
+                ]
+            },
+            "template": {
+                "metadata": {"labels": labels},
+                "spec": _pod_spec(archive, arguments, secret, settings),
+            },
+        },
+    }
+
+
+def _common_options(
+    archive: DeadLetterArchive, group: str, bootstrap_servers: str, secret: tuple[str, str] | None
+) -> Mapping[str, str]:
+    """The options that every run gets, by name."""
+    spec = archive.spec
+    words = {
+        "tables": tables_location(spec.storage),
+        "broker": f"{archive.metadata.namespace}/{spec.broker}",
+        "bootstrap-servers": bootstrap_servers,
+        "group": group,
+        "keep-hours": f"{spec.compaction.keep / 3600:g}",
+    }
+    return words if secret is None else {**words, "secret": services.SECRET_PATH}
+
+
+def _archive_arguments(archive: DeadLetterArchive, words: Mapping[str, str]) -> Sequence[str]:
+    spec, more = archive.spec, dict[str, str]()
+    for name in ("resolved", "unresolved"):
+        if (kept := getattr(spec.retention, name)) is not None:
+            more[f"{name}-hours"] = f"{kept / 3600:g}"
+    return ["archive", *_options({**words, **more})]
+
+
+def _report_options(archive: DeadLetterArchive, address: str, settings: Settings) -> Sequence[str]:
+    """The options of a report: the days it covers, and where it is announced and shown."""
+    words = {"archive": archive.metadata.name, "trace-url": settings.trace_url}
+    if (declared := archive.spec.report) is not None:
+        words["days"] = str(declared.days)
+        if declared.announce and _ADDRESS(address):
+            words |= {"announce": address, "console-url": settings.console_url}
+    return ["--report", *_options({key: value for key, value in words.items() if value})]
+
+
+def operation_arguments(operation: Operation, words: Mapping[str, str]) -> Sequence[str]:
+    """The arguments of `knafka_jobs.pod` for a replay or a purge.
+
+    Each retry gets the same ones. Their `until` leaves out failures that are newer than the
+    operation, so a retry does not select what failed after the operation was created.
+    """
+    spec, metadata = operation.spec, operation.metadata
+    asked = spec.select.model_dump(mode="json", exclude_defaults=True)
+    # The API server cuts a creation time to whole seconds.
+    created = datetime.fromisoformat(metadata.creation_timestamp) + timedelta(seconds=1)
+    asked["until"] = min(asked.get("until", created.isoformat()), created.isoformat())
+    more = {"select": services.compact_json(asked)}
+    flags = ["--dry-run"] if spec.dry_run else []
+    if not isinstance(operation, Replay):
+        flags += ["--unresolved"] if operation.spec.unresolved else []
+        return ["purge", *_options({**words, **more}), *flags]
+    more |= {"replay-id": metadata.uid, "by": operation.id}
+    if operation.spec.rate is not None:
+        more["rate"] = f"{operation.spec.rate:g}"
+    return ["replay", *_options({**words, **more}), *flags]
+
+
+def _options(words: Mapping[str, str]) -> Sequence[str]:
+    return [f"--{key}={value}" for key, value in words.items()]
+
+
+def _pod_spec(
+    archive: DeadLetterArchive,
+    arguments: Sequence[str],
+    secret: tuple[str, str] | None,
+    settings: Settings,
+) -> Manifest:
+    spec, volumes, mounts = archive.spec, *_volumes(archive.spec.storage)
+    if secret is not None:
+        volumes.append({"name": "kafka", "secret": {"secretName": secret[0]}})
+        mounts.append({"name": "kafka", "mountPath": services.SECRET_PATH, "readOnly": True})
+    container: Manifest = {
+        "name": "archive",
+        "image": settings.jobs_image,
+        "args": [services.escape_dollars(argument) for argument in arguments],
+        "env": [
+            _pod_field_variable("KNAFKA_POD_NAME", "metadata.name"),
+            _pod_field_variable("KNAFKA_POD_NAMESPACE", "metadata.namespace"),
+            _pod_field_variable("KNAFKA_POD_IP", "status.podIP"),
+            {
+                "name": "KNAFKA_MEMORY",
+                "valueFrom": {
+                    "resourceFieldRef": {
+                        "containerName": "archive",
+                        "resource": "limits.memory",
+                        "divisor": "1Mi",
+                    }
+                },
+            },
+            *_environment(archive, settings),
+            *_credentials(spec.storage),
+        ],
+        "resources": _resources(archive),
+        "securityContext": dict(_SECURITY),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": mounts,
+    }
+    pod: dict[str, Any] = {
+        **_installation_pod_fields(settings),
+        "restartPolicy": "Never",
+        "enableServiceLinks": False,
+        # Only a run with executors needs a token: it creates pods.
+        "automountServiceAccountToken": spec.executors > 0,
+        "securityContext": {"fsGroup": USER, "fsGroupChangePolicy": "OnRootMismatch"},
+        "containers": [container],
+        "volumes": volumes,
+    }
+    if spec.executors:
+        pod["serviceAccountName"] = account_name(archive.metadata.name)
+    return pod
+
+
+def _environment(archive: DeadLetterArchive, settings: Settings) -> list[Manifest]:
+    spec = archive.spec
+    of_spark = s3_settings(spec.storage.endpoint, spec.storage.region)
+    found = {"KNAFKA_EXECUTORS": str(spec.executors)}
+    if templates := settings.naming.others:
+        found[NAME_TEMPLATES] = "\n".join(templates)
+    if of_spark:
+        found["KNAFKA_SPARK"] = services.compact_json(of_spark)
+    if spec.executors:
+        found["KNAFKA_EXECUTOR_IMAGE"] = settings.jobs_image
+        found["KNAFKA_EXECUTOR_CPU"] = str(spec.resources.requests.get("cpu", "1"))
+        found["KNAFKA_EXECUTOR_TEMPLATE"] = services.compact_json(
+            executor_template(archive, settings)
+        )
+    return [*services.env_variables(found)]
+
+
+def s3_settings(endpoint: str, region: str) -> dict[str, str]:
+    """Spark's settings for S3: AWS or, with `endpoint`, another store, whose buckets are addressed
+    by path instead of by host name."""
+    found = {"endpoint": endpoint, "path.style.access": "true"} if endpoint else {}
+    # Requests are signed for a region; other stores usually accept AWS's first one.
+    if region or endpoint:
+        found["endpoint.region"] = region or DEFAULT_REGION
+    return {f"spark.hadoop.fs.s3a.{key}": value for key, value in found.items()}
+
+
+def executor_template(archive: DeadLetterArchive, settings: Settings) -> Manifest:
+    """The pod template of Spark's executors; Spark adds memory, CPU and the rest."""
+    volumes, mounts = _volumes(archive.spec.storage)
+    return {
+        "apiVersion": CORE,
+        "kind": "Pod",
+        "metadata": {"labels": _labels(archive)},
+        "spec": {
+            **_installation_pod_fields(settings),
+            "enableServiceLinks": False,
+            "automountServiceAccountToken": False,
+            "securityContext": {"fsGroup": USER, "fsGroupChangePolicy": "OnRootMismatch"},
+            "containers": [
+                {
+                    "name": "executor",
+                    "env": _credentials(archive.spec.storage),
+                    "securityContext": dict(_SECURITY),
+                    "volumeMounts": mounts,
+                }
+            ],
+            "volumes": volumes,
+        },
+    }
+
+
+def account_manifests(archive: DeadLetterArchive) -> tuple[Manifest, ...]:
+    """ServiceAccount and RoleBinding of a Job with executors: Spark may manage pods with them, in
+    the archive's namespace."""
+    namespace, name = archive.metadata.namespace, account_name(archive.metadata.name)
+    metadata = {
+        "namespace": namespace,
+        "name": name,
+        "labels": _labels(archive),
+        "ownerReferences": [services.owner_reference(archive)],
+    }
+    return (
+        {
+            "apiVersion": CORE,
+            "kind": "ServiceAccount",
+            "metadata": metadata,
+            "automountServiceAccountToken": False,
+        },
+        {
+            "apiVersion": RBAC,
+            "kind": "RoleBinding",
+            "metadata": metadata,
+            "roleRef": {
+                "apiGroup": RBAC.partition("/")[0],
+                "kind": "ClusterRole",
+                "name": DRIVER_ROLE,
+            },
+            "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": namespace}],
+        },
+    )
+
+
+def lease_manifest(of: str, holder: str, now: datetime, settings: Settings) -> Manifest:
+    """The Lease that lets one archive of a namespace, `holder`, run Jobs on the tables at `of`.
+
+    Each namespace has a Lease of its own for the same tables: any archive may name any bucket.
+    """
+    return {
+        "apiVersion": COORDINATION,
+        "kind": "Lease",
+        "metadata": {
+            "namespace": settings.namespace,
+            "name": names.archive_lease(holder.partition("/")[0], of),
+            "labels": services.with_common_labels({services.ROLE_LABEL: ROLE}),
+            "annotations": {ROOT: of},
+        },
+        "spec": {
+            "holderIdentity": holder,
+            "acquireTime": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        },
+    }
+
+
+def _labels(archive: DeadLetterArchive) -> Mapping[str, str]:
+    labels = services.with_common_labels(
+        {services.ROLE_LABEL: ROLE, ARCHIVE_LABEL: archive.metadata.uid}
+    )
+    return {**labels, "knafka.dev/archive-name": names.child(archive.metadata.name, "")}
+
+
+def _installation_pod_fields(settings: Settings) -> Mapping[str, Any]:
+    return {
+        key: value for key, value in settings.pods.spec.items() if key in _INSTALLATION_POD_FIELDS
+    }
+
+
+def _volumes(storage: Storage) -> tuple[list[Manifest], list[Manifest]]:
+    """Volumes and where they are mounted: room for Spark's own files, and the tables."""
+    volumes: list[Manifest] = [{"name": "tmp", "emptyDir": {}}]
+    mounts: list[Manifest] = [{"name": "tmp", "mountPath": "/tmp"}]
+    if storage.claim is not None:
+        claim = {"claimName": storage.claim.name}
+        volumes.append({"name": "archive", "persistentVolumeClaim": claim})
+        mounts.append({"name": "archive", "mountPath": MOUNT})
+    return volumes, mounts
+
+
+def _resources(archive: DeadLetterArchive) -> Manifest:
+    """The container's resources. Without a request for memory the limit is requested, as it is for
+    executors: the Java heap takes all of it."""
+    given = archive.spec.resources
+    memory = {"memory": given.limits["memory"]}
+    return {"requests": {**memory, **given.requests}, "limits": dict(given.limits)}
+
+
+def _credentials(storage: Storage) -> list[Manifest]:
+    """Environment variables with the store's keys. Only these names are read from the Secret, so
+    that it can't set other variables."""
+    if storage.credentials is None:
+        return []
+    secret = storage.credentials.name
+    return [
+        {
+            "name": key,
+            "valueFrom": {
+                "secretKeyRef": {"name": secret, "key": key, "optional": key == STORE_KEY_NAMES[-1]}
+            },
+        }
+        for key in STORE_KEY_NAMES
+    ]
+
+
+def _pod_field_variable(name: str, field: str) -> Manifest:
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": field}}}

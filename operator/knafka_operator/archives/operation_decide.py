@@ -1,0 +1,266 @@
+"""Operation: what was observed of a DeadLetterReplay or DeadLetterPurge -> its status. Pure.
+
+    Pending (its archive isn't fit) -> Queued -> Running -> Succeeded
+                                         ^          |-----> Failed, after so many attempts
+                                         '- again --'
+
+Its archive makes the Job, deletes it once this status has the outcome, and takes those that are
+`is_queued` one by one (`archives.decide`). Trying again is safe: a replay sends each event once for
+its id, which is this object's UID; a purge forgets what is left; and neither is about what failed
+after it was asked for (`archive_manifests.operation_arguments`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from knafka.core.errors import InvalidDocument, KnafkaError
+from knafka_operator.archives.model import ARCHIVE
+from knafka_operator.archives.operation_model import Operation, Replay
+from knafka_operator.archives.runs import (
+    failure_message,
+    job_outcome,
+    object_name,
+    parse_timestamp,
+    run_report,
+    start_problem,
+    start_time,
+    terminated_state,
+    timestamp,
+)
+from knafka_operator.decisions.effects import Delete, Effect, ObjectName
+from knafka_operator.decisions.observed import Observed
+from knafka_operator.decisions.status import (
+    ARCHIVE_READY,
+    BROKER_READY,
+    JOB_SUCCEEDED,
+    OPERATION_CONDITIONS,
+    STORAGE_READY,
+    TOPICS_READ,
+    ConditionSet,
+    NotReady,
+    is_condition_true,
+    why_not_ready,
+)
+from knafka_operator.decisions.steps import Step
+from knafka_operator.model.conditions import SUCCEEDED
+from knafka_operator.model.resources import FINALIZER
+from knafka_operator.model.sensors import KNAFKA
+
+MAX_ATTEMPTS: Final = 4
+FIRST_RETRY: Final = 60.0
+"""Seconds after the first attempt that failed until the next; doubled each time."""
+RECHECK_SECONDS: Final = 30.0
+"""Seconds until an unfinished operation is reconciled again, if nothing changes."""
+FINISHED_RECHECK_SECONDS: Final = 86_400.0
+"""Seconds until a finished operation is reconciled again."""
+
+FINISHED: Final = ("Succeeded", "Failed")
+QUEUED: Final = "Queued"
+
+COUNTS: Final = {"would_send": "selected", "sent": "sent", "left_out": "leftOut"}
+PURGE_COUNTS: Final = {"would_purge": "selected", "purged": "purged"}
+"""By key of a Job's report: the field of the status that gets the count."""
+
+
+@dataclass(frozen=True)
+class ObservedOperation(Observed):
+    operation: Operation | InvalidDocument
+    archive: Mapping[str, Any] | None = None
+    """As it is stored; None: there is none."""
+    jobs: Sequence[Mapping[str, Any]] = ()
+    """Its own."""
+    pods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """The last pod of each of these Jobs, by the Job's name."""
+    deleted: bool = False
+
+    @property
+    def status(self) -> Mapping[str, Any]:
+        """The stored status; empty: there is none."""
+        return self.document.get("status") or {}
+
+    def after(self, effect: Effect, result: Any) -> ObservedOperation:
+        """A copy after the only effect, which deletes the operation."""
+        return replace(self, deleted=True)
+
+    def with_failure(self, effect: Effect, error: KnafkaError) -> ObservedOperation:
+        """A copy after a failed deletion, which is tried again later."""
+        return replace(self, deleted=True)  # it is tried again later
+
+
+@dataclass(frozen=True, slots=True)
+class OperationDecision:
+    status: Mapping[str, Any]
+    """All of it; empty: as it stands."""
+    requeue_after: float
+    """Seconds until it is looked at again, should nothing change."""
+    effects: tuple[Effect, ...] = ()
+
+
+def decide(observed: ObservedOperation, now: datetime) -> OperationDecision:
+    """Decide an operation's status, and whether it is deleted now."""
+    if is_finished(observed.status):
+        ended = observed.status.get("completionTime") or timestamp(now)
+        kept = _decision_after_end(observed, ended, now)
+        return replace(kept, effects=()) if observed.deleted else kept
+    conditions = ConditionSet(OPERATION_CONDITIONS, of=SUCCEEDED)
+    status: dict[str, Any] = {
+        "observedGeneration": observed.document["metadata"].get("generation", 0),
+        "attempts": observed.status.get("attempts", 0),
+        "job": "",
+    }
+    if isinstance(observed.operation, Replay):
+        status["replayID"] = observed.operation.metadata.uid
+
+    def decided(phase: str, message: str = "") -> OperationDecision:
+        status.update(phase=phase, message=message)
+        before = observed.status.get("conditions") or ()
+        status["conditions"] = conditions.merged_into(before, timestamp(now))
+        if phase not in FINISHED:
+            return OperationDecision(status, RECHECK_SECONDS)
+        status["completionTime"] = timestamp(now)
+        return OperationDecision(
+            status, _decision_after_end(observed, timestamp(now), now).requeue_after
+        )
+
+    def waits(reason: str, message: str) -> None:
+        conditions.fail(JOB_SUCCEEDED, NotReady(reason, message, transient=True))
+
+    operation = observed.operation
+    if isinstance(operation, InvalidDocument):  # and never will be valid, as it can't change
+        conditions.fail(JOB_SUCCEEDED, operation)
+        return decided("Failed", str(operation))
+    # What was begun comes to its end, whatever has become of its archive.
+    for job in sorted(observed.jobs, key=lambda each: str(each["metadata"]["creationTimestamp"])):
+        name, pod = object_name(job), observed.pods.get(object_name(job))
+        status["startTime"] = observed.status.get("startTime") or start_time(job) or timestamp(now)
+        conditions.set_true(ARCHIVE_READY)
+        if not (ended := job_outcome(job)):
+            status["job"] = name
+            unstarted = start_problem(pod) if pod is not None else ""
+            message = f"Job {name} doesn't start: {unstarted:.500}" if unstarted else ""
+            waits("JobNotStarted" if message else "Running", message or f"Job {name} runs")
+            return decided("Running", message)
+        if observed.status.get("lastJob") == name:
+            continue
+        status["lastJob"] = name
+        found = run_report(terminated_state(pod).get("message") or "")
+        if ended == "Complete":
+            conditions.set_true(JOB_SUCCEEDED)
+            status |= _counts_of_job(operation, found)
+            return decided("Succeeded")
+        status["attempts"] += 1
+        status["lastFailure"] = {
+            "time": timestamp(now),
+            "message": failure_message(job, pod, found),
+        }
+        break
+    failure = status.get("lastFailure") or observed.status.get("lastFailure") or {}
+    if status["attempts"] >= MAX_ATTEMPTS:
+        message = f"{status['attempts']} attempts failed, the last with: {failure.get('message')}"
+        conditions.set_true(ARCHIVE_READY)
+        conditions.fail(JOB_SUCCEEDED, NotReady("JobFailed", message))
+        return decided("Failed", message)
+    with conditions.step(ARCHIVE_READY):
+        _check_archive(operation, observed.archive)
+    if not conditions.holds(ARCHIVE_READY):
+        waits("ArchiveNotReady", "it begins once its archive is ready")
+        return decided("Pending", conditions.by_type()[ARCHIVE_READY].message)
+    assert observed.archive is not None
+    message = _queue_message(observed, failure.get("message", ""), {**observed.status, **status})
+    waits("Retrying" if failure else "Queued", message)
+    return decided(QUEUED, message)
+
+
+def is_finished(status: Mapping[str, Any]) -> bool:
+    """Whether an operation has succeeded or failed for good."""
+    return status.get("phase") in FINISHED
+
+
+def is_queued(document: Mapping[str, Any]) -> bool:
+    """Whether an operation waits for its archive to create a Job, now or at `retry_at`."""
+    metadata, status = document["metadata"], document.get("status") or {}
+    return (
+        status.get("phase") == QUEUED
+        and status.get("observedGeneration") == metadata.get("generation", 0)
+        and FINALIZER in (metadata.get("finalizers") or ())
+        and "deletionTimestamp" not in metadata
+    )
+
+
+def retry_at(status: Mapping[str, Any]) -> datetime | None:
+    """The time before which a failed operation isn't retried; None: it hasn't failed."""
+    attempts, last = status.get("attempts", 0), status.get("lastFailure") or {}
+    if not attempts or not last.get("time"):
+        return None
+    return parse_timestamp(last["time"]) + timedelta(seconds=FIRST_RETRY * 2.0 ** (attempts - 1))
+
+
+def has_outcome_of(job: str, status: Mapping[str, Any]) -> bool:
+    """Whether an operation's status records how this Job ended."""
+    return bool(status.get("lastJob") == job)
+
+
+def _check_archive(operation: Operation, archive: Mapping[str, Any] | None) -> None:
+    """Raises `NotReady`."""
+    name = operation.spec.archive
+    if archive is None or "deletionTimestamp" in archive["metadata"]:
+        message = (
+            f"{ARCHIVE} {name} does not exist in {operation.metadata.namespace}: make it, or "
+            f"delete this {operation.kind} and make one that names another"
+        )
+        raise NotReady("ArchiveDoesNotExist", message, transient=True)
+    status = archive.get("status") or {}
+    # What stands in the way of any Job; that its own last one has failed doesn't.
+    needed = (BROKER_READY, STORAGE_READY, TOPICS_READ)
+    if not all(is_condition_true(status, each) for each in needed):
+        message = f"{ARCHIVE} {name} is not ready: {why_not_ready(archive)}"
+        raise NotReady("ArchiveNotReady", message, transient=True)
+
+
+def _queue_message(observed: ObservedOperation, failure: str, status: Mapping[str, Any]) -> str:
+    """A sentence for people: what a queued operation waits for."""
+    archive = (observed.archive or {}).get("status") or {}
+    told = "its turn comes next"
+    if job := archive.get("job"):
+        told = f"Job {job} of its archive runs"
+    elif archive.get("phase") == QUEUED:
+        told = "the tables of its archive are in use"
+    again = retry_at(status)
+    if again is None:
+        return told
+    times = f"attempt {status['attempts']} of {MAX_ATTEMPTS} failed: {failure}"
+    return f"{times}; the next begins after {timestamp(again)}"
+
+
+def _counts_of_job(operation: Operation, found: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The status fields with the counts that a Job reported."""
+    fields = COUNTS if isinstance(operation, Replay) else PURGE_COUNTS
+    counts = {
+        name: found[each] for each, name in fields.items() if isinstance(found.get(each), int)
+    }
+    if isinstance(triggers := found.get("triggers"), Mapping):
+        counts["triggers"] = dict(triggers)
+    if isinstance(events := found.get("events"), list):
+        counts["events"] = events
+    return counts
+
+
+def _decision_after_end(
+    observed: ObservedOperation, ended: str, now: datetime
+) -> OperationDecision:
+    """The decision for an operation that ended at `ended`: delete it if its time to live is over,
+    else look again then."""
+    operation, metadata = observed.operation, observed.document["metadata"]
+    if isinstance(operation, InvalidDocument):
+        return OperationDecision({}, FINISHED_RECHECK_SECONDS)
+    seconds = operation.spec.ttl_seconds_after_finished
+    if seconds is None:
+        return OperationDecision({}, FINISHED_RECHECK_SECONDS)
+    left = (parse_timestamp(ended) + timedelta(seconds=seconds) - now).total_seconds()
+    of = ObjectName(KNAFKA, observed.document["kind"], metadata["namespace"], metadata["name"])
+    deleting = (Delete(Step.DELETE_OPERATION, (of,)),)
+    return OperationDecision({}, max(1.0, left), () if left > 0 else deleting)

@@ -1,0 +1,270 @@
+"""Operations: the status of DeadLetterReplays and DeadLetterPurges, and which are next.
+
+    observe (its archive, its Job) -> decide (`archives.operation_decide`) -> write the status
+
+Their Jobs are made and deleted by their archive (`archives.kind`), which asks here whose turn
+it is: what is known in memory says only whom to look at, the decision is about what is stored.
+
+Not here: hearing of changes (`engine.controller`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, TypeAlias
+
+from knafka.core.errors import InvalidDocument
+from knafka_operator.archives import operation_decide as deciding
+from knafka_operator.archives.manifests import BATCH, JOB_NAME
+from knafka_operator.archives.model import ARCHIVE
+from knafka_operator.archives.operation_decide import ObservedOperation, OperationDecision
+from knafka_operator.archives.operation_model import (
+    OPERATION_ANNOTATION,
+    OPERATION_LABEL,
+    OPERATIONS,
+    Operation,
+    parse_operation,
+)
+from knafka_operator.archives.runs import job_outcome, object_name, operation_uid, run_number
+from knafka_operator.decisions.status import NotReady
+from knafka_operator.engine.effects import Effects
+from knafka_operator.engine.kind import EventNews, Kind, Reconciler, key_of
+from knafka_operator.model.cluster import Cluster, Document
+from knafka_operator.model.identity import Identity, Key
+from knafka_operator.model.resources import CORE
+from knafka_operator.model.sensors import KNAFKA
+
+Turn: TypeAlias = tuple[str, int, str]
+"""Creation time, kind and UID of an operation, which order the operations. Creation times are whole
+seconds; within one, replays come before purges, as purged events can't be replayed."""
+
+
+@dataclass(eq=False, slots=True)
+class _OperationRecord:
+    """What is kept in memory of an operation that hasn't ended."""
+
+    key: Key
+    archive: Identity
+    turn: Turn
+    at_rest: bool = False
+    """Whether there was no Job of its own when that was last asked."""
+    requeue_after: float = deciding.RECHECK_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class JobVerdicts:
+    """Names of operations' Jobs that need attention from their archive."""
+
+    unrecorded: frozenset[str]
+    unwanted: frozenset[str]
+
+
+@dataclass(eq=False)
+class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationRecord | None], Kind):
+    """All DeadLetterReplays and DeadLetterPurges; a change of one also wakes its archive."""
+
+    api_version = KNAFKA
+    left = "its Job may be there still"
+
+    cluster: Cluster
+    effects: Effects
+    now: Callable[[], datetime]
+    _records: dict[str, _OperationRecord] = field(default_factory=dict)
+    """By UID."""
+    _again: dict[str, float] = field(default_factory=dict)
+    """Seconds until an operation is reconciled again, by UID."""
+
+    # What is heard.
+
+    def on_change(self, document: Document, *, gone: bool) -> Collection[Key]:
+        """As `Kind.on_change`; also returns the operation's archive."""
+        keys, archive = super().on_change(document, gone=gone), archive_of(document)
+        return [*keys, (ARCHIVE, *archive)] if archive.name else keys
+
+    def remember(self, document: Document) -> object:
+        """Keep a record of an operation until it has finished."""
+        metadata = document["metadata"]
+        uid = metadata.get("uid", "")
+        if deciding.is_finished(document.get("status") or {}):
+            self._records.pop(uid, None)
+        elif uid not in self._records:
+            made, kind = str(metadata.get("creationTimestamp", "")), document["kind"]
+            turn = made, OPERATIONS.index(kind), uid
+            self._records[uid] = _OperationRecord(key_of(document), archive_of(document), turn)
+        return self._records.get(uid)
+
+    async def forget(self, document: Document) -> None:
+        """Drop everything kept of an operation."""
+        uid = document["metadata"].get("uid", "")
+        self._records.pop(uid, None)
+        self._again.pop(uid, None)
+
+    def on_job(self, uid: str) -> Key | None:
+        """Note that a Job of the operation with this UID has changed; returns the operation's key,
+        None if it isn't known."""
+        if (record := self._records.get(uid)) is None:
+            return None
+        record.at_rest = False
+        return record.key
+
+    def has_ended(self, status: Mapping[str, Any]) -> bool:
+        """Whether the operation has finished."""
+        return deciding.is_finished(status)
+
+    def event_news(self, document: Document, now: Mapping[str, Any]) -> EventNews | None:
+        """The Event for an operation that has just finished."""
+        if self.has_ended(document.get("status") or {}) or not self.has_ended(now):
+            return None
+        if now["phase"] == "Succeeded":
+            return EventNews("Normal", "Succeeded", f"{document['kind']} is done")
+        return EventNews("Warning", "Failed", now["message"])
+
+    def requeue_after(self, document: Document, now: Mapping[str, Any]) -> float | None:
+        """Seconds that the last decision set."""
+        return self._again.get(document["metadata"].get("uid", ""), deciding.RECHECK_SECONDS)
+
+    # What an archive asks.
+
+    async def next_operation(self, archive: Identity) -> tuple[Operation | None, float]:
+        """The archive's oldest queued operation that may be tried now, None if there is none; and
+        seconds until another one may be.
+
+        Raises `ClusterError`.
+        """
+        again = math.inf
+        its = (each for each in self._records.items() if each[1].archive == archive)
+        for uid, record in sorted(its, key=lambda each: each[1].turn):
+            document = await self.cluster.get(KNAFKA, *record.key)
+            if document is None or document["metadata"].get("uid") != uid:
+                continue
+            if not deciding.is_queued(document):
+                continue
+            at = deciding.retry_at(document["status"])
+            if at is not None and (left := (at - self.now()).total_seconds()) > 0:
+                again = min(again, left)
+                continue
+            found = _parse_or_error(document)
+            if not isinstance(found, InvalidDocument):
+                return found, again
+        return None, again
+
+    async def job_verdicts(self, jobs: Sequence[Document]) -> JobVerdicts:
+        """Which of an archive's Jobs have an outcome that their operation hasn't recorded, and
+        which lost their operation. Raises `ClusterError`."""
+        unrecorded, unwanted = set[str](), set[str]()
+        for each in jobs:
+            if not (uid := operation_uid(each)):
+                continue
+            metadata = each["metadata"]
+            kind, _, name = (
+                (metadata.get("annotations") or {}).get(OPERATION_ANNOTATION, "").partition("/")
+            )
+            document = None
+            if kind in OPERATIONS and name:
+                document = await self.cluster.get(KNAFKA, kind, metadata["namespace"], name)
+            if (
+                document is None
+                or document["metadata"].get("uid") != uid
+                or "deletionTimestamp" in document["metadata"]
+            ):
+                unwanted.add(object_name(each))
+            elif not deciding.has_outcome_of(object_name(each), document.get("status") or {}):
+                unrecorded.add(object_name(each))
+        return JobVerdicts(frozenset(unrecorded), frozenset(unwanted))
+
+    # Reconciling.
+
+    def ensure_record(self, document: Document) -> _OperationRecord | None:
+        """The operation's record; None: it has finished."""
+        self.remember(document)
+        return self._records.get(document["metadata"].get("uid", ""))
+
+    async def observe(
+        self, document: Document, record: _OperationRecord | None
+    ) -> ObservedOperation:
+        """Read the operation's archive, Jobs and pods, unless it has finished."""
+        observed = ObservedOperation(document, _parse_or_error(document))
+        return observed if record is None else await self._observe(observed, record)
+
+    def decide(
+        self, observed: ObservedOperation, record: _OperationRecord | None
+    ) -> OperationDecision:
+        """Decide by what was observed, and remember when to reconcile again."""
+        decision = deciding.decide(observed, self.now())
+        self._again[observed.document["metadata"].get("uid", "")] = decision.requeue_after
+        return decision
+
+    def status_of(
+        self,
+        observed: ObservedOperation,
+        decision: OperationDecision,
+        record: _OperationRecord | None,
+    ) -> Mapping[str, Any]:
+        """The status of the last decision over the stored one."""
+        status = {**observed.status, **decision.status}
+        self.remember({**observed.document, "status": status})
+        return status
+
+    async def delete(self, document: Document) -> None:
+        """Delete an operation's running Job; an ended Job is deleted by its archive, which records
+        it first.
+
+        Raises `NotReady` while a pod of the Job still exists, and `ClusterError`.
+        """
+        jobs = await self._jobs(document)
+        for each in jobs:
+            if "deletionTimestamp" not in each["metadata"] and not job_outcome(each):
+                await self.cluster.delete(BATCH, "Job", *Identity.of(each))
+        if jobs and (left := await self._jobs(document)):
+            message = f"Job {object_name(left[0])} is being ended"
+            raise NotReady("Waiting", message, transient=True)
+
+    async def _observe(
+        self, observed: ObservedOperation, record: _OperationRecord
+    ) -> ObservedOperation:
+        if not isinstance(observed.operation, InvalidDocument):
+            archive = await self.cluster.get(KNAFKA, ARCHIVE, *record.archive)
+            observed = replace(observed, archive=archive)
+        if record.at_rest:
+            return observed
+        jobs = await self._jobs(observed.document)
+        record.at_rest = not jobs
+        return replace(observed, jobs=jobs, pods=await last_pods(self.cluster, jobs))
+
+    async def _jobs(self, document: Document) -> list[Document]:
+        metadata = document["metadata"]
+        return await jobs_of(
+            self.cluster, OPERATION_LABEL, metadata.get("uid", ""), metadata["namespace"]
+        )
+
+
+def archive_of(document: Document) -> Identity:
+    """The archive that an operation names, even if the operation is invalid."""
+    name = (document.get("spec") or {}).get("archive")
+    return Identity(document["metadata"]["namespace"], name if isinstance(name, str) else "")
+
+
+def _parse_or_error(document: Document) -> Operation | InvalidDocument:
+    try:
+        return parse_operation(document)
+    except InvalidDocument as error:
+        return error
+
+
+async def jobs_of(cluster: Cluster, label: str, uid: str, namespace: str) -> list[Document]:
+    """Jobs with a label of this UID, in the order of their runs. Raises `ClusterError`."""
+    found = await cluster.list(BATCH, "Job", {label: uid}, namespace)
+    return sorted(found, key=run_number)
+
+
+async def last_pods(cluster: Cluster, jobs: Sequence[Document]) -> dict[str, Document]:
+    """The last pod of each of these Jobs, by the Job's name. Raises `ClusterError`."""
+    pods = {}
+    for each in jobs:
+        name, namespace = each["metadata"]["name"], each["metadata"]["namespace"]
+        if found := await cluster.list(CORE, "Pod", {JOB_NAME: name}, namespace):
+            pods[name] = max(found, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
+    return pods

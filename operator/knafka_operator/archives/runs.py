@@ -1,0 +1,170 @@
+"""Archive runs: how a Job of a DeadLetterArchive has ended, or why it doesn't start. Pure.
+
+A Job is the archive's own run, or an operation's (`archives.operation_model`) on its tables.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from knafka_operator.archives.model import RUN_ANNOTATION
+from knafka_operator.archives.operation_model import OPERATION_ANNOTATION, OPERATION_LABEL
+
+
+def run_report(text: str) -> Mapping[str, Any]:
+    """Parse a container's termination message: the JSON report of a run, or, if it isn't JSON,
+    `{"error": LAST LINE}`."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if isinstance(found, Mapping):
+        return found
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return {"error": lines[-1][:1000]} if lines else {}
+
+
+def job_outcome(job: Mapping[str, Any]) -> str:
+    """How a Job ended, `Complete` or `Failed`; empty while it or its pods run."""
+    conditions = (job.get("status") or {}).get("conditions") or ()
+    found = (each["type"] for each in conditions if each.get("status") == "True")
+    return next((each for each in found if each in ("Complete", "Failed")), "")
+
+
+def run_number(job: Mapping[str, Any]) -> int:
+    """The run number of a Job; 0: its name has none."""
+    return run_number_in(object_name(job))
+
+
+def run_number_in(name: str) -> int:
+    """The run number at the end of a Job's name; 0: it has none."""
+    number = name.rpartition("-")[2]
+    return int(number) if number.isdecimal() else 0
+
+
+def object_name(job: Mapping[str, Any]) -> str:
+    """The name in an object's metadata."""
+    return str(job["metadata"]["name"])
+
+
+def operation_uid(job: Mapping[str, Any]) -> str:
+    """UID of the operation that a Job runs; empty: the Job is the archive's own."""
+    return str((job["metadata"].get("labels") or {}).get(OPERATION_LABEL, ""))
+
+
+def is_recorded(job: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
+    """Whether the archive's status already records how this Job ended."""
+    last = status.get("lastOperation" if operation_uid(job) else "lastRun") or {}
+    return bool(last.get("job") == object_name(job))
+
+
+def run_status_patch(
+    job: Mapping[str, Any],
+    ended: str,
+    pod: Mapping[str, Any] | None,
+    before: Mapping[str, Any],
+    generation: int,
+    now: datetime,
+) -> Mapping[str, Any]:
+    """The status patch that records a finished Job, written at once.
+
+    `before` is the archive's status, `generation` its declared generation.
+    """
+    found = run_report(terminated_state(pod).get("message") or "")
+    succeeded = ended == "Complete"
+    run = {
+        "job": object_name(job),
+        "outcome": "Succeeded" if succeeded else "Failed",
+        "started": start_time(job) or timestamp(now),
+        "finished": timestamp(now),
+        **{each: found[each] for each in ("records", "missed", "purged") if each in found},
+    }
+    annotations = job["metadata"].get("annotations") or {}
+    patch: dict[str, Any] = {"run": max(before.get("run", 0), run_number(job))}
+    if succeeded:
+        records = found.get("records", 0)
+        patch |= {
+            "archived": before.get("archived", 0) + (records if isinstance(records, int) else 0),
+            # What waits came while it ran.
+            "waitingSince": run["started"],
+            "firstRun": before.get("firstRun") or run["started"],
+        }
+    if operation_uid(job):  # whose failures are its own
+        if succeeded:
+            patch["failures"] = 0  # it has compacted
+        of = {**run, "of": annotations.get(OPERATION_ANNOTATION, "")}
+        return {**patch, "lastOperation": _replacing_patch(before.get("lastOperation"), of)}
+    run["generation"] = generation
+    if asked := annotations.get(RUN_ANNOTATION):
+        patch["requested"] = asked
+    if not succeeded:
+        run["message"] = failure_message(job, pod, found)
+        last = _replacing_patch(before.get("lastRun"), run)
+        return {**patch, "lastRun": last, "failures": before.get("failures", 0) + 1}
+    patch["failures"] = 0
+    if isinstance(report := found.get("report"), Mapping):
+        plain = {key: value for key, value in report.items() if isinstance(value, int | str)}
+        patch["report"] = _replacing_patch(before.get("report"), {"made": run["started"], **plain})
+    return {**patch, "lastRun": _replacing_patch(before.get("lastRun"), run)}
+
+
+def _replacing_patch(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A merge patch by which `now` replaces all of `before`."""
+    return {**dict.fromkeys(before or ()), **now}
+
+
+def start_time(job: Mapping[str, Any]) -> str:
+    """When a Job started (RFC 3339); empty: not known."""
+    reported = job.get("status") or {}
+    return str(reported.get("startTime") or job["metadata"].get("creationTimestamp") or "")
+
+
+def terminated_state(pod: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """The `terminated` state of a pod's container; empty if it hasn't ended."""
+    statuses: Sequence[Any] = ((pod or {}).get("status") or {}).get("containerStatuses") or ()
+    found: Mapping[str, Any] = (
+        next((each.get("state") or {} for each in statuses), {}).get("terminated") or {}
+    )
+    return found
+
+
+def failure_message(
+    job: Mapping[str, Any], pod: Mapping[str, Any] | None, found: Mapping[str, Any]
+) -> str:
+    """Why a Job failed: by its report, its container's state, or its conditions."""
+    if error := found.get("error"):
+        return str(error)[:1000]
+    reason = terminated_state(pod).get("reason")
+    if reason not in (None, "Error", "Completed"):
+        return f"its container ended: {reason}"
+    conditions = (job.get("status") or {}).get("conditions") or ()
+    failed: Mapping[str, Any] = next(
+        (each for each in conditions if each.get("type") == "Failed"), {}
+    )
+    return " ".join(filter(None, (failed.get("reason"), failed.get("message")))) or "it failed"
+
+
+def start_problem(pod: Mapping[str, Any]) -> str:
+    """Why a pod doesn't start; empty if it has started or no problem is reported."""
+    status = pod.get("status") or {}
+    for each in status.get("containerStatuses") or ():
+        waiting = (each.get("state") or {}).get("waiting") or {}
+        if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
+            return " ".join(filter(None, (waiting["reason"], waiting.get("message"))))
+    for each in status.get("conditions") or ():
+        if each.get("type") == "PodScheduled" and each.get("status") == "False":
+            return " ".join(filter(None, (each.get("reason"), each.get("message"))))
+    return ""
+
+
+def timestamp(moment: datetime) -> str:
+    """A time as RFC 3339 in whole seconds; it must be UTC."""
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def parse_timestamp(text: str) -> datetime:
+    """The time of an RFC 3339 text."""
+    return datetime.fromisoformat(text)

@@ -1,0 +1,98 @@
+"""Dead letters that wait: how many of each topic an archive's group has not compacted.
+
+One look at a Kafka serves all archives there: two requests, whatever their number. A group is asked
+for only where its topic has grown since.
+
+Not here: what follows from it (`archives.decide`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+from weakref import WeakKeyDictionary
+
+from knafka.core import names
+from knafka.ports.log import LogAdmin, Positions
+from knafka_operator.kafka.clusters import KafkaCluster
+
+ENDS_MAX_AGE: Final = 10.0
+"""Seconds for which the ends of topics are reused."""
+GROUP_LAGS_AT_ONCE: Final = 16
+"""Most concurrent requests for the lags of one group."""
+
+
+@dataclass(eq=False, slots=True)
+class _TopicEnds:
+    ends: Mapping[str, Positions] = field(default_factory=dict)
+    """End offsets of all dead-letter topics."""
+    at: float = float("-inf")
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+@dataclass(eq=False, slots=True)
+class UncompactedCounts:
+    """Known lags of one archive's group."""
+
+    group: str = ""
+    counted: dict[str, tuple[Positions, int]] = field(default_factory=dict)
+
+    def forget(self) -> None:
+        """Forget all lags, as the group may have committed."""
+        self.counted.clear()
+
+
+class UncompactedDeadLetters:
+    """Counts dead letters that archives haven't compacted; belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._looks: WeakKeyDictionary[KafkaCluster, _TopicEnds] = WeakKeyDictionary()
+
+    async def waiting(
+        self, kafka: KafkaCluster, namespace: str, broker: str, group: str, known: UncompactedCounts
+    ) -> int:
+        """Number of a Broker's dead letters that an archive's group has not compacted. Raises
+        `LogError`."""
+        if known.group != group:
+            known.group = group
+            known.forget()
+        ends = {
+            topic: each
+            for topic, each in (await self._ends(kafka)).items()
+            if names.is_dead_letter_topic(topic, namespace, broker)
+        }
+        for topic in known.counted.keys() - ends.keys():
+            del known.counted[topic]
+        asked = [
+            topic
+            for topic, each in ends.items()
+            if any(each.values()) and known.counted.get(topic, (None, 0))[0] != each
+        ]
+        for first in range(0, len(asked), GROUP_LAGS_AT_ONCE):
+            some = asked[first : first + GROUP_LAGS_AT_ONCE]
+            found = await asyncio.gather(*(_group_lag(kafka.topics, group, each) for each in some))
+            known.counted |= {
+                topic: (ends[topic], lag) for topic, lag in zip(some, found, strict=True)
+            }
+        return sum(lag for _, lag in known.counted.values())
+
+    async def _ends(self, kafka: KafkaCluster) -> Mapping[str, Positions]:
+        look = self._looks.setdefault(kafka, _TopicEnds())
+        async with look.lock:
+            now = asyncio.get_running_loop().time()
+            if now - look.at >= ENDS_MAX_AGE:
+                there = [
+                    each
+                    for each in await kafka.topics.topics()
+                    if each.startswith(names.DEAD_LETTERS)
+                ]
+                look.ends = await kafka.topics.end_offsets_of_all(there) if there else {}
+                look.at = now
+        return look.ends
+
+
+async def _group_lag(topics: LogAdmin, group: str, topic: str) -> int:
+    topics.forget_group(group)
+    return (await topics.lags([group], topic))[group].total

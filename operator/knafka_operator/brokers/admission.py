@@ -1,0 +1,150 @@
+"""Admission: what a Broker is filled in with, and what is refused of it.
+
+    document -> the whole document with its defaults          (a mutating webhook)
+    new and old document -> nothing, or an InvalidDocument    (a validating one)
+    new document -> warnings                                  (the same)
+
+The checks need no webhook: without `old` they say what a condition has to say. `str` of the error
+reads the way Knative's own webhook puts it, `message: paths` and its details on the next line, all
+problems one below the other; a webhook answers `validation failed: {error}`. What was wrong before
+an update already is let pass, so that a finaliser can still be put on and taken off.
+
+Pure. Not here: looking anything up, and judging Brokers of other classes: the caller asks
+`resources.is_ours` first, of the old document if there is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Set
+from difflib import get_close_matches
+from typing import Any, Final
+
+from knafka.core.names import MAX_LENGTH, is_topic
+from knafka_operator.brokers.external_topics import reserved_reason
+from knafka_operator.decisions.field_errors import (
+    IMMUTABLE_FIELDS,
+    Problem,
+    annotation_key,
+    annotation_problems,
+    annotations_of,
+    changed_values,
+    default_sink_namespace,
+    leaf_values,
+    mapping_at,
+    namespace_of,
+    refuse_problems,
+    schema_problems,
+    with_namespace,
+)
+from knafka_operator.functions.receiver_scaling import check_receiver_scaling
+from knafka_operator.kafka import dead_letter_topics
+from knafka_operator.model.cluster import Document
+from knafka_operator.model.isolation import declared_isolation
+from knafka_operator.model.maxima import UNLIMITED, Maxima
+from knafka_operator.model.resources import (
+    BROKER_CLASS,
+    EXTERNAL_TOPIC,
+    Broker,
+    annotation_path,
+)
+
+CLASS_SIMILARITY: Final = 0.75
+"""Ratio of `difflib` from which a class is taken for a misspelt one of Knafka's: `KAFKA`, `Kakfa`
+and `knafka` are, `KafkaNamespaced` isn't."""
+
+_IMMUTABLE_ANNOTATIONS: Final = "Immutable annotations changed (-old +new)"
+
+
+def defaulted_broker(
+    document: Document,
+    old: Document | None = None,
+    *,
+    default_class: str = "",
+) -> dict[str, Any]:
+    """The Broker with upstream's defaults (KN-BRK-04); `default_class` is the installation's.
+
+    Class and config can't change, so on an update what is left out stays as in `old`, whatever the
+    default is by now. Idempotent.
+    """
+    if not isinstance(document.get("spec"), Mapping | None):
+        return dict(document)
+    namespace = namespace_of(document)
+    spec = mapping_at(document, "spec")
+    config = spec.get("config") or mapping_at(old, "spec").get("config")
+    if isinstance(config, Mapping):
+        spec["config"] = with_namespace(config, namespace)
+    default_sink_namespace(spec, namespace)
+    metadata = mapping_at(document, "metadata")
+    annotations = mapping_at(metadata, "annotations")
+    given = annotations_of(old).get(BROKER_CLASS) if old else default_class
+    if BROKER_CLASS not in annotations and given:
+        metadata["annotations"] = {**annotations, BROKER_CLASS: given}
+    return {**document, "metadata": metadata, "spec": spec}
+
+
+def check_broker(new: Document, old: Document | None = None, maxima: Maxima = UNLIMITED) -> None:
+    """Refuse what is wrong with a Broker, or may not change (KN-BRK-05, KN-BRK-06, KN-DLV-06).
+
+    `maxima` are the installation's. Raises `InvalidDocument` that tells all of it; its path is that
+    of the first problem.
+    """
+
+    def problems(document: Document) -> Iterator[Problem]:
+        yield from _broker_problems(document)
+        annotations = annotations_of(document)
+        yield from annotation_problems(lambda: check_receiver_scaling(annotations, maxima))
+
+    refuse_problems(problems, new, old, _immutable_broker_changes)
+
+
+def class_warnings(document: Document, classes: Set[str]) -> list[str]:
+    """A warning if the class of a Broker that isn't Knafka's is missing or looks misspelt; else
+    an empty list.
+
+    All mutating webhooks have run by now, so nobody serves a Broker without a class.
+    """
+    ours = " or ".join(sorted(classes - {""}))
+    given, path = annotations_of(document).get(BROKER_CLASS, ""), annotation_path(BROKER_CLASS)
+    anew = "A class never changes: delete the Broker and make it anew"
+    if not given.strip():
+        return [f"{path} is not set, so nobody serves this Broker: Knafka's are {ours}. {anew}"]
+    known = {each.casefold() for each in classes}
+    if get_close_matches(given.strip().casefold(), known, n=1, cutoff=CLASS_SIMILARITY):
+        return [f"{path}: {given:.80} is no class of Knafka's, which are {ours}. {anew}"]
+    return []
+
+
+def _broker_problems(document: Document) -> Iterator[Problem]:
+    yield from schema_problems(Broker, {**document, "status": None})
+    yield from annotation_problems(lambda: declared_isolation(annotations_of(document)))
+    yield from annotation_problems(
+        lambda: dead_letter_topics.check_retention_annotation(annotations_of(document))
+    )
+    topic = annotations_of(document).get(EXTERNAL_TOPIC)
+    if topic is not None and not is_topic(topic):
+        yield Problem(
+            f"invalid value: {topic:.300}",
+            f"want a topic's name, at most {MAX_LENGTH} of A-Z, a-z, 0-9, '.', '_' and '-'",
+            annotation_key(EXTERNAL_TOPIC),
+        )
+    elif topic is not None and (why := reserved_reason(topic)) is not None:
+        # A condition says whether any other is allowed, as the list may change.
+        yield Problem(f"invalid value: {topic}", why, annotation_key(EXTERNAL_TOPIC))
+
+
+def _immutable_broker_changes(old: Document, new: Document) -> Iterator[Problem]:
+    if diff := changed_values(_immutable_broker_fields(old), _immutable_broker_fields(new)):
+        yield Problem(IMMUTABLE_FIELDS, diff, "spec")
+    was, is_ = (annotations_of(each).get(BROKER_CLASS, "") for each in (old, new))
+    if diff := changed_values({BROKER_CLASS: was}, {BROKER_CLASS: is_}):
+        yield Problem(_IMMUTABLE_ANNOTATIONS, diff, "annotations")
+
+
+def _immutable_broker_fields(document: Document) -> dict[str, object]:
+    """The fields of a Broker's spec that can't change, by path: all but its delivery. A missing
+    namespace means the Broker's own."""
+    spec = mapping_at(document, "spec")
+    spec.pop("delivery", None)
+    if isinstance(config := spec.get("config"), Mapping):
+        spec["config"] = with_namespace(config, namespace_of(document))
+    return dict(leaf_values("spec", spec))

@@ -1,0 +1,106 @@
+"""External topics: which topics that Knafka didn't make a Broker may use. Pure.
+
+    topic, the Broker's namespace, the installation's list -> None, or why not
+
+The annotation on a Broker is the user's; what it may name is for the installation to say, in the
+key `external.topics` of its own ConfigMap: patterns, separated by commas or lines, none by default.
+In a pattern `*` stands for any characters, `{namespace}` for the Broker's namespace, and all else
+for itself. Topics that are Knafka's own or internal to Kafka can't be allowed. Those of Sensors
+have no beginning of their own: known ones can't be either, and a name like theirs only in full.
+
+Not here: whether the topic exists (`kafka.topics`), and reading the ConfigMap (`kind`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container
+from fnmatch import fnmatchcase
+from typing import Final
+
+from knafka.core import names
+
+EXTERNAL_TOPICS: Final = "external.topics"
+"""Key of the installation's ConfigMap."""
+NAMESPACE: Final = "{namespace}"
+
+_RESERVED: Final = {
+    names.BROKERS: "are the topics of Brokers",
+    names.CHANNELS: "are the topics of KafkaChannels",
+    names.OURS: "are Knafka's",
+    "__": "are internal to Kafka",
+}
+"""Prefix, and what the topics are that have it."""
+
+_OF_SENSOR = re.compile(r".+-.+-.+-(?:trigger|changelog|action)").fullmatch
+"""As `names.sensor_topic` gives them."""
+_LEGAL_PATTERN = re.compile(r"(?:[A-Za-z0-9._*-]|\{namespace\})+").fullmatch
+_LEGAL_NAMESPACE = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?").fullmatch
+_NO_SEPARATOR: Final = r"(?:[-a-z0-9]|\{namespace\})*"
+_AMBIGUOUS = re.compile(
+    rf"\{{namespace\}}{_NO_SEPARATOR}\*|\*{_NO_SEPARATOR}\{{namespace\}}"
+).search
+
+
+def reserved_reason(topic: str) -> str | None:
+    """Why no Broker may use a topic of this name, whatever patterns allow; None: it isn't reserved.
+
+    Brokers' and KafkaChannels' own topics are reserved.
+    """
+    for prefix, are in _RESERVED.items():
+        if topic.startswith(prefix):
+            return f"topics whose names begin with {prefix} {are}"
+    return None
+
+
+def external_topic_refusal(
+    topic: str,
+    namespace: str,
+    allowed: str,
+    where: str,
+    of_sensors: Container[str] = frozenset(),
+    of_brokers: Container[str] = frozenset(),
+) -> str | None:
+    """Why a Broker of this namespace may not use this external topic; None: it may.
+
+    `allowed` is the value of `external.topics`, and `where` names what holds that key;
+    `of_sensors` has the topics of all Sensors, and other names of theirs; `of_brokers` has those
+    that other Brokers have as their own, by whichever template.
+    """
+    is_sensors = topic in of_sensors and _OF_SENSOR(topic) is not None
+    why = "it is a Sensor's" if is_sensors else reserved_reason(topic)
+    if why is None and topic in of_brokers:
+        why = "it is another Broker's own"
+    if why is not None:
+        return f"external topic {topic:.300} is not allowed: {why}"
+    patterns = [each.strip() for each in re.split(r"[,\n]", allowed) if each.strip()]
+    unusable = []
+    for pattern in patterns:
+        if (why := _pattern_problem(pattern)) is not None:
+            unusable.append(f"{pattern:.300} ({why})")
+        elif _matches(pattern, topic, namespace):
+            if "*" not in pattern or _OF_SENSOR(topic) is None:
+                return None
+            unusable.append(f"{pattern:.300} (a name like those of Sensors' topics wants no '*')")
+    return (
+        f"external topic {topic:.300} is not allowed in namespace {namespace}: to allow it, set "
+        f"{EXTERNAL_TOPICS} in {where} to a list of patterns of which one matches it"
+        + (f"; these are ignored there: {', '.join(unusable)}" if unusable else "")
+    )
+
+
+def _pattern_problem(pattern: str) -> str | None:
+    """Why a pattern is invalid or unsafe; None: it is usable."""
+    if _LEGAL_PATTERN(pattern) is None:
+        return f"want A-Z, a-z, 0-9, '.', '_', '-', '*' and {NAMESPACE} only"
+    if _AMBIGUOUS(pattern):
+        # `{namespace}-*` would give the namespace `team` the topics of `team-a`.
+        return f"want a '.' or '_' between {NAMESPACE} and '*', as a namespace may have a '-'"
+    return None
+
+
+def _matches(pattern: str, topic: str, namespace: str) -> bool:
+    if _LEGAL_NAMESPACE(namespace) is None:
+        return False
+    # Neither a legal pattern nor a namespace has any of fnmatch's other special characters.
+    return fnmatchcase(topic, pattern.replace(NAMESPACE, namespace))

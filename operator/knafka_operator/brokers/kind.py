@@ -1,0 +1,472 @@
+"""Brokers: from what is declared to a topic, a receiver and an address, and what stands in the way.
+
+    observe (ConfigMaps, Secret, sink, topic) -> decide (`brokers.decide`) -> act, until all is done
+
+What a Broker's Triggers are made from stays in its record's `state`.
+
+More than 400 lines, so that what is made for a Broker and what becomes of that when it goes, or
+goes to another implementation, are side by side.
+
+Not here: hearing of changes (`engine.controller`), what stands in a contract's topic (`receivers`,
+`contracts`), and any decision, which is a pure function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from knafka.core import names
+from knafka.core.contract import Kafka
+from knafka.core.documents import parse
+from knafka.core.errors import InvalidDocument, KnafkaError, LogError
+from knafka_operator.brokers import decide as deciding
+from knafka_operator.brokers.decide import (
+    RECEIVER_CONTRACT,
+    BrokerConnection,
+    BrokerDecision,
+    ObservedBroker,
+)
+from knafka_operator.brokers.defaults import with_default_delivery
+from knafka_operator.brokers.external_topics import EXTERNAL_TOPICS, external_topic_refusal
+from knafka_operator.decisions import status as statuses
+from knafka_operator.decisions.status import EXPECTED, NotReady
+from knafka_operator.dispatchers.shard_services import Shards
+from knafka_operator.engine.effects import Effects, resource_of
+from knafka_operator.engine.kind import BrokerReconciler
+from knafka_operator.functions import receiver_services, services
+from knafka_operator.functions.applying import delete_service
+from knafka_operator.installation.naming import NamedObject, NameKind
+from knafka_operator.installation.settings import Settings
+from knafka_operator.kafka import credentials, desired
+from knafka_operator.kafka.clusters import KafkaCluster, KafkaClusters
+from knafka_operator.kafka.desired import Defaults
+from knafka_operator.kafka.endpoints import check_endpoint
+from knafka_operator.kafka.topic_creation import (
+    delete_broker_dead_letters,
+    has_records,
+    topic_to_delete,
+)
+from knafka_operator.kafka.topics import TOPIC_ID, ObservedTopic
+from knafka_operator.model.cluster import Cluster, Document, decoded_secret
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.resources import (
+    BROKER_CLASS,
+    CORE,
+    EXTERNAL_TOPIC,
+    KNAFKA_PREFIX,
+    TOPIC_STATUS,
+    Broker,
+    ConfigMap,
+    Resource,
+    is_claimed_by_peer,
+)
+from knafka_operator.receivers import contract_topics as receivers
+from knafka_operator.receivers.receivers import Receivers
+from knafka_operator.records.others import observe_sink, partitions_of_others
+from knafka_operator.records.ownership import TopicOwnership, status_annotations
+from knafka_operator.records.state import BrokerRecord, BrokerState, States, topic_in_status
+from knafka_operator.senders.encryption import Encryption
+from knafka_operator.senders.features import is_authentication_on, observe_features
+from knafka_operator.senders.https import observe_https
+
+
+@dataclass(eq=False)
+class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
+    """All Brokers that are ours."""
+
+    settings: Settings
+    cluster: Cluster
+    kafkas: KafkaClusters
+    shards: Shards
+    states: States
+    receivers: Receivers
+    effects: Effects
+    now: Callable[[], str]
+    """The time, RFC 3339."""
+
+    def __post_init__(self) -> None:
+        self.api_version = self.states.family.broker_version
+        self._own = TopicOwnership(self.cluster, self.states)
+
+    @property
+    def with_topic(self) -> Mapping[Identity, BrokerState]:
+        """The state of every Broker that has its topic."""
+        records = self.states.brokers.items()
+        return {identity: each.state for identity, each in records if each.state is not None}
+
+    def is_ours(self, document: Document) -> bool:
+        """Whether the Broker's class is one of ours (KN-BRK-04), and no other implementation serves
+        it (docs/decisions/0046)."""
+        annotations = document["metadata"].get("annotations") or {}
+        # In the local mode there is no other, whatever an exported document says.
+        if is_claimed_by_peer(document) and not self.settings.trusts_statuses:
+            return False
+        return annotations.get(BROKER_CLASS, "") in self.settings.broker_classes
+
+    async def leave(self, document: Document) -> None:
+        """Clean up after a Broker that another implementation has claimed: delete its functions and
+        contracts, keep its topic and its Triggers' groups.
+
+        Its annotations are removed last, so that a failed attempt is repeated. Raises
+        `KnafkaError`.
+        """
+        ours = [each for each in status_annotations(document) if each.startswith(KNAFKA_PREFIX)]
+        if not ours:
+            return
+        broker, identity = parse(Broker, document), Identity.of(document)
+        record = self.states.ensure_broker(document)
+        record.state = None  # a Trigger that is just being reconciled would begin to drain again
+        await self.remember_kafka(document)
+        await self.neighbours.stop_triggers(identity)
+        await delete_service(self.cluster, receiver_services.receiver_name(broker), broker)
+        await self.shards.delete(broker)
+        kafka = await self._kafka_of(broker)
+        if (entry := broker.status.annotations.get(RECEIVER_CONTRACT)) is not None:
+            await self._withdraw_entry(broker, entry, kafka)
+        if record.has_contract:
+            await kafka.topics.delete_topic(names.contract_topic(*identity))
+        self.drop(document)
+        patch: dict[str, Any] = {
+            "annotations": dict.fromkeys(ours),
+            "address": None,
+            "conditions": [],
+        }
+        await self.cluster.write_status(document, patch)
+
+    async def delete_topic(self, document: Document, groups: Collection[str]) -> None:
+        """Delete a Broker's receiver, then its topic and `groups`, which read it.
+
+        Raises `LogError`, also while one of the groups has members, and `ClusterError`.
+        """
+        broker = parse(Broker, document)
+        metadata, annotations = broker.metadata, broker.status.annotations
+        # No event may be accepted into a topic that is about to go (KN-BRK-22).
+        await delete_service(self.cluster, receiver_services.receiver_name(broker), broker)
+        record = self.states.ensure_broker(document)
+        await self.shards.delete(broker)
+        if (entry := annotations.get(RECEIVER_CONTRACT)) is not None:
+            await self._withdraw_entry(broker, entry, await self._kafka_of(broker))
+        topic = annotations.get(TOPIC_STATUS)
+        own = self._is_own(topic, document)
+        if topic is not None and own and EXTERNAL_TOPIC not in metadata.annotations:
+            topics = (await self._kafka_of(broker)).topics
+            known, of = annotations.get(TOPIC_ID), Identity.of(document)
+            claimed = await self._own.is_claimed(of, topic)
+            if await topic_to_delete(topics, topic, known, claimed=claimed) is not None:
+                for group in groups:
+                    # A dispatcher that has still to leave it would commit where it was, and Kafka
+                    # takes that for a topic made anew under the name: events would be passed over.
+                    await topics.delete_group(group)
+                await topics.delete_topic(topic)
+        if topic is not None:  # else no dispatcher was ever started
+            topics = (await self._kafka_of(broker)).topics
+            await delete_broker_dead_letters(topics, metadata.namespace, metadata.name)
+        if record.has_contract:
+            topics = (await self._kafka_of(broker)).topics
+            for number in record.shards:
+                shard = names.shard_group(metadata.namespace, metadata.name, number)
+                await topics.delete_group(names.shard_members(shard, topic or ""))
+            await topics.delete_topic(names.contract_topic(metadata.namespace, metadata.name))
+        self.drop(document)
+
+    async def _withdraw_entry(self, broker: Resource, topic: str, kafka: KafkaCluster) -> None:
+        """Remove a Broker's entry from the contract topic in its status, once its receiver is gone.
+        Delete the topic with its last entry, unless it is that of the installation's Secret.
+        Raises `LogError`."""
+        namespace = broker.metadata.namespace
+        if not receivers.may_hold_brokers_of(topic, namespace, self.settings):
+            return  # somebody wrote it there: it would be read to its end
+        receiver = await self.receivers.receiver_at(_receiver_identity(broker), kafka, topic)
+        path = f"/{services.identity_of(broker)}"
+        if path in receiver.contract.records:
+            await receiver.write(path, None)
+        if receivers.is_of_namespace_secret(topic, namespace, self.settings):
+            await self.receivers.delete_contract(receiver)
+
+    async def remember_kafka(self, document: Document) -> None:
+        """Remember the Kafka of a Broker that wasn't reconciled yet, if it has a contract topic."""
+        record = self.states.ensure_broker(document)
+        if record.has_contract and record.kafka is None:
+            record.kafka = await self._kafka_of(parse(Broker, document))
+
+    def drop(self, document: Document) -> None:
+        """Forget a Broker that is gone; nothing in Kafka is deleted."""
+        self.receivers.forget(_receiver_identity(resource_of(document)))
+        self.states.drop_broker(Identity.of(document))
+
+    def _is_own(self, topic: str | None, document: Document) -> bool:
+        """Whether the naming rules give this topic name to this Broker."""
+        return self.states.naming.is_own(NameKind.BROKER_TOPIC, topic, NamedObject.of(document))
+
+    def remember_topic(self, document: Document) -> BrokerRecord:
+        """Claim the topic in a Broker's status if it is the Broker's own and nobody's yet; returns
+        the Broker's record."""
+        record, topic = self.states.ensure_broker(document), topic_in_status(document)
+        own = self._is_own(topic, document)
+        if topic is not None and own and topic not in self.states.topics:
+            self.states.claim_topic(record, topic)
+        return record
+
+    # Reconcile.
+
+    async def observe(self, document: Document, record: BrokerRecord) -> ObservedBroker:
+        """Read what a Broker's decision needs; stops a receiver that may not use its topic."""
+        # Before anything that can fail: what a Broker may not use it doesn't keep by being broken.
+        refused, stop = await self._external_topic_refusals(document, record)
+        if stop is not None:
+            await self._stop_receiver(stop, document, record)
+        observed = await self._observe_without_topic(document, record)
+        observed = replace(observed, refused=refused, stopped=stop is not None)
+        if refused is None:
+            observed = replace(observed, topic=await self._observe_topic(observed, record))
+        if isinstance(observed.topic, ObservedTopic):
+            assert record.kafka is not None
+            observed = await self._observe_entry(observed, record.kafka)
+        return observed
+
+    def decide(self, observed: ObservedBroker, record: BrokerRecord) -> BrokerDecision:
+        """Decide by what was observed."""
+        return deciding.decide(observed, self.settings)
+
+    def status_of(
+        self, observed: ObservedBroker, decision: BrokerDecision, record: BrokerRecord
+    ) -> Mapping[str, Any]:
+        """The status of the last decision; also updates the record for the Broker's Triggers."""
+        identity = Identity.of(observed.document)
+        receiver = _receiver_identity(resource_of(observed.document))
+        functions = receiver, *self.shards.services_of(identity)
+        self.states.rolls.add_condition(decision.conditions, *functions)
+        status = super().status_of(observed, decision, record)
+        _update_state(observed, decision, record, status["conditions"])
+        return status
+
+    async def finish(self, observed: ObservedBroker, record: BrokerRecord) -> None:
+        """Maintain the Broker's shards."""
+        if record.state is not None:
+            await self.shards.maintain(record.state.broker)
+
+    # Observe.
+
+    async def _external_topic_refusals(
+        self, document: Document, record: BrokerRecord
+    ) -> tuple[str | None, str | None]:
+        """Why a Broker may not use the external topic that it names, and why its receiver must
+        stop; None each: it may, and needn't.
+
+        The receiver also stops if the topic that it has used until now is no longer allowed. Goes
+        by the stored document, as a Broker that can't be parsed keeps running, too. Raises
+        `ClusterError`.
+        """
+        identity = Identity.of(document)
+        declared = (document["metadata"].get("annotations") or {}).get(EXTERNAL_TOPIC)
+        used = {topic_in_status(document), record.state and record.state.topic.name}
+        asked = {each for each in used if each and not self._is_own(each, document)} | (
+            {declared} if declared is not None and names.is_topic(declared) else set()
+        )
+        if not asked:
+            return None, None
+        # Not the Broker's own ConfigMap: that is the user's, as the annotation is.
+        base = await self._config_map(*self._installation)
+        allowed = "" if base is None else base.data.get(EXTERNAL_TOPICS, "")
+        where = f"ConfigMap {self._installation}, the installation's own"
+        namespace = identity.namespace
+        # All Sensors' are among the states of Brokers, whichever bus they have.
+        others = (
+            self.states.sensor_uid_by_name,
+            desired.NamesOfOthers(self.states.topics, record.uid),
+        )
+        refusals = {
+            each: external_topic_refusal(each, namespace, allowed, where, *others)
+            for each in sorted(asked)
+        }
+        refused = refusals.get(declared or "")
+        return refused, refused or next(filter(None, refusals.values()), None)
+
+    async def _observe_without_topic(
+        self, document: Document, record: BrokerRecord
+    ) -> ObservedBroker:
+        """Read everything but the topic; raises `ClusterError`."""
+        try:
+            broker = await self._with_defaults(parse(Broker, document))
+        except InvalidDocument as error:
+            return ObservedBroker(document, error)
+        connection: BrokerConnection | KnafkaError
+        try:
+            connection, record.kafka = await self._connect(broker)
+        except EXPECTED as error:
+            connection = error
+        sink, declared = None, broker.spec.delivery.dead_letter_sink
+        if declared is not None:
+            namespace = broker.metadata.namespace
+            sink = await observe_sink(self.cluster, declared, namespace, self.settings)
+        features = await observe_features(
+            self.cluster, self.settings, self.states.policies, broker.metadata.namespace
+        )
+        encryption = features.encryption
+        observed = ObservedBroker(
+            document,
+            broker,
+            connection,
+            sink,
+            authentication=features.authentication,
+            encryption=encryption,
+            event_types=features.event_types,
+        )
+        if isinstance(encryption, Encryption) and encryption.is_on:
+            observed = replace(
+                observed, https=await observe_https(self.cluster, broker, self.settings)
+            )
+        return observed
+
+    async def _connect(self, broker: Broker) -> tuple[BrokerConnection, KafkaCluster]:
+        """Configuration and client of a Broker's Kafka, by its ConfigMap over the installation's.
+        Raises `EXPECTED`."""
+        base = await self._config_map(*self._installation)
+        reference = desired.config_reference(broker)
+        own = None if reference is None else await self._config_map(*reference)
+        credentials.check_config_map_reference(reference, own, broker, self._installation)
+        configured = credentials.merged_configuration(reference, own, base, self._installation)
+        credentials.check_secret(configured, broker, self.settings)
+        secret = None
+        if configured.secret is not None:
+            secret = await self.cluster.get(CORE, "Secret", *configured.secret)
+            if secret is None:
+                raise NotReady("SecretNotFound", f"Secret {configured.secret} does not exist")
+        servers = Kafka(bootstrap_servers=configured.config.data[desired.BOOTSTRAP_SERVERS])
+        defaults = desired.defaults_with_config(configured.config, Defaults(kafka=servers))
+        of = defaults.kafka.bootstrap_servers
+        if secret is None:
+            return BrokerConnection(configured.config, defaults), self.kafkas.cluster_at(of, None)
+        is_own = configured.is_installations or Identity.of(secret)[0] == self.settings.namespace
+        if not is_own:
+            await check_endpoint(decoded_secret(secret), self.settings)
+        kafka = self.kafkas.cluster_at(of, decoded_secret(secret), is_own=is_own)
+        mount = credentials.secret_mount(broker, secret)
+        mounted = defaults.kafka.model_copy(update={"secret_path": services.SECRET_PATH})
+        return BrokerConnection(configured.config, replace(defaults, kafka=mounted), mount), kafka
+
+    async def _with_defaults(self, broker: Broker) -> Broker:
+        """Give a Broker that declares no delivery that of `config-br-defaults`."""
+        if broker.spec.delivery.is_set:
+            return broker
+        namespace, _, name = self.settings.broker_defaults.partition("/")
+        return with_default_delivery(broker, await self._config_map(namespace, name))
+
+    async def _observe_topic(
+        self, observed: ObservedBroker, record: BrokerRecord
+    ) -> ObservedTopic | KnafkaError | None:
+        """Claim the name of a Broker's topic and describe the topic; None: the Kafka isn't
+        known."""
+        if isinstance(observed.broker, InvalidDocument) or not isinstance(
+            observed.connection, BrokerConnection
+        ):
+            return None
+        assert record.kafka is not None
+        taken = desired.NamesOfOthers(self.states.topics, record.uid)
+        try:
+            await self._own.claim_if_proved(observed.document, record, taken)
+            wanted = desired.broker_topic(
+                observed.broker,
+                observed.connection.config,
+                observed.connection.defaults,
+                taken,
+                self.states.naming,
+            )
+            if not wanted.external:
+                self.states.claim_topic(record, wanted.name)
+            found = await record.kafka.topics.describe_topic(wanted.name)
+            disputed = not self.settings.trusts_statuses
+            if (
+                disputed
+                and found is not None
+                and status_annotations(observed.document).get(TOPIC_ID) == ""
+            ):
+                identity = Identity.of(observed.document)
+                disputed = await has_records(record.kafka.topics, wanted.name) or (
+                    await self._own.is_claimed(identity, wanted.name)
+                )
+        except EXPECTED as error:
+            return error
+        others = 0 if found else partitions_of_others(self.states, Identity.of(observed.document))
+        return ObservedTopic(wanted, found, others, disputed)
+
+    async def _observe_entry(self, observed: ObservedBroker, kafka: KafkaCluster) -> ObservedBroker:
+        """Add the Broker's entry in its receiver's contract (decision 0024), and whether every
+        replica has read it. Raises `ClusterError`."""
+        assert isinstance(observed.broker, Broker)
+        assert isinstance(observed.connection, BrokerConnection)
+        contract = deciding.receiver_contract(observed.broker, observed.connection, self.settings)
+        identity, service = Identity.of(observed.document), _receiver_identity(observed.broker)
+        try:
+            receiver = await self.receivers.receiver_at(service, kafka, contract.contract_topic)
+            await self.receivers.check_contract(receiver, identity)
+        except LogError:
+            return observed  # its topic can't be had either, or what writes its entry says why
+        ingress, accepted = receiver.entry(f"/{identity}", observed.document)
+        return replace(observed, ingress=ingress, accepted=accepted)
+
+    async def _kafka_of(self, broker: Broker) -> KafkaCluster:
+        """The Kafka with a Broker's topic, also if its ConfigMap was deleted first."""
+        try:
+            return (await self._connect(broker))[1]
+        except (NotReady, InvalidDocument):
+            record = self.states.brokers.get(
+                Identity(broker.metadata.namespace, broker.metadata.name)
+            )
+            if record is not None and record.kafka is not None:
+                return record.kafka
+            # The operator is new since: without credentials it may still succeed.
+            servers = broker.status.annotations.get(desired.BOOTSTRAP_SERVERS)
+            if servers is None:
+                raise
+            return self.kafkas.cluster_at(servers, None)
+
+    @property
+    def _installation(self) -> Identity:
+        """Namespace and name of the ConfigMap with the defaults for all Brokers."""
+        return Identity(self.settings.namespace, self.settings.config)
+
+    async def _config_map(self, namespace: str, name: str) -> ConfigMap | None:
+        found = await self.cluster.get(CORE, "ConfigMap", namespace, name)
+        return None if found is None else parse(ConfigMap, found)
+
+    async def _stop_receiver(self, why: str, document: Document, record: BrokerRecord) -> None:
+        """Delete a Broker's receiver, so that no event is accepted; raises `ClusterError`."""
+        broker = resource_of(document)
+        record.stopped, record.state = why, None
+        await delete_service(self.cluster, receiver_services.receiver_name(broker), broker)
+
+
+def _receiver_identity(broker: Resource) -> Identity:
+    """Namespace and name of the Knative Service of a Broker's receiver."""
+    return Identity(broker.metadata.namespace, receiver_services.receiver_name(broker))
+
+
+def _update_state(
+    observed: ObservedBroker,
+    decision: BrokerDecision,
+    record: BrokerRecord,
+    conditions: list[dict[str, Any]],
+) -> None:
+    """Update the record's state, by which the Broker's Triggers are reconciled. It stays as it is
+    if the Broker's topic or connection was not found."""
+    topic, connection = decision.topic, observed.connection
+    if topic is None or topic.existing is None or not isinstance(connection, BrokerConnection):
+        return
+    assert isinstance(observed.broker, Broker)
+    assert record.kafka is not None
+    ready, mount = statuses.ready_condition(conditions), connection.mount
+    record.stopped = None
+    record.state = BrokerState(
+        broker=observed.broker,
+        topic=topic.desired,
+        partitions=topic.existing.partitions,
+        defaults=connection.defaults,
+        secret=None if mount is None else (mount.name, mount.version),
+        kafka=record.kafka,
+        ready=ready.get("status", "Unknown"),
+        why_not=f"{ready.get('reason', '')} {ready.get('message', '')}".strip(),
+        oidc=is_authentication_on(observed.authentication),
+    )

@@ -1,0 +1,1 @@
+"""KafkaChannels and their Subscriptions."""

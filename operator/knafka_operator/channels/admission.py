@@ -1,0 +1,202 @@
+"""Channel admission: what a KafkaChannel or Subscription is filled in with, and what is refused of
+it.
+
+    document -> the whole document with its defaults          (a mutating webhook)
+    new and old document -> nothing, or an InvalidDocument    (a validating one)
+
+As `admission`: the words are upstream's, all problems are named at once, and what was wrong before
+an update already is let pass.
+
+Pure. Not here: looking anything up, and judging Subscriptions to channels of other kinds: the
+caller asks `may_be_ours` first, of the old document if there is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from knafka.core.documents import parse
+from knafka.core.errors import InvalidDocument
+from knafka_operator.decisions.field_errors import (
+    IMMUTABLE_FIELDS,
+    Problem,
+    annotation_problems,
+    annotations_of,
+    changed_values,
+    default_sink_namespace,
+    leaf_values,
+    mapping_at,
+    namespace_of,
+    refuse_problems,
+    schema_problems,
+    topic_maxima_problems,
+    with_reference_namespace,
+)
+from knafka_operator.kafka import dead_letter_topics, kafka_settings
+from knafka_operator.kafka.admission import delivery_annotation_problems, order_problems
+from knafka_operator.model.autoscaling import Autoscaling
+from knafka_operator.model.channels import (
+    KAFKA_CHANNEL,
+    PARTITIONS,
+    REPLICATION,
+    RETENTION,
+    SUBSCRIBABLE,
+    KafkaChannel,
+    KafkaChannelSpec,
+    Subscription,
+)
+from knafka_operator.model.cluster import Document
+from knafka_operator.model.isolation import declared_isolation
+from knafka_operator.model.maxima import UNLIMITED, Maxima
+
+_DEFAULTS: Final[Mapping[str, object]] = {
+    "numPartitions": PARTITIONS,
+    "replicationFactor": REPLICATION,
+    "retentionDuration": RETENTION,
+}
+"""The fields of a KafkaChannel that may not change (KN-CHN-10)."""
+_RETENTION: Final = "spec.retentionDuration"
+
+_MISSING: Final[Mapping[str, str]] = {
+    "spec.channel": "the Subscription must reference a channel",
+    "spec.subscriber": "the Subscription must reference a subscriber",
+}
+
+
+def may_be_ours(subscription: Document) -> bool:
+    """Whether a Subscription's channel is a KafkaChannel or has no kind; other kinds have webhooks
+    of their own."""
+    kind = mapping_at(mapping_at(subscription, "spec"), "channel").get("kind")
+    return not kind or kind == KAFKA_CHANNEL
+
+
+def defaulted_channel(document: Document) -> dict[str, Any]:
+    """The KafkaChannel with upstream's defaults (KN-CHN-07, KN-CHN-10). Idempotent."""
+    if not isinstance(document.get("spec"), Mapping | None):
+        return dict(document)
+    spec = mapping_at(document, "spec")
+    # As upstream, 0 and "" count as not set.
+    spec |= {name: value for name, value in _DEFAULTS.items() if spec.get(name) in (None, "", 0)}
+    default_sink_namespace(spec, namespace_of(document))
+    metadata = mapping_at(document, "metadata")
+    metadata["annotations"] = {SUBSCRIBABLE: "v1", **mapping_at(metadata, "annotations")}
+    return {**document, "metadata": metadata, "spec": spec}
+
+
+def defaulted_subscription(document: Document) -> dict[str, Any]:
+    """The Subscription with upstream's defaults: the namespaces of references. Idempotent."""
+    if not isinstance(document.get("spec"), Mapping | None):
+        return dict(document)
+    namespace = namespace_of(document)
+    spec = mapping_at(document, "spec")
+    for name in ("subscriber", "reply"):
+        if isinstance(destination := spec.get(name), Mapping):
+            spec[name] = with_reference_namespace(destination, namespace)
+    default_sink_namespace(spec, namespace)
+    return {**document, "spec": spec}
+
+
+def check_channel(new: Document, old: Document | None = None, maxima: Maxima = UNLIMITED) -> None:
+    """Refuse what is wrong with a KafkaChannel, or may not change (KN-CHN-05, KN-CHN-10).
+
+    `maxima` are the installation's. Raises `InvalidDocument` that names all of it; its path is that
+    of the first problem.
+    """
+
+    def problems(document: Document) -> Iterator[Problem]:
+        yield from _channel_problems(document)
+        yield from topic_maxima_problems(document, maxima)
+
+    refuse_problems(problems, new, old, _immutable_channel_changes)
+
+
+def check_subscription(
+    new: Document,
+    old: Document | None = None,
+    autoscaling: Autoscaling | None = None,
+    maxima: Maxima = UNLIMITED,
+) -> None:
+    """Refuse what is wrong with a Subscription, or may not change (KN-SUB-01, 02, 04).
+
+    `autoscaling` is what its annotations stand over, as for the scaler, and `maxima` are the
+    installation's. Raises `InvalidDocument` that names all of it; its path is that of the first
+    problem.
+    """
+
+    def problems(document: Document) -> Iterator[Problem]:
+        return _subscription_problems(document, autoscaling or Autoscaling(), maxima)
+
+    refuse_problems(problems, new, old, _immutable_subscription_changes)
+
+
+def _channel_problems(document: Document) -> Iterator[Problem]:
+    yield from schema_problems(KafkaChannel, {**document, "status": None})
+    annotations = annotations_of(document)
+    yield from order_problems(annotations)
+    yield from annotation_problems(lambda: declared_isolation(annotations))
+    yield from annotation_problems(lambda: kafka_settings.check_channel_settings(annotations))
+    yield from annotation_problems(
+        lambda: dead_letter_topics.check_retention_annotation(annotations)
+    )
+
+
+def _subscription_problems(
+    document: Document, autoscaling: Autoscaling, maxima: Maxima
+) -> Iterator[Problem]:
+    for each in schema_problems(Subscription, {**document, "status": None}):
+        if each.message == "missing field(s)":
+            yield replace(each, details=_MISSING.get(each.path, ""))
+        elif each.path == "spec.channel.namespace":
+            message, _, wanted = each.message.partition(": want ")
+            yield replace(
+                each, message=message, details=f"want {wanted}" if wanted else each.details
+            )
+        else:
+            yield each
+    yield from delivery_annotation_problems(annotations_of(document), autoscaling, maxima)
+
+
+def _immutable_channel_changes(old: Document, new: Document) -> Iterator[Problem]:
+    was, is_ = (_immutable_channel_fields(each) for each in (old, new))
+    may_change = {each.path for each in schema_problems(KafkaChannel, {**old, "status": None})}
+    # As upstream: channels from before there was a retention get one at last. And one that is
+    # only spelled in another way is the same.
+    before, after = (_retention_seconds(each[_RETENTION]) for each in (was, is_))
+    if not mapping_at(old, "spec").get("retentionDuration") or before == after:
+        may_change.add(_RETENTION)
+    for path in may_change:
+        was.pop(path, None)
+        is_.pop(path, None)
+    if diff := changed_values(was, is_):
+        yield Problem(IMMUTABLE_FIELDS, diff, "spec")
+
+
+def _immutable_channel_fields(document: Document) -> dict[str, object]:
+    spec = mapping_at(document, "spec")
+    return {f"spec.{name}": spec.get(name) or value for name, value in _DEFAULTS.items()}
+
+
+def _retention_seconds(retention: object) -> float | None:
+    """Seconds of a declared retention; None: it is no duration."""
+    try:
+        return parse(KafkaChannelSpec, {"retentionDuration": retention}).retention_duration
+    except InvalidDocument:
+        return None
+
+
+def _immutable_subscription_changes(old: Document, new: Document) -> Iterator[Problem]:
+    was, is_ = (_immutable_subscription_fields(each) for each in (old, new))
+    # Without a channel it was never of use, and may be mended.
+    if was and (diff := changed_values(was, is_)):
+        yield Problem(IMMUTABLE_FIELDS, diff, "spec")
+
+
+def _immutable_subscription_fields(document: Document) -> dict[str, object]:
+    """The fields of a Subscription's channel, which can't change, by path. Its own namespace counts
+    as none."""
+    channel = mapping_at(mapping_at(document, "spec"), "channel")
+    if channel.get("namespace") in ("", namespace_of(document)):
+        del channel["namespace"]
+    return dict(leaf_values("spec.channel", channel))

@@ -1,0 +1,254 @@
+"""Entries: what others write into a KafkaChannel's `spec.subscribers`, as Subscriptions. Pure.
+
+    {uid, generation, name, subscriberUri, replyUri, delivery} -> a Subscription to URIs (KN-CHN-05)
+    what is promised to it                        <-> one annotation of the KafkaChannel's status
+
+The writer of an entry has resolved all addresses, and reads its state in `status.subscribers`. Such
+a Subscription is stored nowhere: an object that has its UID belongs to the other controller.
+
+Not here: which name it has, and when it is delivered (`channels.entry_cluster`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from knafka.core import names
+from knafka_operator.kafka.dead_letter_topics import DEAD_LETTER_TOPIC
+from knafka_operator.kafka.shards import DISPATCHER_KEY
+from knafka_operator.model.channels import (
+    DECLARED,
+    ENTRY,
+    KAFKA_CHANNEL,
+    KAFKA_CHANNEL_VERSIONS,
+    MESSAGING,
+    PROMISE,
+    SENDS_AS,
+)
+from knafka_operator.model.family import CHANNELS
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.resources import FINALIZER, GROUP_STATUS, MAX_NAME, START
+
+Document = Mapping[str, Any]
+
+
+_KEPT: Final = frozenset({DEAD_LETTER_TOPIC, DISPATCHER_KEY, START})
+"""Keys of a Subscription's `status.annotations` that outlive an operator; its group's name follows
+from its UID."""
+_UID = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?").fullmatch
+
+
+@dataclass(frozen=True, slots=True)
+class ListedEntries:
+    """The entries of a channel's `spec.subscribers`, valid and invalid ones."""
+
+    valid: Mapping[str, Document]
+    """Valid entries by UID."""
+    problems: Mapping[str, str]
+    """The problem of each invalid entry, by the value of its `uid`."""
+
+
+def read_entries(channel: Document) -> ListedEntries:
+    """A KafkaChannel's entries. Of two with one UID the one of the later generation counts."""
+    found, problems = dict[str, Document](), dict[str, str]()
+    for each in _listed(channel):
+        uid = str(each.get("uid") or "")
+        if _UID(uid) is None:
+            problems[uid] = (
+                f"invalid value: {uid:.80}: uid: want a-z, 0-9 or '-', at most 63, as it names the "
+                "consumer group"
+            )
+        elif uid not in found or _generation(each) >= _generation(found[uid]):
+            found[uid] = each
+    return ListedEntries(found, problems)
+
+
+def _listed(channel: Document) -> list[Document]:
+    listed = (channel.get("spec") or {}).get("subscribers")
+    if not isinstance(listed, list | tuple):
+        return []
+    return [each for each in listed if isinstance(each, Mapping)]
+
+
+def _generation(entry: Document) -> int:
+    generation = entry.get("generation")
+    return generation if isinstance(generation, int) else 0
+
+
+def entry_name(channel: Identity, uid: str) -> str:
+    """The name of the Subscription that an entry is read as, if no stored Subscription has its UID.
+    It is unique, since a UID has no dots."""
+    whole = f"{channel.name}.{uid}"
+    if len(whole) <= MAX_NAME:
+        return whole
+    return f"{hashlib.sha256(channel.name.encode()).hexdigest()[:10]}.{uid}"
+
+
+def as_subscription(
+    channel: Document, uid: str, name: str, entry: Document | None, stored: Document | None
+) -> Document:
+    """An entry as a Subscription of this name; None for `entry` gives one that is being deleted.
+
+    `stored` is the object with its UID: its annotations (order, isolation, pause) count.
+    """
+    identity = Identity.of(channel)
+    annotations = (stored or {"metadata": {}})["metadata"].get("annotations") or {}
+    metadata: dict[str, Any] = {
+        "namespace": identity.namespace,
+        "name": name,
+        "uid": uid,
+        "generation": 0 if entry is None else _generation(entry),
+        "annotations": {key: each for key, each in annotations.items() if not _is_large(key)},
+        "finalizers": [FINALIZER],  # it is let go of as any other
+        ENTRY: identity.name,
+        SENDS_AS: None if stored is None else _service_account(entry or {}),
+    }
+    if entry is None:
+        metadata["deletionTimestamp"] = "now"
+    of = {"apiVersion": KAFKA_CHANNEL_VERSIONS[0], "kind": KAFKA_CHANNEL, "name": identity.name}
+    return {
+        "apiVersion": MESSAGING,
+        "kind": CHANNELS.trigger,
+        "metadata": metadata,
+        "spec": {"channel": of, **_destinations(entry or {})},
+        "status": _entry_status(channel, uid, stored),
+    }
+
+
+def _service_account(entry: Document) -> object:
+    auth = entry.get("auth")
+    return auth.get("serviceAccountName") if isinstance(auth, Mapping) else None
+
+
+def _is_large(annotation: str) -> bool:
+    """Whether an annotation is one of `kubectl`'s, which may be as large as the object."""
+    return annotation.startswith("kubectl.kubernetes.io/")
+
+
+def _destinations(entry: Document) -> dict[str, Any]:
+    def at(which: str) -> dict[str, Any]:
+        keys = {"uri": "Uri", "CACerts": "CACerts", "audience": "Audience"}
+        return {key: entry[which + end] for key, end in keys.items() if entry.get(which + end)}
+
+    subscriber, reply = at("subscriber"), at("reply")
+    if "uri" not in subscriber and "uri" in reply:
+        # As upstream: without a subscriber it is the event itself that goes there.
+        subscriber, reply = reply, {}
+    spec: dict[str, Any] = {"subscriber": subscriber, "delivery": entry.get("delivery") or {}}
+    if "uri" in reply:
+        spec["reply"] = reply
+    return spec
+
+
+def _entry_status(channel: Document, uid: str, stored: Document | None) -> dict[str, Any]:
+    annotations = (
+        promised_annotations(channel, uid) or _promised_as_subscription(channel, uid, stored) or {}
+    )
+    status: dict[str, Any] = {"annotations": annotations}
+    reported = ((channel.get("status") or {}).get("subscribers")) or ()
+    for each in reported:
+        if isinstance(each, Mapping) and each.get("uid") == uid:
+            ready = {"type": "Ready", "status": each.get("ready", "Unknown")}
+            status["observedGeneration"] = each.get("observedGeneration")
+            status["conditions"] = [ready]
+    return status
+
+
+def with_promise(subscription: Document, channel: Document) -> Document:
+    """A stored Subscription handled by Knafka, with the annotations that it was promised as an
+    entry."""
+    before = promised_annotations(channel, str(subscription["metadata"].get("uid", "")))
+    if before is None:
+        return subscription
+    status = subscription.get("status") or {}
+    annotations = {**before, **(status.get("annotations") or {})}
+    return {**subscription, "status": {**status, "annotations": annotations}}
+
+
+def promised_annotations(channel: Document, uid: str) -> dict[str, str] | None:
+    """The status annotations that an entry was promised; None: it was promised nothing."""
+    text = _annotations(channel).get(PROMISE + uid)
+    if text is None:
+        return None
+    try:
+        kept = json.loads(text)
+    except ValueError:
+        kept = {}
+    if not isinstance(kept, Mapping):
+        kept = {}
+    strings = {str(key): each for key, each in kept.items() if isinstance(each, str)}
+    return {**strings, GROUP_STATUS: entry_group(Identity.of(channel), uid)}
+
+
+def _promised_as_subscription(
+    channel: Document, uid: str, stored: Document | None
+) -> dict[str, str] | None:
+    """The status annotations that an entry was promised as a Subscription, when Knafka still
+    handled Subscriptions; None: it was promised nothing."""
+    annotations = ((stored or {}).get("status") or {}).get("annotations") or {}
+    if annotations.get(GROUP_STATUS) != entry_group(Identity.of(channel), uid):
+        return None
+    return {key: each for key, each in annotations.items() if key in {*_KEPT, GROUP_STATUS}}
+
+
+def promise_annotation(
+    channel: Document, uid: str, annotations: Mapping[str, str | None]
+) -> dict[str, str]:
+    """The annotation of the channel's status that keeps an entry's promised annotations; empty if
+    it is up to date.
+
+    `annotations` are those of the entry's status that changed.
+    """
+    before = promised_annotations(channel, uid)
+    if before is None and not annotations.get(GROUP_STATUS):
+        return {}
+    kept = {key: each for key, each in {**(before or {}), **annotations}.items() if key in _KEPT}
+    text = json.dumps({key: each for key, each in sorted(kept.items()) if each is not None})
+    return {} if _annotations(channel).get(PROMISE + uid) == text else {PROMISE + uid: text}
+
+
+def is_promised(channel: Document, uid: str) -> bool:
+    """Whether an entry was promised a consumer group."""
+    return PROMISE + uid in _annotations(channel)
+
+
+def promised_uids(channel: Document) -> set[str]:
+    """UIDs of the entries that were promised a consumer group."""
+    keys = _annotations(channel)
+    return {each.removeprefix(PROMISE) for each in keys if each.startswith(PROMISE)}
+
+
+def entry_group(channel: Identity, uid: str) -> str:
+    """The consumer group of an entry, as upstream names it (KN-CHN-11)."""
+    return names.subscription_group(channel.namespace, channel.name, uid)
+
+
+def _annotations(channel: Document) -> Mapping[str, str]:
+    return (channel.get("status") or {}).get("annotations") or {}
+
+
+def own_uids(channel: Document) -> set[str]:
+    """UIDs of the entries that we may have written."""
+    return set(_annotations(channel).get(DECLARED, "").split())
+
+
+def merged_subscribers(
+    listed: Iterable[Any], ours: Iterable[str], wanted: Mapping[str, Document]
+) -> list[Document]:
+    """Merge Knafka's entries into `spec.subscribers`; others' entries stay as they are.
+
+    `ours` are the UIDs of entries that are ours to write, `wanted` those that there should be.
+    """
+    left, mine, result = dict(wanted), {*ours, *wanted}, list[Any]()
+    for each in listed:
+        uid = each.get("uid") if isinstance(each, Mapping) else None
+        if uid not in mine:
+            result.append(each)
+        elif uid in left:
+            result.append(left.pop(uid))
+    return [*result, *(left[uid] for uid in sorted(left))]

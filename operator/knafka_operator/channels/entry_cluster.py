@@ -1,0 +1,336 @@
+"""Entries of `spec.subscribers` that others wrote, among the Subscriptions that are stored.
+
+    stored Subscription, Knafka handles Subscriptions        -> itself
+    the same, Knative Eventing handles them                  -> its entry, once there is one
+    entry without a Subscription                             -> a Subscription named after its UID
+    entry that is missing                                    -> nothing is delivered
+    the same for `MISSING_ENTRY_KEPT`, and no Subscription has its UID -> one that is being deleted
+
+To everybody who asks this `Cluster` they are all Subscriptions: they are delivered, moved and
+deleted in one way. What is written into an entry's status goes to its channel's.
+
+An entry that is missing keeps its consumer group for a while, since Knative Eventing's controller
+patches the whole list as it last read it: of two Subscriptions that it adds together, one may be
+missing until the next look, and must lose nothing.
+
+Not here: the words (`channels.entries`), and writing entries of our own (`subscribers`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from knafka_operator.channels import entries
+from knafka_operator.installation.handler import Handler, Handling
+from knafka_operator.model.channels import ENTRY, MESSAGING, PROMISE, is_entry
+from knafka_operator.model.cluster import Cluster, ClusterError, Document
+from knafka_operator.model.family import CHANNELS, is_of_kafka_channel
+from knafka_operator.model.identity import Identity
+
+MISSING_ENTRY_KEPT: Final = 300.0
+"""Seconds for which an entry that is missing keeps its consumer group."""
+
+
+@dataclass(frozen=True, slots=True)
+class EntryPlace:
+    """Channel and UID of an entry that exists or existed."""
+
+    channel: Identity
+    uid: str
+    listed: bool
+    """Whether the entry is in `spec.subscribers`."""
+
+
+_NONE: Final = entries.ListedEntries({}, {})
+
+
+@dataclass(eq=False, slots=True)
+class _AnnotationBatch:
+    values: dict[str, str | None] = field(default_factory=dict)
+    writing: asyncio.Task[None] | None = None
+
+
+class ClusterWithEntries:
+    """A `Cluster` in front of `inner` that shows channels' entries as Subscriptions."""
+
+    def __init__(
+        self,
+        inner: Cluster,
+        handling: Handling,
+        now: Callable[[], float] = lambda: asyncio.get_running_loop().time(),
+    ) -> None:
+        self.handling = handling
+        self._inner = inner
+        self._now = now
+        self._channels: dict[Identity, Document] = {}
+        """Channels as last heard of."""
+        self._read: dict[Identity, entries.ListedEntries] = {}
+        """The parsed `spec.subscribers` of each channel."""
+        self._subscriptions: dict[tuple[str, str], Document] = {}
+        """Stored Subscriptions, by namespace and UID."""
+        self._names: dict[Identity, dict[str, Identity]] = {}
+        """The Subscription's name for each entry of a channel, by UID."""
+        self._places: dict[Identity, EntryPlace] = {}
+        self._missing: dict[tuple[Identity, str], float] = {}
+        """Since when a promised entry has been missing from its channel."""
+        self._leaving: dict[tuple[Identity, str], Identity] = {}
+        """The previous name of a renamed entry, under which it may still be delivered."""
+        self._batches: dict[Identity, _AnnotationBatch] = {}
+        self._writing: dict[Identity, asyncio.Lock] = {}
+
+    # What changes. Each gives the Subscriptions that may be other ones now.
+
+    def on_channel(self, channel: Document, *, gone: bool) -> Collection[Identity]:
+        """Note that a channel has changed or was deleted; returns the changed Subscriptions."""
+        identity = Identity.of(channel)
+        before = self._channels.pop(identity, None)
+        had = self._read.pop(identity, _NONE)
+        if not gone:
+            self._channels[identity] = channel
+            if before is not None and _outline(before) == _outline(channel):
+                self._read[identity] = had
+                return ()
+            self._read[identity] = entries.read_entries(channel)
+        now = _NONE if gone else self._read[identity]
+        uids = set() if gone else now.valid.keys() | entries.promised_uids(channel)
+        changed = {
+            name
+            for uid, name in self._names.get(identity, {}).items()
+            if had.valid.get(uid) != now.valid.get(uid)
+        }
+        for uid in self._names.get(identity, {}).keys() | uids:
+            changed |= self._assign_name(identity, uid, uid in uids)
+        return changed
+
+    def on_subscription(self, subscription: Document, *, gone: bool) -> Collection[Identity]:
+        """Note a stored Subscription's change; returns the changed Subscriptions."""
+        identity, uid = Identity.of(subscription), str(subscription["metadata"].get("uid", ""))
+        before = self._subscriptions.pop((identity.namespace, uid), None)
+        if not gone:
+            self._subscriptions[identity.namespace, uid] = subscription
+        named = CHANNELS.broker_of(subscription)
+        if (gone or before is None) and (channel := self._channels.get(named)) is not None:
+            if uid in self._read[named].valid or entries.is_promised(channel, uid):
+                return {identity} | self._assign_name(named, uid, True)
+        return {identity}
+
+    def on_handling(self, seen: bool | None) -> Collection[Identity]:
+        """Note whether Knative Eventing is installed (None: not known); returns the Subscriptions
+        that change by it."""
+        before, self.handling.seen = self.handling.handler, seen
+        if self.handling.handler is before:
+            return ()
+        changed = {Identity.of(each) for each in self._subscriptions.values()}
+        for who, channel in self._channels.items():
+            for uid in self._read[who].valid.keys() | entries.promised_uids(channel):
+                changed |= self._assign_name(who, uid, True)
+        return changed | self._places.keys()
+
+    def _assign_name(self, channel: Identity, uid: str, there: bool) -> set[Identity]:
+        """Assign an entry its Subscription name, or with `there` False remove it; returns the names
+        whose Subscription changes."""
+        names, key = self._names.setdefault(channel, {}), (channel, uid)
+        before, now = names.pop(uid, None), self._name_for(channel, uid) if there else None
+        changed = {each for each in (before, now) if each is not None}
+        place = None if now is None else EntryPlace(channel, uid, uid in self._read[channel].valid)
+        if before is not None:
+            if before == now and self._places[before] == place:
+                changed = set()
+            del self._places[before]
+            if now not in (None, before):
+                self._leaving[key] = before
+        if now is None or place is None:
+            self._missing.pop(key, None)
+            self._leaving.pop(key, None)
+            if not names:
+                del self._names[channel]
+            return changed
+        names[uid], self._places[now] = now, place
+        if place.listed:
+            self._missing.pop(key, None)
+        else:
+            self._missing.setdefault(key, self._now())
+        return changed
+
+    def _name_for(self, channel: Identity, uid: str) -> Identity | None:
+        stored = self._subscriptions.get((channel.namespace, uid))
+        if stored is not None and CHANNELS.broker_of(stored) == channel:
+            return Identity.of(stored)
+        document, handler = self._channels[channel], self.handling.handler
+        taken_over = handler is Handler.EVENTING and entries.is_promised(document, uid)
+        if uid in entries.own_uids(document) and not taken_over:
+            return None  # we wrote it, and its Subscription is gone
+        return Identity(channel.namespace, entries.entry_name(channel, uid))
+
+    # What there is.
+
+    def known(self, identity: Identity) -> Document | None:
+        """The Subscription of this name as last heard of; None: nothing is delivered by it."""
+        place = self._places.get(identity)
+        channel = None if place is None else self._channels.get(place.channel)
+        return self._effective_subscription(identity, self._stored(identity, place), channel)
+
+    def _stored(self, identity: Identity, place: EntryPlace | None) -> Document | None:
+        if place is not None:
+            found = self._subscriptions.get((identity.namespace, place.uid))
+            return found if found is not None and Identity.of(found) == identity else None
+        named = (each for each in self._subscriptions.values() if Identity.of(each) == identity)
+        return next(named, None)
+
+    def _effective_subscription(
+        self, identity: Identity, stored: Document | None, channel: Document | None
+    ) -> Document | None:
+        place, handler = self._places.get(identity), self.handling.handler
+        ours = stored is not None and is_of_kafka_channel(stored)
+        if place is None or channel is None:
+            return None if ours and handler is Handler.EVENTING else stored
+        if stored is not None and stored["metadata"].get("uid") != place.uid:
+            return stored  # another object took the name
+        if ours and handler is not Handler.EVENTING:
+            assert stored is not None
+            return entries.with_promise(stored, channel)
+        entry = self._entries_of(place.channel, channel).valid.get(place.uid)
+        if entry is not None:
+            return entries.as_subscription(channel, place.uid, identity.name, entry, stored)
+        if stored is None and self._is_missing_too_long(place):
+            return entries.as_subscription(channel, place.uid, identity.name, None, None)
+        return None if ours or stored is None else stored
+
+    def _entries_of(self, identity: Identity, channel: Document) -> entries.ListedEntries:
+        heard = self._channels.get(identity)
+        if heard is not None and _listed(heard) == _listed(channel):
+            return self._read[identity]
+        return entries.read_entries(channel)
+
+    def _is_missing_too_long(self, place: EntryPlace) -> bool:
+        since = self._missing.get((place.channel, place.uid))
+        return since is not None and self._now() - since >= MISSING_ENTRY_KEPT
+
+    def requeue_after(self, identity: Identity) -> float | None:
+        """Seconds until a missing entry's time is over; None: it isn't missing."""
+        place = self._places.get(identity)
+        since = None if place is None else self._missing.get((place.channel, place.uid))
+        return None if since is None else max(since + MISSING_ENTRY_KEPT - self._now(), 1.0)
+
+    def release_name(self, identity: Identity) -> Collection[Identity]:
+        """Note that nothing is delivered under this name any more; returns the Subscriptions that
+        waited for that."""
+        waited = [each for each, name in self._leaving.items() if name == identity]
+        for each in waited:
+            del self._leaving[each]
+        return [self._names.get(channel, {}).get(uid, identity) for channel, uid in waited]
+
+    async def stored(self, identity: Identity) -> Document | None:
+        """The stored Subscription of this name, whatever its entry says."""
+        return await self._inner.get(CHANNELS.trigger_version, CHANNELS.trigger, *identity)
+
+    # As a Cluster.
+
+    async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
+        """As `Cluster.get`; a Subscription may be an entry."""
+        found = await self._inner.get(api_version, kind, namespace, name)
+        if (api_version, kind) != (MESSAGING, CHANNELS.trigger):
+            return found
+        identity = Identity(namespace, name)
+        place = self._places.get(identity)
+        if self.handling.handler is None and (place is not None or found is not None):
+            raise ClusterError(
+                f"can't reconcile {kind} {identity}: it isn't known yet whether Knative Eventing "
+                "is here"
+            )
+        if place is None:
+            return self._effective_subscription(identity, found, None)
+        if (before := self._leaving.get((place.channel, place.uid))) is not None:
+            raise ClusterError(
+                f"can't reconcile {kind} {identity}: it is delivered as {before} still"
+            )
+        of = CHANNELS.broker_version, CHANNELS.broker
+        return self._effective_subscription(
+            identity, found, await self._inner.get(*of, *place.channel)
+        )
+
+    async def list(
+        self,
+        api_version: str,
+        kind: str,
+        labels: Mapping[str, str] | None = None,
+        namespace: str | None = None,
+    ) -> list[Document]:
+        """As `Cluster.list`; Subscriptions include entries."""
+        found = await self._inner.list(api_version, kind, labels, namespace)
+        if (api_version, kind) != (MESSAGING, CHANNELS.trigger):
+            return found
+        # Of what is listed here nobody hears: it is no news later because of it.
+        listed = ClusterWithEntries(self._inner, self.handling, self._now)
+        for each in found:
+            listed.on_subscription(each, gone=False)
+        of = CHANNELS.broker_version, CHANNELS.broker
+        for each in await self._inner.list(*of, namespace=namespace):
+            listed.on_channel(each, gone=False)
+        all_ = {Identity.of(each) for each in found} | listed._places.keys()
+        return [each for each in map(listed.known, sorted(all_)) if each is not None]
+
+    async def write_status(self, document: Document, status: Document) -> None:
+        """As `Cluster.write_status`; an entry's goes to its channel's annotations."""
+        if not _is_entry(document):
+            await self._inner.write_status(document, status)
+            return
+        metadata = document["metadata"]
+        channel = Identity(metadata["namespace"], metadata[ENTRY])
+        of = CHANNELS.broker_version, CHANNELS.broker
+        stored = await self._inner.get(*of, *channel)
+        if stored is not None:
+            before = (document.get("status") or {}).get("annotations") or {}
+            annotations = {**before, **(status.get("annotations") or {})}
+            if values := entries.promise_annotation(stored, metadata["uid"], annotations):
+                await self._write(channel, values)
+
+    async def forget(self, document: Document) -> None:
+        """Remove the promise of a deleted entry, whose group was deleted, from its channel."""
+        metadata = document["metadata"]
+        channel = Identity(metadata["namespace"], metadata[ENTRY])
+        await self._write(channel, {PROMISE + metadata["uid"]: None})
+
+    async def _write(self, channel: Identity, values: Mapping[str, str | None]) -> None:
+        """Write annotations of a channel's status, in one request with others' concurrent
+        writes."""
+        batch = self._batches.setdefault(channel, _AnnotationBatch())
+        batch.values.update(values)
+        if batch.writing is None:
+            batch.writing = asyncio.create_task(self._flush(channel, batch))
+        await asyncio.shield(batch.writing)
+
+    async def _flush(self, channel: Identity, batch: _AnnotationBatch) -> None:
+        async with self._writing.setdefault(channel, asyncio.Lock()):
+            del self._batches[channel]
+            metadata = {"namespace": channel.namespace, "name": channel.name}
+            kind = {"apiVersion": CHANNELS.broker_version, "kind": CHANNELS.broker}
+            document = {**kind, "metadata": metadata}
+            await self._inner.write_status(document, {"annotations": batch.values})
+        if channel not in self._batches and channel not in self._channels:
+            self._writing.pop(channel, None)
+
+    async def create(self, manifest: Document) -> bool:
+        return await self._inner.create(manifest)
+
+    async def apply(self, manifest: Document) -> Document:
+        return await self._inner.apply(manifest)
+
+    async def delete(self, api_version: str, kind: str, namespace: str, name: str) -> None:
+        await self._inner.delete(api_version, kind, namespace, name)
+
+
+def _is_entry(document: Document) -> bool:
+    return document["kind"] == CHANNELS.trigger and is_entry(document)
+
+
+def _outline(channel: Document) -> tuple[Any, ...]:
+    """The parts of a channel that determine its entries."""
+    return _listed(channel), entries.promised_uids(channel), entries.own_uids(channel)
+
+
+def _listed(channel: Document) -> Any:
+    return (channel.get("spec") or {}).get("subscribers")

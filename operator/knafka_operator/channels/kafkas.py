@@ -1,0 +1,117 @@
+"""Channel Kafkas: which Kafka a KafkaChannel has, by the installation's ConfigMap and a Secret; and
+which a receiver has, by its own Service, when those are other ones by now or have gone.
+
+Not here: what a channel has in its Kafka (`kind`, `receivers`).
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from knafka.core.contract import Kafka
+from knafka.core.documents import parse
+from knafka.core.errors import InvalidDocument, KnafkaError
+from knafka_operator.channels.decide import ChannelConnection, receivers_of
+from knafka_operator.decisions.status import NotReady
+from knafka_operator.dispatchers.resuming import read_receiver
+from knafka_operator.functions import receiver_services, services
+from knafka_operator.installation.settings import Settings
+from knafka_operator.kafka import credentials, desired, kafka_settings
+from knafka_operator.kafka.clusters import KafkaCluster, KafkaClusters
+from knafka_operator.kafka.credentials import KAFKA_SECRET
+from knafka_operator.kafka.desired import Defaults
+from knafka_operator.model.cluster import Cluster, Document, decoded_secret
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.resources import CORE, SERVING, ConfigMap
+
+
+@dataclass(eq=False)
+class ChannelKafkas:
+    """The connections of all KafkaChannels."""
+
+    settings: Settings
+    cluster: Cluster
+    kafkas: KafkaClusters
+
+    async def connect(self, document: Document) -> tuple[ChannelConnection, KafkaCluster]:
+        """Configuration and client of a channel's Kafka, as configured now. Raises `NotReady` and
+        `InvalidDocument`."""
+        installation = Identity(self.settings.namespace, self.settings.channel_config)
+        found = await self.cluster.get(CORE, "ConfigMap", *installation)
+        base = None if found is None else parse(ConfigMap, found)
+        annotations = document["metadata"].get("annotations") or {}
+        named = annotations.get(KAFKA_SECRET)
+        of = credentials.channel_secret(named, base, self.settings.namespace)
+        secret = None
+        if of is not None:
+            there = await self.cluster.get(CORE, "Secret", *of)
+            secret = credentials.check_channel_secret(named, there, of)
+        values = None if secret is None else dict(decoded_secret(secret))
+        config = credentials.channel_config(named, values, base, installation)
+        servers = config.data[desired.BOOTSTRAP_SERVERS]
+        defaults = desired.defaults_with_config(
+            config, Defaults(kafka=Kafka(bootstrap_servers=servers))
+        )
+        defaults = replace(
+            defaults,
+            kafka=kafka_settings.with_annotation_settings(defaults.kafka, annotations),
+            topic_config={
+                **defaults.topic_config,
+                **kafka_settings.channel_topic_settings(annotations),
+            },
+        )
+        # Its Secret is one of the operator's namespace, so an administrator's.
+        kafka = self.kafkas.cluster_at(defaults.kafka.bootstrap_servers, values, is_own=True)
+        if secret is None:
+            return ChannelConnection(defaults), kafka
+        mounted = defaults.kafka.model_copy(update={"secret_path": services.SECRET_PATH})
+        metadata = secret["metadata"]
+        version = str(metadata.get("resourceVersion", ""))
+        mount = str(metadata["name"]), version
+        return ChannelConnection(replace(defaults, kafka=mounted), mount), kafka
+
+    async def kafka_of(self, document: Document, before: KafkaCluster | None) -> KafkaCluster:
+        """The Kafka with a channel's topic, also if its ConfigMap or Secret was deleted or changed.
+
+        `before` is the last known one. Raises `NotReady` and `InvalidDocument`.
+        """
+        annotations = (document.get("status") or {}).get("annotations") or {}
+        servers, found = annotations.get(desired.BOOTSTRAP_SERVERS), list[KafkaCluster]()
+        failure: KnafkaError | None = None
+        try:
+            found.append((await self.connect(document))[1])
+        except (NotReady, InvalidDocument) as error:
+            failure = error
+        if before is not None:
+            found.append(before)
+        for name in receivers_of(annotations):
+            with suppress(NotReady, InvalidDocument):
+                if (of := await self.kafka_of_receiver(name)) is not None:
+                    found.append(of[0])
+        there = [each for each in found if servers in (None, each.bootstrap_servers)]
+        if there:
+            return there[0]
+        if servers is not None:  # without credentials it may still succeed
+            return self.kafkas.cluster_at(servers, None)
+        assert failure is not None
+        raise failure
+
+    async def kafka_of_receiver(self, name: str) -> tuple[KafkaCluster, str] | None:
+        """The Kafka and contract topic of a channels' receiver, by its Service; None: there is no
+        such receiver. Raises `NotReady` and `InvalidDocument`."""
+        namespace = self.settings.namespace
+        service = await self.cluster.get(SERVING, "Service", namespace, name)
+        if service is None or receiver_services.CHANNELS_OWNER not in services.owner_uids(service):
+            return None
+        receiver, mounted = read_receiver(service["spec"]["template"])
+        values = None
+        if mounted is not None:
+            secret = await self.cluster.get(CORE, "Secret", namespace, mounted[0])
+            if secret is None:
+                message = f"Secret {namespace}/{mounted[0]} of receiver {name} does not exist"
+                raise NotReady("SecretNotFound", message)
+            values = dict(decoded_secret(secret))
+            values.pop(desired.BOOTSTRAP_SERVERS, None)
+        kafka = self.kafkas.cluster_at(receiver.kafka.bootstrap_servers, values, is_own=True)
+        return kafka, receiver.contract_topic

@@ -1,0 +1,439 @@
+"""Channels: from a declared KafkaChannel to a topic, an entry at a receiver, and an address.
+
+    observe (ConfigMap, Secret, sink, topic, receiver) -> decide (`channels.decide`) -> act, until
+    all is done; then its Subscriptions, as far as they are delivered, into spec and status
+
+The counterpart of `brokers.kind`: to `triggers` a channel is a Broker. A channel has no receiver of
+its own (`receivers`).
+
+More than 400 lines, so that what is made for a channel and what becomes of that when it goes, or
+goes to another implementation, are side by side.
+
+Not here: hearing of changes, and any decision, which is a pure function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from knafka.core import names
+from knafka.core.documents import parse
+from knafka.core.errors import InvalidDocument, KnafkaError, LogError
+from knafka_operator.channels import decide as deciding
+from knafka_operator.channels import routes
+from knafka_operator.channels.decide import ChannelConnection, ChannelDecision, ObservedChannel
+from knafka_operator.channels.kafkas import ChannelKafkas
+from knafka_operator.channels.subscribers import Subscribers
+from knafka_operator.decisions import status as statuses
+from knafka_operator.decisions.effects import ApplyReceiver, Effect
+from knafka_operator.decisions.status import EXPECTED, NotReady
+from knafka_operator.dispatchers.shard_services import Shards
+from knafka_operator.engine.effects import Effects
+from knafka_operator.engine.kind import BrokerReconciler
+from knafka_operator.functions import receiver_services, services
+from knafka_operator.installation.handler import Handler, Handling
+from knafka_operator.installation.naming import NamedObject, NameKind
+from knafka_operator.installation.settings import Settings
+from knafka_operator.kafka import desired
+from knafka_operator.kafka.clusters import KafkaCluster, KafkaClusters
+from knafka_operator.kafka.topic_creation import (
+    delete_broker_dead_letters,
+    has_records,
+    topic_to_delete,
+)
+from knafka_operator.kafka.topics import TOPIC_ID, ObservedTopic
+from knafka_operator.model.channels import KafkaChannel
+from knafka_operator.model.cluster import Cluster, Document
+from knafka_operator.model.family import CHANNELS, without_subscribers
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.resources import (
+    CORE,
+    KNAFKA_PREFIX,
+    TOPIC_STATUS,
+    Broker,
+    finalizers_of,
+    is_claimed_by_peer,
+)
+from knafka_operator.receivers.receivers import ReceiverRecord, Receivers
+from knafka_operator.records.others import observe_sink, partitions_of_others
+from knafka_operator.records.ownership import status_annotations
+from knafka_operator.records.state import BrokerRecord, BrokerState, States, topic_in_status
+from knafka_operator.senders.encryption import Encryption
+from knafka_operator.senders.features import is_authentication_on, observe_features
+from knafka_operator.senders.https import observe_https_of
+
+RIVAL: Final = (CORE, "Service", "knative-eventing", "kafka-channel-ingress")
+"""A Service that exists where eventing-kafka-broker is installed: it serves the channels then, but
+for those that it has let go of."""
+
+
+@dataclass(eq=False)
+class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
+    """All KafkaChannels."""
+
+    settings: Settings
+    cluster: Cluster
+    kafkas: KafkaClusters
+    shards: Shards
+    states: States
+    receivers: Receivers
+    effects: Effects
+    now: Callable[[], str]
+    """The time, RFC 3339."""
+    handling: Handling = field(default_factory=Handling)
+    """Who reconciles Subscriptions."""
+
+    def __post_init__(self) -> None:
+        self.api_version = self.states.family.broker_version
+        self._subscribers = Subscribers(self.cluster, self.states, self.handling)
+        self.connections = ChannelKafkas(self.settings, self.cluster, self.kafkas)
+
+    @property
+    def handler(self) -> Handler | None:
+        """Who reconciles Subscriptions; None: not known yet."""
+        return self.handling.handler
+
+    async def kafka_without_config(self, document: Document) -> KafkaCluster:
+        """The Kafka that a channel's status names; by the installation's settings if its ConfigMap
+        is gone."""
+        return await self.connections.kafka_of(document, None)
+
+    @property
+    def with_topic(self) -> Mapping[Identity, BrokerState]:
+        """The state of every channel that has its topic."""
+        records = self.states.brokers.items()
+        return {identity: each.state for identity, each in records if each.state is not None}
+
+    def is_ours(self, document: Document) -> bool:
+        """Whether no other implementation has claimed this KafkaChannel (docs/decisions/0046). A
+        setting says whether we serve any."""
+        if document["kind"] != CHANNELS.broker:
+            return False
+        # In the local mode there is no other, whatever an exported document says.
+        claimed = is_claimed_by_peer(document, CHANNELS.peers_finalizer)
+        return self.settings.trusts_statuses or not claimed
+
+    async def needs_finalizer(self, document: Document) -> bool:
+        return await self._rival(document) is None
+
+    async def _rival(self, document: Document) -> str | None:
+        """Another implementation that may serve this channel; None: the channel is ours, as its
+        topic's id is recorded and the other one's finalizer is gone, or there is no other."""
+        claimed = CHANNELS.peers_finalizer in finalizers_of(document)
+        if status_annotations(document).get(TOPIC_ID) and not claimed:
+            return None
+        return None if await self.cluster.get(*RIVAL) is None else "/".join(RIVAL[1:])
+
+    async def leave(self, document: Document) -> None:
+        """Leave a channel to the other implementation that has claimed it: delete its dispatchers
+        and its entries at receivers, and keep its topic and its Subscriptions' groups. Raises
+        `KnafkaError` while something stands in the way.
+
+        Our annotations are removed from its status last: while one is there, this isn't done. What
+        `knafka adopt` has written before it takes the channel over stays: nothing is made yet.
+        """
+        if not deciding.receivers_of(status_annotations(document)):
+            return
+        ours = [each for each in status_annotations(document) if each.startswith(KNAFKA_PREFIX)]
+        identity, channel = Identity.of(document), parse(Broker, _without_spec(document))
+        record = self.states.ensure_broker(document)
+        record.state = None  # a Subscription that is just being reconciled would drain again
+        await self.remember_kafka(document)
+        await self.neighbours.stop_triggers(identity)
+        await self._return_host(channel)
+        for name in deciding.receivers_of(status_annotations(document)):
+            await self.leave_receiver(document, name)
+        await self.shards.delete(channel)
+        if record.has_contract:
+            kafka = await self.connections.kafka_of(document, record.kafka)
+            contract = names.contract_topic(identity.namespace, CHANNELS.own_name(identity.name))
+            await kafka.topics.delete_topic(contract)
+        self.drop(document)
+        patch: dict[str, Any] = {
+            "annotations": dict.fromkeys(ours),
+            "address": None,
+            "addresses": None,
+            "subscribers": [],
+            "conditions": [],
+        }
+        await self.cluster.write_status(document, patch)
+
+    async def _return_host(self, channel: Broker) -> None:
+        """Have a channel's host lead to the other implementation's receiver, which takes its events
+        again before its controller does anything; without one the host goes."""
+        await self._delete_route(channel)
+        of = CORE, "Service", channel.metadata.namespace, routes.service_name(channel)
+        there = await self.cluster.get(*of)
+        if there is None or not services.is_owned(there, channel):
+            return
+        if await self.cluster.get(*RIVAL) is None:
+            await self.cluster.delete(*of)
+            return
+        *_, namespace, name = RIVAL
+        host = services.service_host(name, namespace, self.settings)
+        await self.cluster.apply(routes.external_name_service(channel, host))
+
+    async def delete_topic(self, document: Document, groups: Collection[str]) -> None:
+        """Remove the channel from its receivers, then delete its topic and `groups`, which read it.
+
+        Raises `LogError`, also while one of the groups has members, `NotReady` and `ClusterError`.
+        """
+        record, identity = self.states.ensure_broker(document), Identity.of(document)
+        annotations = (document.get("status") or {}).get("annotations") or {}
+        topic, known = annotations.get(TOPIC_STATUS), annotations.get(TOPIC_ID)
+        # No event may be accepted into a topic that is about to go (KN-BRK-22).
+        for name in deciding.receivers_of(annotations):
+            await self.leave_receiver(document, name)
+        channel = parse(Broker, _without_spec(document))
+        await self._delete_route(channel)
+        await self.shards.delete(channel)
+        if topic is not None and self._is_own(topic, document):
+            own = topic
+            kafka = await self.connections.kafka_of(document, record.kafka)
+            # Two channels may have the same topic name only by a template of their own.
+            claimed = self.states.topics.get(own, record.uid) != record.uid
+            if await topic_to_delete(kafka.topics, own, known, claimed=claimed) is not None:
+                for group in groups:
+                    await kafka.topics.delete_group(group)
+                await kafka.topics.delete_topic(own)
+        parts = identity.namespace, CHANNELS.own_name(identity.name)
+        if topic is not None:  # else no dispatcher was ever started
+            kafka = await self.connections.kafka_of(document, record.kafka)
+            await delete_broker_dead_letters(kafka.topics, *parts)
+        if record.has_contract:
+            kafka = await self.connections.kafka_of(document, record.kafka)
+            for number in record.shards:
+                shard = names.shard_group(*parts, number)
+                await kafka.topics.delete_group(names.shard_members(shard, topic or ""))
+            await kafka.topics.delete_topic(names.contract_topic(*parts))
+        self.drop(document)
+
+    async def remember_kafka(self, document: Document) -> None:
+        """Find the Kafka of a channel that has not been reconciled yet, if it has a contract topic:
+        its Subscriptions have entries there that must be removed."""
+        record = self.states.ensure_broker(document)
+        if record.has_contract and record.kafka is None:
+            record.kafka = await self.connections.kafka_of(document, record.kafka)
+
+    def drop(self, document: Document) -> None:
+        """Forget a channel that is gone; nothing in Kafka is deleted."""
+        self.states.drop_broker(Identity.of(document))
+
+    def remember_topic(self, document: Document) -> BrokerRecord:
+        """Claim the topic in a channel's status if it is the channel's own and nobody's yet;
+        returns the channel's record."""
+        record, topic = self.states.ensure_broker(document), topic_in_status(document)
+        own = topic is not None and self._is_own(topic, document)
+        if topic is not None and own and topic not in self.states.topics:
+            self.states.claim_topic(record, topic)
+        return record
+
+    def _is_own(self, topic: str, document: Document) -> bool:
+        """Whether the naming rules give this topic name to this channel."""
+        return self.states.naming.is_own(NameKind.CHANNEL_TOPIC, topic, NamedObject.of(document))
+
+    # Reconcile.
+
+    async def observe(self, document: Document, record: BrokerRecord) -> ObservedChannel:
+        """Read what a channel's decision needs."""
+        return replace(await self._observe_channel(document, record), handling=self.handling)
+
+    def decide(self, observed: ObservedChannel, record: BrokerRecord) -> ChannelDecision:
+        """Decide by what was observed."""
+        return deciding.decide(observed, self.settings)
+
+    def status_of(
+        self, observed: ObservedChannel, decision: ChannelDecision, record: BrokerRecord
+    ) -> Mapping[str, Any]:
+        """The status of the last decision; also updates the record for the Subscriptions."""
+        if observed.rival is not None and (
+            shown := deciding.conditions_beside_rival(
+                self.stored_status(observed), observed.rival, self.now()
+            )
+        ):
+            return {"conditions": shown}
+        waiting = self.shards.services_of(Identity.of(observed.document))
+        if isinstance(observed.connection, ChannelConnection):
+            waiting.append(self._service(_receiver_name(observed.connection)))
+        self.states.rolls.add_condition(decision.conditions, *waiting)
+        status = super().status_of(observed, decision, record)
+        _update_state(observed, decision, record, status["conditions"])
+        return status
+
+    async def write(self, observed: ObservedChannel, status: Mapping[str, Any]) -> None:
+        """Write the entries in `spec.subscribers`, then the status."""
+        if "annotations" in status:  # else it is another implementation's
+            await self._subscribers.write_spec_entries(observed.document)
+        await super().write(observed, status)
+
+    async def finish(self, observed: ObservedChannel, record: BrokerRecord) -> None:
+        """Maintain the channel's shards."""
+        if record.state is not None:
+            await self.shards.maintain(record.state.broker)
+
+    # Observe.
+
+    async def _observe_channel(self, document: Document, record: BrokerRecord) -> ObservedChannel:
+        """Raises `ClusterError`."""
+        try:
+            channel = parse(KafkaChannel, without_subscribers(document))
+        except InvalidDocument as error:
+            return ObservedChannel(
+                document, error, subscribers=self._subscribers.reported(document)
+            )
+        observed = ObservedChannel(
+            document,
+            channel,
+            CHANNELS.read_broker(document),
+            subscribers=self._subscribers.reported(document),
+        )
+        declared = channel.spec.delivery.dead_letter_sink
+        if declared is not None:
+            namespace = channel.metadata.namespace
+            sink = await observe_sink(self.cluster, declared, namespace, self.settings)
+            observed = replace(observed, dead_letter_sink=sink)
+        if (rival := await self._rival(document)) is not None:
+            return replace(observed, rival=rival)
+        try:
+            connection, record.kafka = await self.connections.connect(document)
+        except EXPECTED as error:
+            return replace(observed, connection=error)
+        topic = await self._observe_topic(document, channel, connection, record)
+        features = await observe_features(
+            self.cluster, self.settings, self.states.policies, channel.metadata.namespace
+        )
+        encryption = features.encryption
+        observed = replace(
+            observed,
+            connection=connection,
+            topic=topic,
+            authentication=features.authentication,
+            encryption=encryption,
+            event_types=features.event_types,
+        )
+        if isinstance(encryption, Encryption) and encryption.is_on:
+            service = self._service(_receiver_name(connection))
+            observed = replace(observed, https=await observe_https_of(self.cluster, *service))
+        try:
+            receiver = await self._receiver(connection, record.kafka)
+            await self.receivers.check_contract(receiver, Identity.of(document))
+        except LogError:
+            return observed  # its topic can't be had either, or what writes its entry says why
+        ingress, accepted = receiver.entry(f"/{channel.id}", document)
+        gateway = await self._gateway(receiver.service.name)
+        return replace(observed, ingress=ingress, accepted=accepted, gateway=gateway)
+
+    async def _gateway(self, receiver: str) -> routes.Gateway | None:
+        of = routes.NETWORKING, "Ingress", self.settings.namespace, receiver
+        return routes.gateway_of(await self.cluster.get(*of))
+
+    async def _observe_topic(
+        self,
+        document: Document,
+        channel: KafkaChannel,
+        connection: ChannelConnection,
+        record: BrokerRecord,
+    ) -> ObservedTopic | KnafkaError:
+        assert record.kafka is not None
+        taken = desired.NamesOfOthers(self.states.topics, record.uid)
+        try:
+            wanted = deciding.channel_topic(channel, connection.defaults, taken, self.states.naming)
+            self.states.claim_topic(record, wanted.name)
+            topics = record.kafka.topics
+            found = await topics.describe_topic(wanted.name)
+            mine = Identity(channel.metadata.namespace, channel.metadata.name)
+            others = 0 if found else partitions_of_others(self.states, mine)
+            annotations = (document.get("status") or {}).get("annotations") or {}
+            asked = found is not None and annotations.get(TOPIC_ID) == ""
+            disputed = not asked or await has_records(topics, wanted.name)
+        except EXPECTED as error:
+            return error
+        return ObservedTopic(wanted, found, others, disputed)
+
+    async def _receiver(self, connection: ChannelConnection, kafka: KafkaCluster) -> ReceiverRecord:
+        contract = deciding.receiver_contract(connection, self.settings)
+        service = self._service(_receiver_name(connection))
+        return await self.receivers.receiver_at(service, kafka, contract.contract_topic)
+
+    def _service(self, receiver: str) -> Identity:
+        return Identity(self.settings.namespace, receiver)
+
+    async def _delete_route(self, channel: Broker) -> None:
+        """Delete the channel's Ingress, which is in the operator's namespace. Kubernetes deletes
+        the Service, which the channel owns."""
+        of = routes.NETWORKING, "Ingress", self.settings.namespace, routes.route_name(channel)
+        there = await self.cluster.get(*of)
+        if there is not None and services.is_owned(there, channel):
+            await self.cluster.delete(*of)
+
+    # Effects.
+
+    async def follow_up(
+        self, effect: Effect, observed: ObservedChannel, record: BrokerRecord
+    ) -> ObservedChannel:
+        """Read the gateway again once the receiver was applied."""
+        if not isinstance(effect, ApplyReceiver):
+            return observed
+        return replace(observed, gateway=await self._gateway(effect.receiver.name))
+
+    async def leave_receiver(self, document: Document, receiver: str) -> None:
+        """Remove a channel from a receiver; returns when every replica has read that.
+
+        Raises `EXPECTED`.
+        """
+        service = self._service(receiver)
+        known = self.receivers.records.get(service)
+        try:
+            of = await self.connections.kafka_of_receiver(receiver)
+        except (NotReady, InvalidDocument):
+            if known is None:
+                raise
+            of = None
+        if of is None and known is not None:
+            of = known.contract.kafka, known.contract.topic
+        if of is None:
+            return  # nothing serves it there
+        left, path = await self.receivers.receiver_at(service, *of), f"/{Identity.of(document)}"
+        if path in left.contract.records:
+            await left.write(path, None)
+        await self.receivers.wait_until_read(left, path)
+        left.written.pop(path, None)
+
+
+def _without_spec(document: Document) -> Document:
+    """A channel's spec may have become invalid, and isn't needed when the channel goes."""
+    return {key: document[key] for key in ("apiVersion", "kind", "metadata")}
+
+
+def _receiver_name(connection: ChannelConnection) -> str:
+    """The name of the receiver's Knative Service for channels with this connection."""
+    return receiver_services.channels_receiver_name(connection.secret and connection.secret[0])
+
+
+def _update_state(
+    observed: ObservedChannel,
+    decision: ChannelDecision,
+    record: BrokerRecord,
+    conditions: list[dict[str, Any]],
+) -> None:
+    """Update the record's state, which its Subscriptions are reconciled by. It stays as it is where
+    the channel's topic or connection was not found."""
+    topic, connection = decision.topic, observed.connection
+    if topic is None or topic.existing is None or not isinstance(connection, ChannelConnection):
+        return
+    assert observed.broker is not None
+    assert record.kafka is not None
+    ready = statuses.ready_condition(conditions)
+    record.state = BrokerState(
+        broker=observed.broker,
+        topic=topic.desired,
+        partitions=topic.existing.partitions,
+        defaults=connection.defaults,
+        secret=connection.secret,
+        kafka=record.kafka,
+        ready=ready.get("status", "Unknown"),
+        why_not=f"{ready.get('reason', '')} {ready.get('message', '')}".strip(),
+        oidc=is_authentication_on(observed.authentication),
+    )

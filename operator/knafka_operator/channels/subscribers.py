@@ -1,0 +1,164 @@
+"""Subscribers: the Subscriptions of a KafkaChannel as it has them in its spec and status.
+
+    status.subscribers    all that are delivered, and entries that can't be (DSP-10)
+    spec.subscribers      those of Subscriptions that are ours to handle (KN-CHN-05)
+
+Of `spec.subscribers` only our own entries are written, at the version that was read, so that no
+other writer's is lost. Which are ours is written down first: an operator that dies in between
+leaves no entry that is taken for somebody else's once its Subscription is gone.
+
+Not here: what becomes of a Subscription (`subscriptions`), and its words (`subscription_status`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from knafka_operator.channels import entries
+from knafka_operator.decisions.status import (
+    CHANNEL_READY,
+    SUBSCRIPTION_CONDITIONS,
+    ConditionSet,
+    NotReady,
+    merge_patch,
+)
+from knafka_operator.installation.handler import Handler, Handling
+from knafka_operator.model.channels import CHANNEL, DECLARED, KAFKA_CHANNEL, ChannelEntry, is_entry
+from knafka_operator.model.cluster import Cluster, Conflict, Document
+from knafka_operator.model.family import CHANNELS
+from knafka_operator.model.identity import Identity
+from knafka_operator.records.state import States
+
+WRITE_ATTEMPTS: Final = 5
+"""Attempts to write a channel that others write at the same time."""
+
+
+@dataclass(eq=False)
+class Subscribers:
+    """Writes Subscriptions into the spec and status of their channels."""
+
+    cluster: Cluster
+    states: States
+    handling: Handling
+
+    def reported(self, channel: Document) -> list[Mapping[str, Any]]:
+        """The list `status.subscribers` of a channel, sorted by UID."""
+        found = {each.reported["uid"]: each.reported for each in self._channel_entries(channel)}
+        read = entries.read_entries(channel)
+        for uid, problem in read.problems.items():
+            found[uid] = {"uid": uid, "ready": "False", "message": problem}
+        return [found[uid] for uid in sorted(found)]
+
+    async def write_spec_entries(self, channel: Document) -> None:
+        """Write our entries into a channel's `spec.subscribers` (KN-CHN-05); raises
+        `ClusterError`."""
+        if self.handling.handler is not Handler.OWN:
+            return
+        wanted = {
+            str(each.reported["uid"]): each.declared
+            for each in self._channel_entries(channel)
+            if each.declared is not None
+        }
+        for left in reversed(range(WRITE_ATTEMPTS)):
+            try:
+                await self._declare(channel, wanted)
+                return
+            except Conflict:
+                if not left:
+                    raise
+                kind = CHANNELS.broker_version, CHANNELS.broker
+                stored = await self.cluster.get(*kind, *Identity.of(channel))
+                if stored is None:
+                    return
+                channel = stored
+
+    async def _declare(self, channel: Document, wanted: Mapping[str, Document]) -> None:
+        listed = (channel.get("spec") or {}).get("subscribers") or ()
+        before = entries.own_uids(channel)
+        handled = {
+            record.uid
+            for each in self.states.triggers_of(Identity.of(channel))
+            if (record := self.states.triggers.get(each)) is not None
+            and record.document is not None
+            and not is_entry(record.document)
+        }
+        merged = entries.merged_subscribers(listed, before | handled, wanted)
+        if merged != list(listed):
+            # More than there may be is never taken for ours by mistake, less would be.
+            if not wanted.keys() <= before:
+                await self._record_own_uids(channel, before | wanted.keys())
+                channel = await self._stored(channel)
+            kind = {"apiVersion": channel["apiVersion"], "kind": channel["kind"]}
+            kept = ("namespace", "name", "uid", "resourceVersion")
+            identity = {key: channel["metadata"][key] for key in kept if key in channel["metadata"]}
+            spec = {"subscribers": merged}
+            await self.cluster.apply({**kind, "metadata": identity, "spec": spec})
+        if wanted.keys() != entries.own_uids(channel):
+            await self._record_own_uids(channel, wanted.keys())
+
+    async def _stored(self, channel: Document) -> Document:
+        kind = CHANNELS.broker_version, CHANNELS.broker
+        stored = await self.cluster.get(*kind, *Identity.of(channel))
+        listed = (channel.get("spec") or {}).get("subscribers")
+        if stored is None or (stored.get("spec") or {}).get("subscribers") != listed:
+            raise Conflict(f"{channel['kind']} {Identity.of(channel)} has changed meanwhile")
+        return stored
+
+    async def _record_own_uids(self, channel: Document, uids: Any) -> None:
+        ours = {DECLARED: " ".join(sorted(uids)) or None}
+        await self.cluster.write_status(channel, {"annotations": ours})
+
+    def _channel_entries(self, channel: Document) -> list[ChannelEntry]:
+        """The entries of a channel's Subscriptions, sorted by UID.
+
+        A Subscription that wasn't reconciled yet keeps the entry that the channel has.
+        """
+        declared = _by_uid((channel.get("spec") or {}).get("subscribers"))
+        reported = _by_uid((channel.get("status") or {}).get("subscribers"))
+        found = dict[str, ChannelEntry]()
+        for each in self.states.triggers_of(Identity.of(channel)):
+            record = self.states.triggers.get(each)
+            if record is None or record.gone:
+                continue
+            if record.subscribed is not None:
+                found[record.uid] = record.subscribed
+            elif record.uid in reported:
+                theirs = record.document is None or is_entry(record.document)
+                entry = None if theirs else declared.get(record.uid)
+                found[record.uid] = ChannelEntry(entry, reported[record.uid])
+        return [found[uid] for uid in sorted(found)]
+
+
+async def explain_unserved_channel(
+    cluster: Cluster, subscription: Document, handling: Handling, at: str
+) -> None:
+    """Write to the status of a Subscription to a Channel that nobody serves it, as Knative Eventing
+    isn't installed.
+
+    `at` is the time (RFC 3339). Raises `ClusterError`.
+    """
+    channel = (subscription.get("spec") or {}).get("channel")
+    kind = channel.get("kind") if isinstance(channel, Mapping) else None
+    if kind != CHANNEL or handling.seen is not False:
+        return
+    conditions = ConditionSet(SUBSCRIPTION_CONDITIONS)
+    message = (
+        f"a {CHANNEL} is made into a channel by Knative Eventing, which is not here: name the "
+        f"{KAFKA_CHANNEL} itself, or install Knative Eventing"
+    )
+    conditions.fail(CHANNEL_READY, NotReady("ChannelNotServed", message))
+    before = subscription.get("status") or {}
+    status = {
+        "observedGeneration": subscription["metadata"].get("generation", 0),
+        "conditions": conditions.merged_into(before.get("conditions") or (), at),
+    }
+    if patch := merge_patch(before, status):
+        await cluster.write_status(subscription, patch)
+
+
+def _by_uid(subscribers: object) -> dict[str, Mapping[str, Any]]:
+    """The entries of a list of any shape, by UID."""
+    found = subscribers if isinstance(subscribers, list | tuple) else ()
+    return {str(each.get("uid")): each for each in found if isinstance(each, Mapping)}

@@ -1,0 +1,138 @@
+"""Subscription: turns a Trigger's decision into a Subscription's status and channel entries. Pure.
+
+A Subscription is decided as a Trigger (`triggers.decide`). Here it gets upstream's words
+(KN-SUB-03, KN-SUB-06), and its entries in the channel's `spec.subscribers` and `status.subscribers`
+(KN-CHN-05, DSP-10).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from knafka.core.contract import Egress, Sink
+from knafka_operator.decisions.status import (
+    ADDED_TO_CHANNEL,
+    BROKER_READY,
+    CHANNEL_READY,
+    DEAD_LETTER_SINK_RESOLVED,
+    DELIVERING,
+    OIDC_IDENTITY_CREATED,
+    REFERENCES_RESOLVED,
+    ROLLED_OUT,
+    SUBSCRIBER_RESOLVED,
+    SUBSCRIPTION_CONDITIONS,
+    SUBSCRIPTION_READY,
+    ConditionSet,
+)
+from knafka_operator.dispatchers.conditions import LOOP_FREE
+from knafka_operator.dispatchers.dead_letters import DEAD_LETTERS
+from knafka_operator.installation.handler import EVENTING_FINALIZER, Handler, Handling
+from knafka_operator.model.channels import ChannelEntry, is_entry
+from knafka_operator.model.conditions import Status
+
+_RENAMED: Final = {BROKER_READY: CHANNEL_READY, SUBSCRIPTION_READY: ADDED_TO_CHANNEL}
+_REFERENCES: Final = (SUBSCRIBER_RESOLVED, DEAD_LETTER_SINK_RESOLVED)
+_RESOLVED: Final = (
+    *("subscriberUri", "replyUri", "deadLetterSinkUri"),
+    *("subscriberCACerts", "replyCACerts", "deadLetterSinkCACerts"),
+)
+_AUDIENCES: Final = ("subscriberAudience", "replyAudience", "deadLetterSinkAudience")
+
+
+def subscription_conditions(decided: ConditionSet) -> ConditionSet:
+    """Translate a Trigger's conditions to a Subscription's. `ReferencesResolved` is the first
+    unresolved reference, or that of the subscriber."""
+    found, shown = decided.by_type(), ConditionSet(SUBSCRIPTION_CONDITIONS)
+    for before, type_ in _RENAMED.items():
+        shown.set(replace(found[before], type=type_))
+    unresolved = [found[each] for each in _REFERENCES if found[each].status is not Status.TRUE]
+    reference = next(iter(unresolved), found[SUBSCRIBER_RESOLVED])
+    shown.set(replace(reference, type=REFERENCES_RESOLVED))
+    for type_ in (OIDC_IDENTITY_CREATED, DELIVERING, DEAD_LETTERS, LOOP_FREE, ROLLED_OUT):
+        if type_ in found:
+            shown.set(found[type_])
+    return shown
+
+
+def subscription_status(decided: Mapping[str, Any]) -> dict[str, Any]:
+    """Translate a Trigger's status, without conditions, to a Subscription's."""
+    named = {*_RESOLVED, *_AUDIENCES}
+    others = {key: each for key, each in decided.items() if key not in named}
+    physical = {key: decided.get(key) or None for key in _RESOLVED}
+    physical |= {key: decided[key] for key in _AUDIENCES if decided.get(key)}
+    physical["subscriberUri"] = physical["subscriberUri"] or ""  # KN-SUB-03
+    return {**others, "physicalSubscription": physical}
+
+
+def channel_entry(
+    document: Mapping[str, Any], egress: Egress | None, conditions: ConditionSet
+) -> ChannelEntry:
+    """A Subscription's entries in its channel; `egress` is how it is delivered, None: it isn't.
+
+    The entry is ready once the Subscription's offsets are committed and its dispatcher delivers as
+    declared: when `AddedToChannel` is True (DSP-10).
+    """
+    metadata, added = document["metadata"], conditions.by_type()[ADDED_TO_CHANNEL]
+    identity = {"uid": metadata.get("uid", "")}
+    generation = metadata.get("generation", 0)
+    reported = {**identity, "observedGeneration": generation, "ready": str(added.status)}
+    if added.message:
+        reported["message"] = added.message
+    if egress is None or is_entry(document):  # which is there already
+        return ChannelEntry(None, reported)
+    declared: dict[str, Any] = {
+        **identity,
+        "generation": generation,
+        "name": metadata["name"],
+        "subscriberUri": egress.subscriber.url,
+    }
+    if egress.subscriber.ca_certs:
+        declared["subscriberCACerts"] = egress.subscriber.ca_certs
+    if egress.subscriber.audience is not None:
+        declared["subscriberAudience"] = egress.subscriber.audience
+    if egress.reply is not None:
+        declared["replyUri"] = egress.reply.url
+        if egress.reply.ca_certs:
+            declared["replyCACerts"] = egress.reply.ca_certs
+        if egress.reply.audience is not None:
+            declared["replyAudience"] = egress.reply.audience
+    if egress.service_account is not None:
+        declared["auth"] = {"serviceAccountName": egress.service_account}
+    if delivery := (document.get("spec") or {}).get("delivery"):
+        options = {key: each for key, each in delivery.items() if key != "deadLetterSink"}
+        if egress.dead_letter_sink is not None:
+            options["deadLetterSink"] = _destination_of(egress.dead_letter_sink)
+        declared["delivery"] = options
+    return ChannelEntry(declared, reported)
+
+
+def _destination_of(sink: Sink) -> dict[str, str]:
+    trusted = {"CACerts": sink.ca_certs} if sink.ca_certs else {}
+    audience = {} if sink.audience is None else {"audience": sink.audience}
+    return {"uri": sink.url, **trusted, **audience}
+
+
+def orphaned_finalizers(
+    document: Mapping[str, Any], handling: Handling
+) -> tuple[tuple[str, ...], str]:
+    """Finalizers of a deleted Subscription whose controller is gone; and a warning with the command
+    to remove them, if that isn't certain.
+
+    Knative Eventing puts its finalizer on each Subscription. Its controller is certainly gone only
+    if its CustomResourceDefinition is.
+    """
+    metadata = document["metadata"]
+    if EVENTING_FINALIZER not in (metadata.get("finalizers") or ()):
+        return (), ""
+    if handling.handler is not Handler.OWN:
+        return (), ""
+    if handling.seen is False:
+        return (EVENTING_FINALIZER,), ""
+    command = (
+        f"kubectl -n {metadata['namespace']} patch subscription {metadata['name']} --type=merge "
+        """-p '{"metadata":{"finalizers":null}}'"""
+    )
+    identity = f"the finalizer {EVENTING_FINALIZER} of Knative Eventing's controller"
+    return (), f"it keeps {identity}. If that is gone: {command}"

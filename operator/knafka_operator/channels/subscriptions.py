@@ -1,0 +1,88 @@
+"""Subscriptions: Triggers of KafkaChannels, some of them entries that others wrote there.
+
+Not here: what delivers them (`triggers`), and which entries there are (`entries`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from knafka_operator.channels import subscription_status as subscription
+from knafka_operator.channels.entry_cluster import ClusterWithEntries
+from knafka_operator.channels.subscribers import explain_unserved_channel
+from knafka_operator.decisions.status import ConditionSet
+from knafka_operator.engine.kind import EventNews
+from knafka_operator.installation.handler import Handler
+from knafka_operator.model.channels import is_entry
+from knafka_operator.model.cluster import Document
+from knafka_operator.model.identity import Identity, Key
+from knafka_operator.records.state import TriggerRecord, broker_of
+from knafka_operator.triggers.kind import Observed, Triggers
+
+
+@dataclass(eq=False)
+class Subscriptions(Triggers):
+    """All Subscriptions of KafkaChannels."""
+
+    entries: ClusterWithEntries
+
+    def in_words_of_kind(
+        self, observed: Observed, conditions: ConditionSet, shown: dict[str, Any]
+    ) -> tuple[ConditionSet, dict[str, Any]]:
+        """Translate a Trigger's conditions and status to a Subscription's, and report them to its
+        channel."""
+        conditions = subscription.subscription_conditions(conditions)
+        document = observed.document
+        self._report_to_channel(document, self.ensure_record(document), conditions)
+        return conditions, subscription.subscription_status(shown)
+
+    def _report_to_channel(
+        self, document: Document, record: TriggerRecord, conditions: ConditionSet
+    ) -> None:
+        """Report a Subscription's state in its channel's status."""
+        egress = None if record.watched is None else record.watched.egress
+        subscribed = subscription.channel_entry(document, egress, conditions)
+        if record.subscribed != subscribed:
+            record.subscribed = subscribed
+            self.enqueue((self.states.family.broker, *broker_of(document)))
+
+    async def leave(self, document: Document) -> None:
+        """As a Trigger's; also reports a Channel that nobody serves.
+
+        The names of an entry's functions are deleted with the annotations of its channel, which may
+        be gone already.
+        """
+        if is_entry(document):
+            await self.stop_delivery(Identity.of(document))
+            await self._delete_functions(document)
+            return
+        await super().leave(document)
+        await explain_unserved_channel(self.cluster, document, self.entries.handling, self.now())
+
+    async def object_to_release(self, key: Key, document: Document | None) -> Document | None:
+        """The stored Subscription, if another controller handles it."""
+        if self.entries.handling.handler is not Handler.EVENTING:
+            return None  # ours to handle, not only to deliver
+        if document is not None and not is_entry(document):
+            return None
+        return await self.entries.stored(Identity(*key[1:]))
+
+    async def drop_entry(self, document: Document) -> bool:
+        if not is_entry(document):
+            return False
+        if self.is_ours(document):
+            await self.entries.forget(document)
+        # Else its channel is another implementation's: what is promised there may be what
+        # `knafka adopt` has just written.
+        return True
+
+    def orphaned_finalizers(self, document: Document) -> tuple[Sequence[str], str]:
+        if not self.is_ours(document):
+            return (), ""
+        return subscription.orphaned_finalizers(document, self.entries.handling)
+
+    def event_news(self, document: Document, now: Mapping[str, Any]) -> EventNews | None:
+        """As `Kind.event_news`; entries get no Events."""
+        return None if is_entry(document) else super().event_news(document, now)

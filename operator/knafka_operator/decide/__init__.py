@@ -1,1 +1,0 @@
-"""Pure decisions: from what is declared and observed to topics, contracts, manifests, status."""

@@ -1,0 +1,1 @@
+"""What every kind's decision is made of: conditions, effects and their order; pure."""

@@ -1,0 +1,313 @@
+"""Effects: the actions that a decision asks for, as values; `engine.effects` runs them.
+
+An effect says what is done: a manifest applied, an annotation written, a group deleted. Its step
+says what for, and is its place in the order of its kind (`steps`). A list is run until one effect
+fails, which becomes a condition; the status is written in any case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple, TypeAlias
+
+from knafka.core.contract import Ingress, SharedEgress
+from knafka.ports.log import Start
+from knafka_operator.decisions.steps import Step
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.topics import Topic
+
+Manifest: TypeAlias = Mapping[str, Any]
+
+
+class ObjectName(NamedTuple):
+    """apiVersion, kind, namespace and name of an object in the cluster."""
+
+    api_version: str
+    kind: str
+    namespace: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Reasons and words of the condition when an object can't be applied."""
+
+    owner: str
+    """The object that it is applied for, in words: `this Sensor`."""
+    not_ours: str
+    """Reason if somebody else made an object of that name; empty: that isn't checked."""
+    rejected: str
+    """Reason if the API server refuses the object."""
+    kind: str | None = None
+    """The only kind whose objects are checked for another owner; None: all are."""
+
+
+# In the cluster.
+
+
+@dataclass(frozen=True, slots=True)
+class Annotate:
+    """Write these annotations into the object's status."""
+
+    step: Step
+    annotations: Mapping[str, str]
+    at_once: bool = True
+    """False: the annotations may be written together with the rest of the status."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteStatus:
+    """Merge a patch into the object's status; an empty patch writes nothing."""
+
+    step: Step
+    patch: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Apply these manifests; the result is the list of stored objects."""
+
+    step: Step
+    manifests: tuple[Manifest, ...]
+    refusal: Refusal | None = None
+    """None: other owners aren't checked, and an error fails the reconciliation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """Create an object, unless there is one of its name."""
+
+    step: Step
+    manifest: Manifest
+    refusal: Refusal | None = None
+    label: str = ""
+    """An existing object is accepted only if it has the manifest's value of this label; empty: any
+    object is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Delete these objects, if they exist."""
+
+    step: Step
+    objects: tuple[ObjectName, ...]
+    owned: bool = False
+    """Only those that belong to the object that is reconciled."""
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    """Annotations of the status once they are deleted."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyService:
+    """Apply a function's Knative Service; the result is its Revision once that is Ready."""
+
+    step: Step
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitReplacement:
+    """Wait until no pod of an older Revision drains unasked."""
+
+    step: ClassVar = Step.AWAIT_REPLACEMENT
+    namespace: str
+    service: str
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Send a request to an address until it answers: once for each Revision of a Broker's receiver,
+    or once for a channel's address."""
+
+    step: ClassVar = Step.PROBE_RECEIVER
+    url: str
+    answers_for: str
+    """The Revision or address that has answered then."""
+
+
+class ProbeDirect(Probe):
+    """Probe a channel's receiver past Knative's proxy, before the channel's host leads there."""
+
+    step: ClassVar = Step.PROBE_DIRECT
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """Start a pod of the dispatcher at this address."""
+
+    step: ClassVar = Step.WAKE_DISPATCHER
+    url: str
+
+
+# In Kafka.
+
+
+@dataclass(frozen=True, slots=True)
+class CreateTopic:
+    """Create a topic and write its id into the status at once, since events may come from then on
+    and the name alone proves no ownership. The result is the topic as Kafka describes it."""
+
+    step: ClassVar = Step.CREATE_TOPIC
+    topic: Topic
+    name_key: str = ""
+    id_key: str = ""
+    """Keys of `status.annotations` for the topic's name and its id."""
+    may_be_used: bool = False
+    """Whether an existing topic may have records."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimGroup:
+    """Reserve a group's name for this Trigger."""
+
+    step: ClassVar = Step.CLAIM_GROUP
+    group: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteGroup:
+    step: ClassVar = Step.DELETE_GROUP
+    group: str
+
+
+@dataclass(frozen=True, slots=True)
+class CommitOffsets:
+    """Commit where a group begins in a topic, unless it has offsets there."""
+
+    step: ClassVar = Step.COMMIT_OFFSETS
+    group: str
+    topic: str
+    start: Start = "latest"
+
+
+# At receivers, which follow a contract's topic.
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyReceiver:
+    """Create a contract's topic, and apply the Service of the receiver that channels share; the
+    result is its Revision once that is Ready."""
+
+    step: ClassVar = Step.APPLY_RECEIVER
+    receiver: Identity
+    contract: Topic
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class WriteIngress:
+    """Create a contract's topic and write the entry of a Broker or channel to it."""
+
+    step: ClassVar = Step.WRITE_INGRESS
+    receiver: Identity
+    contract: Topic
+    path: str
+    ingress: Ingress
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitReceivers:
+    """Wait until every replica of a receiver has read what was written at a path."""
+
+    step: ClassVar = Step.AWAIT_RECEIVERS
+    receiver: Identity
+    contract: str
+    """The topic's name."""
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveReceivers:
+    """Remove a channel from these receivers; `stays` names the one that serves it."""
+
+    step: ClassVar = Step.LEAVE_RECEIVERS
+    names: tuple[str, ...]
+    stays: str
+
+
+# At dispatchers, and at Sensors' functions.
+
+
+@dataclass(frozen=True, slots=True)
+class CreateContract:
+    """Create the contract topic that the Broker's shared dispatchers follow."""
+
+    step: ClassVar = Step.CREATE_CONTRACT
+    topic: Topic
+
+
+@dataclass(frozen=True, slots=True)
+class WriteContract:
+    """Write a Trigger's record to the contract topic of its Broker's shared dispatchers."""
+
+    step: ClassVar = Step.WRITE_CONTRACT
+    group: str
+    shared: SharedEgress
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyShard:
+    """Apply a shared dispatcher's Service, once for all its Triggers, and check that it is
+    Ready."""
+
+    step: ClassVar = Step.APPLY_SHARD
+    number: int
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitShard:
+    """Wait until every process of the shard delivers by the written contract."""
+
+    step: ClassVar = Step.AWAIT_SHARD
+    shard: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartDelivery:
+    """Start the decided drains, after the previous drains have ended."""
+
+    step: ClassVar = Step.START_DELIVERY
+    watched: Any
+    """The delivery to start: `records.delivery.Watched` or `sensors.decide.WatchedSensor`."""
+    replaces: bool = False
+    """Whether pods of the previous delivery may still drain by themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopDelivery:
+    """End the object's drains and remove it from its shard; done when the drains have ended."""
+
+    step: Step = Step.STOP_DELIVERY
+
+
+EffectInKafka: TypeAlias = (
+    CreateTopic
+    | ClaimGroup
+    | DeleteGroup
+    | CommitOffsets
+    | ApplyReceiver
+    | WriteIngress
+    | AwaitReceivers
+    | CreateContract
+    | WriteContract
+    | ApplyShard
+    | AwaitShard
+)
+"""Effects that need the object's Kafka."""
+Effect: TypeAlias = (
+    Annotate
+    | WriteStatus
+    | Apply
+    | Create
+    | Delete
+    | ApplyService
+    | AwaitReplacement
+    | Probe
+    | Wake
+    | LeaveReceivers
+    | StartDelivery
+    | StopDelivery
+    | EffectInKafka
+)

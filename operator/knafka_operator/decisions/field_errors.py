@@ -1,0 +1,185 @@
+"""Field errors: what is wrong with a declared document, as Knative's FieldError words it; and how
+a document of any shape is read, before it is known to be right.
+
+Not here: what is right for a kind (the `admission` of each).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+# `parse` joins what it finds into one sentence; here each problem stands by itself.
+from knafka.core.documents import MAX_PROBLEMS, Model, more_problems, path_of, told_of
+from knafka.core.errors import InvalidDocument
+from knafka_operator.model.cluster import Document
+from knafka_operator.model.maxima import Maxima
+from knafka_operator.model.resources import annotation_path
+
+IMMUTABLE_FIELDS: Final = "Immutable fields changed (-old +new)"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Problem:
+    """One thing that is wrong, in the three parts of Knative's FieldError."""
+
+    message: str
+    details: str
+    path: str
+
+
+def refuse_problems(
+    wrong: Callable[[Document], Iterator[Problem]],
+    new: Document,
+    old: Document | None,
+    changes: Callable[[Document, Document], Iterator[Problem]],
+) -> None:
+    """Raise the problems of a new document as `InvalidDocument`: those found by `wrong` that the
+    old document didn't have, and those of the update, found by `changes`."""
+    problems = set(wrong(new))
+    if old is not None:
+        problems = (problems - set(wrong(old))) | set(changes(old, new))
+    raise_all(problems)
+
+
+def raise_all(problems: Collection[Problem]) -> None:
+    """Raise the problems as one `InvalidDocument`, in FieldError's words: sorted, with the paths of
+    equal problems together. Does nothing without problems."""
+    if not problems:
+        return
+    paths: dict[tuple[str, str], list[str]] = {}
+    for each in sorted(problems)[:MAX_PROBLEMS]:
+        paths.setdefault((each.message, each.details), []).append(each.path)
+    text = "\n".join(
+        f"{message}: {', '.join(where)}" + (f"\n{details}" if details else "")
+        for (message, details), where in paths.items()
+    )
+    if len(problems) > MAX_PROBLEMS:
+        text += f"\n{more_problems(len(problems))}"
+    raise InvalidDocument(min(problems).path, text)
+
+
+def changed_values(old: Mapping[str, object], new: Mapping[str, object]) -> str:
+    """The values that differ, by path, in Knative's format; empty if none does."""
+    lines: list[str] = []
+    for path in sorted({*old, *new}):
+        if old.get(path) != new.get(path):
+            lines.append(f"{path}:")
+            lines += [f"\t-: {as_json(old[path])}"] if path in old else []
+            lines += [f"\t+: {as_json(new[path])}"] if path in new else []
+    return "\n".join(lines)
+
+
+def leaf_values(path: str, value: object) -> Iterator[tuple[str, object]]:
+    """Yield each value that is no object, with its path."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from leaf_values(f"{path}.{name}", inner)
+    elif value is not None:
+        yield path, value
+
+
+def schema_problems(model: type[Model], document: object, root: str = "") -> Iterator[Problem]:
+    """Yield the problems for which `parse` would refuse a document."""
+    try:
+        model.model_validate(document, by_alias=True, by_name=False)
+    except ValidationError as error:
+        for each in error.errors(include_url=False):
+            yield from _problems_of_error(each, root)
+
+
+def _problems_of_error(error: ErrorDetails, root: str) -> Iterator[Problem]:
+    location, given = error["loc"], error["input"]
+    path = path_of(root, location)
+    message, _, wanted = told_of(path, error)[1].partition(": want ")
+    details = f"want {wanted}" if wanted else ""
+    if error["type"] == "missing":
+        yield Problem("missing field(s)", "", path)
+    elif fields := error.get("ctx", {}).get("fields"):
+        for field in fields:
+            yield Problem(error["msg"], "", path_of(path, (field,)))
+    elif location and location[-1] == "[key]":
+        path = f"{path_of(root, location[:-2])}[{given}]"
+        yield Problem(f"invalid key name {as_json(given)}", details, path)
+    elif location and location[-1] == "cesql" and isinstance(given, str):
+        yield Problem(f"invalid value: {given}", message, path)
+    else:
+        yield Problem(message, details, path)
+
+
+def annotation_problems(check: Callable[[], object]) -> Iterator[Problem]:
+    """Yield the problem for which `check`, a parser of annotations, raises `InvalidDocument`."""
+    try:
+        check()
+    except InvalidDocument as error:
+        message, _, wanted = error.problem.partition(": want ")
+        key = error.path.removeprefix(annotation_path(""))
+        yield Problem(message, f"want {wanted}" if wanted else "", annotation_key(key))
+
+
+def topic_maxima_problems(document: Document, maxima: Maxima) -> Iterator[Problem]:
+    """Yield the problems of a KafkaChannel or KafkaSink that asks for more partitions or replicas
+    than the installation allows."""
+    spec = mapping_at(document, "spec")
+    for name, check in (
+        ("numPartitions", maxima.check_partitions),
+        ("replicationFactor", maxima.check_replication),
+    ):
+        asked = spec.get(name)
+        if isinstance(asked, int):
+            try:
+                check(asked, f"spec.{name}")
+            except InvalidDocument as error:
+                message, _, wanted = error.problem.partition(": want ")
+                yield Problem(message, f"want {wanted}", error.path)
+
+
+def annotation_key(key: str) -> str:
+    """The path of an annotation as upstream writes it, with the key in brackets."""
+    return f"metadata.annotations[{key}]"
+
+
+def as_json(value: object) -> str:
+    """A value as JSON, without escapes of non-ASCII characters."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def mapping_at(document: Document | None, key: str) -> dict[str, Any]:
+    """A copy of the object at `key`; empty if it is missing or of another type."""
+    value = (document or {}).get(key)
+    return dict(value) if isinstance(value, Mapping) else {}
+
+
+def annotations_of(document: Document | None) -> dict[str, str]:
+    """A document's annotations, without those that aren't text."""
+    annotations = mapping_at(mapping_at(document, "metadata"), "annotations")
+    return {key: value for key, value in annotations.items() if isinstance(value, str)}
+
+
+def namespace_of(document: Document) -> str:
+    """The namespace of a document, `default` if it has none."""
+    return mapping_at(document, "metadata").get("namespace") or "default"
+
+
+def default_sink_namespace(spec: dict[str, Any], namespace: str) -> None:
+    """Fill in the namespace of the dead letter sink in `spec`."""
+    delivery = mapping_at(spec, "delivery")
+    if isinstance(sink := delivery.get("deadLetterSink"), Mapping):
+        spec["delivery"] = {**delivery, "deadLetterSink": with_reference_namespace(sink, namespace)}
+
+
+def with_reference_namespace(destination: Document, namespace: str) -> Document:
+    """A destination whose reference has a namespace; `namespace` if it had none."""
+    if isinstance(reference := destination.get("ref"), Mapping):
+        return {**destination, "ref": with_namespace(reference, namespace)}
+    return destination
+
+
+def with_namespace(reference: Document, namespace: str) -> Document:
+    """A reference with a namespace; `namespace` if it had none."""
+    return reference if reference.get("namespace") else {**reference, "namespace": namespace}

@@ -1,0 +1,80 @@
+"""Observed: the base of what is read for an object of any kind, with the results of effects since.
+
+    decide(observed) -> effects --run--> observed.after(effect, result) -> decide(observed) ...
+
+Not here: what a kind reads besides (the `decide` of each).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import Any, NoReturn, Self
+
+from knafka.core.errors import KnafkaError
+from knafka_operator.decisions.effects import (
+    Annotate,
+    ApplyReceiver,
+    ApplyService,
+    CreateTopic,
+    Delete,
+    Effect,
+)
+from knafka_operator.decisions.status import NotReady
+from knafka_operator.decisions.steps import Step
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A stored object, and the results of effects that have run since it was read."""
+
+    document: Mapping[str, Any]
+    _: KW_ONLY
+    written: Mapping[str, str] = field(default_factory=dict)
+    """Annotations of the status that effects have written."""
+    revision: str | None = None
+    """The Ready Revision of the object's function, once its Service was applied."""
+    failed: Mapping[Step, KnafkaError] = field(default_factory=dict)
+    """The error of each step that failed."""
+
+    @property
+    def annotations(self) -> dict[str, str]:
+        """The annotations of the object's status, including those that effects have written."""
+        return {**((self.document.get("status") or {}).get("annotations") or {}), **self.written}
+
+    def after(self, effect: Effect, result: Any) -> Self:
+        """A copy that includes the result of an effect that has run."""
+        match effect:
+            case Annotate(annotations=written) | Delete(annotations=written):
+                return self.with_annotations(written)
+            case CreateTopic(topic, name_key, id_key):
+                return self.with_annotations({name_key: topic.name, id_key: result.id})
+            case ApplyService() | ApplyReceiver():
+                return replace(self, revision=result)
+        return self
+
+    def with_annotations(self, written: Mapping[str, str]) -> Self:
+        """A copy in which these annotations of the status are written."""
+        return replace(self, written={**self.written, **written})
+
+    def with_failure(self, effect: Effect, error: KnafkaError) -> Self:
+        """A copy that records the error of an effect that has failed."""
+        return replace(self, failed={**self.failed, effect.step: error})
+
+
+class Needed:
+    """Collects the effects that a decision needs before it can go on."""
+
+    def __init__(self, failed: Mapping[Step, KnafkaError]) -> None:
+        """`failed` are the steps that failed last time, and why."""
+        self._failed = failed
+        self.effects: list[Effect] = []
+
+    def run_first(self, *effects: Effect) -> NoReturn:
+        """Ask for these effects before anything else. Always raises: the error with which one of
+        them failed last time, else `NotReady`."""
+        for each in effects:
+            if (error := self._failed.get(each.step)) is not None:
+                raise error
+        self.effects.extend(effects)
+        raise NotReady("Waiting", "what it needs is being created", transient=True)

@@ -1,0 +1,321 @@
+"""Status: decides the conditions of an object's `status`, one step for each. Pure.
+
+Conditions begin as Unknown. Each is decided inside `step` and so ends as exactly one: True, or what
+stood in its way. Steps that depend on it ask `is_condition_true`.
+
+Not here: the rules of conditions in general, which are Knative's (`conditions`), and writing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Final, TypeGuard, TypeVar
+
+from knafka.core.errors import InvalidDocument, KnafkaError, LogError
+from knafka_operator.decisions.resolving import Unresolved
+from knafka_operator.installation.naming import NameTaken
+from knafka_operator.model.conditions import (
+    READY,
+    Condition,
+    Status,
+    first_cause,
+    merged_conditions,
+)
+from knafka_operator.model.topics import TopicRefused
+
+ADDRESSABLE: Final = "Addressable"
+CONFIG_PARSED: Final = "ConfigParsed"
+TOPIC_READY: Final = "TopicReady"
+DATA_PLANE_AVAILABLE: Final = "DataPlaneAvailable"
+PROBE_SUCCEEDED: Final = "ProbeSucceeded"
+DEAD_LETTER_SINK_RESOLVED: Final = "DeadLetterSinkResolved"
+BROKER_READY: Final = "BrokerReady"
+DEPENDENCY_READY: Final = "DependencyReady"
+SUBSCRIBER_RESOLVED: Final = "SubscriberResolved"
+SUBSCRIPTION_READY: Final = "SubscriptionReady"
+DELIVERING: Final = "Delivering"
+ROLLED_OUT: Final = "RolledOut"
+"""Condition of objects whose function waits for its turn to roll."""
+CONTRACT_UPDATED: Final = "ContractUpdated"
+OIDC_IDENTITY_CREATED: Final = "OIDCIdentityCreated"
+"""Condition of Triggers and Subscriptions whose Broker or channel is known."""
+EVENT_POLICIES_READY: Final = "EventPoliciesReady"
+"""Condition of Brokers, channels and sinks that authenticate their senders."""
+TRANSPORT_ENCRYPTED: Final = "TransportEncrypted"
+"""Condition of Brokers, channels and sinks if transport encryption is on."""
+CHANNEL_READY: Final = "ChannelReady"
+REFERENCES_RESOLVED: Final = "ReferencesResolved"
+ADDED_TO_CHANNEL: Final = "AddedToChannel"
+SUBSCRIPTIONS_HANDLED: Final = "SubscriptionsHandled"
+SERVED_BY_KNAFKA: Final = "ServedByKnafka"
+TOPICS_READY: Final = "TopicsReady"
+TRIGGERS_READY: Final = "TriggersReady"
+SUBSCRIPTIONS_READY: Final = "SubscriptionsReady"
+FUNCTION_READY: Final = "FunctionReady"
+STORAGE_READY: Final = "StorageReady"
+TOPICS_READ: Final = "TopicsRead"
+ARCHIVE_READY: Final = "ArchiveReady"
+JOB_SUCCEEDED: Final = "JobSucceeded"
+
+BROKER_CONDITIONS: Final = (
+    CONFIG_PARSED,
+    DEAD_LETTER_SINK_RESOLVED,
+    TOPIC_READY,
+    CONTRACT_UPDATED,
+    DATA_PLANE_AVAILABLE,
+    ADDRESSABLE,
+    PROBE_SUCCEEDED,
+)
+"""Upstream's (KN-BRK-17), of those the ones that mean something here; its contract is a ConfigMap,
+ours a topic."""
+
+TRIGGER_CONDITIONS: Final = (
+    BROKER_READY,
+    DEPENDENCY_READY,
+    SUBSCRIBER_RESOLVED,
+    DEAD_LETTER_SINK_RESOLVED,
+    SUBSCRIPTION_READY,
+)
+"""Upstream's (KN-TRG-11), but for `OIDC_IDENTITY_CREATED`, which stands beside them."""
+
+CHANNEL_CONDITIONS: Final = (
+    CONFIG_PARSED,
+    DEAD_LETTER_SINK_RESOLVED,
+    TOPIC_READY,
+    DATA_PLANE_AVAILABLE,
+    CONTRACT_UPDATED,
+    PROBE_SUCCEEDED,
+    ADDRESSABLE,
+)
+"""Upstream's (KN-CHN-09); its contract is a ConfigMap, ours a topic."""
+
+SUBSCRIPTION_CONDITIONS: Final = (CHANNEL_READY, REFERENCES_RESOLVED, ADDED_TO_CHANNEL)
+"""Upstream's (KN-SUB-06), but for `OIDC_IDENTITY_CREATED`, which stands beside them."""
+
+SENSOR_CONDITIONS: Final = (BROKER_READY, TOPICS_READY, FUNCTION_READY, TRIGGERS_READY)
+"""Ours: Argo's Sensors say only that they are deployed."""
+
+SENSOR_ON_CHANNEL_CONDITIONS: Final = (
+    CHANNEL_READY,
+    TOPICS_READY,
+    FUNCTION_READY,
+    SUBSCRIPTIONS_READY,
+)
+"""The conditions of a Sensor on a KafkaChannel."""
+
+OPERATION_CONDITIONS: Final = (ARCHIVE_READY, JOB_SUCCEEDED)
+"""Conditions of operations; their summary is `Succeeded` and not `Ready`, as for Knative's jobs."""
+
+_OF_REVISIONS: Final = frozenset("Ready ResourcesAvailable ContainerHealthy".split())
+_BEGINNING: Final = frozenset("Deploying ResolvingDigests".split())
+"""Knative's conditions of a Revision that explain why it isn't Ready, and reasons to ignore."""
+
+INTERNAL_ERROR: Final = "InternalError"
+"""Reason of the condition for an unexpected error, a bug in the operator."""
+
+
+class NotReady(KnafkaError):
+    """The error for a condition that isn't True, with a reason in one CamelCase word."""
+
+    def __init__(self, reason: str, message: str, *, transient: bool = False) -> None:
+        """`transient`: the problem may pass by itself, so the condition is Unknown and not
+        False."""
+        super().__init__(message)
+        self.reason = reason
+        self.transient = transient
+
+
+EXPECTED: Final = (NotReady, Unresolved, TopicRefused, NameTaken, InvalidDocument, LogError)
+"""Errors that become conditions; all others fail the reconciliation."""
+
+T = TypeVar("T")
+
+
+def value_or_raise(of: T | KnafkaError) -> T:
+    """Return an observed value, or raise the error that stands for it."""
+    if isinstance(of, KnafkaError):
+        raise of
+    return of
+
+
+class ConditionSet:
+    """The conditions of one object while it is reconciled."""
+
+    def __init__(self, types: Sequence[str], of: str = READY) -> None:
+        """`types` in order: causes before consequences; `of` is the type of their summary."""
+        self._of = of
+        self._found = {
+            each: Condition(each, Status.UNKNOWN, "Waiting", "waits for the operator")
+            for each in types
+        }
+        self._pending = set(types)
+        """Types that no step has decided yet."""
+
+    @contextmanager
+    def step(self, type_: str) -> Iterator[None]:
+        """Decide a condition by a `with` block: True, unless the block raises an `EXPECTED` error
+        or sets the condition itself."""
+        try:
+            yield
+        except EXPECTED as error:
+            self.fail(type_, error)
+        else:
+            if not self.holds(type_):
+                self.set(Condition(type_, Status.TRUE))
+
+    def fail(self, type_: str, error: KnafkaError) -> None:
+        """Set a condition to False or Unknown by an error of `EXPECTED`."""
+        match error:
+            case NotReady():
+                status = Status.UNKNOWN if error.transient else Status.FALSE
+                self.set(Condition(type_, status, error.reason, str(error)))
+            case Unresolved() | TopicRefused() | NameTaken():
+                self.set(Condition(type_, Status.FALSE, error.reason, str(error)))
+            case LogError():
+                reason = _kafka_reason(error)
+                self.set(Condition(type_, Status.FALSE, reason, f"Kafka: {error}"))
+            case _:
+                self.set(Condition(type_, Status.FALSE, "Invalid", str(error)))
+
+    def set_true(self, type_: str) -> None:
+        """Set a condition to True."""
+        self.set(Condition(type_, Status.TRUE))
+
+    def set(self, condition: Condition) -> None:
+        """Set a condition, also one that isn't among the initial types."""
+        self._found[condition.type] = condition
+        self._pending.discard(condition.type)
+
+    def holds(self, *types: str) -> bool:
+        """Whether all of these conditions are True."""
+        return all(self._found[each].status is Status.TRUE for each in types)
+
+    def by_type(self) -> Mapping[str, Condition]:
+        """The conditions by type. The message of an undecided one names the condition that it waits
+        for."""
+        looked_at = [each for each in self._found.values() if each.type not in self._pending]
+        if (cause := first_cause(looked_at)) is None:
+            return self._found
+        waits = f"waits for {cause.type}"
+        return {
+            type_: replace(each, message=waits) if type_ in self._pending else each
+            for type_, each in self._found.items()
+        }
+
+    def merged_into(self, before: Sequence[Mapping[str, Any]], at: str) -> list[dict[str, Any]]:
+        """The new `status.conditions`: these and their summary, with the transition times of the
+        stored list `before`. `at` is the time (RFC 3339)."""
+        return merged_conditions(before, list(self.by_type().values()), at, self._of)
+
+
+def no_dead_letter_sink_condition() -> Condition:
+    """The condition of an object that declares no dead letter sink (KN-TRG-11)."""
+    return Condition(DEAD_LETTER_SINK_RESOLVED, Status.TRUE, "DeadLetterSinkNotConfigured")
+
+
+def conditions_after_bug(before: object, error: Exception, at: str) -> list[dict[str, Any]]:
+    """The conditions of an object whose reconciliation ended in an unexpected error, a bug.
+
+    The conditions of the stored list `before`, of any shape, stay, but `Ready` is False.
+    """
+    known = [each for each in before if isinstance(each, Mapping)] if _is_list(before) else []
+    had = ready_condition(known)
+    since = had.get("lastTransitionTime") if had.get("status") == Status.FALSE else None
+    ready = {
+        "type": READY,
+        "status": str(Status.FALSE),
+        "reason": INTERNAL_ERROR,
+        "message": _bug_message(error),
+        "lastTransitionTime": since or at,
+    }
+    others = [dict(each) for each in known if each.get("type") != READY]
+    return sorted([*others, ready], key=lambda each: str(each.get("type")))
+
+
+def ready_condition(conditions: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The `Ready` condition of a list; empty if there is none."""
+    return next((each for each in conditions if each.get("type") == READY), {})
+
+
+def is_condition_true(status: Mapping[str, Any], type_: str) -> bool:
+    """Whether this condition is True in a stored status."""
+    conditions = status.get("conditions") or ()
+    return any(each.get("type") == type_ and each.get("status") == "True" for each in conditions)
+
+
+def reason_of(status: Mapping[str, Any], type_: str) -> str | None:
+    """The reason of this condition in a stored status; None: the status doesn't have it."""
+    conditions = status.get("conditions") or ()
+    reasons = (each.get("reason", "") for each in conditions if each.get("type") == type_)
+    return next(reasons, None)
+
+
+def is_ready(document: Mapping[str, Any]) -> bool:
+    """Whether an object is `Ready`, and its status is about its current generation."""
+    status = document.get("status") or {}
+    generation = document.get("metadata", {}).get("generation")
+    if status.get("observedGeneration", generation) != generation:
+        return False
+    return ready_condition(status.get("conditions") or ()).get("status") == "True"
+
+
+def why_not_ready(document: Mapping[str, Any]) -> str:
+    """Reason and message of an object's `Ready` condition, or that it has none."""
+    status = document.get("status") or {}
+    ready = ready_condition(status.get("conditions") or ())
+    told = " ".join(filter(None, (ready.get("reason"), ready.get("message"))))
+    return told or "it says nothing yet"
+
+
+def why_revision_is_not_ready(revision: Mapping[str, Any]) -> str:
+    """Why a Revision isn't Ready, by its conditions; empty if they don't say, or if it only starts.
+
+    `Unschedulable` comes before its consequences, such as an exceeded deadline.
+    """
+    conditions = (revision.get("status") or {}).get("conditions") or ()
+    told = [
+        each
+        for each in conditions
+        if each.get("type") in _OF_REVISIONS
+        and each.get("status") != "True"
+        and (each.get("reason") or "Deploying") not in _BEGINNING
+    ]
+    told.sort(key=lambda each: (each["reason"] != "Unschedulable", each.get("status") != "False"))
+    return f"{told[0]['reason']}: {told[0].get('message', '')}" if told else ""
+
+
+def merge_patch(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """The merge patch that turns the status `before` into `now`; keys missing from `now` stay."""
+    patch: dict[str, Any] = {}
+    for key, value in now.items():
+        had = before.get(key)
+        if isinstance(value, Mapping) and isinstance(had, Mapping):
+            gone = {each: None for each in had if each not in value}
+            inner = {**gone, **{k: v for k, v in value.items() if had.get(k) != v}}
+            if inner:
+                patch[key] = inner
+        elif had != value:
+            patch[key] = value
+    return patch
+
+
+def _is_list(value: object) -> TypeGuard[Sequence[object]]:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def _bug_message(error: Exception) -> str:
+    said = f"{type(error).__name__}: {error}"
+    return f"the operator failed, and tries again; its log says more: {said:.1000}"
+
+
+def _kafka_reason(error: LogError) -> str:
+    text = str(error).lower()
+    if error.too_few_brokers or "replication factor" in text:
+        return "InvalidReplicationFactor"
+    if "authentication" in text or "tls" in text or "ssl" in text or "certificate" in text:
+        return "KafkaAuthenticationFailed"
+    if error.denied or "authoriz" in text:
+        return "KafkaNotAuthorized"
+    return "KafkaNotReachable"

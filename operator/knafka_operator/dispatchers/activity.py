@@ -1,0 +1,135 @@
+"""Activity: whether a Trigger has so much to do that it needs a dispatcher of its own. Pure.
+
+    quiet --much waits, or much is delivered, for 30 s--> busy --little of both, for 10 min--> quiet
+
+In between it stays what it was. Only samples since the last change count, so that two changes are
+never nearer to each other than the time that the second one takes to be seen.
+
+Not here: taking the samples, and where a Trigger is delivered then (`dispatchers.move_decisions`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+from typing import Final
+
+BUSY_LAG: Final = 10
+"""A Trigger is busy above this multiple of its lag-threshold, which would need as many
+dispatchers."""
+BUSY_RATE: Final = 1000.0
+"""Deliveries a second, on average: 3 to 5 % of the one core that a process uses
+(docs/decisions/0018-shared-dispatchers.md), so that some dozen Triggers below it have room."""
+BUSY_FOR: Final = 30.0
+"""Seconds: a burst that a shared dispatcher has worked off sooner is no reason to move."""
+QUIET_RATE: Final = 10.0
+"""Deliveries a second, on average, below which a Trigger doesn't disturb others in its shard."""
+QUIET_FOR: Final = 600.0
+"""Seconds: a move back can wait, and what is busy every few minutes would be moved all the time."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActivityLimits:
+    """Limits of being busy and quiet; the defaults are the constants above."""
+
+    busy_lag: int = BUSY_LAG
+    busy_rate: float = BUSY_RATE
+    busy_for: float = BUSY_FOR
+    quiet_rate: float = QUIET_RATE
+    quiet_for: float = QUIET_FOR
+
+
+DEFAULT_LIMITS: Final = ActivityLimits()
+
+
+class Activity(StrEnum):
+    """Whether a Trigger has so much to do that it needs a dispatcher of its own."""
+
+    QUIET = "quiet"
+    BUSY = "busy"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Deliveries and lag of a Trigger at one time."""
+
+    time: float
+    """Seconds, by a clock that only goes forward."""
+    delivered: int
+    """Events delivered so far; fewer than in the previous sample means that counting restarted."""
+    lag: int | None
+    """Events waiting; None: not known, which is no reason for any change."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActivityState:
+    """A Trigger's activity, and since when (a sample's time)."""
+
+    activity: Activity
+    since: float
+
+
+def judge_activity(
+    before: ActivityState,
+    samples: Sequence[Sample],
+    lag_threshold: int,
+    limits: ActivityLimits = DEFAULT_LIMITS,
+) -> ActivityState:
+    """Judge a Trigger's activity by samples in the order of time; returns `before` if nothing has
+    changed.
+
+    The samples of the last `decisive_seconds`, and the one before these, are enough.
+    """
+
+    def is_much(lag: int) -> bool:
+        return lag > limits.busy_lag * lag_threshold
+
+    recent = _samples_of_last(samples, decisive_seconds(before.activity, limits), before.since)
+    if before.activity is Activity.QUIET:
+        much = [each.lag is not None and is_much(each.lag) for each in recent]
+        if recent and (all(much) or _delivery_rate(recent) > limits.busy_rate):
+            return ActivityState(Activity.BUSY, samples[-1].time)
+    else:
+        little = [each.lag is not None and not is_much(each.lag) for each in recent]
+        if recent and all(little) and _delivery_rate(recent) < limits.quiet_rate:
+            return ActivityState(Activity.QUIET, samples[-1].time)
+    return before
+
+
+def decisive_seconds(activity: Activity, limits: ActivityLimits = DEFAULT_LIMITS) -> float:
+    """Seconds of samples that are needed to see that a Trigger no longer has this activity."""
+    return limits.busy_for if activity is Activity.QUIET else limits.quiet_for
+
+
+def relative_load(
+    samples: Sequence[Sample], lag_threshold: int, limits: ActivityLimits = DEFAULT_LIMITS
+) -> float:
+    """How busy a Trigger is, relative to the limits of lag and of delivery rate: 1 is at a limit.
+
+    Needs two samples or more, and covers all of their time.
+    """
+    waiting = (samples[-1].lag or 0) / (limits.busy_lag * lag_threshold)
+    return max(waiting, _delivery_rate(samples) / limits.busy_rate)
+
+
+def _samples_of_last(samples: Sequence[Sample], seconds: float, since: float) -> Sequence[Sample]:
+    """The samples of the last `seconds`; empty if there are none that old since time `since`."""
+    recent: list[Sample] = []
+    for each in reversed(samples):
+        if each.time < since:
+            break
+        recent.insert(0, each)
+        if samples[-1].time - each.time >= seconds:
+            return recent
+    return ()
+
+
+def _delivery_rate(samples: Sequence[Sample]) -> float:
+    """Deliveries a second between the first and the last sample."""
+    grown = sum(
+        later.delivered - (earlier.delivered if earlier.delivered <= later.delivered else 0)
+        for earlier, later in pairwise(samples)
+    )
+    return grown / (samples[-1].time - samples[0].time)

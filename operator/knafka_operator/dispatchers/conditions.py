@@ -1,0 +1,268 @@
+"""Trigger conditions: what must hold before a Trigger is Ready, and what people are told. Pure.
+
+    SubscriptionReady ...   its Broker, what it depends on, its namespace's share: else not Ready
+    LoopFree                what it sends is declared to come back: a warning, as that ends after
+                            some rounds (`knafka.core.hops`) in the dead-letter topic
+    Delivering              what the scaler knows of it: a warning, or information
+
+Not here: dead letters (`dead_letters`), and a loop over other Brokers or applications, which only a
+dispatcher sees: that is `Delivering`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Final, Protocol
+from urllib.parse import urlsplit
+
+from pydantic import BeforeValidator
+
+from knafka.core.contract import Sink
+from knafka.core.documents import parse
+from knafka.core.hops import FIRST_TTL, MAX_HOPS
+from knafka.core.numbering import partition_of
+from knafka_operator.decisions.field_errors import (
+    Problem,
+    annotation_key,
+    as_json,
+    raise_all,
+    schema_problems,
+)
+from knafka_operator.decisions.status import DELIVERING, NotReady, is_ready, why_not_ready
+from knafka_operator.model import resources
+from knafka_operator.model.cluster import Document
+from knafka_operator.model.conditions import Condition, Severity, Status
+from knafka_operator.model.family import BROKERS, Family, family_of
+from knafka_operator.model.maxima import Maxima
+from knafka_operator.model.resources import (
+    Destination,
+    Metadata,
+    Namespace,
+    NonEmpty,
+    Observed,
+    Trigger,
+)
+from knafka_operator.scale.decide import TriggerStatus
+
+DEPENDENCY: Final = "knative.dev/dependency"
+"""On a Trigger: an ObjectReference as JSON; the Trigger isn't Ready before that object is."""
+LAG: Final = "knafka.dev/lag"
+REPLICAS: Final = "knafka.dev/replicas"
+SCALING: Final = "knafka.dev/scaling"
+"""Keys of `status.annotations`: the scaler's view, and its last decision with the reason."""
+
+LAG_INTERVAL: Final = 60.0
+"""Seconds between two lags in a Trigger's status, unless it begins or ends to drain: each write
+goes to every replica of etcd and to every watch. Metrics have the lag of now."""
+
+PAUSED: Final = Condition(
+    DELIVERING,
+    Status.FALSE,
+    "Paused",
+    f'its annotation {resources.PAUSED} is "true": nothing is delivered, and its events wait in '
+    "Kafka",
+    Severity.INFO,
+)
+
+LOOP_FREE: Final = "LoopFree"
+
+_LOOP_MESSAGES: Final = {
+    "SubscriberLeadsBack": "every event that it gets comes back to it, without an end",
+    "ReplyLeadsBack": "every reply comes back to it",
+    "DeadLetterSinkLeadsBack": f"what fails comes back to it, {MAX_HOPS} times at most, and is kept"
+    " in the dead-letter topic then; without a sink it is kept there at once",
+}
+"""By reason of `LoopFree`: what follows from the loop."""
+
+
+# What must hold.
+
+
+class Dependency(Observed):
+    """The object that a Trigger waits for (KN-TRG-13); it is in the Trigger's namespace."""
+
+    api_version: NonEmpty
+    kind: NonEmpty
+    name: NonEmpty
+    namespace: Annotated[Namespace | None, BeforeValidator(lambda value: value or None)] = None
+
+
+def declared_dependency(metadata: Metadata) -> Dependency | None:
+    """The object that a Trigger's annotation says it depends on; None: there is no annotation.
+    Raises `InvalidDocument`."""
+    text = metadata.annotations.get(DEPENDENCY)
+    if text is None:
+        return None
+    raise_all(set(dependency_problems(text, metadata.namespace)))
+    return parse(Dependency, json.loads(text))
+
+
+def dependency_problems(text: str, namespace: str) -> Iterator[Problem]:
+    """Yield the problems of the annotation's `text`, for a Trigger in this namespace."""
+    path = annotation_key(DEPENDENCY)
+    try:
+        reference, broken = json.loads(text), "want an object"
+    except (ValueError, RecursionError) as error:
+        reference, broken = None, str(error)
+    if not isinstance(reference, Mapping):
+        message = "The provided annotation was not a corev1.ObjectReference"
+        yield Problem(f"{message}: {as_json(text[:300])}", broken, path)
+        return
+    yield from schema_problems(Dependency, reference, path)
+    if reference.get("namespace") not in (None, "", namespace):
+        message = f'Namespace must be empty or equal to the trigger namespace "{namespace}"'
+        yield Problem(message, "", f"{path}.namespace")
+
+
+class BrokerReadiness(Protocol):
+    """Readiness of a Broker that has its topic."""
+
+    @property
+    def ready(self) -> str:
+        """Status of the `Ready` condition: True, False or Unknown."""
+        ...
+
+    @property
+    def why_not(self) -> str:
+        """Reason and message of a `Ready` condition that isn't True."""
+        ...
+
+
+def check_broker(
+    family: Family,
+    broker: str,
+    stopped: str | None,
+    found: BrokerReadiness | None,
+    stored: Mapping[str, Any] | None,
+) -> None:
+    """Check that a Trigger's Broker or channel is Ready (KN-TRG-01, KN-SUB-01); raises `NotReady`.
+
+    `stopped` says why the Broker may not use its topic; `found` is its readiness if it has a topic,
+    `stored` its document if it has none.
+    """
+    name, short = f'{family.broker} "{broker}"', family.short_name
+    if stopped is not None:
+        message = f"{name} is not Ready: ExternalTopicNotAllowed {stopped}"
+        raise NotReady(f"{short}NotReady", message)
+    if found is None:
+        if stored is None:
+            raise NotReady(f"{short}DoesNotExist", f"{name} does not exist")
+        raise NotReady(
+            f"{short}NotConfigured",
+            f"{name} has no topic yet: {why_not_ready(stored)}",
+            transient=True,
+        )
+    if found.ready != "True":
+        message = f"{name} is not Ready: {found.why_not}"
+        raise NotReady(f"{short}NotReady", message, transient=found.ready != "False")
+
+
+def check_dependency(trigger: Trigger, found: Mapping[str, Any] | None) -> None:
+    """Check that the object a Trigger depends on is Ready (KN-TRG-13); raises `NotReady`."""
+    reference = declared_dependency(trigger.metadata)
+    if reference is None:
+        return
+    named = f"{reference.kind:.100} {trigger.metadata.namespace}/{reference.name:.253}"
+    if found is None:
+        raise NotReady("DependencyDoesNotExist", f"{named} does not exist")
+    if not is_ready(found):
+        raise NotReady("DependencyNotReady", f"{named} is not Ready: {why_not_ready(found)}")
+
+
+def check_min_scale(asked: int, has: int, others: int, maxima: Maxima) -> None:
+    """Check a Trigger's min-scale against the namespace's maximum. A min-scale up to what it `has`
+    already is granted.
+
+    `others` is the sum of the namespace's other Triggers. Raises `NotReady`.
+    """
+    if asked > has and asked + others > maxima.namespace_min_scale:
+        raise NotReady(
+            "NamespaceMinScale",
+            f"min-scale {asked} and the {others} of its namespace's others are more than the "
+            f"{maxima.namespace_min_scale} pods that a namespace may have run always "
+            "(KNAFKA_MAX_NAMESPACE_MIN_SCALE): declare less, here or there",
+        )
+
+
+# What leads back.
+
+
+def leads_back(
+    destination: Destination, family: Family, namespace: str, broker: str, url: str | None = None
+) -> bool:
+    """Whether a destination declared in `namespace` leads to the Broker or channel of this name;
+    `url` is the destination's address, if known."""
+    if (ref := destination.ref) is not None:
+        where = ref.kind, ref.namespace or namespace, ref.name
+        if where == (family.broker, namespace, broker) and not destination.uri:
+            return True
+    address = url or destination.uri or ""
+    # A Broker's address ends so, whatever host leads there (KN-BRK-20).
+    return family is BROKERS and urlsplit(address).path.rstrip("/") == f"/{namespace}/{broker}"
+
+
+def loop_condition(
+    trigger: Trigger,
+    document: Document,
+    dead_letter_sink: Destination | None,
+    subscriber_address: Sink | None,
+    sink_address: Sink | None,
+) -> Condition | None:
+    """The warning `LoopFree` about the first destination of a Trigger that leads back to its
+    Broker; None: none does. `document` is the stored Trigger."""
+    family, namespace = family_of(trigger.kind), trigger.metadata.namespace
+    for reason, destination, address in (
+        ("SubscriberLeadsBack", trigger.spec.subscriber, subscriber_address),
+        ("ReplyLeadsBack", family.reply_of(document), None),
+        ("DeadLetterSinkLeadsBack", dead_letter_sink, sink_address),
+    ):
+        url = None if address is None else address.url
+        if destination is None:
+            continue
+        if leads_back(destination, family, namespace, trigger.spec.broker, url):
+            itself = "Broker" if family is BROKERS else "channel"
+            message = f"it is its own {itself}: {_LOOP_MESSAGES[reason]}"
+            return Condition(LOOP_FREE, Status.FALSE, reason, message, Severity.WARNING)
+    return None
+
+
+# What the scaler knows.
+
+
+def scaling_annotations(scaled: TriggerStatus | None) -> dict[str, str | None]:
+    """The annotations with the scaler's view of a Trigger; None as a value removes an
+    annotation."""
+    if scaled is None:
+        return dict.fromkeys((LAG, REPLICAS, SCALING))
+    return {
+        LAG: "unknown" if scaled.lag is None else str(scaled.lag),
+        REPLICAS: str(scaled.replicas),
+        SCALING: f"{scaled.scale.replicas}: {scaled.scale.reason}",
+    }
+
+
+def delivering_condition(scaled: TriggerStatus) -> Condition:
+    """The condition `Delivering`, a warning or information that doesn't count for Ready."""
+
+    def warning(reason: str, message: str) -> Condition:
+        return Condition(DELIVERING, Status.FALSE, reason, message[:1000], Severity.WARNING)
+
+    if scaled.paused:
+        return PAUSED
+    if scaled.error is not None:
+        return warning("DrainFailed", scaled.error)
+    if scaled.counts.congestion is not None:
+        waiting = "a few events probe the subscriber, the others wait in Kafka"
+        return warning("SubscriberUnavailable", f"{scaled.counts.congestion}: {waiting}")
+    if scaled.counts.loop is not None:
+        end = f"it ends after {FIRST_TTL} replies or {MAX_HOPS} dead letters in a row"
+        return warning("Loop", f"{scaled.counts.loop}: {end}, as dead letters in its topic")
+    if scaled.beyond_end:
+        partitions = ", ".join(map(str, sorted(map(partition_of, scaled.beyond_end))))
+        return warning(
+            "CommittedBeyondEnd",
+            f"partitions {partitions} of the topic end before what was committed, as it was made "
+            "anew or has lost its end: they are read from the start of what is there",
+        )
+    return Condition(DELIVERING, Status.TRUE, severity=Severity.WARNING)

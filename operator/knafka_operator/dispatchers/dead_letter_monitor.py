@@ -1,0 +1,257 @@
+"""Dead letters: a look every few seconds at the dead-letter topics that there are.
+
+    offsets of all topics, two requests --> how many wait --> the condition, metrics, an Event
+    a topic's description, when it is new or its retention is to change --> its retention
+
+Most Triggers never have such a topic. One that isn't there is looked for when a dispatcher reports
+a dead letter, and else once a minute. So a thousand Triggers cost no request more than one does,
+and what is said of their dead letters is some six seconds old at most.
+
+Not here: whose a topic is (`kafka.dead_letter_topics`), and the words (`dispatchers.dead_letters`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from knafka.core.errors import LogError
+from knafka.ports.log import Positions, Range
+from knafka_operator.decisions.status import ConditionSet
+from knafka_operator.dispatchers import dead_letters as deciding
+from knafka_operator.dispatchers.dead_letters import WaitingDeadLetters
+from knafka_operator.kafka import dead_letter_topics as topics
+from knafka_operator.kafka.clusters import KafkaCluster
+from knafka_operator.model.channels import is_entry
+from knafka_operator.model.cluster import Document
+from knafka_operator.model.conditions import Condition, Status
+from knafka_operator.model.identity import Identity, Key
+from knafka_operator.records.state import States, TriggerRecord, Watched
+
+log = logging.getLogger(__name__)
+
+TURNS: Final = 12
+"""Looks of which one is for a topic that wasn't there."""
+TRIGGERS_AT_ONCE: Final = 20
+"""Triggers before the event loop has its turn."""
+DESCRIBED_AT_ONCE: Final = 5
+"""Topics of one Kafka in one look: when an operator begins, it knows none of a thousand."""
+LOOK_TIMEOUT: Final = 30.0
+"""Seconds after which a look at one Kafka is given up; the next one follows."""
+MESSAGE_INTERVAL: Final = 60.0
+"""Seconds between two numbers in a Trigger's status; a new reason is written at once."""
+
+
+@dataclass(eq=False, slots=True)
+class _DeadLetterTopic:
+    """What is known of one Trigger's dead-letter topic."""
+
+    name: str
+    kafka: KafkaCluster
+    reported: int = 0
+    """Number of dead letters that the Trigger's dispatchers have reported."""
+    starts: Positions | None = None
+    """The topic's start offsets; None: the topic doesn't exist, as far as is known."""
+    ends: Positions = field(default_factory=dict)
+    waiting: WaitingDeadLetters | None = None
+    found: topics.JudgedTopic | None = None
+    judged: object = None
+    """The inputs by which `found` was judged; None: the topic is to be described."""
+    written: float = -math.inf
+    """When the Trigger was last enqueued to write its condition, by the event loop's clock."""
+    announced: bool = False
+    """Whether an Event was posted since the topic was last empty."""
+
+
+@dataclass(eq=False)
+class DeadLetterMonitor:
+    """Checks the dead-letter topics of all delivered Triggers; belongs to one event loop."""
+
+    states: States
+    enqueue: Callable[[Key], None]
+    clock: Callable[[], float] = time.time
+    """Seconds since 1970."""
+    on_first: Callable[[Document, str], None] = lambda document, message: None
+    """Called with a Trigger that has its first dead letters, and a sentence that says how many."""
+    _topics: dict[Identity, _DeadLetterTopic] = field(default_factory=dict)
+    _turn: int = 0
+
+    def waiting(self, identity: Identity) -> WaitingDeadLetters | None:
+        """The waiting dead letters of a Trigger; None: it has had none, or that isn't known yet."""
+        topic = self._topics.get(identity)
+        return None if topic is None else topic.waiting
+
+    def add_to_status(
+        self, document: Document, conditions: ConditionSet, annotations: dict[str, str | None]
+    ) -> None:
+        """Add the condition and annotations about a Trigger's dead letters to its status."""
+        identity = Identity.of(document)
+        if (told := self._condition(identity) or deciding.stored_condition(document)) is not None:
+            conditions.set(told)
+        topic = self._topics.get(identity)
+        if topic is not None and topic.found is not None and topic.found.owned is not None:
+            annotations.update(topic.found.owned.annotations())
+
+    def _condition(self, identity: Identity) -> Condition | None:
+        waiting = self.waiting(identity)
+        return None if waiting is None else deciding.dead_letters_condition(waiting, self.clock())
+
+    async def check_topics(self) -> None:
+        """Count the dead letters of all Triggers that are due, and enqueue Triggers whose status
+        differs."""
+        self._turn = (self._turn + 1) % TURNS
+        due: dict[KafkaCluster, list[tuple[Identity, TriggerRecord, Watched]]] = {}
+        found = [
+            (identity, each) for identity, each in self.states.triggers.items() if each.watched
+        ]
+        for identity in self._topics.keys() - {identity for identity, _ in found}:
+            del self._topics[identity]
+        for number, (identity, record) in enumerate(found, 1):
+            if number % TRIGGERS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+            if (watched := record.watched) is not None and self._is_check_due(identity, watched):
+                due.setdefault(watched.kafka, []).append((identity, record, watched))
+        # Together: a Kafka that is away makes no other one wait.
+        await asyncio.gather(*(self._check_kafka(kafka, each) for kafka, each in due.items()))
+
+    def _is_check_due(self, identity: Identity, watched: Watched) -> bool:
+        name, topic = watched.egress.dead_letter_topic, self._topics.get(identity)
+        if topic is None or (topic.name, topic.kafka) != (name, watched.kafka):
+            topic = self._topics[identity] = _DeadLetterTopic(name, watched.kafka)
+        scaled = watched.kafka.scaler.status(self.states.family.trigger_id(identity))
+        before, topic.reported = topic.reported, scaled.counts.dead_lettered if scaled else 0
+        has_more = topic.reported != before
+        return topic.starts is not None or has_more or hash(name) % TURNS == self._turn
+
+    async def _check_kafka(
+        self, kafka: KafkaCluster, due: list[tuple[Identity, TriggerRecord, Watched]]
+    ) -> None:
+        of = {each.egress.dead_letter_topic: self._topics[identity] for identity, _, each in due}
+        try:
+            async with asyncio.timeout(LOOK_TIMEOUT):
+                ranges = await kafka.topics.ranges_of_all(of)
+                await self._update_waiting(
+                    kafka, [(of[name], each) for name, each in ranges.items()]
+                )
+                for identity, record, _ in due:
+                    if self._topics[identity].name not in ranges:
+                        await self._note_missing(self._topics[identity], record)
+                await self._judge_topics(kafka, due)
+        except (LogError, TimeoutError) as error:
+            # Its Triggers' status and the scaler say that Kafka is away.
+            log.info("dead letters: %s", error or "Kafka did not answer")
+        for identity, record, _ in due:
+            self._enqueue_if_changed(identity, record)
+
+    async def _update_waiting(
+        self, kafka: KafkaCluster, found: Iterable[tuple[_DeadLetterTopic, Range]]
+    ) -> None:
+        """Update number and age of the topics' dead letters; the age is asked for only if the
+        oldest record has changed."""
+        undated = []
+        for topic, range_ in found:
+            before = topic.waiting
+            if any(end < topic.ends.get(number, 0) for number, end in range_.ends.items()):
+                before = topic.found = topic.judged = None  # it was made anew
+            oldest = before.oldest if before and range_.starts == topic.starts else None
+            topic.starts, topic.ends = range_.starts, range_.ends
+            topic.waiting = WaitingDeadLetters(
+                topic.name, range_.records, oldest if range_.records else None
+            )
+            self._apply_retention(topic)
+            if range_.records and oldest is None:
+                undated.append(topic)
+        if undated:
+            dates = await kafka.topics.first_timestamps([each.name for each in undated])
+            for topic in undated:
+                assert topic.waiting is not None
+                topic.waiting = replace(topic.waiting, oldest=dates.get(topic.name))
+
+    @staticmethod
+    async def _note_missing(topic: _DeadLetterTopic, record: TriggerRecord) -> None:
+        """Note that a topic has no offsets: it is gone, or has no leader, in which case what was
+        known of it stays."""
+        said = deciding.stored_condition(record.document or {})
+        was_there = topic.starts is not None or (said is not None and said.status is Status.FALSE)
+        if was_there and await topic.kafka.topics.describe_topic(topic.name) is None:
+            topic.waiting = WaitingDeadLetters(topic.name, 0)
+            topic.starts = topic.found = topic.judged = None
+
+    @staticmethod
+    def _apply_retention(topic: _DeadLetterTopic) -> None:
+        if topic.waiting is not None and topic.found is not None:
+            kept, refused = topic.found.retention, topic.found.would_expire
+            topic.waiting = replace(topic.waiting, retention=kept, would_expire=refused)
+
+    async def _judge_topics(
+        self, kafka: KafkaCluster, due: list[tuple[Identity, TriggerRecord, Watched]]
+    ) -> None:
+        """Judge topics that are new or whose retention has changed, and alter Knafka's own."""
+        described = 0
+        for identity, record, watched in due:
+            topic, settings = self._topics.get(identity), watched.egress.dead_letter_settings
+            if topic is None or topic.waiting is None or topic.starts is None:
+                continue
+            if topic.waiting.records and topic.waiting.oldest is None:
+                continue  # it may be older than it may become
+            # Where an old record stands in the way, its going is a reason to look again.
+            blocked = topic.found is not None and topic.found.would_expire
+            by = settings.config[topics.RETENTION_MS], topic.waiting.oldest if blocked else None
+            if topic.judged == by:
+                continue
+            if (described := described + 1) > DESCRIBED_AT_ONCE:
+                break
+            if (found := await kafka.topics.describe_topic(topic.name)) is None:
+                continue
+            known = topic.found.owned if topic.found is not None else None
+            known = known or topics.Ownership.of(_status_annotations(record))
+            age = topic.waiting.oldest_age(self.clock())
+            judged = topics.judge_topic(settings, found, known, age)
+            if judged.alter:
+                try:
+                    await kafka.topics.set_topic_config(topic.name, judged.alter)
+                    log.info("%s: its retention.ms is %s from now on", topic.name, by[0])
+                except LogError as error:
+                    if error.retriable:
+                        raise
+                    log.warning("%s does not get the retention.ms %s: %s", topic.name, by[0], error)
+                    judged = topics.unaltered_topic(found)
+            topic.found = judged
+            topic.judged = by[0], topic.waiting.oldest if judged.would_expire else None
+            self._apply_retention(topic)
+
+    def _enqueue_if_changed(self, identity: Identity, record: TriggerRecord) -> None:
+        """Enqueue a Trigger whose status differs from what is known, and report its first dead
+        letters."""
+        topic, document, now = (
+            self._topics.get(identity),
+            record.document,
+            self._condition(identity),
+        )
+        if topic is None or document is None or now is None or is_entry(document):
+            return
+        assert topic.waiting is not None
+        before = deciding.stored_condition(document)
+        if not topic.waiting.records:
+            topic.announced = False
+        elif not topic.announced:
+            topic.announced = True
+            if before is None or before.status is not Status.FALSE:
+                self.on_first(document, deciding.waiting_sentence(topic.waiting))
+        at = asyncio.get_running_loop().time()
+        is_new = before is None or before.reason != now.reason or before.status is not now.status
+        owned = topic.found.owned if topic.found is not None else None
+        wanted = owned.annotations() if owned is not None else {}
+        is_news = is_new or not wanted.items() <= _status_annotations(record).items()
+        if is_news or (before != now and at - topic.written >= MESSAGE_INTERVAL):
+            topic.written = at
+            self.enqueue((self.states.family.trigger, *identity))
+
+
+def _status_annotations(record: TriggerRecord) -> Mapping[str, str]:
+    return ((record.document or {}).get("status") or {}).get("annotations") or {}

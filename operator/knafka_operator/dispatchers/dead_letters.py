@@ -1,0 +1,87 @@
+"""Dead letters: how many of a Trigger's wait, as a condition. Pure.
+
+    DeadLetters: True   none waits       False  some do, a warning: Ready has nothing to do with it
+
+The message has the time of the oldest and not its age, which would be another one in each status.
+Dead letters that went to a sink are the sink's. Not here: looking
+(`dead_letter_monitor`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+from knafka.core.times import to_the_second
+from knafka_operator.model.conditions import Condition, Severity, Status
+
+DEAD_LETTERS: Final = "DeadLetters"
+WAIT: Final = "DeadLettersWait"
+EXPIRE: Final = "DeadLettersExpire"
+NOT_APPLIED: Final = "RetentionNotApplied"
+
+EXPIRY_SHARE: Final = 0.5
+"""Share of the retention after which the oldest dead letter is reported to expire: 15 of 30 days.
+The alert `KnafkaDeadLettersExpire` has the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingDeadLetters:
+    """The records of a Trigger's dead-letter topic, when they were counted last."""
+
+    topic: str
+    records: int
+    oldest: float | None = None
+    """When the oldest was stored, in seconds since 1970; None: not known, or there is none."""
+    retention: float | None = None
+    """Seconds for which the topic keeps a record; None: for ever, or that isn't known."""
+    would_expire: bool = False
+    """See `dead_letter_topics.JudgedTopic.would_expire`."""
+
+    def oldest_age(self, now: float) -> float:
+        """Age of the oldest dead letter in seconds; 0 if there is none."""
+        return max(0.0, now - self.oldest) if self.records and self.oldest is not None else 0.0
+
+
+def dead_letters_condition(waiting: WaitingDeadLetters, now: float) -> Condition:
+    """The condition `DeadLetters`: False, a warning, if dead letters wait. `now` is in seconds
+    since 1970."""
+    if not waiting.records:
+        return Condition(DEAD_LETTERS, Status.TRUE, severity=Severity.WARNING)
+    kept, reason, message = waiting.retention, WAIT, waiting_sentence(waiting)
+    if waiting.would_expire:
+        reason = NOT_APPLIED
+        message += (
+            "; the topic keeps them for ever, as the oldest is older than the retention and would "
+            "be deleted at once: replay or purge them, or set the topic's retention.ms"
+        )
+    elif kept is not None and waiting.oldest_age(now) >= EXPIRY_SHARE * kept:
+        assert waiting.oldest is not None
+        reason = EXPIRE
+        message += f"; Kafka may delete it from {to_the_second(waiting.oldest + kept)} on"
+    return Condition(DEAD_LETTERS, Status.FALSE, reason, message, Severity.WARNING)
+
+
+def waiting_sentence(waiting: WaitingDeadLetters) -> str:
+    """A sentence with the number of waiting dead letters and the time of the oldest. It stays the
+    same until a dead letter comes or goes."""
+    one = waiting.records == 1
+    some = "1 dead letter waits" if one else f"{waiting.records} dead letters wait"
+    since = ""
+    if waiting.oldest is not None:
+        since = f", {'stored' if one else 'the oldest'} at {to_the_second(waiting.oldest)}"
+    return f"{some} in the topic {waiting.topic}{since}"
+
+
+def stored_condition(document: Mapping[str, Any]) -> Condition | None:
+    """The condition `DeadLetters` in an object's status; None: it has none that can be read."""
+    conditions = (document.get("status") or {}).get("conditions") or ()
+    for each in conditions:
+        if isinstance(each, Mapping) and each.get("type") == DEAD_LETTERS:
+            reason, message = each.get("reason", ""), each.get("message", "")
+            with suppress(ValueError):  # it is written by who may write the status
+                status = Status(each.get("status", ""))
+                return Condition(DEAD_LETTERS, status, reason, message, Severity.WARNING)
+    return None

@@ -1,0 +1,119 @@
+"""Moves: which `auto` Triggers go to a dispatcher of their own now, and which come back. Pure.
+
+    status -> sample -> history, bounded -> what it needs (`activity`) -> wanted moves -> some now
+
+A shared dispatcher that was without Kafka, or an operator that was away, finds a backlog for all
+of its Triggers: what is worked off meanwhile needn't move, so they move a few at a time, the
+busiest first.
+
+Not here: asking the scaler, and moving (`dispatchers.moves`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from knafka_operator.dispatchers.activity import (
+    DEFAULT_LIMITS,
+    Activity,
+    ActivityLimits,
+    ActivityState,
+    Sample,
+    decisive_seconds,
+    judge_activity,
+    relative_load,
+)
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.isolation import Isolation
+from knafka_operator.scale.decide import Cause, TriggerStatus
+
+MAX_MOVES: Final = 5
+"""Most moves of one Broker's Triggers in each direction within `MOVES_PERIOD`, since each creates
+or deletes a Knative Service and a pod."""
+MOVES_PERIOD: Final = 60.0
+"""Seconds."""
+
+ISOLATION_BY_ACTIVITY: Final = {Activity.BUSY: Isolation.OWN, Activity.QUIET: Isolation.SHARED}
+
+
+@dataclass(slots=True)
+class History:
+    """Recent samples of one Trigger: at one every 5 s, 7 while it is shared, 121 while it isn't, of
+    some 150 bytes each."""
+
+    state: ActivityState
+    samples: deque[Sample] = field(default_factory=deque)
+
+    def add(self, sample: Sample, limits: ActivityLimits = DEFAULT_LIMITS) -> None:
+        """Add a sample, and drop those too old to be needed."""
+        since = sample.time - decisive_seconds(self.state.activity, limits)
+        while len(self.samples) > 1 and self.samples[1].time <= since:
+            self.samples.popleft()
+        self.samples.append(sample)
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A Trigger that should move to another dispatcher."""
+
+    trigger: Identity
+    broker: Identity
+    to: Isolation
+    load: float
+    why: str
+    """For people."""
+
+
+def sample_of(status: TriggerStatus, now: float) -> Sample:
+    """Take a sample of a Trigger's status.
+
+    The lag is unknown (None) while the subscriber doesn't answer or the dispatcher fails, since
+    another dispatcher wouldn't help. It is 0 while the filter passes nothing.
+    """
+    is_held_up = status.error is not None or status.counts.congestion is not None
+    if status.scale.cause is Cause.FILTERED_OUT:
+        return Sample(now, status.counts.delivered, 0)
+    return Sample(now, status.counts.delivered, None if is_held_up else status.lag)
+
+
+def desired_move(
+    trigger: Identity,
+    broker: Identity,
+    history: History,
+    threshold: int,
+    limits: ActivityLimits = DEFAULT_LIMITS,
+) -> Move | None:
+    """The move that a Trigger's history calls for; None: it should stay."""
+    judged = judge_activity(history.state, history.samples, threshold, limits)
+    if judged.activity is history.state.activity:
+        return None
+    to = ISOLATION_BY_ACTIVITY[judged.activity]
+    how = relative_load(history.samples, threshold, limits)
+    return Move(trigger, broker, to, how, _move_reason(to, history, threshold, limits))
+
+
+def _move_reason(to: Isolation, history: History, threshold: int, limits: ActivityLimits) -> str:
+    if to is Isolation.SHARED:
+        return f"quiet for {limits.quiet_for:g} s"
+    waiting, much = history.samples[-1].lag or 0, limits.busy_lag * threshold
+    if waiting > much:
+        return f"{waiting} events waiting, more than {much} for {limits.busy_for:g} s"
+    return f"more than {limits.busy_rate:g} events a second for {limits.busy_for:g} s"
+
+
+def choose_moves(moves: Iterable[Move], made: Collection[Move]) -> list[Move]:
+    """Choose the moves to make now, busiest first, at most `MAX_MOVES` of a Broker in each
+    direction; `made` are those of the last `MOVES_PERIOD` seconds."""
+    before: dict[tuple[Identity, Isolation], int] = {}
+    for each in made:
+        before[each.broker, each.to] = before.get((each.broker, each.to), 0) + 1
+    chosen = []
+    for each in sorted(moves, key=lambda move: -move.load):
+        count = before.get((each.broker, each.to), 0)
+        if count < MAX_MOVES:
+            before[each.broker, each.to] = count + 1
+            chosen.append(each)
+    return chosen

@@ -1,0 +1,100 @@
+"""Moves: `auto` Triggers that turn out busy, or quiet, are moved, by a look every few seconds.
+
+    scaler's status -> history -> `move_decisions` -> what the record says it needs, and the queue
+
+Reconciling moves it, and tries again what can't be done yet. Where a Trigger is after a start of
+the operator is what it needs until it has been looked at for long enough.
+
+Not here: what is busy (`dispatchers.activity`), and the steps of a move (`triggers.decide`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from knafka_operator.dispatchers import move_decisions as deciding
+from knafka_operator.dispatchers.activity import DEFAULT_LIMITS, ActivityLimits, ActivityState
+from knafka_operator.dispatchers.move_decisions import MOVES_PERIOD, History, Move
+from knafka_operator.model.cluster import Document
+from knafka_operator.model.identity import Identity, Key
+from knafka_operator.model.isolation import Isolation
+from knafka_operator.records.state import States, TriggerRecord
+
+log = logging.getLogger(__name__)
+
+TRIGGERS_AT_ONCE: Final = 20
+"""Triggers that are looked at before the event loop has its turn."""
+
+ACTIVITY_BY_ISOLATION: Final = {
+    needed: activity for activity, needed in deciding.ISOLATION_BY_ACTIVITY.items()
+}
+
+
+@dataclass(eq=False)
+class Moves:
+    """Moves `auto` Triggers between shared and own dispatchers; belongs to one event loop."""
+
+    states: States
+    enqueue: Callable[[Key], None]
+    limits: ActivityLimits = DEFAULT_LIMITS
+    on_move: Callable[[Document, str], None] = lambda document, message: None
+    """Called with a Trigger that moves, and a sentence that says where to and why."""
+    _histories: dict[Identity, History] = field(default_factory=dict)
+    """Histories of delivered `auto` Triggers only."""
+    _made: deque[tuple[float, Move]] = field(default_factory=deque)
+
+    async def move_triggers(self) -> None:
+        """Take a sample of each `auto` Trigger, and move those that need it."""
+        now = asyncio.get_running_loop().time()
+        wanted: list[Move] = []
+        for number, (identity, record) in enumerate(list(self.states.triggers.items()), 1):
+            if number % TRIGGERS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+            if (move := self._judge(identity, record, now)) is not None:
+                wanted.append(move)
+        for identity in self._histories.keys() - self.states.triggers.keys():
+            del self._histories[identity]
+        while self._made and now - self._made[0][0] >= MOVES_PERIOD:
+            self._made.popleft()
+        for move in deciding.choose_moves(wanted, [made for _, made in self._made]):
+            self._made.append((now, move))
+            self._move(move)
+
+    def _judge(self, identity: Identity, record: TriggerRecord, now: float) -> Move | None:
+        needed, watched = record.needed, record.watched
+        if (
+            needed is None
+            or record.broker is None
+            or watched is None
+            or watched.isolation is not needed  # paused, or on its way
+            or watched.autoscaling.min_scale
+            or (scaled := watched.kafka.scaler.status(self.states.family.trigger_id(identity)))
+            is None
+        ):
+            self._histories.pop(identity, None)
+            return None
+        history = self._histories.get(identity)
+        if history is None or history.state.activity is not ACTIVITY_BY_ISOLATION[needed]:
+            history = self._histories[identity] = History(
+                ActivityState(ACTIVITY_BY_ISOLATION[needed], now)
+            )
+        history.add(deciding.sample_of(scaled, now), self.limits)
+        threshold = watched.autoscaling.lag_threshold
+        return deciding.desired_move(identity, record.broker, history, threshold, self.limits)
+
+    def _move(self, move: Move) -> None:
+        record = self.states.triggers.get(move.trigger)
+        if record is None:
+            return  # it went meanwhile
+        record.needed = move.to
+        where = "a dispatcher of its own" if move.to is Isolation.OWN else "a shared dispatcher"
+        message = f"It moves to {where}: {move.why}"
+        log.info("%s %s: %s", self.states.family.trigger, move.trigger, message)
+        if record.document is not None:
+            self.on_move(record.document, message)
+        self.enqueue((self.states.family.trigger, *move.trigger))

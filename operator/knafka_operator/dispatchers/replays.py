@@ -1,0 +1,164 @@
+"""Replays: a Trigger whose dead letters are sent again gets a second dispatcher, for those.
+
+The job that replays makes a topic for it, at any time, so it is looked for. The replayer reads that
+topic from its beginning, delivers as the Trigger's own dispatcher does, and sleeps at zero after.
+
+Not here: what is replayed, which the job decides, and how many drains (`scaler`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+from knafka.core import names
+from knafka.core.errors import InvalidDocument, KnafkaError, LogError
+from knafka_operator.decisions.status import NotReady
+from knafka_operator.functions import services
+from knafka_operator.functions.applying import apply_service
+from knafka_operator.functions.service_accounts import dispatcher_account
+from knafka_operator.installation.settings import Settings
+from knafka_operator.kafka import desired
+from knafka_operator.kafka.clusters import KafkaCluster
+from knafka_operator.model.cluster import Cluster
+from knafka_operator.model.identity import Identity
+from knafka_operator.records.state import States, Watched
+from knafka_operator.scale.repeat import run_repeatedly
+
+log = logging.getLogger(__name__)
+
+REPLAY_CHECK_INTERVAL: Final = 5.0
+"""Seconds between two looks for new topics."""
+
+
+class Replays:
+    """Runs the replayers of all delivered Triggers."""
+
+    def __init__(self, settings: Settings, cluster: Cluster, states: States) -> None:
+        self._settings = settings
+        self._cluster = cluster
+        self._states = states
+        self._followed: dict[Identity, Watched] = {}
+        self._busy: set[object] = set()
+        """KafkaClusters being asked, and Triggers whose replays are being started or stopped."""
+
+    async def run(self) -> None:
+        """Check for replay topics until cancelled."""
+        async with asyncio.TaskGroup() as self._tasks:
+            await run_repeatedly("looking for replays", self._check_kafkas, REPLAY_CHECK_INTERVAL)
+
+    async def _check_kafkas(self) -> None:
+        """Start a check of each Kafka in a task of its own, so that an unreachable Kafka delays no
+        other."""
+        watched = {
+            identity: each
+            for identity in self._states.triggers
+            if (each := self._delivered(identity))
+        }
+        triggers: dict[KafkaCluster, list[Identity]] = {}
+        for identity, each in (self._followed | watched).items():
+            triggers.setdefault(each.kafka, []).append(identity)
+        for kafka, those in triggers.items():
+            self._start_once(kafka, self._check_kafka, kafka, those)
+
+    async def _check_kafka(self, kafka: KafkaCluster, triggers: Collection[Identity]) -> None:
+        topics = await _replay_topics_in(kafka)
+        for identity in triggers:
+            wanted, before = self._delivered(identity), self._followed.get(identity)
+            if wanted is not None and wanted.kafka is not kafka:
+                continue  # it moved while that was asked
+            if wanted is not None and topics is not None:
+                wanted = wanted if topics and _replay_topic(wanted) in topics else None
+            # Of a Kafka that doesn't say, those that are followed stay so.
+            if wanted != before and (topics is not None or before is not None):
+                self._start_once(identity, self._set_followed, identity, wanted)
+
+    def _delivered(self, identity: Identity) -> Watched | None:
+        """A Trigger's delivery; None: it isn't delivered, or is paused."""
+        record = self._states.triggers.get(identity)
+        watched = record.watched if record is not None else None
+        return None if watched is None or watched.autoscaling.paused else watched
+
+    def _start_once(self, what: object, work: Callable[..., Awaitable[None]], *of: Any) -> None:
+        """Start work on `what` in a task, unless earlier work on it is still under way."""
+        if what not in self._busy:
+            self._busy.add(what)
+            self._tasks.create_task(self._run_logged(what, partial(work, *of)))
+
+    async def _run_logged(self, what: object, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await work()
+        except (NotReady, InvalidDocument) as error:
+            log.info("replays of %s wait: %s", what, error)  # its status says the same
+        except KnafkaError as error:
+            log.warning("replays of %s: %s", what, error)
+        except Exception:
+            log.exception("replays of %s", what)
+        finally:
+            self._busy.discard(what)
+
+    async def _set_followed(self, identity: Identity, wanted: Watched | None) -> None:
+        before = self._followed.get(identity)
+        if before is not None and (wanted is None or wanted.kafka is not before.kafka):
+            await self._unfollow(identity)
+        if wanted is not None:
+            await self._follow(identity, wanted)
+
+    async def _follow(self, identity: Identity, watched: Watched) -> None:
+        record = self._states.triggers.get(identity)
+        if record is None or record.document is None:
+            return
+        family = self._states.family
+        trigger = family.read_trigger(record.document)
+        egress = desired.replay_egress(watched.egress)
+        # Nothing waits there but for a replay: none is kept for min-scale.
+        autoscaling = replace(watched.autoscaling, min_scale=0)
+        manifest = services.dispatcher_service(
+            trigger,
+            egress,
+            autoscaling,
+            watched.partitions,
+            watched.secret,
+            self._settings,
+            replays=True,
+            account=dispatcher_account(egress),
+        )
+        await apply_service(self._cluster, manifest, trigger)
+        namespace = services.function_namespace(family, identity, self._settings)
+        self._states.urls[self._scaler_id(identity)] = services.service_url(
+            services.replayer_name(family, identity), namespace, self._settings
+        )
+        watched.kafka.watched.add(egress.topic)
+        await watched.kafka.scaler.watch(self._scaler_id(identity), egress, autoscaling)
+        self._followed[identity] = watched
+
+    async def _unfollow(self, identity: Identity) -> None:
+        """Stop a Trigger's replays. The replayer's Service stays until the Trigger is deleted,
+        scaled to zero."""
+        watched = self._followed.pop(identity)
+        watched.kafka.watched.discard(_replay_topic(watched))
+        await watched.kafka.scaler.forget(self._scaler_id(identity))
+        self._states.urls.pop(self._scaler_id(identity), None)
+
+    def _scaler_id(self, identity: Identity) -> str:
+        return f"{self._states.family.trigger_id(identity)} (replays)"
+
+
+async def _replay_topics_in(kafka: KafkaCluster) -> Collection[str] | None:
+    """The replay topics of a Kafka; None: it doesn't answer."""
+    try:
+        topics = await kafka.topics.topics()
+        return {each for each in topics if each.startswith(names.REPLAYS)}
+    except LogError as error:
+        log.warning("looking for replays: %s", error)
+    except Exception:
+        log.exception("looking for replays")
+    return None
+
+
+def _replay_topic(watched: Watched) -> str:
+    return desired.replay_topic(watched.egress)

@@ -1,0 +1,322 @@
+"""Resuming: what was being delivered when an operator starts, from what Services themselves say.
+
+    Triggers, dispatchers' Services -> Revision that serves -> Egress, Secret -> Watched
+    Triggers, shards' Services      -> Revision that serves -> contract, Secret -> Watched
+
+That takes no reconciliation: a Service's environment has the contract, its annotations and volumes
+the rest. So every Trigger that was delivered to is delivered to again after a few requests in all,
+and reconciled in its turn. Kafka is asked only for the contracts of Brokers that share dispatchers,
+each contract once, those of one Broker within `CONTRACT_TIMEOUT`: a Kafka that doesn't answer
+delays its own Brokers only.
+
+Not here: watching (`triggers.kind`), and whether a Trigger is still as declared (reconciling
+tells).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from knafka.core.contract import Egress, Kafka, Receiver, Shard
+from knafka.core.documents import parse
+from knafka.core.errors import InvalidDocument, KnafkaError
+from knafka.core.filter_limits import characters_of
+from knafka_operator.dispatchers.shard_services import Shards
+from knafka_operator.functions import services
+from knafka_operator.installation.settings import Settings
+from knafka_operator.kafka.clusters import KafkaCluster, KafkaClusters
+from knafka_operator.kafka.endpoints import check_endpoint
+from knafka_operator.kafka.shards import ShardPlacement
+from knafka_operator.model.autoscaling import DEFAULT_AUTOSCALING, Autoscaling
+from knafka_operator.model.cluster import Cluster, Document, decoded_secret
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.maxima import Maxima
+from knafka_operator.model.resources import CORE, SERVING
+from knafka_operator.records.state import Watched, group_in_status
+from knafka_operator.scale.parsing import LARGE_DOCUMENT, parsed_off_loop
+
+log = logging.getLogger(__name__)
+
+MAX_REQUESTS: Final = 8
+"""Requests under way at a time."""
+
+CONTRACT_TIMEOUT: Final = 5.0
+"""Seconds for a Broker's contract; after that its Triggers are left to reconciling."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServingDispatcher:
+    """What the Service of a Trigger's dispatcher says of it."""
+
+    egress: Egress
+    secret: tuple[str, str] | None
+    """Name and version of the Secret that its pods mount."""
+    partitions: int
+    """The Service's max-scale, in place of the topic's partitions, until the Trigger is
+    reconciled."""
+    min_scale: int
+    """The Service's min-scale."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServingShard:
+    """What the Service of a shard says of it."""
+
+    number: int
+    shard: Shard
+    kafka: KafkaCluster
+    secret: tuple[str, str] | None
+
+
+class Resuming:
+    """Finds running deliveries in one pass; each Secret is read once."""
+
+    def __init__(
+        self, cluster: Cluster, kafkas: KafkaClusters, shards: Shards, settings: Settings
+    ) -> None:
+        self._cluster = cluster
+        self._maxima, self._naming = settings.maxima, settings.naming
+        self._kafkas = kafkas
+        self._shards = shards
+        self._secrets: dict[tuple[str, str], asyncio.Task[Document | None]] = {}
+        self._at_once = asyncio.Semaphore(MAX_REQUESTS)
+
+    async def delivered_by_services(
+        self, triggers: Iterable[Document], found: Iterable[Document]
+    ) -> list[tuple[Document, Watched]]:
+        """The Triggers that one of these Services delivers, with their delivery."""
+        owned = {uid: each for each in found for uid in services.owner_uids(each)}
+        asked = [
+            self._resumed_or_none(each, owned[each["metadata"]["uid"]])
+            for each in triggers
+            if each["metadata"]["uid"] in owned and "deletionTimestamp" not in each["metadata"]
+        ]
+        return [each for each in await asyncio.gather(*asked) if each is not None]
+
+    async def delivered_with_shards(
+        self,
+        broker: Document,
+        triggers: Collection[Document],
+        own: Iterable[Document],
+        shards: Iterable[Document],
+    ) -> list[tuple[Document, Watched]]:
+        """The delivered Triggers of one Broker with shards; `own` are its Triggers' own Services.
+
+        A Trigger is delivered by the shard that has its record, else by its own Service. Empty if
+        the Broker's contract can't be read in time.
+        """
+        name = str(Identity.of(broker))
+        try:
+            async with asyncio.timeout(CONTRACT_TIMEOUT):
+                return await self._delivered_with_shards(broker, triggers, own, shards)
+        except TimeoutError:
+            log.warning("Broker %s is left to reconciling: Kafka doesn't answer", name)
+        except KnafkaError as error:
+            log.warning("Broker %s is left to reconciling: %s", name, error)
+        except Exception:  # whatever it is, the others are resumed
+            log.exception("Broker %s is left to reconciling", name)
+        return []
+
+    async def _delivered_with_shards(
+        self,
+        broker: Document,
+        triggers: Collection[Document],
+        own: Iterable[Document],
+        shards: Iterable[Document],
+    ) -> list[tuple[Document, Watched]]:
+        uid = broker["metadata"]["uid"]
+        looks = [self._serving_shard(each) for each in shards if uid in services.owner_uids(each)]
+        serving = {each.shard.group: each for each in await asyncio.gather(*looks) if each}
+        shared: dict[str, Watched] = {}
+        for group, (egress, shard) in (await self._contracts(broker, serving)).items():
+            place = ShardPlacement(shard.number, shard.shard)
+            shared[group] = Watched(
+                shard.kafka, egress, DEFAULT_AUTOSCALING, 1, shard.secret, place
+            )
+        found = []
+        for each in triggers:
+            watched = shared.get(group_in_status(each, self._naming) or "")
+            if watched is not None and "deletionTimestamp" not in each["metadata"]:
+                annotations = each["metadata"].get("annotations") or {}
+                found.append(
+                    (each, replace(watched, autoscaling=_autoscaling(annotations, self._maxima)))
+                )
+        rest = [
+            each for each in triggers if (group_in_status(each, self._naming) or "") not in shared
+        ]
+        return [*found, *await self.delivered_by_services(rest, own)]
+
+    async def _contracts(
+        self, broker: Document, serving: Mapping[str, ServingShard]
+    ) -> Mapping[str, tuple[Egress, ServingShard]]:
+        """Egress and shard of each group in the Broker's contract; raises `LogError`."""
+        records = {}
+        for kafka in {each.kafka for each in serving.values()}:
+            contract = await self._shards.resume(broker, kafka)
+            for group, shared in contract.records.items():
+                if shared.shard in serving:
+                    records[group] = shared.egress, serving[shared.shard]
+        return records
+
+    async def _serving_shard(self, service: Document) -> ServingShard | None:
+        template = await self._serving_template(service)
+        number = services.shard_number(service)
+        if template is None or number is None:
+            return None
+        shard, secret = read_shard(template)
+        kafka = await self._kafka(shard.kafka, secret, service["metadata"]["namespace"])
+        return ServingShard(number, shard, kafka, secret)
+
+    async def connect(self, found: Iterable[Document]) -> None:
+        """Connect to every Kafka that the Services `found` use."""
+        await asyncio.gather(*map(self._connect_logged, found))
+
+    async def _connect_logged(self, service: Document) -> None:
+        try:
+            template, namespace = service["spec"]["template"], service["metadata"]["namespace"]
+            if services.shard_number(service) is not None:
+                shard, secret = read_shard(template)
+                await self._kafka(shard.kafka, secret, namespace)
+            else:
+                serving = await _read_dispatcher(template)
+                if serving.egress.conversion is not None:
+                    return  # a KafkaSource's: which credentials it has isn't said there
+                await self._kafka(serving.egress.kafka, serving.secret, namespace)
+        except KnafkaError as error:
+            log.info("%s is left to reconciling: %s", service["metadata"]["name"], error)
+        except Exception:  # whatever it is, the others are connected to
+            log.exception("Service %s", service["metadata"]["name"])
+
+    async def _resumed_or_none(
+        self, trigger: Document, service: Document
+    ) -> tuple[Document, Watched] | None:
+        name = "/".join((trigger["metadata"]["namespace"], trigger["metadata"]["name"]))
+        try:
+            return await self._delivered_by_service(trigger, service)
+        except KnafkaError as error:
+            log.warning("Trigger %s is left to reconciling: %s", name, error)
+        except Exception:  # whatever it is, the others are resumed
+            log.exception("Trigger %s is left to reconciling", name)
+        return None
+
+    async def _delivered_by_service(
+        self, trigger: Document, service: Document
+    ) -> tuple[Document, Watched] | None:
+        template = await self._serving_template(service)
+        if template is None:
+            return None
+        serving, metadata = await _read_dispatcher(template), trigger["metadata"]
+        if group_in_status(trigger, self._naming) != serving.egress.group:
+            # The status names no group yet, another one, or one that can't be this Trigger's own.
+            return None
+        kafka = await self._kafka(serving.egress.kafka, serving.secret, metadata["namespace"])
+        autoscaling = _autoscaling(metadata.get("annotations") or {}, self._maxima)
+        least = min(autoscaling.min_scale, serving.min_scale)  # more may have been refused
+        return trigger, Watched(
+            kafka,
+            serving.egress,
+            replace(autoscaling, min_scale=least),
+            serving.partitions,
+            serving.secret,
+        )
+
+    async def _serving_template(self, service: Document) -> Document | None:
+        """The template of a Service's serving Revision; None: none serves."""
+        status = service.get("status") or {}
+        serving = status.get("latestReadyRevisionName")
+        if not serving:
+            return None
+        metadata = service["metadata"]
+        newest = status.get("latestCreatedRevisionName") == serving
+        if newest and status.get("observedGeneration") == metadata.get("generation"):
+            template: Document = service["spec"]["template"]
+            return template
+        async with self._at_once:
+            return await self._cluster.get(SERVING, "Revision", metadata["namespace"], serving)
+
+    async def _kafka(
+        self, kafka: Kafka | None, mounted: tuple[str, str] | None, namespace: str
+    ) -> KafkaCluster:
+        if kafka is None:
+            raise InvalidDocument(services.SHARD_VARIABLE, "no shard of ours: it names no Kafka")
+        secret = None if mounted is None else await self._secret_data((namespace, mounted[0]))
+        settings = self._shards.settings
+        is_own = namespace == settings.namespace
+        if secret is not None and not is_own:
+            await check_endpoint(secret, settings)
+        return self._kafkas.cluster_at(kafka.bootstrap_servers, secret, is_own=is_own)
+
+    async def _secret_data(self, identity: tuple[str, str]) -> Mapping[str, str]:
+        """The decoded data of a Secret by namespace and name, which is read once. Raises
+        `InvalidDocument` if the Secret doesn't exist, and `ClusterError`."""
+        if identity not in self._secrets:
+            reading = self._cluster.get(CORE, "Secret", *identity)
+            self._secrets[identity] = asyncio.create_task(reading)
+        secret = await self._secrets[identity]
+        if secret is None:
+            raise InvalidDocument("volumes", f"Secret {'/'.join(identity)} does not exist")
+        return decoded_secret(secret)
+
+
+def read_dispatcher(template: Document) -> ServingDispatcher:
+    """Parse the template or Revision of a dispatcher; raises `InvalidDocument`."""
+    annotations = template["metadata"].get("annotations") or {}
+    try:
+        egress = parse(Egress, json.loads(_environment(template)[services.EGRESS_VARIABLE]))
+        partitions = int(annotations[services.MAX_SCALE])
+        least = int(annotations.get(services.MIN_SCALE, "0"))
+    except (KeyError, ValueError) as error:
+        raise InvalidDocument(
+            services.EGRESS_VARIABLE, f"no dispatcher of ours: {error!r}"
+        ) from error
+    return ServingDispatcher(egress, _mounted_secret(template), partitions, least)
+
+
+async def _read_dispatcher(template: Document) -> ServingDispatcher:
+    return await parsed_off_loop(
+        lambda: read_dispatcher(template), characters_of(template, LARGE_DOCUMENT)
+    )
+
+
+def read_shard(template: Document) -> tuple[Shard, tuple[str, str] | None]:
+    """Parse the template or Revision of a shard, with its Secret; raises `InvalidDocument`."""
+    try:
+        shard = parse(Shard, json.loads(_environment(template)[services.SHARD_VARIABLE]))
+        return shard, _mounted_secret(template)
+    except (KeyError, ValueError) as error:
+        raise InvalidDocument(services.SHARD_VARIABLE, f"no shard of ours: {error!r}") from error
+
+
+def read_receiver(template: Document) -> tuple[Receiver, tuple[str, str] | None]:
+    """Parse the template of a channels' receiver, with its Secret; raises `InvalidDocument`."""
+    try:
+        text = _environment(template)[services.RECEIVER_VARIABLE]
+        return parse(Receiver, json.loads(text)), _mounted_secret(template)
+    except (KeyError, ValueError) as error:
+        whose = f"no receiver of ours: {error!r}"
+        raise InvalidDocument(services.RECEIVER_VARIABLE, whose) from error
+
+
+def _environment(template: Document) -> Mapping[str, str]:
+    return services.environment_of(template["spec"]["containers"][0])
+
+
+def _mounted_secret(template: Document) -> tuple[str, str] | None:
+    """Name and version of the Secret that a template mounts, None if there is none; raises
+    `KeyError`."""
+    volumes = template["spec"].get("volumes") or ()
+    mounted = [each["secret"]["secretName"] for each in volumes if "secret" in each]
+    annotations = template["metadata"].get("annotations") or {}
+    return (mounted[0], str(annotations.get(services.SECRET_VERSION, ""))) if mounted else None
+
+
+def _autoscaling(annotations: Mapping[str, str], maxima: Maxima) -> Autoscaling:
+    try:
+        return Autoscaling.from_annotations(annotations, DEFAULT_AUTOSCALING, maxima)
+    except InvalidDocument:
+        return DEFAULT_AUTOSCALING  # reconciling says what is wrong with it

@@ -1,0 +1,271 @@
+"""Shards: each Broker's shared dispatchers, their Services and what they deliver.
+
+    Trigger    contract (read once) -> Service (applied once for all) -> record
+    Broker     looks at the Services of its shards, so that it is woken when one changes; deletes
+               those that nobody has used for a while
+
+A Broker whose status doesn't say that it has a contract costs nothing here.
+
+Not here: which shard (`kafka.shards`), the topic itself (`kafka.contracts`), and drains (`scaler`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from knafka.core import names
+from knafka.core.errors import LogError
+from knafka_operator.decisions.effects import Manifest
+from knafka_operator.decisions.status import NotReady
+from knafka_operator.functions import services
+from knafka_operator.functions.applying import apply_service, delete_service
+from knafka_operator.installation.settings import Settings
+from knafka_operator.kafka.clusters import KafkaCluster
+from knafka_operator.kafka.contracts import SharedContractTopic
+from knafka_operator.kafka.shards import CONTRACT_TOPIC_KEY
+from knafka_operator.model.cluster import Cluster, Document
+from knafka_operator.model.identity import Identity, Key
+from knafka_operator.model.resources import SERVING, Broker
+from knafka_operator.model.topics import Topic
+from knafka_operator.records.state import BrokerRecord, ShardRecord, States, Watched
+
+log = logging.getLogger(__name__)
+
+APPLY_AGAIN: Final = 1.0
+"""Seconds before a Service that isn't Ready is applied again: its Triggers ask for it together."""
+
+EMPTY_FOR: Final = 60.0
+"""Seconds without a Trigger after which a shard's Service is deleted: one may come back."""
+
+
+@dataclass(eq=False)
+class Shards:
+    """The shared dispatchers of all Brokers or channels."""
+
+    settings: Settings
+    cluster: Cluster
+    states: States
+    enqueue: Callable[[Key], None]
+
+    async def loaded_contract(self, broker: Identity) -> SharedContractTopic | None:
+        """Load the contract of a Broker that has its topic; None: there are no shared dispatchers.
+
+        Raises `LogError`, and `NotReady` for one that is being deleted.
+        """
+        record = self._record(broker)
+        assert record.state is not None
+        if record.state.kafka.open_writer is None:
+            return None
+        found = self.contract_record(record, broker, record.state.kafka)
+        await found.load()
+        return found
+
+    def contract_in(self, broker: Identity, kafka: KafkaCluster) -> SharedContractTopic:
+        """The contract of a Broker in this Kafka, maybe not loaded; raises `NotReady` if the Broker
+        is being deleted."""
+        return self.contract_record(self._record(broker), broker, kafka)
+
+    def _record(self, broker: Identity) -> BrokerRecord:
+        record = self.states.brokers.get(broker)
+        if record is None or record.state is None:
+            family = self.states.family
+            message = f'{family.broker} "{broker.name}" is being deleted'
+            raise NotReady(f"{family.short_name}DoesNotExist", message)
+        return record
+
+    def contract_record(
+        self, record: BrokerRecord, broker: Identity, kafka: KafkaCluster
+    ) -> SharedContractTopic:
+        """The record of a Broker's contract in one Kafka, created if needed; maybe not loaded."""
+        found = record.contracts.get(kafka.bootstrap_servers)
+        if found is None:
+            own = Identity(broker.namespace, self.states.family.own_name(broker.name))
+            topic = names.contract_topic(*own)
+            found = SharedContractTopic(own, topic, kafka, known=not record.has_contract)
+            record.contracts[kafka.bootstrap_servers] = found
+        found.kafka = kafka  # another one after its Secret was changed
+        return found
+
+    async def resume(self, broker: Document, kafka: KafkaCluster) -> SharedContractTopic:
+        """Load the contract of a Broker that wasn't reconciled yet; raises `LogError`."""
+        record = self.states.ensure_broker(broker)
+        record.kafka = record.kafka or kafka
+        found = self.contract_record(record, Identity.of(broker), kafka)
+        await found.load()
+        return found
+
+    def reserve(self, broker: Identity, watched: Watched) -> None:
+        """Reserve a Trigger's place in its shard, and free one that it has left."""
+        record, group = self.states.brokers.get(broker), watched.egress.group
+        if record is None or watched.kafka.open_writer is None:
+            return
+        contract = self.contract_record(record, broker, watched.kafka)
+        if watched.place is not None:
+            contract.numbers[group] = watched.place.number
+        elif group not in contract.records and group not in contract.leaving:
+            contract.numbers.pop(group, None)
+
+    async def withdraw(self, broker: Identity, groups: Collection[str]) -> None:
+        """Remove groups from a Broker's contract; returns when every process has stopped
+        delivering them.
+
+        Raises `LogError`, and `NotReady` while one hasn't.
+        """
+        record = self.states.brokers.get(broker)
+        if record is None:
+            return
+        for kafka in (None if record.state is None else record.state.kafka, record.kafka):
+            if record.has_contract and kafka is not None and kafka.open_writer is not None:
+                self.contract_record(record, broker, kafka)
+        for contract in list(record.contracts.values()):
+            for group in groups:
+                await contract.withdraw(group)
+
+    async def create_contract_topic(self, broker: Identity, topic: Topic) -> None:
+        """Create a Broker's contract topic, after its name was written to the Broker's status.
+
+        So an operator that dies in between knows that it may exist.
+        """
+        record, contract = self._record(broker), await self.loaded_contract(broker)
+        assert contract is not None
+        async with record.creating:
+            if contract.exists:
+                return
+            if not record.has_contract:
+                metadata = {"namespace": broker.namespace, "name": broker.name, "uid": record.uid}
+                family = self.states.family
+                kind = {"apiVersion": family.broker_version, "kind": family.broker}
+                document = {**kind, "metadata": metadata}
+                written = {"annotations": {CONTRACT_TOPIC_KEY: topic.name}}
+                await self.cluster.write_status(document, written)
+                record.has_contract = True
+            await contract.ensure_created(topic)
+
+    async def apply(self, identity: Identity, number: int, manifest: Manifest) -> None:
+        """Apply a shard's Service; raises `NotReady` while it isn't Ready.
+
+        It is applied once for all its Triggers, and checked by its Broker only.
+        """
+        record = self._record(identity)
+        assert record.state is not None
+        broker, shard = record.state.broker, record.shards.setdefault(number, ShardRecord())
+        async with shard.lock:
+            again = shard.problem is not None and _now() - shard.applied_at >= APPLY_AGAIN
+            if shard.manifest != manifest or again:
+                before = shard.manifest
+                await self._apply(shard, manifest, broker)
+                if before != manifest:
+                    self.enqueue((self.states.family.broker, *identity))
+        if shard.problem is not None:
+            raise shard.problem
+
+    async def _apply(self, shard: ShardRecord, manifest: Manifest, broker: Broker) -> None:
+        shard.manifest, shard.applied_at = None, _now()
+        try:
+            await apply_service(self.cluster, manifest, broker, self.states.rolls)
+            shard.problem = None
+        except NotReady as error:
+            if error.transient:
+                # Whatever changes in it is news to each of its Triggers.
+                name = manifest["metadata"]["name"]
+                text = f"Knative Service {name}, a shared dispatcher, is not Ready yet"
+                error = NotReady(error.reason, text, transient=True)
+            shard.problem = error
+        shard.manifest = manifest
+
+    async def maintain(self, broker: Broker) -> None:
+        """Apply a Broker's shards again, and delete those that have long been empty; raises
+        `ClusterError`."""
+        identity = Identity(broker.metadata.namespace, broker.metadata.name)
+        record = self.states.brokers[identity]
+        if not record.has_contract or record.state is None:
+            return
+        try:
+            contract = await self.loaded_contract(identity)
+            if contract is None:
+                return
+            if await contract.reload_if_changed():
+                for each in self.states.triggers_of(identity):
+                    self.enqueue((self.states.family.trigger, *each))
+            await self._withdraw_orphans(identity, contract)
+        except (LogError, NotReady) as error:
+            log.info("the contract of %s %s: %s", self.states.family.broker, identity, error)
+            return
+        await self._list_services(record, broker)
+        for number, shard in list(record.shards.items()):
+            async with shard.lock:
+                if contract.members(number):
+                    shard.empty_since = None
+                    if shard.manifest is not None:
+                        await self._apply(shard, shard.manifest, broker)
+                elif shard.empty_since is None:
+                    shard.empty_since = _now()
+                elif _now() - shard.empty_since >= EMPTY_FOR:
+                    await self._delete_service(broker, number)
+                    with suppress(LogError):  # it goes with its Broker then
+                        await self._delete_members(contract, number, record.state.topic.name)
+                        record.shards.pop(number, None)
+
+    def services_of(self, broker: Identity) -> list[Identity]:
+        """Namespace and name of the Services of a Broker's known shards."""
+        record = self.states.brokers.get(broker)
+        return [self._service(broker, number) for number in (record.shards if record else ())]
+
+    def _service(self, broker: Identity, number: int) -> Identity:
+        family = self.states.family
+        namespace = services.function_namespace(family, broker, self.settings)
+        return Identity(namespace, services.shard_name(family, broker, number))
+
+    async def _delete_service(self, broker: Broker, number: int) -> None:
+        namespace, name = self._service(services.identity_of(broker), number)
+        await delete_service(self.cluster, name, broker, namespace)
+
+    async def _delete_members(self, contract: SharedContractTopic, number: int, topic: str) -> None:
+        """Delete the consumer group of a shard's processes; raises `LogError` while it has
+        members."""
+        shard = names.shard_group(*contract.broker, number)
+        await contract.kafka.topics.delete_group(names.shard_members(shard, topic))
+
+    async def delete(self, broker: Broker) -> None:
+        """Delete the Services of all shards of a Broker; raises `ClusterError`."""
+        identity = Identity(broker.metadata.namespace, broker.metadata.name)
+        record = self.states.brokers[identity]
+        if record.has_contract:
+            await self._list_services(record, broker)
+            for number in record.shards:
+                await self._delete_service(broker, number)
+
+    async def _withdraw_orphans(self, broker: Identity, contract: SharedContractTopic) -> None:
+        """Remove the records of Triggers that were deleted without our finalizer."""
+        for group, shared in list(contract.records.items()):
+            identity = Identity(shared.egress.namespace, shared.egress.trigger)
+            if identity not in self.states.triggers:
+                kind = self.states.family.trigger
+                if (
+                    await self.cluster.get(self.states.family.trigger_version, kind, *identity)
+                    is None
+                ):
+                    log.warning("%s %s is gone and was still delivered", kind, identity)
+                    await contract.withdraw(group)
+
+    async def _list_services(self, record: BrokerRecord, broker: Broker) -> None:
+        """Find the shards' Services that an earlier operator has applied, once."""
+        if record.shards_listed:
+            return
+        labels = {services.ROLE_LABEL: services.SHARD_ROLE}
+        for each in await self.cluster.list(SERVING, "Service", labels):
+            if (
+                services.is_owned(each, broker)
+                and (number := services.shard_number(each)) is not None
+            ):
+                record.shards.setdefault(number, ShardRecord())
+        record.shards_listed = True
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

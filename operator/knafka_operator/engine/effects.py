@@ -1,0 +1,227 @@
+"""Effects, run: one function does what any kind's decision asks for.
+
+    reconcile (`kind`) --effect--> `Effects.run` --result--> `Observed.after`
+
+Not here: what is decided (the `decide` of each kind), and drains, which are their kind's to hold
+(`Delivery`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, assert_never
+
+from knafka.core.documents import parse
+from knafka_operator.decisions.effects import (
+    Annotate,
+    Apply,
+    ApplyReceiver,
+    ApplyService,
+    ApplyShard,
+    AwaitReceivers,
+    AwaitReplacement,
+    AwaitShard,
+    ClaimGroup,
+    CommitOffsets,
+    Create,
+    CreateContract,
+    CreateTopic,
+    Delete,
+    DeleteGroup,
+    Effect,
+    EffectInKafka,
+    LeaveReceivers,
+    Manifest,
+    ObjectName,
+    Probe,
+    Refusal,
+    StartDelivery,
+    StopDelivery,
+    Wake,
+    WriteContract,
+    WriteIngress,
+    WriteStatus,
+)
+from knafka_operator.decisions.observed import Observed
+from knafka_operator.decisions.status import NotReady
+from knafka_operator.dispatchers.shard_services import Shards
+from knafka_operator.functions import services
+from knafka_operator.functions.applying import apply_service, check_old_pods_gone
+from knafka_operator.functions.trust_bundles import TrustBundles
+from knafka_operator.kafka.clusters import KafkaCluster
+from knafka_operator.kafka.topic_creation import ensure_own_topic
+from knafka_operator.model.cluster import Cluster, Conflict, Document, NotAllowed, Rejected
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.resources import Resource
+from knafka_operator.receivers.receivers import Receivers
+from knafka_operator.records.state import States, broker_of
+
+
+class Delivery(Protocol):
+    """Effects that only the object's kind can run, as they need what it keeps in memory."""
+
+    async def start_delivery(self, document: Document, watched: Any, *, replaces: bool) -> Any:
+        """Start the decided drains; returns the scaler's status once previous drains have ended."""
+        ...
+
+    async def end_delivery(self, document: Document) -> None:
+        """End the object's drains and remove it from its shard; returns when they have ended."""
+        ...
+
+    async def leave_receiver(self, document: Document, receiver: str) -> None:
+        """Remove an object's entry from a receiver; returns when every replica has read that."""
+        ...
+
+
+@dataclass(eq=False)
+class Effects:
+    """Runs the effects of all kinds of one family."""
+
+    cluster: Cluster
+    states: States
+    shards: Shards
+    receivers: Receivers
+    trust_bundles: TrustBundles
+    probe: Callable[[str], Awaitable[None]]
+    """Returns when an address has answered; raises `NotReady`."""
+    wake: Callable[[str], Awaitable[None]]
+    """Has a function's pod run; raises `NotReady`."""
+
+    async def run(
+        self, effect: Effect, observed: Observed, kafka: KafkaCluster | None, delivery: Delivery
+    ) -> Any:
+        """Run one effect; returns its result. Raises `EXPECTED` and `ClusterError`.
+
+        `kafka` is where the object's topics and group are.
+        """
+        document, cluster = observed.document, self.cluster
+        match effect:
+            case Annotate(_, annotations, at_once):
+                if at_once:
+                    await cluster.write_status(document, {"annotations": dict(annotations)})
+            case WriteStatus(_, patch):
+                if patch:
+                    await cluster.write_status(document, patch)
+            case Apply(_, manifests, refusal):
+                return [await self._apply(each, refusal, document) for each in manifests]
+            case Create():
+                await self._create(effect)
+            case Delete(_, objects, owned):
+                for each in objects:
+                    await self._delete(each, resource_of(document) if owned else None)
+            case ApplyService(_, manifest):
+                await self.trust_bundles.ensure_copy(manifest)
+                owner = resource_of(document)
+                return await apply_service(cluster, manifest, owner, self.states.rolls)
+            case AwaitReplacement(namespace, service):
+                await check_old_pods_gone(cluster, namespace, service, observed.revision)
+            case Probe(url):
+                await self.probe(url)
+            case Wake(url):
+                await self.wake(url)
+            case StartDelivery(watched, replaces):
+                return await delivery.start_delivery(document, watched, replaces=replaces)
+            case StopDelivery():
+                await delivery.end_delivery(document)
+            case LeaveReceivers(names):
+                for name in names:
+                    await delivery.leave_receiver(document, name)
+            case _:
+                if kafka is None:
+                    raise TypeError(f"an effect of an object without Kafka: {effect}")
+                return await self._run_in_kafka(effect, document, kafka)
+
+    async def _run_in_kafka(
+        self, effect: EffectInKafka, document: Document, kafka: KafkaCluster
+    ) -> Any:
+        match effect:
+            case CreateTopic(topic, name_key, id_key, may_be_used):
+                made = await ensure_own_topic(kafka, topic, may_be_used=may_be_used)
+                written = {"annotations": {name_key: topic.name, id_key: made.id}}
+                await self.cluster.write_status(document, written)
+                return made
+            case ClaimGroup(group):
+                record = self.states.ensure_trigger(document)
+                self.states.claim_group(record, group)
+                record.kafka = kafka
+            case DeleteGroup(group):
+                await kafka.topics.delete_group(group)
+            case CommitOffsets(group, topic_name, start):
+                await kafka.topics.ensure_committed(group, topic_name, start)
+            case ApplyReceiver(service, contract, manifest):
+                receiver = await self.receivers.receiver_at(service, kafka, contract.name)
+                asking = Identity.of(document)
+                return await self.receivers.apply(receiver, contract, manifest, asking)
+            case WriteIngress(service, contract, path, ingress):
+                receiver = await self.receivers.receiver_at(service, kafka, contract.name)
+                await receiver.contract.ensure_created(contract)
+                await receiver.write(path, ingress)
+            case AwaitReceivers(service, contract_name, path):
+                receiver = await self.receivers.receiver_at(service, kafka, contract_name)
+                await self.receivers.wait_until_read(receiver, path)
+            case CreateContract(topic):
+                await self.shards.create_contract_topic(broker_of(document), topic)
+            case WriteContract(group, shared):
+                await self.shards.contract_in(broker_of(document), kafka).write(group, shared)
+            case ApplyShard(number, manifest):
+                await self.trust_bundles.ensure_copy(manifest)
+                await self.shards.apply(broker_of(document), number, manifest)
+            case AwaitShard(shard):
+                await self.shards.contract_in(broker_of(document), kafka).wait_until_applied(shard)
+            case _:
+                assert_never(effect)
+        return None
+
+    async def _apply(
+        self, manifest: Manifest, refusal: Refusal | None, document: Document
+    ) -> Document:
+        """Apply a manifest. Raises `NotReady`, also if somebody else made an object of that
+        name."""
+        kind, (namespace, name) = manifest["kind"], Identity.of(manifest)
+        if refusal is not None and refusal.not_ours and refusal.kind in (None, kind):
+            there = await self.cluster.get(manifest["apiVersion"], kind, namespace, name)
+            if there is not None and document["metadata"]["uid"] not in services.owner_uids(there):
+                raise _not_ours_error(refusal, f"{kind} {name}")
+        try:
+            return await self.cluster.apply(manifest)
+        except Conflict as error:
+            raise NotReady("Waiting", str(error), transient=True) from error
+        except (Rejected, NotAllowed) as error:
+            if refusal is None:
+                raise
+            raise NotReady(refusal.rejected, str(error)) from error
+
+    async def _create(self, effect: Create) -> None:
+        """Create an object unless it exists. Raises `NotReady` if an existing one isn't ours."""
+        manifest, refusal = effect.manifest, effect.refusal
+        kind, (namespace, name) = manifest["kind"], Identity.of(manifest)
+        try:
+            created = await self.cluster.create(manifest)
+        except (Rejected, NotAllowed) as error:
+            if refusal is None:
+                raise
+            raise NotReady(refusal.rejected, str(error)) from error
+        if created or refusal is None:
+            return
+        there = await self.cluster.get(manifest["apiVersion"], kind, namespace, name)
+        labels = ((there or {}).get("metadata") or {}).get("labels") or {}
+        if labels.get(effect.label) != manifest["metadata"]["labels"][effect.label]:
+            raise _not_ours_error(refusal, f"{kind} {name}")
+
+    async def _delete(self, name: ObjectName, owner: Resource | None) -> None:
+        if owner is not None:
+            there = await self.cluster.get(*name)
+            if there is None or not services.is_owned(there, owner):
+                return
+        await self.cluster.delete(*name)
+
+
+def resource_of(document: Document) -> Resource:
+    """Type and metadata of a stored object, also if its spec can't be parsed."""
+    return parse(Resource, {key: document[key] for key in ("apiVersion", "kind", "metadata")})
+
+
+def _not_ours_error(refusal: Refusal, name: str) -> NotReady:
+    message = f"{name} exists and was not made for {refusal.owner}: delete or rename it"
+    return NotReady(refusal.not_ours, message)

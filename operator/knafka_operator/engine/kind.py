@@ -1,0 +1,350 @@
+"""Kind: what the controller asks of the objects of one kind; and how each of them is reconciled.
+
+    observe --> decide --> effects --run, one after another, until one fails--> decide anew
+                       `-> none: conditions, status
+
+A `Reconciler` says how its objects are observed and what is decided of them (a pure function); the
+rest is here, once. Of effects that a decision asks for, the first that fails ends the list; the
+next decision knows why.
+
+Not here: what each effect does (`effects`); when an object is reconciled, its finalizer and its end
+(`engine.controller`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any, Final, Generic, Literal, NamedTuple, Protocol, TypeVar
+
+from knafka_operator.decisions import status as statuses
+from knafka_operator.decisions.effects import Effect
+from knafka_operator.decisions.observed import Observed
+from knafka_operator.decisions.status import EXPECTED, ConditionSet
+from knafka_operator.engine.effects import Effects
+from knafka_operator.engine.work_queue import GONE, Requeue
+from knafka_operator.installation.handler import Handler
+from knafka_operator.kafka.clusters import KafkaCluster
+from knafka_operator.model.cluster import Cluster, Document
+from knafka_operator.model.identity import Identity, Key
+from knafka_operator.records.state import BrokerRecord, States, without_status
+
+MAX_DECISIONS: Final = 32
+"""Most decisions in one reconciliation, in case what it reads changes all the time; the next
+reconciliation goes on."""
+
+
+class EventNews(NamedTuple):
+    """Type, reason and message of a Kubernetes Event."""
+
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+class Kind:
+    """What the controller asks of all objects of one kind, with defaults that fit most kinds."""
+
+    api_version: str
+    left: str = "Kafka still has its topics or group, which nobody will delete"
+    """A sentence for people: what may be left in Kafka if a deletion was given up."""
+
+    cluster: Cluster
+
+    @cached_property
+    def _declared(self) -> dict[Key, Document]:
+        """Each object as last heard of, without its status."""
+        return {}
+
+    # What is heard.
+
+    def on_change(self, document: Document, *, gone: bool) -> Collection[Key]:
+        """Note that an object has changed or, with `gone`, was deleted; returns the keys to
+        reconcile. A change of the status alone is ignored."""
+        key, declared = key_of(document), None if gone else without_status(document)
+        if not gone:
+            self.remember(document)
+        previous = self._declared.pop(key, None)
+        if declared is not None:
+            self._declared[key] = declared
+        return [key] if gone or previous != declared else []
+
+    def remember(self, document: Document) -> object:
+        """Remember what other objects must know of this one before it is reconciled."""
+        return None
+
+    # What is asked of one object.
+
+    async def get(self, key: Key) -> Document | None:
+        """The stored object; None: it doesn't exist."""
+        return await self.cluster.get(self.api_version, *key)
+
+    def is_ours(self, document: Document) -> bool:
+        """Whether no other implementation serves the object."""
+        return True
+
+    async def needs_finalizer(self, document: Document) -> bool:
+        """Whether the object has, or will have, something to delete before it may go."""
+        return True
+
+    def has_ended(self, status: Mapping[str, Any]) -> bool:
+        """Whether the object has finished for good, by its status: then it needs no finalizer of
+        ours."""
+        return False
+
+    async def reconcile(self, document: Document) -> Mapping[str, Any] | None:
+        """Reconcile an object; returns its new status. Raises `ClusterError`.
+
+        Returns None, with no status written, if another implementation serves it, or if it waits
+        for something that will enqueue it.
+        """
+        raise NotImplementedError
+
+    async def delete(self, document: Document) -> None:
+        """Delete what was made for an object; raises `KnafkaError` until that succeeds."""
+        raise NotImplementedError
+
+    async def forget(self, document: Document) -> None:
+        """Stop all work for an object that is gone, and drop it from memory."""
+        raise NotImplementedError
+
+    async def leave(self, document: Document) -> None:
+        """Remove what Knafka has made for an object that another implementation serves."""
+
+    async def on_absent(self, identity: Identity) -> Requeue:
+        """Handle a key without an object; returns when to reconcile it again."""
+        return GONE
+
+    async def object_to_release(self, key: Key, document: Document | None) -> Document | None:
+        """The stored object to remove our finalizer from, if it differs from `document`; None:
+        there is none."""
+        return None
+
+    async def drop_entry(self, document: Document) -> bool:
+        """If the document is a channel's entry and no stored object, drop what was promised to it;
+        returns whether it is."""
+        return False
+
+    def orphaned_finalizers(self, document: Document) -> tuple[Sequence[str], str]:
+        """Finalizers whose controller is gone, and a warning about those where that isn't known."""
+        return (), ""
+
+    # What follows.
+
+    def event_news(self, document: Document, now: Mapping[str, Any]) -> EventNews | None:
+        """The Event for a change from the status in `document` to the new one; None: no Event."""
+        previous = statuses.ready_condition((document.get("status") or {}).get("conditions") or ())
+        ready = statuses.ready_condition(now["conditions"])
+        if previous.get("status") == ready["status"]:
+            return None
+        if ready["status"] == "True":
+            return EventNews("Normal", "Ready", f"{document['kind']} is Ready")
+        if ready["status"] == "False":
+            return EventNews("Warning", ready["reason"], ready["message"])
+        return None
+
+    def requeue_after(self, document: Document, now: Mapping[str, Any]) -> float | None:
+        """Seconds until the object is reconciled again; None: the default, by whether it is
+        Ready."""
+        return None
+
+
+class Neighbours(Protocol):
+    """What reconciling an object asks of other objects; implemented by `operator.Operator`."""
+
+    def on_change(self, document: Document, *, gone: bool) -> None:
+        """Note that an object has changed or, with `gone`, was deleted; enqueues what it
+        concerns."""
+        ...
+
+    def forget(self, document: Document) -> None:
+        """Forget an object that is gone; nothing in Kafka is deleted."""
+        ...
+
+    def wake_triggers(self, broker: Identity) -> None:
+        """Enqueue the Triggers and Sensors of a Broker."""
+        ...
+
+    async def stop_triggers(self, broker: Identity) -> None:
+        """End all delivery to the Triggers and Sensors of a Broker; raises `KnafkaError` while
+        drains go on."""
+        ...
+
+    async def delete_broker(self, document: Document) -> None:
+        """End all delivery from a Broker, and delete what was made for it."""
+        ...
+
+    async def suspend_absent(self, identity: Identity) -> Requeue:
+        """End the delivery of a Trigger that doesn't exist, for now or for good; returns when to
+        reconcile it again."""
+        ...
+
+
+class Decision(Protocol):
+    """Effects to run next, and the status, which is final once there are no effects."""
+
+    @property
+    def effects(self) -> Sequence[Effect]: ...
+
+    @property
+    def status(self) -> Mapping[str, Any]: ...
+
+
+S = TypeVar("S", bound=Observed)
+D = TypeVar("D", bound=Decision)
+R = TypeVar("R")
+"""What is kept in memory of an object."""
+
+
+class Reconciler(Generic[S, D, R]):
+    """Reconciles the objects of one kind: observe, decide, run effects, write the status."""
+
+    cluster: Cluster
+    effects: Effects
+    now: Callable[[], Any]
+
+    def timestamp(self) -> str:
+        """The time, RFC 3339."""
+        return str(self.now())
+
+    def ensure_record(self, document: Document) -> R:
+        """The object's record in memory, created if needed."""
+        raise NotImplementedError
+
+    async def observe(self, document: Document, record: R) -> S | None:
+        """Read everything that the decision needs; None: as in `reconcile`. Raises
+        `ClusterError`."""
+        raise NotImplementedError
+
+    def decide(self, observed: S, record: R) -> D:
+        """Decide by what was observed; no IO."""
+        raise NotImplementedError
+
+    def kafka_of(self, observed: S, record: R) -> KafkaCluster | None:
+        """The Kafka in which the object's effects are run."""
+        return None
+
+    async def follow_up(self, effect: Effect, observed: S, record: R) -> S:
+        """Read again what an effect has changed; raises as `Effects.run`."""
+        return observed
+
+    async def start_delivery(self, document: Document, watched: Any, *, replaces: bool) -> Any:
+        raise TypeError(f"nothing of {type(self).__name__} is delivered")
+
+    async def end_delivery(self, document: Document) -> None:
+        raise TypeError(f"nothing of {type(self).__name__} is delivered")
+
+    async def leave_receiver(self, document: Document, receiver: str) -> None:
+        raise TypeError(f"none of {type(self).__name__} shares a receiver")
+
+    def stored_status(self, observed: S) -> Mapping[str, Any]:
+        """The object's status as it is stored now."""
+        return observed.document.get("status") or {}
+
+    def status_of(self, observed: S, decision: D, record: R) -> Mapping[str, Any]:
+        """The status of the last decision, with its conditions."""
+        conditions: ConditionSet = getattr(decision, "conditions")  # noqa: B009
+        return {**decision.status, "conditions": self.conditions(observed, conditions)}
+
+    def conditions(self, observed: S, found: ConditionSet) -> list[dict[str, Any]]:
+        """The list `status.conditions`, with transition times and summary."""
+        return found.merged_into(
+            self.stored_status(observed).get("conditions") or (), self.timestamp()
+        )
+
+    async def write(self, observed: S, status: Mapping[str, Any]) -> None:
+        """Write the changes of the object's status."""
+        if patch := statuses.merge_patch(self.stored_status(observed), status):
+            await self.cluster.write_status(observed.document, patch)
+
+    async def finish(self, observed: S, record: R) -> None:
+        """Work after the status was written."""
+
+    async def reconcile(self, document: Document) -> Mapping[str, Any] | None:
+        """Observe, then decide and run effects until there are none; see `Kind.reconcile`."""
+        record = self.ensure_record(document)
+        observed = await self.observe(document, record)
+        if observed is None:
+            return None
+        decision = self.decide(observed, record)
+        for _ in range(MAX_DECISIONS):
+            if not decision.effects:
+                break
+            observed = await self.run_effects(decision.effects, observed, record)
+            decision = self.decide(observed, record)
+        status = self.status_of(observed, decision, record)
+        await self.write(observed, status)
+        await self.finish(observed, record)
+        return status
+
+    async def run_effects(self, effects: Iterable[Effect], observed: S, record: R) -> S:
+        """Run effects in order until one fails; returns what is observed after them."""
+        for effect in effects:
+            try:
+                result = await self.effects.run(
+                    effect, observed, self.kafka_of(observed, record), self
+                )
+                observed = await self.follow_up(effect, observed.after(effect, result), record)
+            except EXPECTED as error:
+                return observed.with_failure(effect, error)
+        return observed
+
+
+class BrokerReconciler(Reconciler[S, D, BrokerRecord], Kind):
+    """Base of Brokers and KafkaChannels, whose topics Triggers, Subscriptions and Sensors read."""
+
+    states: States
+    neighbours: Neighbours
+    on_deleted: Callable[[Document], None] | None = None
+    """Called with each Broker or channel after its topic was deleted."""
+
+    @property
+    def handler(self) -> Handler | None:
+        """Who reconciles Triggers or Subscriptions of its objects; None: not known yet."""
+        return Handler.OWN
+
+    async def kafka_without_config(self, document: Document) -> KafkaCluster | None:
+        """The Kafka of a stored object whose ConfigMap may be gone, so that reconciling doesn't
+        find it; None: only reconciling does. Raises `NotReady`, `InvalidDocument`."""
+        return None
+
+    def ensure_record(self, document: Document) -> BrokerRecord:
+        return self.states.ensure_broker(document)
+
+    def kafka_of(self, observed: S, record: BrokerRecord) -> KafkaCluster | None:
+        return record.kafka
+
+    def on_change(self, document: Document, *, gone: bool) -> Collection[Key]:
+        self.neighbours.on_change(document, gone=gone)
+        return ()
+
+    async def reconcile(self, document: Document) -> Mapping[str, Any] | None:
+        """Reconcile a Broker or channel, and wake its Triggers if their inputs have changed."""
+        record = self.ensure_record(document)
+        before = record.inputs_of_triggers()
+        try:
+            return await super().reconcile(document)
+        finally:
+            record.reconciled = True
+            if before != record.inputs_of_triggers():
+                self.neighbours.wake_triggers(Identity.of(document))
+
+    async def delete(self, document: Document) -> None:
+        await self.neighbours.delete_broker(document)
+        if self.on_deleted is not None:
+            self.on_deleted(document)
+
+    async def forget(self, document: Document) -> None:
+        self.neighbours.forget(document)
+
+
+def rfc3339_now() -> str:
+    """The current time in UTC, RFC 3339."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def key_of(document: Document) -> Key:
+    """Kind, namespace and name of a stored object."""
+    metadata = document["metadata"]
+    return document["kind"], metadata["namespace"], metadata["name"]

@@ -1,0 +1,1 @@
+"""Knative Services of functions: what they are like, applied and rolled."""

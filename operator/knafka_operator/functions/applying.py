@@ -1,0 +1,275 @@
+"""Functions: Knative Services of Brokers, Triggers and Sensors: applied, rolled a few at a time.
+
+    ask --no turn--> waiting --a turn is free: woken, reconciled--> ask --> rolling --Ready--> over
+                                                                    rolling --too long--> stuck
+
+What runs and what is wanted is compared anew by each reconciliation, so an operator that starts
+needs to know only what its predecessor was rolling: what isn't Ready then.
+
+Not here: what a Service is made of (`functions.services`), and what a roll is (`functions.rolls`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from knafka_operator.decisions import status
+from knafka_operator.decisions.status import ConditionSet, NotReady
+from knafka_operator.functions import receiver_services, services
+from knafka_operator.functions import rolls as deciding
+from knafka_operator.functions.rolls import ROLL_TIMEOUT
+from knafka_operator.installation.function_pods import needed_features
+from knafka_operator.model.cluster import Cluster, ClusterError, NotAllowed, Rejected
+from knafka_operator.model.identity import Identity, Key
+from knafka_operator.model.resources import CORE, SERVING, Resource
+
+log = logging.getLogger(__name__)
+
+ROLL_CHECK_INTERVAL: Final = 5.0
+"""Seconds between two checks of rolling functions; mostly their owner sees the end before."""
+APPLIED_WITHIN: Final = 30.0
+"""Seconds for the request that rolls a function; a function that is Ready after that is done."""
+FUNCTION_LABELS: Final = {"app.kubernetes.io/managed-by": "knafka-operator"}
+"""Labels of all functions' Services."""
+
+
+class Rolls:
+    """Which functions of the installation may roll now, and which wait for a turn; belongs to one
+    event loop, and is shared by Brokers, channels and Sensors."""
+
+    def __init__(self, at_most: int, enqueue: Callable[[Key], None]) -> None:
+        self.at_most = at_most
+        self._enqueue = enqueue
+        self._rolling: dict[Identity, float] = {}
+        """Services that roll, and since when by the event loop's clock."""
+        self._stuck: set[Identity] = set()
+        self._inherited: set[Identity] = set()
+        """Services that weren't Ready when this operator began. They have a turn, but never become
+        stuck."""
+        self._waiting: dict[Identity, Key] = {}
+        """Services that wait, with the key to reconcile at their turn, in order."""
+        self._starting = asyncio.Lock()
+        self._started = False
+
+    def __len__(self) -> int:
+        """Number of functions in memory."""
+        return len(self._rolling) + len(self._stuck) + len(self._waiting)
+
+    async def request_turn(self, cluster: Cluster, service: Identity, key: Key) -> bool:
+        """Request a turn for a function: returns whether it may roll now. If not, `key` is enqueued
+        when it may.
+
+        A caller that gets a turn calls `end_turn` later. Raises `ClusterError`.
+        """
+        await self._load_unfinished(cluster)
+        if not deciding.may_roll(service, self._rolling, self._stuck, self.at_most):
+            self._waiting[service] = key
+            return False
+        self._waiting.pop(service, None)
+        if service not in self._stuck:
+            self._rolling.setdefault(service, _now())
+            self._inherited.discard(service)
+        return True
+
+    def end_turn(self, service: Identity) -> None:
+        """End a function's turn or its waiting, as it is Ready or gone."""
+        self._waiting.pop(service, None)
+        was_stuck = service in self._stuck
+        self._stuck.discard(service)
+        self._inherited.discard(service)
+        if self._rolling.pop(service, None) is not None or was_stuck:
+            self._enqueue_waiting()
+
+    def is_waiting(self, service: Identity) -> bool:
+        """Whether a function waits for its turn."""
+        return service in self._waiting
+
+    def add_condition(self, conditions: ConditionSet, *services: Identity) -> None:
+        """Add the condition `RolledOut` to an object one of whose functions waits for its turn."""
+        for service in services:
+            if service in self._waiting:
+                conditions.set(deciding.roll_waits_condition(service, self._stuck, self.at_most))
+                return
+
+    async def end_turns(self, cluster: Cluster) -> None:
+        """End the turns of functions that are Ready, gone or too slow. Raises `ClusterError`."""
+        for service in [*self._rolling, *self._stuck]:
+            stored = await cluster.get(SERVING, "Service", *service)
+            since = self._rolling.get(service)
+            lasted = math.inf if since is None else _now() - since
+            # Before it is applied it is Ready, too.
+            if stored is None or (_is_rolled_out(stored) and lasted >= APPLIED_WITHIN):
+                self.end_turn(service)
+            elif since is not None and lasted >= ROLL_TIMEOUT:
+                self._mark_stuck(service)
+        for service in list(self._waiting)[: self.at_most]:
+            if await cluster.get(SERVING, "Service", *service) is None:
+                self._waiting.pop(service, None)
+        self._enqueue_waiting()  # whatever was woken may have had no reason to ask
+
+    def _mark_stuck(self, service: Identity) -> None:
+        """Mark a function as stuck, and reconcile those of its namespace, which wait for it."""
+        del self._rolling[service]
+        if service in self._inherited:
+            self._inherited.discard(service)
+            return
+        log.warning("Knative Service %s is not Ready %g s after its roll", service, ROLL_TIMEOUT)
+        self._stuck.add(service)
+        for waiting, key in self._waiting.items():
+            if waiting.namespace == service.namespace:
+                self._enqueue(key)
+
+    async def _load_unfinished(self, cluster: Cluster) -> None:
+        async with self._starting:
+            if self._started:
+                return
+            for each in await cluster.list(SERVING, "Service", FUNCTION_LABELS):
+                # A new one has no turn, and no Revision before.
+                had = (each.get("status") or {}).get("latestReadyRevisionName")
+                if had and not _is_rolled_out(each):
+                    self._rolling[Identity.of(each)] = _now()
+                    self._inherited.add(Identity.of(each))
+            self._started = True
+
+    def _enqueue_waiting(self) -> None:
+        """Enqueue as many waiting functions as there are free turns."""
+        free = self.at_most - len(self._rolling)
+        for service in list(self._waiting):
+            if free <= 0:
+                return
+            if deciding.may_roll(service, self._rolling, self._stuck, self.at_most):
+                free -= 1
+                self._enqueue(self._waiting[service])
+                # Behind the others, should it not ask any more.
+                self._waiting[service] = self._waiting.pop(service)
+
+
+def _is_rolled_out(service: Mapping[str, Any]) -> bool:
+    reported = service.get("status") or {}
+    newest = reported.get("latestCreatedRevisionName")
+    return status.is_ready(service) and newest == reported.get("latestReadyRevisionName")
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def apply_service(
+    cluster: Cluster,
+    manifest: Mapping[str, Any],
+    owner: Resource | None = None,
+    rolls: Rolls | None = None,
+    key: Key | None = None,
+) -> str:
+    """Apply a function's Knative Service; returns its Revision if that is Ready.
+
+    A Service that waits for its turn to roll only gets its owner's edits; without `rolls` it needs
+    no turn. `key` is reconciled at its turn, by default its owner. `owner` None: the Service
+    belongs to all KafkaChannels. Raises `NotReady`, also if a Service of that name has another
+    owner.
+    """
+    manifest = deciding.with_template_digest(manifest)
+    metadata = manifest["metadata"]
+    there = await cluster.get(SERVING, "Service", metadata["namespace"], metadata["name"])
+    uid = receiver_services.CHANNELS_OWNER if owner is None else owner.metadata.uid
+    if there is not None and uid not in services.owner_uids(there):
+        of = "all KafkaChannels" if owner is None else f"this {owner.kind}"
+        raise NotReady(
+            "ServiceNotOurs",
+            f"Knative Service {metadata['namespace']}/{metadata['name']} exists and was not made "
+            f"for {of}: delete or rename it",
+        )
+    service, stored = Identity.of(manifest), None
+    if rolls is not None and there is not None and not deciding.is_up_to_date(there, manifest):
+        if key is None:
+            assert owner is not None
+            key = owner.kind, owner.metadata.namespace, owner.metadata.name
+        if not await rolls.request_turn(cluster, service, key):
+            if deciding.is_edited(there, manifest):
+                manifest = deciding.with_running_image(there, manifest)
+            else:
+                stored = there
+    if stored is None:
+        stored = await _apply_manifest(cluster, manifest, rolls)
+    reported = stored.get("status") or {}
+    revision = reported.get("latestReadyRevisionName")
+    if not status.is_ready(stored) or revision != reported.get("latestCreatedRevisionName"):
+        failed = status.ready_condition(reported.get("conditions") or ()).get("status") == "False"
+        why = await _why_newest_is_not_ready(cluster, stored) or status.why_not_ready(stored)
+        raise NotReady(
+            "FunctionNotReady",
+            f"Knative Service {metadata['name']}: {why}",
+            transient=not failed,
+        )
+    if rolls is not None and not rolls.is_waiting(service):
+        rolls.end_turn(service)
+    return str(revision)
+
+
+async def _apply_manifest(
+    cluster: Cluster, manifest: Mapping[str, Any], rolls: Rolls | None
+) -> Mapping[str, Any]:
+    """Apply a Service; returns it as stored. Raises `NotReady` if it is refused."""
+    try:
+        return await cluster.apply(manifest)
+    except (Rejected, NotAllowed) as error:
+        if rolls is not None:
+            rolls.end_turn(Identity.of(manifest))  # nothing does
+        told = " - ".join(filter(None, (str(error), needed_features(str(error)))))
+        raise NotReady("FunctionRejected", told) from error
+
+
+async def _why_newest_is_not_ready(cluster: Cluster, service: Mapping[str, Any]) -> str:
+    """Why a Service's newest Revision isn't Ready, by its own conditions, such as `Unschedulable`,
+    which the Service doesn't repeat; empty if they don't say."""
+    name = (service.get("status") or {}).get("latestCreatedRevisionName")
+    if not name:
+        return ""
+    try:
+        revision = await cluster.get(SERVING, "Revision", service["metadata"]["namespace"], name)
+    except ClusterError:
+        return ""  # it only says more
+    why = status.why_revision_is_not_ready(revision or {})
+    return f"Revision {name}: {why}" if why else ""
+
+
+async def delete_service(
+    cluster: Cluster, name: str, owner: Resource, namespace: str | None = None
+) -> None:
+    """Delete a function's Service if it belongs to `owner`.
+
+    `namespace` None: that of the owner.
+    """
+    namespace = namespace or owner.metadata.namespace
+    there = await cluster.get(SERVING, "Service", namespace, name)
+    if there is not None and services.is_owned(there, owner):
+        await cluster.delete(SERVING, "Service", namespace, name)
+
+
+async def check_old_pods_gone(
+    cluster: Cluster, namespace: str, service: str, revision: str | None
+) -> None:
+    """Raise `NotReady` while pods of a Revision other than `revision` run, as these drain by
+    themselves.
+
+    A terminating pod runs on for half a minute or more, as Knative waits for late requests.
+    """
+    labels = {"serving.knative.dev/service": service}
+    older = {
+        each["metadata"]["labels"].get("serving.knative.dev/revision", "")
+        for each in await cluster.list(CORE, "Pod", labels, namespace)
+        if _function_runs(each)
+    } - {revision}
+    if older:
+        message = f"pods of the Revision before it still deliver: {', '.join(sorted(older))}"
+        raise NotReady("OldRevisionDelivers", message, transient=True)
+
+
+def _function_runs(pod: Mapping[str, Any]) -> bool:
+    """Whether the function in a pod runs; Knative's proxy beside it runs longer."""
+    statuses = (pod.get("status") or {}).get("containerStatuses") or ()
+    return any("running" in each["state"] for each in statuses if each["name"] != "queue-proxy")

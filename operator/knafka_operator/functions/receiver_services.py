@@ -1,0 +1,224 @@
+"""Receiver services: the Knative Services of receivers, from what their contract says. Pure.
+
+    Broker, Receiver                 -> the receiver's Service
+    Receiver of many KafkaChannels   -> the Service of the receiver that they share
+    the same, and a port             -> a Kubernetes Service that leads past Knative to its pods
+
+Not here: what all functions' Services have in common (`services`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from knafka.core import documents, names
+from knafka.core.contract import Receiver
+from knafka.settings import (
+    EVENT_TYPES,
+    SERVICE_URL,
+)
+from knafka_operator.functions.services import (
+    BROKER_LABEL,
+    KNATIVE_AUTOSCALING,
+    OIDC_DIGEST_INPUT,
+    OWNER_LABEL,
+    RECEIVER_ROLE,
+    RECEIVER_VARIABLE,
+    ROLE_LABEL,
+    Manifest,
+    compact_json,
+    knative_service,
+    owned_metadata,
+    owner_key,
+    owner_reference,
+    service_url,
+    with_common_labels,
+)
+from knafka_operator.installation.settings import Settings
+from knafka_operator.model.family import BROKERS
+from knafka_operator.model.resources import KNAFKA_PREFIX, Broker, Resource
+
+PROBED: Final = "knafka.dev/probed"
+"""Key of `status.annotations`: the receiver's Revision that has answered; of a KafkaChannel, the
+address. Kept there, since a probe wakes a receiver, and a restart of the operator should not wake
+them all."""
+CHANNELS_RECEIVER: Final = "kafka-channel-receiver"
+CHANNELS_OWNER: Final = "kafka-channels"
+"""Value of `OWNER_LABEL` on objects that belong to all KafkaChannels together."""
+DIRECT_LABEL: Final[Mapping[str, str]] = {f"{KNAFKA_PREFIX}direct": "true"}
+"""Label of receivers' pods that senders reach past Knative; NetworkPolicies select by it."""
+_EVENT_TYPES_VARIABLE: Final[Mapping[bool, Mapping[str, str]]] = {
+    # Not in the contract: a receiver of an earlier release, which runs until its turn, knows no
+    # such field, and would serve nothing.
+    True: {EVENT_TYPES: "enabled"},
+    False: {},
+}
+RECEIVER_SCALING: Final[Mapping[str, str]] = {
+    "min-scale": "0",
+    "max-scale": "10",
+    # By how many events arrive, and not by how many are under way: those are the more the slower a
+    # busy node is, and each pod that starts for them makes it slower.
+    "metric": "rps",
+    "target": "500",
+    # The activator is in the path of one pod or two, as with Knative's own target.
+    "target-burst-capacity": "1000",
+}
+_DIRECT_SCALING: Final[Mapping[str, str]] = {
+    **RECEIVER_SCALING,
+    "min-scale": "1",  # nothing starts a pod for who comes past Knative
+    # By the requests that a receiver holds for the events that it has counted, 50 a second each
+    # (`knafka.receiver.direct`): seven held ones are 350 events a second, as above.
+    "metric": "concurrency",
+    "target": "10",
+    # Not with the activator in the path of them.
+    "target-burst-capacity": "0",
+}
+
+
+def receiver_name(broker: Resource) -> str:
+    """The name of the Knative Service of a Broker's receiver."""
+    return names.child(broker.metadata.name, "-kn-receiver")
+
+
+def declared_scaling(owner: Resource) -> dict[str, str]:
+    """The `autoscaling.knative.dev/...` annotations of a receiver's owner, which are copied to the
+    receiver."""
+    annotations = owner.metadata.annotations
+    return {key: value for key, value in annotations.items() if key.startswith(KNATIVE_AUTOSCALING)}
+
+
+def receiver_service(
+    broker: Broker,
+    receiver: Receiver,
+    secret: tuple[str, str] | None,
+    settings: Settings,
+    *,
+    oidc: bool = False,
+    tls: str | None = None,
+    direct: bool = False,
+    event_types: bool = False,
+) -> Manifest:
+    """The Knative Service of a Broker's receiver.
+
+    `secret` is the mounted Secret's name and version. `oidc`: whether it verifies senders' tokens;
+    `tls`: the Secret with which it terminates TLS itself; `direct`: whether senders bypass
+    Knative's proxy; `event_types`: whether it reports new event types. The Broker's
+    `autoscaling.knative.dev/...` annotations are copied to it.
+    """
+    defaults = _DIRECT_SCALING if direct else RECEIVER_SCALING
+    scaling = {KNATIVE_AUTOSCALING + key: value for key, value in defaults.items()}
+    declared = declared_scaling(broker)
+    environment = {
+        "FUNCTION_TARGET": "receive",
+        RECEIVER_VARIABLE: compact_json(documents.dump(receiver)),
+        **_EVENT_TYPES_VARIABLE[event_types],
+    }
+    if direct:
+        environment[SERVICE_URL] = service_url(
+            receiver_name(broker), broker.metadata.namespace, settings
+        )
+    return knative_service(
+        receiver_name(broker),
+        owned_metadata(broker, BROKERS, settings),
+        labels={
+            ROLE_LABEL: RECEIVER_ROLE,
+            BROKER_LABEL: names.child(broker.metadata.name, ""),
+            **(DIRECT_LABEL if direct else {}),
+        },
+        annotations={**scaling, **declared},
+        declared={
+            **declared,
+            **(OIDC_DIGEST_INPUT if oidc else {}),
+            **({} if tls is None else {"tls": tls}),
+            **({"direct": "true"} if direct else {}),
+        },
+        environment=environment,
+        secret=secret,
+        resources=settings.pods.receiver_resources,
+        settings=settings,
+        tracing=settings.tracing.of(owner_key(broker)),
+        oidc=oidc,
+        tls=tls,
+    )
+
+
+def receiver_pods_service(broker: Resource, name: str, port: Mapping[str, Any]) -> Manifest:
+    """A Kubernetes Service for a port of the pods of a Broker's receiver, past Knative."""
+    metadata = {
+        "namespace": broker.metadata.namespace,
+        "ownerReferences": [owner_reference(broker)],
+    }
+    return _pods_service(name, metadata, names.child(broker.metadata.name, ""), port)
+
+
+def channels_receiver_pods_service(
+    receiver: str, name: str, port: Mapping[str, Any], settings: Settings
+) -> Manifest:
+    """A Kubernetes Service for a port of the pods of the KafkaChannels' receiver `receiver`."""
+    return _pods_service(name, {"namespace": settings.namespace}, receiver, port)
+
+
+def _pods_service(
+    name: str, metadata: Mapping[str, Any], receiver: str, port: Mapping[str, Any]
+) -> Manifest:
+    """A Kubernetes Service for receiver pods whose `BROKER_LABEL` is `receiver`."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        # Not the role: what has that is a function.
+        "metadata": {
+            "name": name,
+            "labels": with_common_labels({BROKER_LABEL: receiver}),
+            **metadata,
+        },
+        "spec": {
+            "selector": {ROLE_LABEL: RECEIVER_ROLE, BROKER_LABEL: receiver},
+            "ports": [{"protocol": "TCP", **port}],
+        },
+    }
+
+
+def channels_receiver_name(secret: str | None) -> str:
+    """The name of the receiver of all KafkaChannels with this Secret (CHN-11)."""
+    return CHANNELS_RECEIVER if secret is None else names.child(secret, f"-{CHANNELS_RECEIVER}")
+
+
+def channels_receiver_service(
+    receiver: Receiver,
+    secret: tuple[str, str] | None,
+    settings: Settings,
+    *,
+    oidc: bool = False,
+    event_types: bool = False,
+) -> Manifest:
+    """The Knative Service of the receiver that KafkaChannels share (CHN-23); it is never deleted.
+    `oidc` and `event_types` as in `receiver_service`. The installation's setting says whether
+    senders bypass Knative's proxy."""
+    metadata = {"namespace": settings.namespace, "labels": {OWNER_LABEL: CHANNELS_OWNER}}
+    name = channels_receiver_name(None if secret is None else secret[0])
+    direct = settings.direct
+    scaling = _DIRECT_SCALING if direct else RECEIVER_SCALING
+    environment = {
+        "FUNCTION_TARGET": "receive",
+        RECEIVER_VARIABLE: compact_json(documents.dump(receiver)),
+        **_EVENT_TYPES_VARIABLE[event_types],
+    }
+    if direct:
+        environment[SERVICE_URL] = service_url(name, settings.namespace, settings)
+    return knative_service(
+        name,
+        metadata,
+        labels={ROLE_LABEL: RECEIVER_ROLE, BROKER_LABEL: name, **(DIRECT_LABEL if direct else {})},
+        annotations={KNATIVE_AUTOSCALING + key: value for key, value in scaling.items()},
+        declared={
+            **(OIDC_DIGEST_INPUT if oidc else {}),
+            **({"direct": "true"} if direct else {}),
+        },
+        environment=environment,
+        secret=secret,
+        resources=settings.pods.receiver_resources,
+        settings=settings,
+        tracing=settings.tracing.desired,  # it is one for all channels
+        oidc=oidc,
+    )

@@ -1,0 +1,197 @@
+"""Service accounts: as whom a Trigger or Subscription sends (KN-TRG-11, KN-SUB-06). Pure.
+
+    Trigger                 an account of its own, beside it, whatever its destinations want
+    a destination with an   a Role that lets its dispatchers ask for tokens of that account and of
+    audience                no other, and a RoleBinding to the accounts that those run as
+
+    dispatchers of          run as
+    a Trigger alone         an account of the Trigger's, for them only
+    a Broker's Triggers     an account of the Broker's, for them only
+    a KafkaChannel's        `CHANNEL_DISPATCHERS`, of the installation's namespace, where they are
+
+The account whose tokens are shown has no right at all: who is shown one may have it be for the API
+server. All of it goes with its Trigger (docs/decisions/0040-tokens-for-sinks.md).
+
+Not here: the tokens, which no operator ever sees (`knafka.core.sink_tokens`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, Final
+
+from knafka.core import names
+from knafka.core.contract import Egress
+from knafka_operator.decisions.effects import Apply, Create, Delete, Effect, ObjectName, Refusal
+from knafka_operator.decisions.status import OIDC_IDENTITY_CREATED, NotReady
+from knafka_operator.decisions.steps import Step
+from knafka_operator.functions import services
+from knafka_operator.functions.services import Manifest
+from knafka_operator.installation.settings import Settings
+from knafka_operator.model.channels import ENTRY, SENDS_AS
+from knafka_operator.model.conditions import Condition, Status
+from knafka_operator.model.family import CHANNELS, SOURCES, family_of
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.resources import CORE, RBAC, Broker, Resource, Trigger
+
+CHANNEL_DISPATCHERS: Final = "knafka-channel-dispatchers"
+"""The service account of channels' dispatchers, from operator/deploy/channels/rbac.yaml."""
+
+_LONGEST: Final = 63
+_DIGEST: Final = 32
+_GROUP: Final = RBAC.partition("/")[0]
+
+OIDC_DISABLED: Final = Condition(OIDC_IDENTITY_CREATED, Status.TRUE, "OIDCFeatureDisabled")
+"""The condition while OIDC is off, as upstream has it."""
+ACCOUNT_WAITS: Final = Condition(
+    OIDC_IDENTITY_CREATED, Status.UNKNOWN, "Waiting", "it is created once there is where to send"
+)
+
+
+def account_name(trigger: Resource) -> str:
+    """The name of a Trigger's service account, the same as upstream's, so that an existing account
+    is used on."""
+    group = trigger.api_version.partition("/")[0]
+    parent, suffix = trigger.metadata.name, f"oidc-{group}-{trigger.kind}"
+    if len(parent + suffix) > _LONGEST:
+        digest = hashlib.md5((parent + suffix).encode(), usedforsecurity=False).hexdigest()
+        return f"{parent[: _LONGEST - _DIGEST]}{digest}".lower()
+    return f"{parent}{suffix}".lower()
+
+
+def sender_account(trigger: Trigger, document: Mapping[str, Any]) -> str:
+    """The service account that a Trigger sends as. Raises `NotReady`.
+
+    Another controller creates the account of a channel's entry. The entry must name the account of
+    the stored Subscription with its UID: else whoever may write a channel could name any account,
+    and have its tokens sent to himself.
+    """
+    name, metadata = account_name(trigger), document["metadata"]
+    if ENTRY not in metadata or metadata[SENDS_AS] == name:
+        return name
+    message = (
+        "its entry in the channel's spec.subscribers must have the UID of a Subscription, and "
+        f"{name} as auth.serviceAccountName"
+    )
+    raise NotReady("ServiceAccountNotNamed", message)
+
+
+def dispatcher_account(egress: Egress) -> str | None:
+    """The service account that an Egress's own dispatcher runs as; None: it needs no tokens."""
+    if egress.service_account is None:
+        return None
+    family = family_of(egress.kind)
+    if family is CHANNELS:
+        return CHANNEL_DISPATCHERS
+    return services.dispatcher_name(family, Identity(egress.namespace, egress.trigger))
+
+
+def shard_account(broker: Resource) -> str:
+    """The service account that shared dispatchers of a Broker or channel run as."""
+    if family_of(broker.kind) is CHANNELS:
+        return CHANNEL_DISPATCHERS
+    return names.child(broker.metadata.name, "-kn-shards")
+
+
+def account_effects(
+    trigger: Trigger,
+    document: Mapping[str, Any],
+    broker: Broker,
+    egress: Egress,
+    settings: Settings,
+    *,
+    shared: bool,
+) -> tuple[Effect, ...]:
+    """The effects that create a Trigger's account, and its dispatchers' accounts and rights;
+    `shared`: a shard delivers the Trigger."""
+    family = family_of(trigger.kind)
+    effects: list[Effect] = []
+    if shared and not family.centralized:
+        manifest = _account_manifest(_metadata(broker, shard_account(broker)))
+        # Its owner isn't the Trigger; the label says whose it is.
+        labels = {**manifest["metadata"]["labels"], services.OWNER_LABEL: broker.metadata.uid}
+        manifest["metadata"]["labels"] = labels
+        refusal = _refusal(family.broker)
+        effects.append(Create(Step.APPLY_ACCOUNT, manifest, refusal, services.OWNER_LABEL))
+    name, applied = account_name(trigger), list[Manifest]()
+    metadata = _metadata(trigger, name)
+    if ENTRY not in document["metadata"]:
+        applied.append(_account_manifest(metadata))
+    if egress.service_account is not None:
+        if (runs_as := dispatcher_account(egress)) is not None and not family.centralized:
+            applied.append(_account_manifest(_metadata(trigger, runs_as)))
+        applied += _token_role_and_binding(metadata, egress, broker, settings)
+    if applied:
+        effects.append(Apply(Step.APPLY_ACCOUNT, tuple(applied), _refusal(family.trigger)))
+    return tuple(effects)
+
+
+def delete_accounts(document: Mapping[str, Any], name: str) -> Delete:
+    """The effect that deletes a Trigger's accounts and rights once OIDC is off; objects that the
+    Trigger doesn't own stay."""
+    family, identity = family_of(document["kind"]), Identity.of(document)
+    kinds = ((RBAC, "RoleBinding"), (RBAC, "Role"), (CORE, "ServiceAccount"))
+    objects = [ObjectName(*kind, identity.namespace, name) for kind in kinds]
+    if not family.centralized:
+        runs_as = services.dispatcher_name(family, identity)
+        objects.append(ObjectName(CORE, "ServiceAccount", identity.namespace, runs_as))
+    return Delete(Step.DELETE_ACCOUNT, tuple(objects), owned=True)
+
+
+def account_in_status(document: Mapping[str, Any]) -> str | None:
+    """The service account in a Trigger's status; None: it names none."""
+    auth = (document.get("status") or {}).get("auth") or {}
+    name = auth.get("serviceAccountName")
+    return name if isinstance(name, str) and name else None
+
+
+def _account_manifest(metadata: Manifest) -> Manifest:
+    return {
+        "apiVersion": CORE,
+        "kind": "ServiceAccount",
+        "metadata": metadata,
+        "automountServiceAccountToken": False,
+    }
+
+
+def _token_role_and_binding(
+    metadata: Manifest, egress: Egress, broker: Broker, settings: Settings
+) -> tuple[Manifest, Manifest]:
+    """Role and RoleBinding to request tokens of the Egress's account. They cover its own dispatcher
+    and shards, as the Trigger may move between these."""
+    account, family = egress.service_account, family_of(egress.kind)
+    namespace = services.function_namespace(family, Identity(egress.namespace, ""), settings)
+    runs_as = dict.fromkeys((dispatcher_account(egress), shard_account(broker)))
+    if family is SOURCES:  # which no shard delivers
+        runs_as = dict.fromkeys((dispatcher_account(egress),))
+    rule = {
+        "apiGroups": [""],
+        "resources": ["serviceaccounts/token"],
+        "resourceNames": [account],
+        "verbs": ["create"],
+    }
+    role: Manifest = {"apiVersion": RBAC, "kind": "Role", "metadata": metadata, "rules": [rule]}
+    binding: Manifest = {
+        "apiVersion": RBAC,
+        "kind": "RoleBinding",
+        "metadata": metadata,
+        "roleRef": {"apiGroup": _GROUP, "kind": "Role", "name": account},
+        "subjects": [
+            {"kind": "ServiceAccount", "namespace": namespace, "name": name} for name in runs_as
+        ],
+    }
+    return role, binding
+
+
+def _metadata(owner: Resource, name: str) -> Manifest:
+    return {
+        "namespace": owner.metadata.namespace,
+        "name": name,
+        "labels": dict(services.with_common_labels({})),
+        "ownerReferences": [services.owner_reference(owner)],
+    }
+
+
+def _refusal(kind: str) -> Refusal:
+    return Refusal(f"this {kind}", "ServiceAccountNotOwned", "ServiceAccountNotCreated")

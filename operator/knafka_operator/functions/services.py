@@ -1,0 +1,510 @@
+"""Services: the functions as Knative Services, from the contract's entries. Pure.
+
+    Trigger, Egress  -> a dispatcher's Service, and one for its replays
+    Broker, Shard    -> the Service of a dispatcher that many Triggers share
+    any function     -> `knative_service`: what all functions have in common
+
+An Egress is in the environment as JSON, so that a change makes a new Revision; of a contract in a
+topic only the topic's name is. A Secret is mounted as files. The owner is in the same namespace, so
+that Kubernetes deletes the Service with it.
+
+Not here: receivers (`receiver_services`), applying Services (`functions.applying`), and how many
+drains are held (`scale.scaler`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from knafka.core import documents, names
+from knafka.core.addresses import LOCAL_ADDRESSES
+from knafka.core.caller_tokens import CALLERS, SCRAPERS, verifiers_of
+from knafka.core.contract import Delivery, Egress, Shard
+from knafka.settings import (
+    API_FOLDER,
+    LEAVING,
+    LOG_FORMAT,
+    OIDC_URL,
+    PROFILING,
+    SERVICE_URL,
+    TLS,
+    TRUST_BUNDLES,
+)
+from knafka_operator.installation.settings import Settings
+from knafka_operator.installation.tracing import Owner
+from knafka_operator.model.autoscaling import Autoscaling
+from knafka_operator.model.family import Family, family_of
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.resources import SERVING, Broker, Resource, Trigger
+
+Manifest = dict[str, Any]
+
+SECRET_PATH: Final = "/var/run/secrets/knafka/kafka"
+"""Folder where the Secret for Kafka is mounted."""
+
+ROLE_LABEL: Final = "knafka.dev/role"
+BROKER_LABEL: Final = "knafka.dev/broker"
+TRIGGER_LABEL: Final = "knafka.dev/trigger"
+RECEIVER_ROLE: Final = "receiver"
+DISPATCHER_ROLE: Final = "dispatcher"
+REPLAYER_ROLE: Final = "replayer"
+SHARD_ROLE: Final = "shard"
+SHARD_NUMBER_LABEL: Final = "knafka.dev/shard"
+OWNER_LABEL: Final = "knafka.dev/owner-uid"
+"""Label with the UID of an owner in another namespace, which owner references can't name."""
+
+DECLARED_DIGEST: Final = "knafka.dev/declared"
+"""Annotation of a Service: the digest of what its owner declares beside the contract (`rolls`)."""
+
+SECRET_VERSION: Final = "knafka.dev/secret-version"
+"""Annotation of a template: the Secret's version. A changed Secret makes a new Revision, since
+processes read it when they start."""
+
+FULL_DUPLEX: Final[Mapping[str, str]] = {"features.knative.dev/http-full-duplex": "Enabled"}
+"""A function may answer before it has read the whole request: without this, Knative's proxy cuts
+such an answer short now and then."""
+
+EGRESS_VARIABLE: Final = "KNAFKA_EGRESS"
+"""Environment variable with a dispatcher's contract, as JSON."""
+SHARD_VARIABLE: Final = "KNAFKA_SHARD"
+"""Environment variable that tells a shared dispatcher its shard, as JSON."""
+RECEIVER_VARIABLE: Final = "KNAFKA_RECEIVER"
+"""Environment variable that tells a receiver its Kafka and contract topic, as JSON."""
+SHARD_PODS: Final = 2
+"""Largest number of a shard's pods: the old and the new one during a roll. Only one drains, as one
+request is held."""
+
+TIMEOUT_SECONDS: Final = 70
+"""Of a function's Service. Knative makes it the pod's grace period. Kubernetes first looks for pods
+in a namespace that is deleted, again after half of their longest grace, and deletes the rest when
+there are none. A pod's end takes 31 to 33 s (`STOP_SECONDS`), and that second look comes 36 s after
+the first: with 110 s it came after 56, with 600 s after five minutes. A drain's request stays 45 s
+below it, which a pod's start may take (`holds.FIRST_BUDGET`)."""
+MAX_TIMEOUT_SECONDS: Final = 600
+"""Knative's default maximum."""
+
+STOP_SECONDS: Final = 40
+"""Seconds of the grace period without the function: Knative has it stopped 30 s after the last
+request, which may come while its end is not known everywhere. What is left is its own, from SIGTERM
+to its end."""
+GRACE_PERIOD: Final = TIMEOUT_SECONDS - STOP_SECONDS
+
+API_SERVER: Final = "https://kubernetes.default.svc"
+"""The API server's URL in pods, by a name that its certificate has."""
+_API_CREDENTIALS: Final[Mapping[str, Any]] = {
+    "projected": {
+        "sources": [
+            {"serviceAccountToken": {"path": "token", "expirationSeconds": 3600}},
+            {
+                "configMap": {
+                    "name": "kube-root-ca.crt",
+                    "items": [{"key": "ca.crt", "path": "ca.crt"}],
+                }
+            },
+        ]
+    },
+}
+"""A volume with the pod's own token. A receiver's is of its namespace's default account: whoever
+has one may read the issuer's keys (Kubernetes' role system:service-account-issuer-discovery), and
+this one is bound to nothing else by us. A dispatcher's is of an account that may ask for tokens of
+its Triggers' accounts (`service_accounts`)."""
+OIDC_DIGEST_INPUT: Final[Mapping[str, str]] = {"oidc": "enabled"}
+"""At once for every receiver and shard: without the keys it can take no event that wants a token,
+without the way to tokens send none to a destination that does."""
+
+
+TRUST_BUNDLE: Final = "knafka-trust-bundle"
+"""Name of the ConfigMap with trusted certificates that dispatchers mount."""
+TRUST_PATH: Final = "/var/run/secrets/knafka/trust"
+TLS_PATH: Final = "/var/run/secrets/knafka/tls"
+_TRUST_VOLUME: Final[Mapping[str, Any]] = {
+    # Optional, as a pod that starts must not wait for it: it comes into the volume later, too.
+    "configMap": {"name": TRUST_BUNDLE, "optional": True},
+}
+
+LIVENESS_PROBE: Final[Mapping[str, Any]] = {
+    "httpGet": {"path": "/health/liveness"},
+    # Patient: a busy node let a pod answer after 10 s; a restart would make it busier still.
+    "periodSeconds": 20,
+    "timeoutSeconds": 20,
+    "failureThreshold": 6,
+}
+
+KNATIVE_AUTOSCALING: Final = "autoscaling.knative.dev/"
+MAX_SCALE: Final = "autoscaling.knative.dev/max-scale"
+MIN_SCALE: Final = "autoscaling.knative.dev/min-scale"
+
+
+def dispatcher_name(family: Family, trigger: Identity) -> str:
+    """The name of the Knative Service of a Trigger's own dispatcher."""
+    return names.child(family.function_name_prefix(trigger), f"-kn{family.infix}-dispatcher")
+
+
+def replayer_name(family: Family, trigger: Identity) -> str:
+    """The name of the Knative Service of a Trigger's replayer."""
+    return names.child(family.function_name_prefix(trigger), f"-kn{family.infix}-replayer")
+
+
+def shard_name(family: Family, broker: Identity, number: int) -> str:
+    """The name of the Knative Service of a Broker's shared dispatcher."""
+    return names.child(family.function_name_prefix(broker), f"-kn{family.infix}-shard-{number}")
+
+
+def function_namespace(family: Family, owner: Identity, settings: Settings) -> str:
+    """The namespace of an object's functions (CHN-22)."""
+    return settings.namespace if family.centralized else owner.namespace
+
+
+def shard_number(service: Mapping[str, Any]) -> int | None:
+    """The shard number in the labels of a Service; None: it is no shard's."""
+    text = (service["metadata"].get("labels") or {}).get(SHARD_NUMBER_LABEL, "")
+    return int(text) if text.isdecimal() else None
+
+
+def dispatcher_service(
+    trigger: Trigger,
+    egress: Egress,
+    autoscaling: Autoscaling,
+    partitions: int,
+    secret: tuple[str, str] | None,
+    settings: Settings,
+    *,
+    replays: bool = False,
+    account: str | None = None,
+) -> Manifest:
+    """The Knative Service of a Trigger's dispatcher, or with `replays` of its replayer, with one
+    pod for each drain.
+
+    `account` is the service account that it runs as, to get tokens; None: it needs none. With
+    min-scale, Knative keeps that many pods, which drain from their start without being asked; a
+    replayer has none.
+    """
+    most = max(1, min(autoscaling.max_scale, partitions))
+    always = 0 if replays else min(autoscaling.min_scale, most)
+    family, identity = family_of(trigger.kind), identity_of(trigger)
+    name = replayer_name(family, identity) if replays else dispatcher_name(family, identity)
+    timeout = dispatcher_timeout(egress)
+    environment = {
+        "FUNCTION_TARGET": "dispatch",
+        EGRESS_VARIABLE: compact_json(documents.dump(egress)),
+        # Where it asks for its next drain when there is work left and nobody else asks.
+        SERVICE_URL: service_url(name, function_namespace(family, identity, settings), settings),
+        "KNAFKA_GRACE_PERIOD": str(timeout - STOP_SECONDS),
+    }
+    if always:
+        environment["KNAFKA_DRAIN_AT_START"] = "true"
+    return knative_service(
+        name,
+        owned_metadata(trigger, family, settings),
+        labels={
+            ROLE_LABEL: REPLAYER_ROLE if replays else DISPATCHER_ROLE,
+            BROKER_LABEL: family.label_value(Identity(egress.namespace, egress.broker)),
+            TRIGGER_LABEL: family.label_value(identity),
+        },
+        annotations=one_pod_per_drain(always, most, settings),
+        declared={"pods": [always, most]},
+        environment=environment,
+        secret=secret,
+        credentials=family.credentials_volume_of(trigger),
+        resources=settings.pods.dispatcher_resources,
+        settings=settings,
+        tracing=settings.tracing.of(owner_key(trigger)),
+        concurrency=1,
+        timeout=timeout,
+        sends=True,
+        oidc=account is not None,
+        account=account,
+    )
+
+
+def dispatcher_timeout(egress: Egress) -> int:
+    """Seconds of `timeoutSeconds` of a dispatcher's Service, also its pods' grace period.
+
+    A declared delivery timeout gets enough time to finish an attempt. With the default timeout, an
+    attempt that takes longer than the usual grace period is repeated elsewhere; with at-most-once
+    semantics nothing is repeated, so every attempt gets its time.
+    """
+    attempt = egress.delivery.timeout
+    if attempt == Delivery().timeout and not egress.at_most_once:
+        return TIMEOUT_SECONDS
+    needed = math.ceil(attempt + LEAVING) + STOP_SECONDS
+    return min(max(TIMEOUT_SECONDS, needed), MAX_TIMEOUT_SECONDS)
+
+
+def shard_service(
+    broker: Broker,
+    shard: Shard,
+    number: int,
+    secret: tuple[str, str] | None,
+    settings: Settings,
+    *,
+    account: str | None = None,
+) -> Manifest:
+    """The Knative Service of a Broker's shared dispatcher `number`; `account` as in
+    `dispatcher_service`."""
+    family, identity = family_of(broker.kind), identity_of(broker)
+    name = shard_name(family, identity, number)
+    return knative_service(
+        name,
+        owned_metadata(broker, family, settings),
+        labels={
+            ROLE_LABEL: SHARD_ROLE,
+            BROKER_LABEL: family.label_value(identity),
+            SHARD_NUMBER_LABEL: str(number),
+        },
+        annotations=one_pod_per_drain(0, SHARD_PODS, settings),
+        declared={} if account is None else OIDC_DIGEST_INPUT,
+        environment={
+            "FUNCTION_TARGET": "dispatch",
+            SHARD_VARIABLE: compact_json(documents.dump(shard)),
+            SERVICE_URL: service_url(
+                name, function_namespace(family, identity, settings), settings
+            ),
+            "KNAFKA_GRACE_PERIOD": str(GRACE_PERIOD),
+        },
+        secret=secret,
+        resources=settings.pods.shard_resources,
+        settings=settings,
+        tracing=settings.tracing.of(owner_key(broker)),
+        concurrency=1,
+        sends=True,
+        oidc=account is not None,
+        account=account,
+    )
+
+
+def one_pod_per_drain(least: int, most: int, settings: Settings) -> Mapping[str, str]:
+    """Knative's autoscaling annotations for exactly one pod per drain, with no delay at
+    scale-down."""
+    scaling = {
+        "metric": "concurrency",
+        "target": "1",
+        "target-utilization-percentage": "100",
+        "target-burst-capacity": "-1",  # the activator stays, as it alone sees which pod is free
+        "window": "10s",
+        "scale-to-zero-pod-retention-period": "0s",
+        "min-scale": str(least),
+        "max-scale": str(most),
+        "initial-scale": str(settings.initial_scale),
+    }
+    return {KNATIVE_AUTOSCALING + key: value for key, value in scaling.items()}
+
+
+def service_url(name: str, namespace: str, settings: Settings) -> str:
+    """The cluster-internal URL of a function."""
+    return f"http://{service_host(name, namespace, settings)}"
+
+
+def service_host(name: str, namespace: str, settings: Settings) -> str:
+    """The full cluster-internal host name of a Service."""
+    return f"{name}.{namespace}.svc.{settings.cluster_domain}"
+
+
+def owner_reference(owner: Resource) -> Manifest:
+    """The owner reference by which Kubernetes deletes an object with its owner."""
+    return {
+        "apiVersion": owner.api_version,
+        "kind": owner.kind,
+        "name": owner.metadata.name,
+        "uid": owner.metadata.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def is_owned(service: Mapping[str, Any], owner: Resource) -> bool:
+    """Whether an object belongs to `owner`, by UID; objects of others must never be changed."""
+    return owner.metadata.uid in owner_uids(service)
+
+
+def owner_uids(service: Mapping[str, Any]) -> Sequence[str]:
+    """UIDs of the objects that a Service belongs to, by owner references and `OWNER_LABEL`."""
+    metadata = service.get("metadata") or {}
+    found = [each.get("uid", "") for each in metadata.get("ownerReferences") or ()]
+    label = (metadata.get("labels") or {}).get(OWNER_LABEL)
+    return found if label is None else [*found, label]
+
+
+def identity_of(resource: Resource) -> Identity:
+    """Namespace and name of a parsed object."""
+    return Identity(resource.metadata.namespace, resource.metadata.name)
+
+
+def owner_key(owner: Resource) -> Owner:
+    """Kind, namespace and name of a parsed object."""
+    return owner.kind, *identity_of(owner)
+
+
+def owned_metadata(owner: Resource, family: Family, settings: Settings) -> Manifest:
+    """Metadata of an object made for `owner`: namespace, and owner reference or `OWNER_LABEL`."""
+    namespace = function_namespace(family, identity_of(owner), settings)
+    if family.centralized:
+        return {"namespace": namespace, "labels": {OWNER_LABEL: owner.metadata.uid}}
+    return {"namespace": namespace, "labels": {}, "ownerReferences": [owner_reference(owner)]}
+
+
+def knative_service(
+    name: str,
+    ownership: Manifest,
+    *,
+    labels: Mapping[str, str],
+    annotations: Mapping[str, str],
+    declared: Mapping[str, Any],
+    environment: Mapping[str, str],
+    secret: tuple[str, str] | None,
+    resources: Mapping[str, Any],
+    settings: Settings,
+    tracing: Mapping[str, str],
+    concurrency: int = 0,
+    timeout: int = TIMEOUT_SECONDS,
+    oidc: bool = False,
+    sends: bool = False,
+    tls: str | None = None,
+    account: str | None = None,
+    credentials: Mapping[str, Any] | None = None,
+) -> Manifest:
+    """The manifest of a function's Knative Service.
+
+    `declared` is what the owner declares beside contract and Secret, for the digest; `credentials`
+    is a volume to mount in place of the Secret; `oidc`: whether the function asks the API server
+    for tokens or their keys; `sends`: whether it sends events to destinations, and so needs the
+    trust bundle; `tls`: the Secret with which it terminates TLS itself; `account` is its service
+    account, None: the namespace's default.
+    """
+    environment = {**environment, "KNAFKA_LOG_LEVEL": settings.log_level, LOG_FORMAT: "json"}
+    if settings.profiling:
+        # Only then: a variable more is a new Revision of every function.
+        environment[PROFILING] = "enabled"
+    if settings.local_addresses:
+        environment[LOCAL_ADDRESSES] = "allowed"
+    if callers := settings.tokens.verifiers(service_url(name, ownership["namespace"], settings)):
+        environment[CALLERS] = callers
+    if settings.metrics_tokens:
+        environment[SCRAPERS] = verifiers_of(settings.metrics_tokens)
+    if oidc:
+        environment[OIDC_URL] = API_SERVER
+    mounts: list[tuple[str, str, Mapping[str, Any]]] = []
+    """Name, folder and source of each volume."""
+    if secret is not None:
+        of_secret: Manifest = {"secret": {"secretName": secret[0]}}
+        mounts.append(("kafka", SECRET_PATH, credentials or of_secret))
+    if oidc:
+        mounts.append(("api", API_FOLDER, _API_CREDENTIALS))
+    if sends and settings.trust_bundles:
+        environment[TRUST_BUNDLES] = TRUST_PATH
+        mounts.append(("trust", TRUST_PATH, _TRUST_VOLUME))
+    if tls is not None:
+        environment[TLS] = TLS_PATH
+        # Without it plain requests are answered, and TLS as soon as it comes.
+        mounts.append(("tls", TLS_PATH, {"secret": {"secretName": tls, "optional": True}}))
+    environment |= tracing
+    container: Manifest = {
+        "name": "function",
+        "image": settings.image,
+        "env": env_variables(environment),
+        "readinessProbe": {"httpGet": {"path": "/health/readiness"}, "successThreshold": 1},
+        "livenessProbe": LIVENESS_PROBE,
+        "resources": dict(resources),
+        "securityContext": {
+            "runAsNonRoot": True,
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+    }
+    pod: Manifest = {
+        **settings.pods.spec,
+        "containerConcurrency": concurrency,
+        "timeoutSeconds": timeout,
+        "enableServiceLinks": False,
+        "automountServiceAccountToken": False,
+        "containers": [container],
+    }
+    template_annotations = {**FULL_DUPLEX, **annotations}
+    if account is not None:
+        pod["serviceAccountName"] = account
+    if secret is not None:
+        template_annotations[SECRET_VERSION] = secret[1]
+    if mounts:
+        container["volumeMounts"] = [
+            {"name": each, "mountPath": folder, "readOnly": True} for each, folder, _ in mounts
+        ]
+        pod["volumes"] = [{"name": each, **source} for each, _, source in mounts]
+    return {
+        "apiVersion": SERVING,
+        "kind": "Service",
+        "metadata": {
+            **ownership,
+            "name": name,
+            "annotations": {DECLARED_DIGEST: _digest([secret, declared])},
+            "labels": {
+                **with_common_labels(labels),
+                **ownership["labels"],
+                "networking.knative.dev/visibility": "cluster-local",
+            },
+        },
+        "spec": {
+            "template": {
+                "metadata": {
+                    "labels": with_common_labels(labels),
+                    "annotations": template_annotations,
+                },
+                "spec": pod,
+            }
+        },
+    }
+
+
+def mounts_trust_bundle(service: Mapping[str, Any]) -> bool:
+    """Whether a function's pods mount the trust bundle of their namespace."""
+    volumes = service["spec"]["template"]["spec"].get("volumes") or ()
+    return any(each.get("configMap") == _TRUST_VOLUME["configMap"] for each in volumes)
+
+
+def with_common_labels(of: Mapping[str, str]) -> Mapping[str, str]:
+    """Add the labels that all of Knafka's objects have."""
+    return {
+        "app.kubernetes.io/name": "knafka",
+        "app.kubernetes.io/component": of.get(ROLE_LABEL, "config"),
+        "app.kubernetes.io/managed-by": "knafka-operator",
+        **of,
+    }
+
+
+def compact_json(document: object) -> str:
+    """A document as one line of JSON without `$`, for an environment variable."""
+    text = json.dumps(document, separators=(",", ":"))
+    # So that a variable's value reads as the document itself, without `escape_dollars`'s escape.
+    return text.replace("$", r"\u0024")
+
+
+def _digest(value: object) -> str:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def escape_dollars(text: str) -> str:
+    """Escape `$` in a container's arguments and variables, so that the process gets `text`
+    unchanged.
+
+    Kubernetes replaces `$(NAME)` by the value of a variable: without the escape, users whose words
+    become arguments could read the container's credentials.
+    """
+    return text.replace("$", "$$")
+
+
+def env_variables(environment: Mapping[str, str]) -> list[Manifest]:
+    """A container's `env` list with these values, escaped by `escape_dollars`."""
+    return [{"name": name, "value": escape_dollars(value)} for name, value in environment.items()]
+
+
+def environment_of(container: Mapping[str, Any]) -> dict[str, str]:
+    """What a container that has `env_variables` gets; those with a value from elsewhere are
+    empty."""
+    found = container.get("env") or ()
+    return {each["name"]: each.get("value", "").replace("$$", "$") for each in found}

@@ -1,0 +1,128 @@
+"""Tracing: what Knative's ConfigMaps say of traces, as the functions' environment (DSP-12). Pure.
+
+    ConfigMap config-observability   tracing-protocol, tracing-endpoint, tracing-sampling-rate
+    ConfigMap config-tracing         backend, zipkin-endpoint, sample-rate, debug
+
+The first is today's, and holds where it names a protocol; the second is that of older releases.
+What can't be used changes nothing: functions go on as they were, or without traces.
+
+Not here: what the variables mean to a function (`knafka.tracing.settings`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from knafka.core.errors import InvalidDocument
+from knafka.tracing.settings import (
+    EXPORTER,
+    GRPC,
+    OTLP_TRACES_ENDPOINT,
+    OTLP_TRACES_PROTOCOL,
+    PROTOCOL,
+    SAMPLER,
+    SAMPLER_ARG,
+    ZIPKIN_ENDPOINT,
+    rate_of,
+)
+from knafka_operator.functions import services
+
+OBSERVABILITY: Final = "config-observability"
+TRACING: Final = "config-tracing"
+DEFAULT_RATE: Final = "0.1"
+"""Of traces that begin here, where the ConfigMap has no rate: Knative's for config-tracing."""
+_OTLP_PATH: Final = "/v1/traces"
+_DECIDED: Final = frozenset(
+    {
+        EXPORTER,
+        OTLP_TRACES_ENDPOINT,
+        OTLP_TRACES_PROTOCOL,
+        SAMPLER,
+        SAMPLER_ARG,
+        ZIPKIN_ENDPOINT,
+    }
+)
+"""Environment variables that this module sets."""
+
+
+def tracing_environment(
+    observability: Mapping[str, str], tracing: Mapping[str, str], namespace: str, domain: str
+) -> Mapping[str, str]:
+    """The tracing variables of every function; empty if tracing is off.
+
+    `observability` and `tracing` are the ConfigMaps' data, empty where there is none. Zipkin
+    without an address is the Service `zipkin` of `namespace` (DSP-13). Raises `InvalidDocument`
+    whose path is the ConfigMap's name.
+    """
+    protocol = observability.get("tracing-protocol", "none").strip().lower()
+    if protocol not in ("", "none"):
+        try:
+            return _otlp(protocol, observability)
+        except ValueError as error:
+            raise InvalidDocument(OBSERVABILITY, str(error)) from None
+    try:
+        return _zipkin(tracing, f"http://zipkin.{namespace}.svc.{domain}:9411/api/v2/spans")
+    except ValueError as error:
+        raise InvalidDocument(TRACING, str(error)) from None
+
+
+def tracing_variables_of(service: Mapping[str, Any]) -> Mapping[str, str]:
+    """The tracing variables in the environment of a stored Knative Service."""
+    containers = service["spec"]["template"]["spec"]["containers"]
+    return {
+        name: value
+        for container in containers
+        for name, value in services.environment_of(container).items()
+        if name in _DECIDED
+    }
+
+
+def _otlp(protocol: str, data: Mapping[str, str]) -> Mapping[str, str]:
+    if protocol not in (PROTOCOL, GRPC):
+        raise ValueError(
+            f"tracing-protocol: invalid value: {protocol:.80}: want {PROTOCOL}, {GRPC} or none"
+        )
+    given = data.get("tracing-endpoint", "").strip()
+    rate = _checked_rate(data.get("tracing-sampling-rate"), "tracing-sampling-rate")
+    if protocol == GRPC:
+        # By gRPC it is often host:port alone; without a scheme the SDK takes it for TLS.
+        endpoint = _checked_url(given if "://" in given else f"http://{given}", "tracing-endpoint")
+        spoken = {OTLP_TRACES_PROTOCOL: GRPC}
+    else:
+        endpoint, spoken = _checked_url(given, "tracing-endpoint"), {}
+        if urlsplit(endpoint).path in ("", "/"):
+            endpoint = endpoint.rstrip("/") + _OTLP_PATH
+    return {EXPORTER: "otlp", OTLP_TRACES_ENDPOINT: endpoint, **spoken, **_sampler(rate)}
+
+
+def _zipkin(data: Mapping[str, str], usual: str) -> Mapping[str, str]:
+    backend = data.get("backend", "none").strip().lower()
+    if backend in ("", "none"):
+        return {}
+    if backend != "zipkin":
+        raise ValueError(f"backend: invalid value: {backend:.80}: want zipkin or none")
+    endpoint = _checked_url(data.get("zipkin-endpoint", "").strip() or usual, "zipkin-endpoint")
+    rate = _checked_rate(data.get("sample-rate"), "sample-rate")
+    if data.get("debug", "").strip().lower() == "true":
+        rate = "1"
+    return {EXPORTER: "zipkin", ZIPKIN_ENDPOINT: endpoint, **_sampler(rate)}
+
+
+def _sampler(rate: str) -> Mapping[str, str]:
+    return {SAMPLER: "parentbased_traceidratio", SAMPLER_ARG: rate}
+
+
+def _checked_rate(text: str | None, where: str) -> str:
+    given = (text or "").strip() or DEFAULT_RATE
+    if rate_of(given) is None:
+        raise ValueError(f"{where}: invalid value: {given:.80}: want 0 to 1")
+    return given
+
+
+def _checked_url(given: str, where: str) -> str:
+    parts = urlsplit(given)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"{where}: invalid value: {given:.200}: want a URL")
+    return given

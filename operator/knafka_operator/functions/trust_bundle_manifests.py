@@ -1,0 +1,84 @@
+"""Trust bundles: what the installation's certificate authorities come to in a namespace. Pure.
+
+    ConfigMaps labelled networking.knative.dev/trust-bundle: "true"  (Knative Eventing's namespace)
+      -> one ConfigMap, knafka-trust-bundle, in each namespace with a dispatcher, which mounts it
+
+Not here: reading and writing them (`functions.trust_bundles`), and what a dispatcher does with it
+(`knafka.clients.trust_bundles`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from knafka_operator.functions.services import TRUST_BUNDLE, with_common_labels
+from knafka_operator.model.resources import CORE, are_certificates
+
+LABEL: Final = "networking.knative.dev/trust-bundle"
+"""Knative's; its value is `true`."""
+FILE: Final = "bundle.pem"
+MAX_BYTES: Final = 900_000
+"""Of all certificates together: the API server takes no ConfigMap above 1 MiB."""
+
+_CERTIFICATE = re.compile(
+    r"-----BEGIN CERTIFICATE-----[A-Za-z0-9+/=\s]{1,100000}?-----END CERTIFICATE-----"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """The authorities of all ConfigMaps together."""
+
+    pem: str = ""
+    problems: Mapping[str, str] = field(default_factory=dict)
+    """The problem of each ConfigMap that isn't used completely, by its name."""
+
+
+def merged_bundle(config_maps: Iterable[Mapping[str, Any]]) -> Bundle:
+    """Merge the certificates of ConfigMaps, each once, in the order of the ConfigMaps' names.
+
+    Invalid certificates are left out, and so are those that exceed `MAX_BYTES`.
+    """
+    kept, problems, size = dict[str, None](), dict[str, str](), 0
+    for document in sorted(config_maps, key=lambda each: str(each["metadata"]["name"])):
+        name = str(document["metadata"]["name"])
+        data = document.get("data") or {}  # items of a list have no kind, so they aren't parsed
+        some = [each for key in sorted(data) for each in _CERTIFICATE.findall(data[key])]
+        usable = [each for each in some if each in kept or are_certificates(each)]
+        if not usable or len(usable) < len(some):
+            problems[name] = (
+                f"{len(some) - len(usable)} of its certificates can't be read: want PEM"
+                if some
+                else "it holds no certificate: want PEM in its data"
+            )
+        for certificate in usable:
+            if certificate in kept:
+                continue
+            if size + len(certificate) + 1 > MAX_BYTES:
+                problems[name] = f"all certificates together have more than {MAX_BYTES} bytes"
+                break
+            kept[certificate] = None
+            size += len(certificate) + 1
+    return Bundle("".join(f"{each}\n" for each in kept), problems)
+
+
+def bundle_config_map(namespace: str, bundle: Bundle) -> Mapping[str, Any]:
+    """The ConfigMap that dispatchers of this namespace mount."""
+    return {
+        "apiVersion": CORE,
+        "kind": "ConfigMap",
+        "metadata": {
+            "name": TRUST_BUNDLE,
+            "namespace": namespace,
+            "labels": dict(with_common_labels({})),
+        },
+        "data": {FILE: bundle.pem},
+    }
+
+
+def is_bundle(document: Mapping[str, Any]) -> bool:
+    """Whether a ConfigMap, of which the metadata is enough, carries Knative's label."""
+    return (document["metadata"].get("labels") or {}).get(LABEL) == "true"

@@ -1,0 +1,135 @@
+"""Trust bundles: each namespace with a dispatcher has a copy of them, before it has the dispatcher.
+
+A bundle that changes is copied again to all those namespaces; kubelet brings it to the pods, and
+nothing is rolled. Belongs to one event loop; one for Brokers and channels together.
+
+Not here: what a copy is (`functions.trust_bundle_manifests`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+
+from knafka_operator.decisions.status import NotReady
+from knafka_operator.functions import trust_bundle_manifests as deciding
+from knafka_operator.functions.services import TRUST_BUNDLE, mounts_trust_bundle
+from knafka_operator.functions.trust_bundle_manifests import Bundle
+from knafka_operator.installation.settings import Settings
+from knafka_operator.model.cluster import Cluster, ClusterError, Document, NotAllowed, Rejected
+from knafka_operator.model.resources import CORE
+
+log = logging.getLogger(__name__)
+
+BUNDLE_CHECK_INTERVAL: Final = 300.0
+"""Seconds after which the bundles are read again without a change, as watches may break."""
+_OURS: Final = "app.kubernetes.io/managed-by", "knafka-operator"
+_COMPONENT: Final = "operator/deploy/trust-bundles"
+
+
+class TrustBundles:
+    """Keeps copies of the installation's trust bundles; does nothing without
+    `Settings.trust_bundles`."""
+
+    def __init__(self, settings: Settings, cluster: Cluster) -> None:
+        self._source = settings.trust_bundles
+        self._cluster = cluster
+        self._bundle: Bundle | None = None
+        """The merged bundle as last read."""
+        self._names: frozenset[str] = frozenset()
+        """Names of the ConfigMaps that were merged."""
+        self._copied: dict[str, str] = {}
+        """By namespace: the PEM text of its copy."""
+        self._changed = asyncio.Event()
+        self._lock = asyncio.Lock()
+
+    def on_config_map(self, document: Document) -> None:
+        """Note that a ConfigMap has changed or was deleted."""
+        namespace, name = document["metadata"]["namespace"], document["metadata"]["name"]
+        is_source = namespace == self._source and (
+            name in self._names or deciding.is_bundle(document)
+        )
+        if is_source or (name == TRUST_BUNDLE and namespace in self._copied):
+            self._changed.set()
+
+    def reread_soon(self) -> None:
+        """Have the bundles read again, as a change may have been missed."""
+        self._changed.set()
+
+    async def ensure_copy(self, manifest: Mapping[str, Any]) -> None:
+        """Create or update the copy in a function's namespace, if the function mounts it. Raises
+        `NotReady` and `ClusterError`."""
+        if not self._source or not mounts_trust_bundle(manifest):
+            return
+        async with self._lock:
+            if self._bundle is None:
+                await self._read()
+            assert self._bundle is not None
+            namespace = manifest["metadata"]["namespace"]
+            if self._copied.get(namespace) != self._bundle.pem:
+                await self._copy(namespace, self._bundle)
+
+    async def refresh_copies(self) -> None:
+        """Read the bundles and update every copy. Raises `ClusterError`."""
+        async with self._lock:
+            await self._read()
+            assert self._bundle is not None
+            for namespace in list(self._copied):
+                try:
+                    await self._copy(namespace, self._bundle)
+                except NotReady as error:
+                    del self._copied[namespace]  # its next dispatcher's owner is told
+                    log.warning("trust bundles: %s", error)
+
+    async def run(self) -> None:
+        """Follow changes until cancelled."""
+        while True:
+            try:
+                async with asyncio.timeout(BUNDLE_CHECK_INTERVAL):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+            self._changed.clear()
+            if self._copied:
+                try:
+                    await self.refresh_copies()
+                except ClusterError as error:
+                    log.warning("trust bundles: %s", error)
+                    self._changed.set()
+                    await asyncio.sleep(1.0)
+
+    async def _read(self) -> None:
+        labels = {deciding.LABEL: "true"}
+        found = await self._cluster.list(CORE, "ConfigMap", labels, self._source)
+        bundle = deciding.merged_bundle(found)
+        if self._bundle is None or bundle.problems != self._bundle.problems:
+            for name, why in bundle.problems.items():
+                log.warning("trust bundle %s/%s: %s", self._source, name, why)
+        self._bundle = bundle
+        self._names = frozenset(each["metadata"]["name"] for each in found)
+
+    async def _copy(self, namespace: str, bundle: Bundle) -> None:
+        """Write the copy in a namespace. Raises `NotReady`, also if somebody else made a ConfigMap
+        of that name."""
+        wanted = deciding.bundle_config_map(namespace, bundle)
+        there = await self._cluster.get(CORE, "ConfigMap", namespace, TRUST_BUNDLE)
+        if there is not None:
+            label, ours = _OURS
+            if (there["metadata"].get("labels") or {}).get(label) != ours:
+                raise NotReady(
+                    "TrustBundleNotOurs",
+                    f"ConfigMap {namespace}/{TRUST_BUNDLE} was not made by Knafka, whose "
+                    "dispatchers mount one of that name: delete or rename it",
+                )
+        if there is None or there.get("data") != wanted["data"]:
+            try:
+                await self._cluster.apply(wanted)
+            except (Rejected, NotAllowed) as error:
+                raise NotReady(
+                    "TrustBundleNotCopied",
+                    f"the trust bundles can't be copied to ConfigMap {namespace}/{TRUST_BUNDLE}: "
+                    f"apply {_COMPONENT}, whose role allows it ({error})",
+                ) from error
+        self._copied[namespace] = bundle.pem

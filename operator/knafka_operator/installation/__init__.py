@@ -1,0 +1,1 @@
+"""The installation: the operator's settings, and what it adds to functions."""

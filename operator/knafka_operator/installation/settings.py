@@ -1,0 +1,340 @@
+"""Settings: what the operator takes from its environment, checked once at start.
+
+    KNAFKA_NAMESPACE        where the operator and its ConfigMaps are (required)
+    KNAFKA_IMAGE            the functions' image (required)
+    KNAFKA_BROKER_CLASSES   classes that are ours, comma-separated ("Kafka,kafka")
+    KNAFKA_DEFAULT_CLASS    one of them, which webhooks give to a new Broker that names none ("":
+                            what KNAFKA_BROKER_DEFAULTS says, if that is one of them)
+    KNAFKA_CONFIG           ConfigMap with the defaults for all Brokers ("kafka-broker-config")
+    KNAFKA_BROKER_DEFAULTS  ConfigMap with class and delivery of Brokers that declare none, in
+                            upstream's format ("knative-eventing/config-br-defaults")
+    KNAFKA_FEATURES         ConfigMap that says whether senders must show tokens, and whether there
+                            is https, in upstream's format ("knative-eventing/config-features")
+    KNAFKA_KAFKA_FEATURES   ConfigMap with templates of the names of new topics and groups, in
+                            eventing-kafka-broker's format
+                            ("knative-eventing/config-kafka-features")
+    KNAFKA_DIRECT           "enabled": senders reach the receivers of Brokers that don't say so past
+                            Knative's proxy ("disabled")
+    KNAFKA_METRICS_TOKENS   tokens, comma-separated, of which /metrics of operator and functions
+                            wants one ("": they are told to everybody)
+    KNAFKA_TRUST_BUNDLES    namespace whose ConfigMaps labelled networking.knative.dev/trust-bundle
+                            have certificate authorities that dispatchers trust ("": none have)
+    KNAFKA_PROJECT_SECRETS  "true": a Secret named by a ConfigMap of another namespace is copied to
+                            the Broker's namespace ("false")
+    KNAFKA_CLUSTER_DOMAIN   ("cluster.local")
+    KNAFKA_POD              fields for the pods of functions, as YAML ("")
+    KNAFKA_RECEIVER_RESOURCES, KNAFKA_DISPATCHER_RESOURCES, KNAFKA_SHARD_RESOURCES
+                            of their containers, as YAML: see `function_pods`
+    KNAFKA_ISOLATION        whether Triggers that don't say so, and whose Broker doesn't, have a
+                            dispatcher of their "own", a "shared" one, or the one that each
+                            needs, "auto" ("own")
+    KNAFKA_SHARD_SIZE       Triggers in one shared dispatcher, at most ("250")
+    KNAFKA_RECORD_POSITION  "disabled": what is delivered has no attributes that say where its
+                            record lies in Kafka ("enabled")
+    KNAFKA_INITIAL_SCALE    pods with which a new Revision starts, "0" where Knative allows it ("1")
+    KNAFKA_MAX_ROLLS        functions that a new image, or another setting of all, rolls at a time
+                            ("2")
+    KNAFKA_DELETION_TIMEOUT seconds after which a deletion no longer waits for Kafka ("60")
+    KNAFKA_WEBHOOKS         "true": serve admission webhooks ("false")
+    KNAFKA_POD_UID          the pod's UID, which makes its name its own ("": a random one)
+    KNAFKA_LOG_LEVEL        debug, info, warning, error ("info")
+    KNAFKA_CHANNELS         "enabled": KafkaChannels and Subscriptions are served, which nobody else
+                            here may do then ("disabled")
+    KNAFKA_CHANNEL_CONFIG   ConfigMap with Kafka and defaults of all KafkaChannels
+                            ("kafka-channel-config")
+    KNAFKA_SUBSCRIPTIONS    whose controller reconciles Subscriptions to KafkaChannels: our "own",
+                            Knative's "eventing", or "auto": the latter where Knative Eventing's
+                            CustomResourceDefinitions are ("auto")
+    KNAFKA_SENSORS          "enabled": Sensors are run ("disabled")
+    KNAFKA_SOURCES          "enabled": KafkaSources are served, which nobody else is to do then
+                            ("disabled")
+    KNAFKA_SINKS            "enabled": KafkaSinks are served, which nobody else is to do then
+                            ("disabled")
+    KNAFKA_JOBS_IMAGE       of the dead-letter jobs; where it is set DeadLetterArchives are run ("")
+    KNAFKA_CONSOLE_URL      where people reach the console, for the links of those who tell of
+                            reports ("": no links)
+    KNAFKA_TRACE_URL        where people look at a trace, {trace} in the place of its id, for the
+                            links of reports ("": no links)
+    KNAFKA_ALLOWED_SERVERS  patterns of the Kafka servers that may be connected to, host:port with
+                            *, comma-separated ("*")
+    KNAFKA_MAX_PARTITIONS, KNAFKA_MAX_REPLICATION
+                            of a new topic ("1000", "10")
+    KNAFKA_MAX_NAMESPACE_PARTITIONS
+                            of a namespace's topics of one kind together, a new one's included
+                            ("10000")
+    KNAFKA_MAX_SCALE        pods that one object may ask for of one function ("100")
+    KNAFKA_MAX_NAMESPACE_MIN_SCALE
+                            min-scale of a namespace's Triggers together; of its Subscriptions, too
+                            ("200")
+    KNAFKA_MAX_JOB_TIMEOUT  seconds that a DeadLetterArchive's Job may be given ("172800")
+    KNAFKA_LOCAL_ADDRESSES  "allowed": subscribers, sinks and token endpoints may be at loopback or
+                            link-local addresses of functions and operator ("refused")
+    KNAFKA_AWS_SERVERS, KNAFKA_AWS_ROLES
+                            servers that get a token of the operator's own AWS identity, and roles
+                            that it takes on, where a user's Secret asks for it ("")
+    KNAFKA_PROFILING        "enabled": functions serve profiles on their pods' loopback ("disabled")
+
+Not here: what a Broker is configured with, which is in ConfigMaps that users may change.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+from uuid import uuid4
+
+from knafka.core.caller_tokens import METRICS_TOKENS, parse_tokens
+from knafka.core.errors import InvalidDocument
+from knafka.core.trace_url import trace_url
+from knafka.settings import local_addresses, profiling
+from knafka_operator.installation.function_pods import FunctionPods
+from knafka_operator.installation.function_tokens import FunctionTokens
+from knafka_operator.installation.handler import Handler, parse_handler
+from knafka_operator.installation.kafka_trust import (
+    AWS_ROLES,
+    AWS_SERVERS,
+    KafkaTrust,
+    parse_patterns,
+)
+from knafka_operator.installation.naming import Naming
+from knafka_operator.installation.tracing import FunctionTracing
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.isolation import Isolation, parse_isolation
+from knafka_operator.model.maxima import Maxima
+from knafka_operator.model.resources import BROKER_CLASSES, whole_number
+
+FEATURES: Final = "knative-eventing/config-features"
+KAFKA_FEATURES: Final = "knative-eventing/config-kafka-features"
+BROKER_DEFAULTS: Final = "knative-eventing/config-br-defaults"
+SHARD_SIZE: Final = 250
+MAX_SHARD_SIZE: Final = 10_000
+LEVELS: Final = ("debug", "info", "warning", "error")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How this operator is installed."""
+
+    namespace: str
+    image: str
+    identity: str = "knafka"
+    """Who we are to other replicas. In a pod its name and UID, so that a container started anew is
+    the same: the one before it is dead. Elsewhere nobody else's."""
+    broker_classes: frozenset[str] = BROKER_CLASSES
+    default_class: str = ""
+    """Empty: `brokers.defaults` may name it."""
+    config: str = "kafka-broker-config"
+    broker_defaults: str = BROKER_DEFAULTS
+    """Namespace and name of the ConfigMap with class and delivery of Brokers that declare none."""
+    features: str = FEATURES
+    """Namespace and name of the ConfigMap with Knative Eventing's features."""
+    kafka_features: str = KAFKA_FEATURES
+    """Namespace and name of the ConfigMap with eventing-kafka-broker's features, for its templates
+    of names."""
+    trust_bundles: str = ""
+    """The namespace of the ConfigMaps with certificate authorities for destinations; empty: only
+    the system's are trusted, and those that a destination names."""
+    project_secrets: bool = False
+    cluster_domain: str = "cluster.local"
+    pods: FunctionPods = field(default_factory=FunctionPods)
+    isolation: Isolation = Isolation.OWN
+    """Of Triggers that declare none, and whose Broker declares none."""
+    shard_size: int = SHARD_SIZE
+    """Triggers in one shared dispatcher, at most."""
+    record_position: bool = True
+    """Whether deliveries have `knativekafkapartition` and `knativekafkaoffset`."""
+    initial_scale: int = 1
+    max_rolls: int = 2
+    """Functions that start anew at a time for what has changed of all."""
+    deletion_timeout: float = 60.0
+    webhooks: bool = False
+    log_level: str = "info"
+    profiling: bool = False
+    """Of functions; the operator has none."""
+    metrics_tokens: tuple[str, ...] = field(default=(), repr=False)
+    """One of these is wanted for metrics; none: everybody is told."""
+    direct: bool = False
+    """Whether senders reach receivers past Knative's proxy, of Brokers that don't say."""
+    local_addresses: bool = False
+    """Whether what users name may be at an address of the pod or the node (`core.addresses`)."""
+    aws_servers: tuple[str, ...] = ()
+    aws_roles: tuple[str, ...] = ()
+    """Patterns: see `installation.kafka_trust`."""
+    trusts_statuses: bool = False
+    """Whether a status may name a topic with records by an empty id: in the local mode nobody but
+    us writes one, and data may be from before ids were kept."""
+    channels: bool = False
+    """Whether KafkaChannels and Subscriptions are ours."""
+    channel_config: str = "kafka-channel-config"
+    subscriptions: Handler = Handler.AUTO
+    sources: bool = False
+    """Whether KafkaSources are ours."""
+    sinks: bool = False
+    """Whether KafkaSinks are ours."""
+    sensors: bool = False
+    """Whether Sensors are run."""
+    jobs_image: str = ""
+    """Of the dead-letter jobs; empty: DeadLetterArchives are not run."""
+    console_url: str = ""
+    """Where people reach the console; empty: that isn't known."""
+    trace_url: str = ""
+    """Where they look at a trace, `{trace}` in the place of its id; empty: that isn't known."""
+    allowed_servers: tuple[str, ...] = ("*",)
+    """Patterns of `host:port`, in lower case."""
+    maxima: Maxima = field(default_factory=Maxima)
+    """What one object, and one namespace, may ask for at most."""
+    installation: str = ""
+    """What no other cluster's installation has that uses the same Kafka: the UID of `namespace`.
+    Empty: that isn't known."""
+    tokens: FunctionTokens = field(default_factory=FunctionTokens)
+    """By what functions know their operator; the keys change while it runs."""
+    naming: Naming = field(default_factory=Naming)
+    """What new topics and groups are called: from a ConfigMap (`runtime.naming`), whose changes it
+    follows."""
+    tracing: FunctionTracing = field(default_factory=FunctionTracing)
+    """More environment variables of functions: from ConfigMaps (`functions.tracing`), whose changes
+    it follows."""
+
+    @property
+    def features_config(self) -> Identity:
+        """The ConfigMap of `senders.features`."""
+        namespace, _, name = self.features.partition("/")
+        return Identity(namespace, name)
+
+    @property
+    def kafka_features_config(self) -> Identity:
+        """The ConfigMap of `kafka_features`."""
+        namespace, _, name = self.kafka_features.partition("/")
+        return Identity(namespace, name)
+
+    @property
+    def kafka_trust(self) -> KafkaTrust:
+        """How far the operator goes for Secrets that users wrote."""
+        return KafkaTrust(self.local_addresses, self.aws_servers, self.aws_roles)
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> Settings:
+        """Raises `InvalidDocument` that names the variable."""
+
+        def flag(name: str) -> bool:
+            text = environment.get(name, "false").strip().lower()
+            if text not in ("true", "false"):
+                raise InvalidDocument(name, f"invalid value: {text:.80}: want true or false")
+            return text == "true"
+
+        def switch(name: str, default: str = "disabled") -> bool:
+            text = environment.get(name, default).strip().lower()
+            if text not in ("enabled", "disabled"):
+                wanted = "want enabled or disabled"
+                raise InvalidDocument(name, f"invalid value: {text:.80}: {wanted}")
+            return text == "enabled"
+
+        def number(name: str, default: int) -> int:
+            return whole_number(environment.get(name, str(default)), name, 0, 2**31 - 1)
+
+        def required(name: str) -> str:
+            if not (text := environment.get(name, "").strip()):
+                raise InvalidDocument(name, "is not set: see operator/deploy/operator.yaml")
+            return text
+
+        level = environment.get("KNAFKA_LOG_LEVEL", "info").lower()
+        if level not in LEVELS:
+            raise InvalidDocument(
+                "KNAFKA_LOG_LEVEL", f"invalid value: {level:.80}: want {', '.join(LEVELS)}"
+            )
+        named = environment.get("KNAFKA_BROKER_CLASSES", ",".join(BROKER_CLASSES)).split(",")
+        classes = frozenset(each.strip() for each in named if each.strip())
+        default_class = environment.get("KNAFKA_DEFAULT_CLASS", "").strip()
+        if default_class and default_class not in classes:
+            wanted = f"want {', '.join(sorted(classes))}"
+            raise InvalidDocument(
+                "KNAFKA_DEFAULT_CLASS", f"invalid value: {default_class:.80}: {wanted}"
+            )
+        return cls(
+            namespace=required("KNAFKA_NAMESPACE"),
+            image=required("KNAFKA_IMAGE"),
+            identity=_identity(environment),
+            broker_classes=classes,
+            default_class=default_class,
+            config=environment.get("KNAFKA_CONFIG", "kafka-broker-config"),
+            broker_defaults=environment.get("KNAFKA_BROKER_DEFAULTS", BROKER_DEFAULTS),
+            features=environment.get("KNAFKA_FEATURES", FEATURES),
+            kafka_features=environment.get("KNAFKA_KAFKA_FEATURES", KAFKA_FEATURES),
+            trust_bundles=_trust_bundles_namespace(
+                environment.get("KNAFKA_TRUST_BUNDLES", "").strip()
+            ),
+            project_secrets=flag("KNAFKA_PROJECT_SECRETS"),
+            cluster_domain=environment.get("KNAFKA_CLUSTER_DOMAIN", "cluster.local"),
+            pods=FunctionPods.from_environment(environment),
+            isolation=parse_isolation(
+                environment.get("KNAFKA_ISOLATION", Isolation.OWN).strip(), "KNAFKA_ISOLATION"
+            ),
+            shard_size=whole_number(
+                environment.get("KNAFKA_SHARD_SIZE", str(SHARD_SIZE)),
+                "KNAFKA_SHARD_SIZE",
+                1,
+                MAX_SHARD_SIZE,
+            ),
+            record_position=switch("KNAFKA_RECORD_POSITION", "enabled"),
+            initial_scale=number("KNAFKA_INITIAL_SCALE", 1),
+            max_rolls=whole_number(
+                environment.get("KNAFKA_MAX_ROLLS", "2"), "KNAFKA_MAX_ROLLS", 1, 1000
+            ),
+            deletion_timeout=number("KNAFKA_DELETION_TIMEOUT", 60),
+            webhooks=flag("KNAFKA_WEBHOOKS"),
+            log_level=level,
+            profiling=profiling(environment),
+            metrics_tokens=parse_tokens(environment.get(METRICS_TOKENS, "")),
+            direct=switch("KNAFKA_DIRECT"),
+            local_addresses=local_addresses(environment),
+            aws_servers=parse_patterns(environment.get(AWS_SERVERS, ""), AWS_SERVERS),
+            aws_roles=parse_patterns(environment.get(AWS_ROLES, ""), AWS_ROLES),
+            channels=switch("KNAFKA_CHANNELS"),
+            channel_config=environment.get("KNAFKA_CHANNEL_CONFIG", "kafka-channel-config"),
+            subscriptions=parse_handler(
+                environment.get("KNAFKA_SUBSCRIPTIONS", Handler.AUTO).strip(),
+                "KNAFKA_SUBSCRIPTIONS",
+            ),
+            sources=switch("KNAFKA_SOURCES"),
+            sinks=switch("KNAFKA_SINKS"),
+            sensors=switch("KNAFKA_SENSORS"),
+            jobs_image=environment.get("KNAFKA_JOBS_IMAGE", "").strip(),
+            console_url=_console_url(environment.get("KNAFKA_CONSOLE_URL", "").strip()),
+            trace_url=trace_url(environment),
+            maxima=Maxima.from_environment(environment),
+            allowed_servers=_server_patterns(environment.get("KNAFKA_ALLOWED_SERVERS", "*")),
+        )
+
+
+def _console_url(text: str) -> str:
+    if text and re.fullmatch(r"https?://[^\s?#@<>\"']+", text) is None:
+        wanted = "want http:// or https://, a host and maybe a path"
+        raise InvalidDocument("KNAFKA_CONSOLE_URL", f"invalid value: {text:.200}: {wanted}")
+    return text
+
+
+def _trust_bundles_namespace(text: str) -> str:
+    if text and re.fullmatch(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?", text) is None:
+        wanted = "want the name of a namespace, such as knative-eventing"
+        raise InvalidDocument("KNAFKA_TRUST_BUNDLES", f"invalid value: {text:.80}: {wanted}")
+    return text
+
+
+def _server_patterns(text: str) -> tuple[str, ...]:
+    patterns = tuple(each.strip().lower() for each in text.split(",") if each.strip())
+    for each in patterns:
+        # What stands for any server has no port to it.
+        if each != "*" and re.fullmatch(r"[a-z0-9*._\[\]:-]+:(?:[0-9]+|\*)", each) is None:
+            wanted = "want host:port, with * for any characters, such as *.kafka.svc:9092"
+            raise InvalidDocument("KNAFKA_ALLOWED_SERVERS", f"invalid value: {each:.80}: {wanted}")
+    if not patterns:
+        wanted = "want patterns of servers, or * for any"
+        raise InvalidDocument("KNAFKA_ALLOWED_SERVERS", f"invalid value: it is empty: {wanted}")
+    return patterns
+
+
+def _identity(environment: Mapping[str, str]) -> str:
+    host = environment.get("HOSTNAME", "knafka")
+    return f"{host}_{environment.get('KNAFKA_POD_UID') or uuid4().hex}"

@@ -1,0 +1,1 @@
+"""Kafka: its clusters, topics, contracts and credentials."""

@@ -1,0 +1,46 @@
+"""Delivery admission: what is refused of annotations about delivery. Pure.
+
+Of Triggers, Subscriptions, KafkaSources and KafkaChannels, each of which asks in its own admission.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from knafka_operator.decisions.field_errors import Problem, annotation_key, annotation_problems
+from knafka_operator.kafka import dead_letter_topics, desired, kafka_settings
+from knafka_operator.model.autoscaling import Autoscaling
+from knafka_operator.model.maxima import Maxima
+from knafka_operator.model.resources import (
+    DELIVERY_ORDER,
+    MAX_IN_FLIGHT,
+    annotation_path,
+    whole_number,
+)
+
+
+def delivery_annotation_problems(
+    annotations: Mapping[str, str], autoscaling: Autoscaling, maxima: Maxima
+) -> Iterator[Problem]:
+    """Yield the problems of a Trigger's or Subscription's annotations about delivery."""
+    yield from order_problems(annotations)
+    if (text := annotations.get(MAX_IN_FLIGHT)) is not None:
+        path = annotation_path(MAX_IN_FLIGHT)
+        yield from annotation_problems(
+            lambda: whole_number(text, path, 1, desired.MAX_MAX_IN_FLIGHT)
+        )
+    yield from annotation_problems(lambda: kafka_settings.check_trigger_settings(annotations))
+    yield from annotation_problems(
+        lambda: dead_letter_topics.check_retention_annotation(annotations)
+    )
+    yield from annotation_problems(
+        lambda: Autoscaling.from_annotations(annotations, autoscaling, maxima)
+    )
+
+
+def order_problems(annotations: Mapping[str, str]) -> Iterator[Problem]:
+    """Yield the problem of the annotation `delivery.order`, if it has one."""
+    order = annotations.get(DELIVERY_ORDER, "key")
+    if order not in desired.ORDERS:
+        wanted = f"want {', '.join(desired.ORDERS)}"
+        yield Problem(f"invalid value: {order:.80}", wanted, annotation_key(DELIVERY_ORDER))

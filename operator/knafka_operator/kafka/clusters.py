@@ -1,0 +1,247 @@
+"""KafkaClusters: each Kafka that Brokers use, with its admin client and its scaler.
+
+Brokers that reach the same servers with the same Secret share one. It stays for as long as one of
+them, or a Trigger, makes use of it, also while its ConfigMap is missing. Twice a second a Kafka is
+asked for the ends of its topics, in one request: those that moved wake their Triggers. So an idle
+Trigger costs nothing by itself. A topic that rests is asked for in one of eight of these looks:
+
+    rests    nothing writes to it (`resting`), nobody drains it, and it hasn't moved for a minute
+
+Not here: which Broker uses which Kafka, and connecting (`connect` comes in from outside).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+from knafka.core.errors import LogError
+from knafka.core.kafka_secret import for_librdkafka
+from knafka.ports.log import LogAdmin, LogWriter, Positions
+from knafka_operator.installation.kafka_trust import KafkaTrust
+from knafka_operator.kafka.servers import ANY_SERVER, check_servers
+from knafka_operator.scale.repeat import run_repeatedly
+from knafka_operator.scale.scaler import Drains, Scaler
+
+ENDS_CHECK_INTERVAL: Final = 0.5
+"""Seconds between two checks of the ends of topics."""
+RESTING_TURNS: Final = 8
+"""A resting topic is part of one in so many checks."""
+REST_AFTER_SECONDS: Final = 60.0
+"""Seconds without a new record after which a topic may rest."""
+UNUSED_TIMEOUT: Final = 1800.0
+"""Seconds after which an unused Kafka is disconnected."""
+ENDS_CHECK_TIMEOUT: Final = 10.0
+"""Seconds after which a check is given up; the next one follows."""
+MAX_ANSWER: Final = 16 * 1024 * 1024
+"""Bytes of one answer of a Kafka; the metadata of 200,000 partitions, Kafka's own limit for a
+cluster, have 12 MB. librdkafka's 100 MB would be as much as the operator has, several times over,
+once they are objects."""
+WRITER_CLOSE_TIMEOUT: Final = 1.0
+"""Seconds for records in flight when a writer is closed."""
+
+
+@dataclass(eq=False, repr=False)
+class KafkaCluster:
+    """One Kafka: its admin client, scaler and writer."""
+
+    topics: LogAdmin
+    scaler: Scaler
+    bootstrap_servers: str = ""
+    open_writer: Callable[[], LogWriter] | None = None
+    """Opens a writer; None: contracts can't be written, so there are no shared dispatchers."""
+    watched: set[str] = field(default_factory=set)
+    """Topics whose new records wake Triggers or Sensors."""
+    needed: float = 0.0
+    """When it was last requested or seen in use, by the event loop's clock."""
+    on_return: Callable[[], None] = lambda: None
+    """Called when Kafka answers again after a failure."""
+    resting: Callable[[KafkaCluster], Collection[str]] = lambda _: ()
+    """Returns topics to which nobody writes; called before each check."""
+    _ends: dict[str, Positions] = field(default_factory=dict)
+    _moved: dict[str, float] = field(default_factory=dict)
+    """When each topic was first seen or last grew, by the event loop's clock."""
+    _writer: LogWriter | None = None
+    _closing: set[asyncio.Future[None]] = field(default_factory=set)
+    _turn: int = 0
+    _is_away: bool = False
+
+    @property
+    def ends(self) -> Mapping[str, Positions]:
+        """End offsets of watched topics, as of the last check."""
+        return self._ends
+
+    def unwatch(self, topic: str) -> None:
+        """Stop watching a topic, unless another Trigger or Sensor reads it."""
+        if not self.scaler.reads(topic):
+            self.watched.discard(topic)
+
+    def writer(self) -> LogWriter:
+        """The writer for contracts; opened when first needed, and again after a fatal error."""
+        assert self.open_writer is not None
+        if self._writer is not None and self._writer.failure is not None:
+            self._close_writer()
+        if self._writer is None:
+            self._writer = self.open_writer()
+        return self._writer
+
+    def _close_writer(self) -> None:
+        if self._writer is not None:
+            closing = asyncio.ensure_future(self._writer.close(WRITER_CLOSE_TIMEOUT))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+            self._writer = None
+
+    async def run(self) -> None:
+        """Scale, and wake by new events, until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(run_repeatedly("scaling", self.scaler.run, ENDS_CHECK_INTERVAL))
+                looks = run_repeatedly(
+                    "looking at the ends of topics", self._check_ends, ENDS_CHECK_INTERVAL
+                )
+                group.create_task(looks)
+        finally:
+            self._close_writer()
+            if self._closing:
+                await asyncio.wait(set(self._closing))
+
+    async def _check_ends(self) -> None:
+        """Ask for the ends of the due topics, and wake the readers of those that have moved.
+        Raises `LogError`."""
+        if not (wanted := self._due_topics()):
+            return
+        was_away, self._is_away = self._is_away, True
+        try:
+            async with asyncio.timeout(ENDS_CHECK_TIMEOUT):
+                ends = await self.topics.end_offsets_of_all(wanted)
+        except TimeoutError:
+            raise LogError(f"Kafka did not answer within {ENDS_CHECK_TIMEOUT:g} s") from None
+        self._is_away = False
+        if was_away:
+            self.on_return()
+        for topic, now in ends.items():
+            # Also at the first check: records since the scaler's own check mustn't wait for the
+            # next one. But only growth between two checks is known to be new.
+            if (before := self._ends.get(topic)) != now:
+                self._ends[topic] = now
+                self._moved[topic] = asyncio.get_running_loop().time()
+                self.scaler.wake(topic, grown=_added_records(before or {}, now))
+
+    def _due_topics(self) -> frozenset[str]:
+        """The topics to check now."""
+        self._turn = (self._turn + 1) % RESTING_TURNS
+        now = asyncio.get_running_loop().time()
+        resting = set(self.resting(self)) - self.scaler.drained()
+        for topic in self._moved.keys() - self.watched:
+            del self._moved[topic]
+            self._ends.pop(topic, None)
+        return frozenset(
+            topic
+            for topic in self.watched
+            if hash(topic) % RESTING_TURNS == self._turn
+            or topic not in resting
+            or now - self._moved.setdefault(topic, now) < REST_AFTER_SECONDS
+        )
+
+
+def _added_records(before: Positions, now: Positions) -> int:
+    """Number of records added to partitions whose ends were known."""
+    return sum(max(0, end - before.get(number, end)) for number, end in now.items())
+
+
+class KafkaClusters:
+    """The KafkaClusters in use, by configuration."""
+
+    def __init__(
+        self,
+        connect: Callable[[Mapping[str, Any]], LogAdmin],
+        drains: Drains,
+        used: Callable[[], Collection[KafkaCluster]] = tuple,
+        on_return: Callable[[], None] = lambda: None,
+        resting: Callable[[KafkaCluster], Collection[str]] = lambda _: (),
+        open_writer: Callable[[Mapping[str, Any]], LogWriter] | None = None,
+        allowed: Collection[str] = ANY_SERVER,
+        trust: KafkaTrust | None = None,
+    ) -> None:
+        """`allowed` has patterns of the servers that may be connected to, and `trust` says what is
+        done for users' Secrets.
+
+        `used` gives those that Brokers and Triggers use; it is asked seldom. `on_return` is called
+        when a Kafka answers again: what waits for it need not wait for its back-off. `resting` is
+        each `KafkaCluster`'s; `open_writer` is like `connect`.
+        """
+        self._connect = connect
+        self._drains = drains
+        self._used = used
+        self._on_return = on_return
+        self._resting = resting
+        self._open_writer = open_writer
+        self._allowed = allowed
+        self._trust = trust or KafkaTrust()
+        self._clusters: dict[str, tuple[KafkaCluster, asyncio.Task[None]]] = {}
+
+    def cluster_at(
+        self, bootstrap_servers: str, secret: Mapping[str, str] | None, *, is_own: bool = False
+    ) -> KafkaCluster:
+        """The KafkaCluster at these servers with this Secret, connected if needed; `is_own`: an
+        administrator has written the Secret, not a user.
+
+        Raises `InvalidDocument` for a Secret that is invalid or not allowed, and `NotReady` for
+        servers that are not allowed.
+        """
+        check_servers(bootstrap_servers, self._allowed)
+        if not is_own:
+            self._trust.check(bootstrap_servers, secret)
+        configuration = {
+            "bootstrap.servers": bootstrap_servers,
+            **(for_librdkafka(secret) if secret is not None else {}),
+            "receive.message.max.bytes": MAX_ANSWER,
+        }
+        text = json.dumps(configuration, sort_keys=True)
+        key = hashlib.sha256(text.encode()).hexdigest()
+        if key not in self._clusters:
+            topics = self._connect(configuration)
+            side = KafkaCluster(
+                topics,
+                Scaler(topics, self._drains),
+                bootstrap_servers,
+                self._open_writer and partial(self._open_writer, configuration),
+                on_return=self._on_return,
+                resting=self._resting,
+            )
+            self._clusters[key] = side, asyncio.create_task(side.run())
+        side, _ = self._clusters[key]
+        side.needed = asyncio.get_running_loop().time()
+        self._drop_unused(side.needed)
+        return side
+
+    def _drop_unused(self, now: float) -> None:
+        """Disconnect KafkaClusters that are no longer used."""
+        before = now - UNUSED_TIMEOUT
+        if all(side.needed >= before for side, _ in self._clusters.values()):
+            return
+        for side in self._used():
+            side.needed = now
+        for key, (side, task) in list(self._clusters.items()):
+            if side.needed < before:
+                task.cancel()
+                del self._clusters[key]
+
+    def all(self) -> list[KafkaCluster]:
+        """All connected KafkaClusters."""
+        return [side for side, _ in self._clusters.values()]
+
+    async def close(self) -> None:
+        """Disconnect all KafkaClusters, and wait for their tasks."""
+        tasks = [task for _, task in self._clusters.values()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        self._clusters.clear()

@@ -1,0 +1,283 @@
+"""Contracts: what a Broker's shared dispatchers deliver, and what receivers accept, each in a topic
+of its Kafka.
+
+    whole topic, read once -> records in memory -> one record for each change, until it is durable
+
+`write` returns when its record is durable; entries that come meanwhile are written together. After
+a write that failed it isn't known what the topic holds, so the topic is read again.
+
+Not here: what a record should be (`shards`, `receivers.contract_topics`), and whose Services read
+it (`dispatchers.shard_services`, `receivers.receivers`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final, Generic, TypeVar
+
+from knafka.core import documents
+from knafka.core.contract import SharedEgress
+from knafka.core.documents import Model
+from knafka.core.errors import LogError
+from knafka.ports.log import Record
+from knafka_operator.decisions.status import NotReady
+from knafka_operator.kafka import shards as deciding
+from knafka_operator.kafka.clusters import KafkaCluster
+from knafka_operator.kafka.topic_creation import ensure_topic
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.topics import Topic
+from knafka_operator.scale.parsing import parsed_off_loop
+
+log = logging.getLogger(__name__)
+
+MAX_RECORDS: Final = 1_000_000
+"""Upper limit of records read from a contract topic, more than any has before compaction."""
+
+WRITE_TIMEOUT: Final = 30.0
+"""Seconds for records to be durable."""
+
+APPLIED_TIMEOUT: Final = 10.0
+"""Seconds for every process of a shard to report that it delivers by the written contract; after
+that the Trigger isn't Ready and is reconciled again."""
+
+
+T = TypeVar("T", bound=Model)
+"""The model of a record's value."""
+
+
+@dataclass(eq=False, slots=True)
+class _Write(Generic[T]):
+    key: str
+    entry: T | None
+    """None: a tombstone."""
+    done: asyncio.Future[None]
+
+
+@dataclass(eq=False)
+class ContractTopic(Generic[T]):
+    """A contract topic in one Kafka, with its records in memory; belongs to one event loop."""
+
+    topic: str
+    kafka: KafkaCluster
+    parse: Callable[[Iterable[Record]], dict[str, T]]
+    """Parses the topic's records, oldest first, to entries by key."""
+    exists: bool = False
+    known: bool = True
+    """Whether `records` matches the topic."""
+    records: dict[str, T] = field(default_factory=dict)
+    position: int = 0
+    """The topic's end offset after the last read or write."""
+    readings: int = 0
+    """How often the topic was read; positions from before a reading are invalid."""
+    compaction_checked: int = 0
+    """The reading for which the topic's compaction was checked."""
+    checked_at: float = -math.inf
+    """When memory was last compared with the topic, by the event loop's clock."""
+    _pending: list[_Write[T]] = field(default_factory=list)
+    """Writes to be written together by whoever gets the lock next."""
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def load(self) -> None:
+        """Read the topic, unless `records` matches it; raises `LogError`."""
+        if self.known:
+            return
+        async with self._lock:
+            if not self.known:
+                await self._read()
+
+    async def ensure_created(self, topic: Topic) -> None:
+        """Create the topic unless it exists; raises `LogError`."""
+        async with self._lock:
+            if not self.exists:
+                await ensure_topic(self.kafka, topic)
+                self.exists = True
+
+    async def write(self, key: str, entry: T | None) -> None:
+        """Write an entry, or with None remove it; returns when the record is durable.
+
+        Raises `LogError`; then the record may be written or not, and the topic is read again.
+        """
+        mine = _Write(key, entry, asyncio.get_running_loop().create_future())
+        # This caller may be cancelled while another one writes its entry: asyncio would then log
+        # that nobody has retrieved the error.
+        mine.done.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._pending.append(mine)
+        async with self._lock:
+            if not mine.done.done():
+                writes, self._pending = self._pending, []
+                await self._write_together(writes)
+        await mine.done
+
+    async def delete_if_empty(self) -> None:
+        """Delete the topic if it has no entries; raises `LogError`."""
+        async with self._lock:
+            # As it is now: another operator may have written since.
+            await self._read()
+            if self.exists and not self.records:
+                self.known = False
+                await self.kafka.topics.delete_topic(self.topic)
+                log.info("topic %s is deleted: nobody is left in it", self.topic)
+
+    async def reload_if_changed(self) -> bool:
+        """Read the topic again if its end has moved; returns whether the records had changed.
+
+        A write that was given up may have arrived late, and somebody may have recreated the topic.
+        Raises `LogError`.
+        """
+        if not self.exists or self._lock.locked():
+            return False
+        before, position = dict(self.records), self.position
+        try:
+            if sum((await self.kafka.topics.end_offsets(self.topic)).values()) == position:
+                return False
+        except LogError as error:
+            if not error.unknown_topic:
+                raise
+        async with self._lock:
+            if self.position == position:
+                await self._read()
+        return self.records != before
+
+    async def _read(self) -> None:
+        topics = self.kafka.topics
+        try:
+            records = await topics.read_all(self.topic, MAX_RECORDS)
+            self.position = sum((await topics.end_offsets(self.topic)).values())
+            self.exists = True
+        except LogError as error:
+            if not error.unknown_topic:
+                raise
+            records, self.exists, self.position = (), False, 0
+        # By offset: what was written later may have an earlier time, by another operator's clock.
+        stored = sorted(records, key=lambda record: record.offset())
+        size = sum(len(record.value() or b"") for record in stored)
+        self._set_records(await parsed_off_loop(lambda: self.parse(stored), size))
+        self.known = True
+        self.readings += 1
+
+    def _set_records(self, records: dict[str, T]) -> None:
+        """Replace the records in memory after a reading."""
+        self.records = records
+
+    def _set_record(self, key: str, entry: T | None) -> None:
+        """Update the record in memory after it was written durably."""
+        if entry is None:
+            self.records.pop(key, None)
+        else:
+            self.records[key] = entry
+
+    async def _write_together(self, writes: list[_Write[T]]) -> None:
+        """Write these entries to the topic and then to `records`, and set the results of their
+        futures."""
+        try:
+            async with asyncio.timeout(WRITE_TIMEOUT):
+                await self._append_durably(writes)
+                ends = await self.kafka.topics.end_offsets(self.topic)
+        except BaseException as error:
+            self.known = False
+            if isinstance(error, TimeoutError):
+                error = LogError(f"Kafka did not take a record of {self.topic} in time")
+            for each in writes:
+                if not each.done.done():
+                    each.done.set_exception(_as_log_error(error))
+            if isinstance(error, LogError):
+                return
+            raise
+        self.position = sum(ends.values())
+        for each in writes:
+            self._set_record(each.key, each.entry)
+            each.done.set_result(None)
+
+    async def _append_durably(self, writes: list[_Write[T]]) -> None:
+        """Append a record for each entry; returns when all are durable. Raises `LogError`."""
+        loop, writer = asyncio.get_running_loop(), self.kafka.writer()
+        stored = []
+        for each in writes:
+            durable: asyncio.Future[None] = loop.create_future()
+            stored.append(durable)
+
+            def reported(error: LogError | None, durable: asyncio.Future[None] = durable) -> None:
+                if durable.done():
+                    return
+                if error is None:
+                    durable.set_result(None)
+                else:
+                    durable.set_exception(error)
+
+            text = None if each.entry is None else _json(each.entry)
+            writer.append(self.topic, each.key.encode(), text, [], reported)
+        failures = [each for each in await asyncio.gather(*stored, return_exceptions=True) if each]
+        if failures:
+            raise failures[0]
+
+
+class SharedContractTopic(ContractTopic[SharedEgress]):
+    """The contract topic of one Broker's shared dispatchers, by consumer group."""
+
+    def __init__(self, broker: Identity, topic: str, kafka: KafkaCluster, *, known: bool) -> None:
+        super().__init__(topic, kafka, deciding.read_shared_egresses, known=known)
+        self.broker = broker
+        """Namespace and internal name of the Broker, as in names of shards."""
+        self.numbers: dict[str, int] = {}
+        """The shard number of each group, including groups that have no record yet."""
+        self.leaving: dict[str, tuple[str, int]] = {}
+        """Groups whose record was removed: their shard, and the position at which it has read
+        that."""
+
+    def snapshot(self) -> deciding.SharedContract:
+        """The contract as an immutable value for decisions."""
+        return deciding.SharedContract(self.exists, self.records, self.leaving, self.numbers)
+
+    def members(self, number: int) -> int:
+        """Number of groups in this shard, including those about to be written."""
+        return sum(each == number for each in self.numbers.values())
+
+    async def withdraw(self, group: str) -> None:
+        """Remove a group's record; returns when every process of its shard has stopped delivering
+        it.
+
+        Raises `LogError`, and `NotReady` while one hasn't.
+        """
+        await self.load()
+        if (record := self.records.get(group)) is not None:
+            await self.write(group, None)
+            self.leaving[group] = record.shard, self.position
+        if (pending := self.leaving.get(group)) is not None:
+            await self.wait_until_applied(*pending)
+            self.leaving.pop(group, None)
+        self.numbers.pop(group, None)
+
+    async def wait_until_applied(self, shard: str, position: int | None = None) -> None:
+        """Wait until every draining process of a shard delivers by the records before `position`.
+        Raises `NotReady` after `APPLIED_TIMEOUT`."""
+        position = self.position if position is None else position
+        if not await self.kafka.scaler.wait_until_applied(shard, position, APPLIED_TIMEOUT):
+            raise NotReady(
+                "ShardBehind",
+                "a shared dispatcher doesn't say yet that it delivers by what is declared now: "
+                f"offset {position} of topic {self.topic}",
+                transient=True,
+            )
+
+    def _set_records(self, records: dict[str, SharedEgress]) -> None:
+        reserved = {each: self.numbers[each] for each in self.numbers.keys() - self.records.keys()}
+        super()._set_records(records)
+        self.numbers = {**reserved, **deciding.shard_numbers(*self.broker, records)}
+
+    def _set_record(self, key: str, entry: SharedEgress | None) -> None:
+        super()._set_record(key, entry)
+        if entry is not None:
+            self.leaving.pop(key, None)
+
+
+def _as_log_error(error: BaseException) -> LogError:
+    return error if isinstance(error, LogError) else LogError(f"it isn't written: {error!r}")
+
+
+def _json(entry: Model) -> bytes:
+    return json.dumps(documents.dump(entry), separators=(",", ":")).encode()

@@ -1,0 +1,212 @@
+"""Credentials: which Secret goes with which Kafka, and whether a Broker's pods may mount it. Pure.
+
+    ConfigMap of the Broker, ConfigMap of the installation -> one ConfigMap, and its Secret
+    Broker, Secret -> what its pods mount
+    KafkaChannel, ConfigMap of all channels -> its Secret; with that, its ConfigMap
+
+Credentials belong to their servers: a Secret that one ConfigMap names is never sent to the servers
+that another one names. And to their namespace: a Broker may use a Secret of its own namespace, or
+the ones that the installation offers. Every other Secret is refused before it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from knafka.core import names
+from knafka.core.documents import parse
+from knafka.core.errors import InvalidDocument
+from knafka_operator.decisions.status import NotReady
+from knafka_operator.functions import services
+from knafka_operator.installation.settings import Settings
+from knafka_operator.kafka import desired
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.resources import CORE, KNAFKA_PREFIX, Broker, ConfigMap
+
+KAFKA_SECRET: Final = f"{KNAFKA_PREFIX}kafka-secret"
+"""On a KafkaChannel: the Secret of the operator's namespace with its Kafka's credentials, which
+carries the same key as a label (CHN-20). None: the one that the installation's ConfigMap names."""
+BROKER_CONFIG: Final = f"{KNAFKA_PREFIX}broker-config"
+"""Label of a ConfigMap of the operator's namespace that Brokers of all namespaces may name."""
+SECRET_NAMESPACE: Final = "auth.secret.ref.namespace"
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """A Broker's ConfigMap merged over the installation's, and the Secret that applies."""
+
+    config: ConfigMap
+    secret: Identity | None
+    """The Secret for its servers; None: it names none."""
+    is_installations: bool = False
+    """Whether a ConfigMap of the operator's namespace is what names that Secret."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """The Secret that a Broker's pods mount."""
+
+    name: str
+    version: str
+    """The Secret's version; another version makes another Revision."""
+    secret: Identity
+    """The Secret that an administrator or the user has created, not the copy."""
+    projected: services.Manifest | None = None
+    """The copy to be created in the Broker's namespace; None: none is needed."""
+
+
+def check_config_map_reference(
+    reference: tuple[str, str] | None,
+    own: ConfigMap | None,
+    broker: Broker,
+    installation: Identity,
+) -> None:
+    """Refuse a ConfigMap of the operator's namespace, `own`, that the administrator hasn't labelled
+    as one for Brokers: Brokers must not choose others, such as the one of all channels.
+
+    Raises `NotReady`, the same one whether there is such a ConfigMap or not.
+    """
+    if reference in (None, installation) or broker.metadata.namespace == installation.namespace:
+        return
+    assert reference is not None
+    if reference[0] != installation.namespace:
+        return
+    if own is None or own.metadata.labels.get(BROKER_CONFIG) != "true":
+        raise NotReady(
+            "ConfigMapNotAllowed",
+            f"ConfigMap {reference[0]}/{reference[1]} is not for Brokers: in spec.config name "
+            f"{installation}, or one of the Broker's own namespace; an administrator may label "
+            f"others {BROKER_CONFIG}: true",
+        )
+
+
+def merged_configuration(
+    reference: tuple[str, str] | None,
+    own: ConfigMap | None,
+    base: ConfigMap | None,
+    default: Identity,
+) -> Configuration:
+    """Merge what `spec.config` refers to over the installation's own, which is `default`.
+
+    Raises `NotReady` if there is no ConfigMap `reference`, `InvalidDocument` if none says where
+    Kafka is.
+    """
+    if reference is not None and own is None and reference != default:
+        raise NotReady(
+            "ConfigMapNotFound", f"ConfigMap {reference[0]}/{reference[1]} does not exist"
+        )
+    data = {**(base.data if base else {}), **(own.data if own else {})}
+    merged = own or base
+    if merged is None or not data.get(desired.BOOTSTRAP_SERVERS, "").strip():
+        where = reference or default
+        raise InvalidDocument(
+            f"data.{desired.BOOTSTRAP_SERVERS}",
+            f"missing: ConfigMap {where[0]}/{where[1]} says where Kafka is (host:port)",
+        )
+    # The ConfigMap that names the servers decides their Secret: they never get another's.
+    names_servers = own is not None and desired.BOOTSTRAP_SERVERS in own.data
+    names_secret = own is not None and desired.SECRET in own.data
+    is_own = (names_servers or names_secret) and reference != default
+    secret = desired.secret_reference(own if is_own else base)
+    return Configuration(
+        merged.model_copy(update={"data": data}),
+        None if secret is None else Identity(*secret),
+        not is_own or (reference is not None and reference[0] == default.namespace),
+    )
+
+
+def check_secret(configured: Configuration, broker: Broker, settings: Settings) -> None:
+    """Refuse a Secret that the Broker's pods may not have; raises `NotReady`.
+
+    Call it before the Secret is read: a refused Secret must not be sent to any server.
+    """
+    secret = configured.secret
+    if secret is None or secret.namespace == broker.metadata.namespace:
+        return
+    if not (settings.project_secrets and configured.is_installations):
+        raise NotReady(
+            "SecretNotProjected",
+            f"Secret {secret} is in another namespace: name a ConfigMap and Secret of the "
+            "Broker's own in spec.config, or have the operator copy its own with "
+            "KNAFKA_PROJECT_SECRETS=true",
+        )
+
+
+def secret_mount(broker: Broker, secret: Mapping[str, Any]) -> Mount:
+    """How the Broker's pods get this Secret, which `check_secret` must have accepted."""
+    metadata = secret["metadata"]
+    version, of = str(metadata.get("resourceVersion", "")), Identity.of(secret)
+    if metadata["namespace"] == broker.metadata.namespace:
+        return Mount(str(metadata["name"]), version, of)
+    copy = _projected_secret(broker, secret.get("data") or {})
+    return Mount(copy["metadata"]["name"], version, of, copy)
+
+
+def channel_secret(
+    named: str | None, installation: ConfigMap | None, namespace: str
+) -> Identity | None:
+    """The Secret that a KafkaChannel names by `KAFKA_SECRET`, else the installation's; None: there
+    is none. Raises `NotReady` for one that isn't in `namespace`, the operator's."""
+    data = {} if installation is None else installation.data
+    name = named or data.get(desired.SECRET, "").strip()
+    if not name:
+        return None
+    elsewhere = data.get(SECRET_NAMESPACE, "").strip() or namespace
+    if named is None and elsewhere != namespace:
+        message = f"Secret {elsewhere}/{name}: want one in {namespace}, where functions are"
+        raise NotReady("SecretElsewhere", message)
+    return Identity(namespace, name)
+
+
+def check_channel_secret(
+    named: str | None, secret: Mapping[str, Any] | None, of: Identity
+) -> Mapping[str, Any]:
+    """Check that a channel may use the Secret named `of`; returns it. Raises `NotReady` if it
+    doesn't exist, or if the channel names it and it isn't labelled for channels."""
+    if secret is None:
+        raise NotReady("SecretNotFound", f"Secret {of} does not exist")
+    labels = secret["metadata"].get("labels") or {}
+    if named is not None and labels.get(KAFKA_SECRET) != "true":
+        message = f"Secret {of} is not labelled {KAFKA_SECRET}: true"
+        raise NotReady("SecretNotAllowed", message)
+    return secret
+
+
+def channel_config(
+    named: str | None,
+    values: MutableMapping[str, str] | None,
+    installation: ConfigMap | None,
+    default: Identity,
+) -> ConfigMap:
+    """A KafkaChannel's configuration: the installation's ConfigMap, whose name is `default`. If the
+    channel names a Secret with bootstrap servers, they replace the ConfigMap's servers, and are
+    removed from `values`, the Secret's.
+
+    Raises `InvalidDocument` if no bootstrap servers are configured.
+    """
+    if named is not None and values is not None and desired.BOOTSTRAP_SERVERS in values:
+        servers = values.pop(desired.BOOTSTRAP_SERVERS)
+        data = {**(installation.data if installation else {}), desired.BOOTSTRAP_SERVERS: servers}
+        metadata = {"namespace": default.namespace, "name": default.name}
+        document = {"apiVersion": CORE, "kind": "ConfigMap", "metadata": metadata, "data": data}
+        installation = parse(ConfigMap, document)
+    return merged_configuration(None, None, installation, default).config
+
+
+def _projected_secret(broker: Broker, data: Mapping[str, str]) -> services.Manifest:
+    """The copy of a Secret in the Broker's namespace; `data` is base64, as the API returns it."""
+    labels = {services.BROKER_LABEL: names.child(broker.metadata.name, "")}
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {
+            "name": names.child(broker.metadata.name, "-kn-kafka"),
+            "namespace": broker.metadata.namespace,
+            "labels": services.with_common_labels(labels),
+            "ownerReferences": [services.owner_reference(broker)],
+        },
+        "type": "Opaque",
+        "data": dict(data),
+    }

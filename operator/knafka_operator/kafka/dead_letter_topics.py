@@ -1,0 +1,178 @@
+"""Dead-letter topics: how a Trigger's is made, how long it keeps, and what of one that is there is
+ours to alter. Pure.
+
+    annotation of the Trigger, else of its Broker, else the ConfigMap's key, else 30 days
+
+The dispatcher makes it with the first dead letter. Kafka keeps no owner with a topic: one that is
+as dispatchers make them is taken for ours, and from then on its id is in the Trigger's status,
+with the retention that we have given it. What somebody else has made or set is never altered.
+
+Not here: looking at the topics of a Kafka (`dispatchers.dead_letter_monitor`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+from pydantic import Field
+
+from knafka.core.contract import KEPT_FOR_EVER, TopicSettings
+from knafka.core.documents import Duration, Model, parse
+from knafka.core.errors import InvalidDocument
+from knafka.ports.log import TopicDescription
+from knafka_operator.model.resources import KNAFKA_PREFIX, annotation_path
+
+DEAD_LETTER_TOPIC: Final = "knafka.dev/dead-letter-topic"
+"""Key of `status.annotations`: the Trigger's dead-letter topic."""
+RETENTION_ANNOTATION: Final = f"{KNAFKA_PREFIX}dead-letter-retention"
+"""On a Trigger, or on its Broker for all that declare none; in a Trigger's status what its topic
+has been given, as Kafka's `retention.ms`."""
+RETENTION_KEY: Final = "dead.letter.topic.retention"
+"""In a Broker's ConfigMap."""
+TOPIC_ID: Final = f"{KNAFKA_PREFIX}dead-letter-topic-id"
+"""Key of a Trigger's `status.annotations`: Kafka's id of the topic that is ours to alter."""
+
+FOR_EVER: Final = "forever"
+DEFAULT_RETENTION: Final = 30 * 86_400.0
+"""Seconds."""
+MIN_RETENTION: Final = 60.0
+MAX_RETENTION: Final = 36_500 * 86_400.0
+
+PARTITIONS: Final = 1
+"""Dead letters are few, and each partition of a thousand Triggers costs Kafka something."""
+FAILURE_ATTRIBUTES_BYTES: Final = 16_384
+"""Bytes by which a dead letter may exceed its event: the attributes that describe its failure."""
+MAX_INT: Final = 2**31 - 1
+
+MAX_MESSAGE_BYTES: Final = "max.message.bytes"
+RETENTION_MS: Final = "retention.ms"
+UNLIMITED: Final = "-1"
+TIMESTAMP_TYPE: Final = "message.timestamp.type"
+LOG_TIME: Final = "LogAppendTime"
+
+
+class _Declared(Model):
+    retention: Annotated[Duration, Field(ge=MIN_RETENTION, le=MAX_RETENTION)]
+
+
+def parse_retention(text: str, path: str) -> float | None:
+    """Parse a retention: seconds, or None for `forever`. Raises `InvalidDocument` with this
+    path."""
+    text = text.strip()
+    if text == FOR_EVER:
+        return None
+    try:
+        return parse(_Declared, {"retention": text}).retention
+    except InvalidDocument:
+        wanted = f"want P30D, PT12H or the like, from PT1M to P36500D, or {FOR_EVER}"
+        raise InvalidDocument(path, f"invalid value: {text:.80}: {wanted}") from None
+
+
+def check_retention_annotation(annotations: Mapping[str, str]) -> None:
+    """Refuse an invalid retention annotation; raises `InvalidDocument`."""
+    if RETENTION_ANNOTATION in annotations:
+        parse_retention(annotations[RETENTION_ANNOTATION], annotation_path(RETENTION_ANNOTATION))
+
+
+def effective_retention(default: float | None, *declared: Mapping[str, str]) -> float | None:
+    """Seconds of retention by the first of these annotations that declare it, else `default`; None:
+    for ever. Raises `InvalidDocument`."""
+    path = annotation_path(RETENTION_ANNOTATION)
+    for each in declared:
+        if RETENTION_ANNOTATION in each:
+            return parse_retention(each[RETENTION_ANNOTATION], path)
+    return default
+
+
+def dead_letter_topic_settings(
+    config: Mapping[str, str], replication: int, limit: int, kept: float | None
+) -> TopicSettings:
+    """Settings of a new dead-letter topic: the `config` of the Broker's topic, but neither
+    compacted nor bounded in size, with the log's time, and with room for the largest event
+    (`limit`, bytes) and the description of its failure. It keeps records for `kept` seconds; None:
+    for ever."""
+    room = str(min(limit + FAILURE_ATTRIBUTES_BYTES, MAX_INT))
+    expiry = {} if kept is None else {RETENTION_MS: str(round(kept * 1000))}
+    return TopicSettings(
+        partitions=PARTITIONS,
+        replication=replication,
+        # A sender's time may be one that Spark's Kafka source fails at, whichever topics it reads.
+        config={
+            **config,
+            TIMESTAMP_TYPE: LOG_TIME,
+            **KEPT_FOR_EVER,
+            **expiry,
+            MAX_MESSAGE_BYTES: room,
+        },
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """A Trigger's claim to its dead-letter topic, as its status keeps it."""
+
+    id: str
+    """Kafka's id of the topic that Knafka may alter."""
+    retention: str
+    """The `retention.ms` that Knafka has given the topic."""
+
+    @classmethod
+    def of(cls, annotations: Mapping[str, str]) -> Ownership | None:
+        """Read the claim in a status's annotations; None: there is none."""
+        id_, given = annotations.get(TOPIC_ID), annotations.get(RETENTION_ANNOTATION)
+        return cls(id_, given) if id_ and given else None
+
+    def annotations(self) -> dict[str, str]:
+        """The annotations of a status that keep the claim."""
+        return {TOPIC_ID: self.id, RETENTION_ANNOTATION: self.retention}
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedTopic:
+    """An existing dead-letter topic: whether Knafka may alter it, and what is to be altered."""
+
+    retention: float | None
+    """Seconds for which the topic keeps a record; None: for ever, or not known."""
+    owned: Ownership | None
+    """None: somebody else made the topic or set its retention."""
+    alter: Mapping[str, str]
+    """Topic settings to be altered; empty: none."""
+    would_expire: bool = False
+    """Whether the topic keeps records for ever and isn't altered, since the new retention would
+    delete its oldest dead letter at once."""
+
+
+def judge_topic(
+    wanted: TopicSettings, found: TopicDescription, known: Ownership | None, oldest_age: float
+) -> JudgedTopic:
+    """Judge whether Knafka may alter an existing topic, and what of it. `known` is what the
+    Trigger's status keeps, `oldest_age` the age of the topic's oldest record in seconds."""
+    has, asked = found.config.get(RETENTION_MS, ""), wanted.config[RETENTION_MS]
+    if known is not None and known.id == found.id:
+        ours = has in (known.retention, asked)
+    else:
+        known, ours = None, has in (UNLIMITED, asked) and _is_made_by_dispatcher(found)
+    if not ours:
+        return unaltered_topic(found)
+    if has == asked:
+        return JudgedTopic(_retention_seconds(has), Ownership(found.id, asked), {})
+    kept = _retention_seconds(asked)
+    if has == UNLIMITED and kept is not None and oldest_age > kept:
+        return JudgedTopic(None, None, {}, would_expire=True)
+    return JudgedTopic(kept, Ownership(found.id, asked), {RETENTION_MS: asked})
+
+
+def unaltered_topic(found: TopicDescription) -> JudgedTopic:
+    """The judgement that leaves a topic as it is."""
+    return JudgedTopic(_retention_seconds(found.config.get(RETENTION_MS, "")), None, {})
+
+
+def _is_made_by_dispatcher(found: TopicDescription) -> bool:
+    made = {key: each for key, each in KEPT_FOR_EVER.items() if key != RETENTION_MS}
+    return MAX_MESSAGE_BYTES in found.config and made.items() <= found.config.items()
+
+
+def _retention_seconds(retention_ms: str) -> float | None:
+    return int(retention_ms) / 1000 if retention_ms.isdecimal() else None

@@ -1,0 +1,466 @@
+"""Desired: the topics and contract entries that follow from declared Brokers and Triggers.
+
+    Broker, ConfigMap, Defaults -> Topic, Ingress
+    Trigger, Broker, Topic, resolved sinks -> Egress
+
+Pure. Not here: resolving references, which is done before (`Sink`), and checking a topic's owner,
+which is done when the topic is created, since names that only differ in a dash can collide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from knafka.core import names
+from knafka.core.contract import (
+    MAX_RECORD_BYTES,
+    AttributesFilter,
+    BackoffPolicy,
+    Delivery,
+    Egress,
+    Exact,
+    Filter,
+    Ingress,
+    Kafka,
+    Order,
+    Sink,
+    TopicSettings,
+    event_limit,
+)
+from knafka.core.errors import InvalidDocument
+from knafka.core.sensor import records
+from knafka_operator.installation.naming import (
+    DEFAULT_NAMING,
+    NamedObject,
+    NameKind,
+    NameTaken,
+    Naming,
+)
+from knafka_operator.kafka import dead_letter_topics, kafka_settings
+from knafka_operator.kafka.dead_letter_topics import (
+    DEFAULT_RETENTION,
+    MAX_MESSAGE_BYTES,
+    RETENTION_KEY,
+)
+from knafka_operator.model.family import CHANNELS, family_of
+from knafka_operator.model.resources import (
+    CORE,
+    DELIVERY_ORDER,
+    EXTERNAL_TOPIC,
+    GROUP_STATUS,
+    MAX_IN_FLIGHT,
+    TOPIC_STATUS,
+    Broker,
+    ConfigMap,
+    DeliverySpec,
+    Destination,
+    Resource,
+    Trigger,
+    annotation_path,
+    whole_number,
+)
+from knafka_operator.model.topics import REPLICATION, Topic
+
+MAX_REPLICATION: Final = 32_767
+"""Largest replication factor, which Kafka keeps in 16 bits."""
+
+DEFAULT_DELIVERY: Final = Delivery(
+    retry=10, backoff_policy=BackoffPolicy.EXPONENTIAL, backoff_delay=0.2
+)
+"""Upstream's `default-br-config` (KN-DLV-01)."""
+
+MIN_IN_SYNC: Final = "min.insync.replicas"
+LOG_TIME: Final[Mapping[str, str]] = {"message.timestamp.type": "LogAppendTime"}
+"""Topic setting by which records have the log's time, and not a sender's."""
+
+ORDERS: Final[Mapping[str, Order]] = {
+    "ordered": Order.PARTITION,
+    "unordered": Order.NONE,
+    "key": Order.KEY,
+}
+"""Values of the annotation `delivery.order`; `key` is Knafka's, and the default."""
+
+MAX_IN_FLIGHT_DEFAULT: Final[int] = Egress.model_fields["max_in_flight"].default
+MAX_MAX_IN_FLIGHT: Final = 10_000
+
+PARTITIONS: Final = "default.topic.partitions"
+TOPIC_CONFIG: Final = "default.topic.config."
+BOOTSTRAP_SERVERS: Final = "bootstrap.servers"
+SECRET: Final = "auth.secret.ref.name"
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """Values for Brokers and Triggers that declare none themselves."""
+
+    kafka: Kafka
+    partitions: int = 10
+    replication: int = 3
+    declares_replication: bool = False
+    """Whether somebody has declared `replication`, so that it isn't only the built-in default."""
+    max_replication: int = MAX_REPLICATION
+    """Upper limit of any topic's replication factor; 1 where Kafka is a single node."""
+    topic_config: Mapping[str, str] = field(default_factory=dict)
+    delivery: Delivery = DEFAULT_DELIVERY
+    """Delivery of Triggers if neither they nor their Broker declare one."""
+    dead_letter_retention: float | None = DEFAULT_RETENTION
+    """Seconds for which dead-letter topics keep records by default; None: for ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class SensorActions:
+    """The firings of one trigger of a Sensor: the topic that holds them, and the trigger's name."""
+
+    topic: Topic
+    trigger: str
+    """The trigger's name in the Sensor."""
+
+    @property
+    def filters(self) -> tuple[Filter, ...]:
+        """The filter that passes only this trigger's firings."""
+        return (Exact(exact={records.TRIGGER: self.trigger}),)
+
+
+@dataclass(frozen=True, slots=True)
+class NamesOfOthers:
+    """The set of topic or group names that belong to other objects; supports only `in`."""
+
+    uids: Mapping[str, str]
+    """UID of the object that has each name."""
+    uid: str
+    """UID of the object whose own names are not in the set."""
+    applications: Container[str] = frozenset()
+    """Names of applications, which no object has."""
+
+    def __contains__(self, name: object) -> bool:
+        if not isinstance(name, str):
+            return False
+        return name in self.applications or self.uids.get(name, self.uid) != self.uid
+
+
+def config_reference(broker: Broker) -> tuple[str, str] | None:
+    """Namespace and name of the Broker's ConfigMap; None if it declares none."""
+    reference = broker.spec.config
+    if reference is None:
+        return None
+    if (reference.api_version, reference.kind) != (CORE, "ConfigMap"):
+        raise InvalidDocument(
+            "spec.config.kind",
+            f"invalid value: {reference.api_version} {reference.kind}: want v1 ConfigMap",
+        )
+    return reference.namespace or broker.metadata.namespace, reference.name
+
+
+def defaults_with_config(config: ConfigMap | None, defaults: Defaults) -> Defaults:
+    """Merge a Broker's ConfigMap, its `bootstrap.servers` included, over the defaults.
+
+    Raises `InvalidDocument` with a path such as `data.default.topic.partitions`. The local mode,
+    which has a Kafka of its own, passes the ConfigMap to `broker_topic` only.
+    """
+    data = {} if config is None else config.data
+    kafka = defaults.kafka
+    if BOOTSTRAP_SERVERS in data:
+        kafka = kafka.model_copy(
+            update={"bootstrap_servers": _bootstrap_servers(data[BOOTSTRAP_SERVERS])}
+        )
+    return replace(
+        defaults,
+        kafka=kafka_settings.with_config_settings(kafka, data),
+        partitions=_positive_count(data, PARTITIONS, defaults.partitions, 2**31 - 1),
+        replication=_positive_count(data, REPLICATION, defaults.replication, MAX_REPLICATION),
+        declares_replication=defaults.declares_replication or REPLICATION in data,
+        topic_config={**defaults.topic_config, **_topic_config(data)},
+        dead_letter_retention=(
+            dead_letter_topics.parse_retention(data[RETENTION_KEY], f"data.{RETENTION_KEY}")
+            if RETENTION_KEY in data
+            else defaults.dead_letter_retention
+        ),
+    )
+
+
+def secret_reference(config: ConfigMap | None) -> tuple[str, str] | None:
+    """Namespace and name of the Secret for Kafka, which is in the namespace of the ConfigMap that
+    names it; None: the ConfigMap names none."""
+    name = "" if config is None else config.data.get(SECRET, "").strip()
+    return (config.metadata.namespace, name) if config is not None and name else None
+
+
+def broker_topic(
+    broker: Broker,
+    config: ConfigMap | None,
+    defaults: Defaults,
+    taken: Container[str] = frozenset(),
+    naming: Naming = DEFAULT_NAMING,
+) -> Topic:
+    """The declared topic of a Broker. Its name is that of its external topic, else the one in its
+    status, else the one that the template gives.
+
+    `taken` has the names of other Brokers' topics. Whether the Broker may use an external topic is
+    checked in `brokers.external_topics`. Raises `NameTaken` and `InvalidDocument`.
+    """
+    wanted = defaults_with_config(config, defaults)
+    annotations = broker.metadata.annotations
+    external = annotations.get(EXTERNAL_TOPIC)
+    if external is not None:
+        path = annotation_path(EXTERNAL_TOPIC)
+        name = external
+    else:
+        path = "metadata.name"
+        # Of two names it keeps the one it got (KN-BRK-19). No other: one that is there was external
+        # before, or was written by somebody who may write the status.
+        name = kept_or_new_name(NameKind.BROKER_TOPIC, broker, TOPIC_STATUS, taken, naming)
+    if not names.is_topic(name):
+        raise InvalidDocument(
+            path,
+            f"invalid value: {name:.300}: want a topic's name, at most {names.MAX_LENGTH} of "
+            "A-Z, a-z, 0-9, '.', '_' and '-'",
+        )
+    replication = min(wanted.replication, wanted.max_replication)
+    return Topic(
+        name=name,
+        partitions=wanted.partitions,
+        replication=replication,
+        config=_durable_config(wanted.topic_config, replication),
+        external=external is not None,
+    )
+
+
+def kept_or_new_name(
+    kind: NameKind, owner: Resource, key: str, taken: Container[str], naming: Naming
+) -> str:
+    """The name of an object's topic or group: the one in its status under `key`, if naming rules
+    allow it for the object, else a new one. Raises `NameTaken` if another object has it."""
+    metadata = owner.metadata
+    mine = NamedObject(metadata.namespace, metadata.name, metadata.uid)
+    kept = owner.status.annotations.get(key)
+    name = kept if kept and naming.is_own(kind, kept, mine) else naming.name(kind, mine)
+    if name not in taken:
+        return name
+    of = mine.namespace, mine.name
+    if kind is NameKind.BROKER_TOPIC and names.is_broker_topic(name, *of):
+        return names.distinct_broker_topic(*of)
+    if kind is NameKind.TRIGGER_GROUP and names.is_trigger_group(name, *of):
+        return names.distinct_trigger_group(*of)
+    is_group = kind is NameKind.TRIGGER_GROUP
+    raise NameTaken(
+        "GroupTaken" if is_group else "TopicTaken",
+        f"{'group' if is_group else 'topic'} {name} belongs to another object, or to an "
+        f"application: have {kind.value} in ConfigMap config-kafka-features give each object a "
+        "name of its own, by {{ .Namespace }} and {{ .Name }}, or by {{ .UID }}",
+    )
+
+
+def _durable_config(config: Mapping[str, str], replication: int) -> Mapping[str, str]:
+    """Topic settings so that an acknowledged record is on two of three replicas and has the log's
+    time; declared settings take precedence."""
+    return {**({MIN_IN_SYNC: "2"} if replication >= 3 else {}), **LOG_TIME, **config}
+
+
+def broker_ingress(
+    broker: Broker,
+    topic: Topic,
+    config: Mapping[str, str],
+    defaults: Defaults,
+    hosts: tuple[str, ...] = (),
+) -> Ingress:
+    """The entry of a Broker or KafkaChannel in its receiver's contract. `hosts` are a channel's own
+    host names, `config` are the topic's settings as Kafka describes it."""
+    return Ingress(
+        namespace=broker.metadata.namespace,
+        broker=broker.metadata.name,
+        kind="KafkaChannel" if family_of(broker.kind) is CHANNELS else "Broker",
+        hosts=hosts,
+        topic=topic.name,
+        # A receiver has no consumer: what is set of one makes no new Revision of it.
+        kafka=defaults.kafka.model_copy(update={"consumer": {}}),
+        **ingress_limits(config),
+    )
+
+
+def ingress_limits(config: Mapping[str, str]) -> Mapping[str, Any]:
+    """The Ingress fields with the topic's size limits; `config` are the topic's settings in
+    Kafka."""
+    limit = config.get("max.message.bytes", "")
+    if not limit.isdecimal():
+        return {}
+    return {"max_batch_bytes": int(limit), "max_event_bytes": event_limit(int(limit))}
+
+
+def trigger_egress(
+    trigger: Trigger,
+    broker: Broker,
+    topic: Topic,
+    subscriber: Sink,
+    dead_letter_sink: Sink | None,
+    defaults: Defaults,
+    taken: Container[str] = frozenset(),
+    reply: Sink | None = None,
+    sender: str | None = None,
+    naming: Naming = DEFAULT_NAMING,
+) -> Egress:
+    """The Egress of one Trigger, Subscription or KafkaSource: what its dispatcher is told.
+
+    `dead_letter_sink` is `dead_letter_destination`, resolved; `taken` are the groups of other
+    Triggers; `reply` is where a Subscription's replies go; `sender` is the service account whose
+    tokens go to destinations with an audience, None: no tokens are shown here, to nobody. Raises
+    `InvalidDocument` for an annotation that says nothing usable, and `NameTaken`.
+    """
+    if sender is None:
+        subscriber = _without_audience(subscriber)
+        dead_letter_sink = dead_letter_sink and _without_audience(dead_letter_sink)
+        reply = reply and _without_audience(reply)
+    namespace, name = trigger.metadata.namespace, trigger.metadata.name
+    spec, family = _effective_delivery(trigger, broker), family_of(trigger.kind)
+    of_broker = namespace, family.own_name(broker.metadata.name)
+
+    def dead_letter_settings(*declared: Mapping[str, str]) -> TopicSettings:
+        return dead_letter_topics.dead_letter_topic_settings(
+            topic.config,
+            # How many replicas an external topic has isn't known here.
+            -1 if topic.external else topic.replication,
+            max_record_bytes(topic),
+            dead_letter_topics.effective_retention(defaults.dead_letter_retention, *declared),
+        )
+
+    of_trigger, of_its_broker = trigger.metadata.annotations, broker.metadata.annotations
+    own, brokers = (
+        dead_letter_settings(of_trigger, of_its_broker),
+        dead_letter_settings(of_its_broker),
+    )
+    egress = Egress(
+        namespace=namespace,
+        broker=broker.metadata.name,
+        trigger=name,
+        kind="Subscription" if family is CHANNELS else "Trigger",
+        topic=topic.name,
+        group=_consumer_group(trigger, broker, taken, naming),
+        reply=reply,
+        dead_letter_topic=names.dead_letter_topic(*of_broker, name),
+        dead_letter_settings=own,
+        # Dispatchers of an earlier release, which read the same contract, know no such field.
+        broker_dead_letter_settings=None if brokers == own else brokers,
+        kafka=kafka_settings.with_annotation_settings(defaults.kafka, of_trigger),
+        subscriber=subscriber,
+        dead_letter_sink=dead_letter_sink,
+        delivery=defaults.delivery if spec is None else _delivery_options(spec),
+        filter=trigger.spec.filter,
+        filters=trigger.spec.filters,
+        order=_order(trigger),
+        max_in_flight=_max_in_flight(trigger),
+        rate_limit=kafka_settings.rate_limit(trigger.metadata.annotations),
+        at_most_once=kafka_settings.at_most_once(trigger.metadata.annotations),
+    ).model_copy(update=dict(family.egress_fields(trigger)))
+    # Where nobody wants a token there is nobody to show one as.
+    return egress.model_copy(update={"service_account": sender}) if egress.wants_tokens else egress
+
+
+def _without_audience(sink: Sink) -> Sink:
+    return sink.model_copy(update={"audience": None})
+
+
+def _consumer_group(trigger: Trigger, broker: Broker, taken: Container[str], naming: Naming) -> str:
+    if family_of(trigger.kind) is CHANNELS:
+        of = trigger.metadata.namespace, broker.metadata.name, trigger.metadata.uid
+        return names.subscription_group(*of)
+    # Of two names it keeps the one it got (KN-BRK-19), and no other that somebody wrote there.
+    return kept_or_new_name(NameKind.TRIGGER_GROUP, trigger, GROUP_STATUS, taken, naming)
+
+
+def dead_letter_destination(trigger: Trigger, broker: Broker) -> Destination | None:
+    """The dead letter sink of a Trigger; its Broker's only if the Trigger declares no delivery."""
+    spec = _effective_delivery(trigger, broker)
+    return None if spec is None else spec.dead_letter_sink
+
+
+def replay_egress(egress: Egress) -> Egress:
+    """The Egress of a Trigger's replayer, which delivers replayed dead letters.
+
+    They have the Trigger's subscriber, retries and dead-letter topic. But they have passed its
+    filters before, and come from a topic of their own.
+    """
+    replays = replay_topic(egress)
+    return egress.model_copy(
+        update={
+            "topic": replays,
+            "more_topics": (),
+            "group": replays,
+            "conversion": None,
+            "reply_topic": egress.reply_topic or egress.topic,
+            "shares_topic": False,
+            "filter": AttributesFilter(),
+            "filters": (),
+        }
+    )
+
+
+def replay_topic(egress: Egress) -> str:
+    """The topic that a Trigger's dead letters are replayed from."""
+    broker = family_of(egress.kind).own_name(egress.broker)
+    return names.replay_topic(egress.namespace, broker, egress.trigger)
+
+
+def max_record_bytes(topic: Topic) -> int:
+    """Bytes of a topic's largest record, as declared, else Kafka's default."""
+    limit = topic.config.get(MAX_MESSAGE_BYTES, "")
+    return int(limit) if limit.isdecimal() else MAX_RECORD_BYTES
+
+
+def _effective_delivery(trigger: Trigger, broker: Broker) -> DeliverySpec | None:
+    """The Trigger's delivery spec if it sets any option, else its Broker's; None: neither sets any
+    (KN-BRK-15)."""
+    for spec in (trigger.spec.delivery, broker.spec.delivery):
+        if spec.is_set:
+            return spec
+    return None
+
+
+def _delivery_options(spec: DeliverySpec) -> Delivery:
+    return Delivery(**{name: getattr(spec, name) for name in Delivery.model_fields})
+
+
+def declared_order(trigger: Trigger) -> str:
+    """A Trigger's `delivery.order` annotation, or the default: `ordered` for Subscriptions, else
+    `key`."""
+    default = "ordered" if family_of(trigger.kind) is CHANNELS else "key"
+    return trigger.metadata.annotations.get(DELIVERY_ORDER, default)
+
+
+def _order(trigger: Trigger) -> Order:
+    # KN-CHN-11: upstream's default for channels.
+    declared = declared_order(trigger)
+    if declared not in ORDERS:
+        raise InvalidDocument(
+            annotation_path(DELIVERY_ORDER),
+            f"invalid value: {declared:.80}: want {', '.join(ORDERS)}",
+        )
+    return ORDERS[declared]
+
+
+def _max_in_flight(trigger: Trigger) -> int:
+    declared = trigger.metadata.annotations.get(MAX_IN_FLIGHT)
+    if declared is None:
+        return MAX_IN_FLIGHT_DEFAULT
+    return whole_number(declared, annotation_path(MAX_IN_FLIGHT), 1, MAX_MAX_IN_FLIGHT)
+
+
+def _positive_count(data: Mapping[str, str], key: str, default: int, maximum: int) -> int:
+    return whole_number(data[key], f"data.{key}", 1, maximum) if key in data else default
+
+
+def _topic_config(data: Mapping[str, str]) -> Mapping[str, str]:
+    config = {
+        key.removeprefix(TOPIC_CONFIG): value.strip()
+        for key, value in data.items()
+        if key.startswith(TOPIC_CONFIG)
+    }
+    kafka_settings.check_cleanup_policy(config, f"data.{TOPIC_CONFIG}")
+    return config
+
+
+def _bootstrap_servers(declared: str) -> str:
+    servers = [server.strip() for server in declared.split(",") if server.strip()]
+    if not servers:
+        raise InvalidDocument(f"data.{BOOTSTRAP_SERVERS}", "want host:port, comma-separated")
+    return ",".join(servers)

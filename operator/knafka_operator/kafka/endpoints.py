@@ -1,0 +1,39 @@
+"""Endpoints: whether the token endpoint that a user's Secret names may be asked, by its addresses.
+
+librdkafka resolves the name again when it asks, and follows no redirection. So this keeps out what
+always leads to the pod or the node, and not a name that changes in between: for that, bound where
+the operator may connect to with a NetworkPolicy.
+
+Not here: what is wrong with the name as it is written (`installation.kafka_trust`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Mapping
+from typing import Final
+
+from knafka.core import addresses
+from knafka_operator.installation.kafka_trust import endpoint_host, refused_endpoint
+from knafka_operator.installation.settings import Settings
+
+RESOLVE_TIMEOUT: Final = 5.0
+"""Seconds to resolve a name; after that librdkafka reports the problem."""
+
+
+async def check_endpoint(secret: Mapping[str, str], settings: Settings) -> None:
+    """Resolve the host of a Secret's token endpoint; raises `InvalidDocument` if one of its
+    addresses is of the pod or the node."""
+    host = endpoint_host(secret)
+    if not host or settings.local_addresses or addresses.is_address(host):
+        return
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(RESOLVE_TIMEOUT):
+            found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, TimeoutError, UnicodeError):
+        return
+    for each in found:
+        if (why := addresses.refusal(str(each[4][0]))) is not None:
+            raise refused_endpoint(f"{host} leads there: {why}")

@@ -1,0 +1,37 @@
+"""Kafka servers: which ones the operator connects to, where an installation says so. Pure.
+
+Whoever may write a ConfigMap or Secret names servers, and the operator is a client of each: with
+its own network, and with as much memory as their answers need.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from fnmatch import fnmatchcase
+from typing import Final
+
+from knafka_operator.decisions.status import NotReady
+
+ANY_SERVER: Final = ("*",)
+_SERVER = re.compile(r"[a-z0-9._:\[\]-]+").fullmatch
+
+
+def check_servers(bootstrap_servers: str, allowed: Collection[str]) -> None:
+    """Raise `NotReady` unless each of the servers is allowed.
+
+    A pattern is for `host:port`, with `*` for any characters, in lower case. What has a protocol in
+    front is what librdkafka takes it for, a server.
+    """
+    if set(allowed) == set(ANY_SERVER):
+        return
+    for each in bootstrap_servers.split(","):
+        server = each.strip().rpartition("://")[2].lower()
+        if not server:
+            continue
+        if _SERVER(server) is None or not any(fnmatchcase(server, it) for it in allowed):
+            raise NotReady(
+                "ServersNotAllowed",
+                f"bootstrap.servers: {server:.253} is not among those that this installation allows"
+                " (KNAFKA_ALLOWED_SERVERS): name others, or ask whoever runs the operator",
+            )

@@ -1,0 +1,84 @@
+"""Topics: the one of a Broker or KafkaChannel, made where it isn't there.
+
+Not here: whose it is, and how it should be (`kafka.topics`, `kafka.desired`).
+"""
+
+from __future__ import annotations
+
+import logging
+
+from knafka.core import names
+from knafka.core.errors import LogError
+from knafka.ports.log import LogAdmin, TopicDescription
+from knafka_operator.kafka.clusters import KafkaCluster
+from knafka_operator.kafka.topics import may_delete_topic
+from knafka_operator.model.topics import Topic, TopicRefused
+
+log = logging.getLogger(__name__)
+
+
+async def ensure_topic(kafka: KafkaCluster, wanted: Topic) -> bool:
+    """Create a topic unless it exists, with fewer replicas if Kafka has too few brokers and that is
+    allowed; returns whether it was created. Raises `LogError`."""
+    topic = wanted
+    while True:
+        try:
+            return await kafka.topics.ensure_topic(
+                topic.name, topic.partitions, topic.replication, topic.config
+            )
+        except LogError as error:
+            if not error.too_few_brokers:
+                raise
+            if topic.fewer is None:
+                raise LogError(
+                    f"topic {topic.name} is to have a replication factor of {topic.replication}, "
+                    f"which Kafka has too few brokers for ({error}): set {topic.replication_key}",
+                    too_few_brokers=True,
+                ) from error
+            topic = topic.fewer
+
+
+async def ensure_own_topic(
+    kafka: KafkaCluster, wanted: Topic, *, may_be_used: bool = False
+) -> TopicDescription:
+    """Create a topic unless it exists; returns its description. Raises `LogError`, and
+    `TopicRefused` if it can't be described, or if somebody else has created it meanwhile and it has
+    records."""
+    topics = kafka.topics
+    is_new = await ensure_topic(kafka, wanted)
+    if not (is_new or may_be_used) and await has_records(topics, wanted.name):
+        message = f"topic {wanted.name} was made by somebody else: delete it, or rename this object"
+        raise TopicRefused("TopicNotOurs", message)
+    found = await topics.describe_topic(wanted.name)
+    if found is None:
+        raise TopicRefused("TopicNotFound", f"topic {wanted.name} was made and is not there")
+    return found
+
+
+async def has_records(topics: LogAdmin, name: str) -> bool:
+    """Whether a topic has ever had a record; raises `LogError`."""
+    return any((await topics.end_offsets(name)).values())
+
+
+async def topic_to_delete(
+    topics: LogAdmin, name: str, known_id: str | None, *, claimed: bool
+) -> TopicDescription | None:
+    """The description of a topic if it was created for an object that is being deleted; None: it
+    must not be deleted. Raises `LogError`."""
+    found = await topics.describe_topic(name)
+    used = found is not None and not known_id and await has_records(topics, name)
+    if may_delete_topic(found, known_id, used=used, claimed=claimed):
+        return found
+    if found is not None:
+        log.warning("topic %s is left: it isn't known to be that of what is deleted", name)
+    return None
+
+
+async def delete_broker_dead_letters(topics: LogAdmin, namespace: str, broker: str) -> None:
+    """Delete the topic with a Broker's own dead letters, records that hold no event
+    (docs/decisions/0031). Raises `LogError`."""
+    # Its name is nobody else's. Most Brokers have none: then no right to delete it is needed.
+    name = names.broker_dead_letter_topic(namespace, broker)
+    if await topics.describe_topic(name) is not None:
+        await topics.delete_topic(name)
+        log.info("topic %s is deleted with its Broker", name)

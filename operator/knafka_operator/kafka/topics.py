@@ -1,0 +1,208 @@
+"""Topics: who owns a Broker's topic, and what of it has drifted from what is declared.
+
+Kafka keeps no owner with a topic, but gives each an id of its own. So a Broker's status keeps the
+name of its topic and that id; the name alone, with an empty id, says: we saw that there was no such
+topic and are about to make it. A topic that is neither was made by somebody else.
+
+Who may write a status may write an empty id there, too. So by that alone a topic is only taken for
+the one that was just made if nothing was ever written to it, and no other status names it. The id
+is written as soon as the topic is made.
+
+Not here: changing a topic that exists. Drift is reported, never repaired by losing data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from knafka.core.errors import InvalidDocument
+from knafka.ports.log import TopicDescription
+from knafka_operator.decisions.effects import Annotate, CreateTopic
+from knafka_operator.decisions.steps import Step
+from knafka_operator.kafka import desired
+from knafka_operator.kafka.desired import Defaults
+from knafka_operator.model.conditions import Condition, Severity, Status
+from knafka_operator.model.maxima import UNLIMITED, Maxima
+from knafka_operator.model.resources import EXTERNAL_TOPIC, TOPIC_STATUS
+from knafka_operator.model.topics import REPLICATION, Topic, TopicRefused
+
+TOPIC_AS_DECLARED: Final = "TopicAsDeclared"
+TOPIC_ID: Final = "knafka.dev/topic-id"
+"""Key of a Broker's `status.annotations`: Kafka's id of the topic that is its own."""
+
+
+def topic_effects(
+    wanted: Topic,
+    found: TopicDescription | None,
+    annotations: Mapping[str, str],
+    maxima: Maxima = UNLIMITED,
+    others: int = 0,
+    *,
+    disputed: bool = True,
+    recorded: Mapping[str, str] | None = None,
+    may_be_used: bool = False,
+) -> tuple[Annotate | CreateTopic, ...]:
+    """The effects that record and create a Broker's topic; empty if it exists and is its own.
+
+    `found` is the topic in Kafka, `annotations` are those of the Broker's status. A new topic must
+    be within `maxima`; `others` is the number of partitions of the namespace's other topics.
+    `disputed`: the topic has records or another object's status names it, so that an empty id
+    doesn't prove ownership. `recorded` are annotations to write with the topic's name.
+    `may_be_used`: a topic that somebody else creates meanwhile may have records. Raises
+    `TopicRefused`.
+    """
+    if wanted.external:
+        if found is None:
+            raise TopicRefused(
+                "TopicNotFound",
+                f"topic {wanted.name} does not exist: {EXTERNAL_TOPIC} names one that does",
+            )
+        return ()
+    known_id = _known_id(wanted, found, annotations)
+    if found is not None and (known_id is None or (not known_id and disputed)):
+        raise TopicRefused(
+            "TopicNotOurs",
+            f"topic {wanted.name} exists and was not made for this object: delete it, or "
+            "give this one another name",
+        )
+    if known_id and found is not None and found.id != known_id:
+        raise TopicRefused(
+            "TopicReplaced",
+            f"topic {wanted.name} was deleted and made again by somebody else: delete it",
+        )
+    if found is not None and known_id:
+        return ()
+    if found is None:
+        _check_new_topic(wanted, maxima, others)
+    # Also of one that is there without an id: making it again writes that down.
+    making = CreateTopic(wanted, TOPIC_STATUS, TOPIC_ID, may_be_used)
+    if known_id is not None:
+        return (making,)
+    news = {TOPIC_STATUS: wanted.name, TOPIC_ID: "", **(recorded or {})}
+    return Annotate(Step.RECORD_TOPIC, news), making
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedTopic:
+    """A Broker's topic as declared, and as it exists in Kafka."""
+
+    desired: Topic
+    existing: TopicDescription | None = None
+    """The topic as Kafka describes it; None: it doesn't exist."""
+    other_partitions: int = 0
+    """Partitions of the namespace's other topics."""
+    disputed: bool = True
+    """Whether an empty id in the status proves nothing; see `topic_effects`."""
+
+    def effects(
+        self,
+        annotations: Mapping[str, str],
+        maxima: Maxima,
+        recorded: Mapping[str, str],
+        *,
+        may_be_used: bool = False,
+    ) -> tuple[Annotate | CreateTopic, ...]:
+        """The effects that record and create the topic (`topic_effects`); raises `TopicRefused`."""
+        return topic_effects(
+            self.desired,
+            self.existing,
+            annotations,
+            maxima,
+            self.other_partitions,
+            disputed=self.disputed,
+            recorded=recorded,
+            may_be_used=may_be_used,
+        )
+
+
+def _check_new_topic(topic: Topic, maxima: Maxima, others: int) -> None:
+    """Check a new topic against the maxima. Raises `TopicRefused`."""
+    try:
+        maxima.check_partitions(topic.partitions, "partitions")
+        maxima.check_replication(topic.replication, "replicas")
+    except InvalidDocument as error:
+        raise TopicRefused("TopicTooLarge", f"topic {topic.name} is not made: {error}") from error
+    if topic.partitions + others > maxima.namespace_partitions:
+        raise TopicRefused(
+            "NamespacePartitions",
+            f"topic {topic.name} is not made: its {topic.partitions} partitions and the {others} of"
+            f" its namespace's other topics are more than the {maxima.namespace_partitions} that a"
+            " namespace may have (KNAFKA_MAX_NAMESPACE_PARTITIONS): declare less, or delete others",
+        )
+
+
+def _known_id(
+    wanted: Topic, found: TopicDescription | None, annotations: Mapping[str, str]
+) -> str | None:
+    """The id in the status if it belongs to this topic; empty: it was about to be created; None:
+    the status doesn't name the topic."""
+    known = annotations.get(TOPIC_ID)
+    if annotations.get(TOPIC_STATUS) in (None, wanted.name):
+        return known
+    # It had another one. The id says whether this is its own nevertheless, from before it named an
+    # external one; an empty id belongs to that other name.
+    return known if found is not None and found.id == known else None
+
+
+def may_delete_topic(
+    found: TopicDescription | None, known_id: str | None, *, used: bool, claimed: bool
+) -> bool:
+    """Whether a topic was created for an object, and so may be deleted with it, by the rules of
+    `topic_effects`. `used`: it has records; `claimed`: another object's status names it."""
+    if found is None or known_id is None or claimed:
+        return False
+    return known_id == found.id or (not known_id and not used)
+
+
+def as_declared_condition(topic: Topic, found: TopicDescription) -> Condition:
+    """The condition `TopicAsDeclared`: a warning if the topic differs from its declaration."""
+    return all_as_declared_condition([(topic, found)])
+
+
+def all_as_declared_condition(topics: Iterable[tuple[Topic, TopicDescription]]) -> Condition:
+    """The condition `TopicAsDeclared` of several topics: a warning if one of them differs."""
+    drifted = [
+        f"topic {topic.name} is left as it is: {'; '.join(different)}"
+        for topic, found in topics
+        if (different := drift(topic, found))
+    ]
+    if not drifted:
+        return Condition(TOPIC_AS_DECLARED, Status.TRUE, severity=Severity.WARNING)
+    return Condition(
+        TOPIC_AS_DECLARED, Status.FALSE, "TopicDrifted", "; ".join(drifted), Severity.WARNING
+    )
+
+
+def drift(wanted: Topic, found: TopicDescription) -> Sequence[str]:
+    """The differences between a topic and its declaration, a sentence each; empty for an external
+    topic."""
+    if wanted.external:
+        return ()
+    counts = (
+        ("partitions", wanted.partitions, found.partitions),
+        ("replicas", wanted.replication, found.replication),
+    )
+    return [
+        *(f"{what}: {has}, declared {asked}" for what, asked, has in counts if asked != has),
+        *(
+            f"{key}: {found.config.get(key, 'not set')}, declared {value}"
+            for key, value in sorted(wanted.config.items())
+            # A topic that was made before Knafka set whose time counts goes on as it is.
+            if found.config.get(key, value if key in desired.LOG_TIME else None) != value
+        ),
+    ]
+
+
+def topic_annotations(
+    topic: Topic, found: TopicDescription, defaults: Defaults
+) -> Mapping[str, str]:
+    """The annotations of a Broker's status that record its topic (KN-BRK-19)."""
+    return {
+        TOPIC_STATUS: topic.name,
+        desired.PARTITIONS: str(found.partitions),
+        REPLICATION: str(found.replication),
+        desired.BOOTSTRAP_SERVERS: defaults.kafka.bootstrap_servers,
+        **({} if topic.external else {TOPIC_ID: found.id}),
+    }

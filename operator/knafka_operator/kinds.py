@@ -1,0 +1,47 @@
+"""Kinds: the table of all kinds that the controller reconciles, by name.
+
+    Broker, KafkaChannel      -> topic, receiver, address
+    Trigger, Subscription     -> consumer group, dispatcher
+    KafkaSource               -> the same, of somebody's topics
+    KafkaSink                 -> receiver, address
+    Sensor                    -> topics, function, Triggers
+    DeadLetterArchive         -> Jobs
+    DeadLetterReplay, -Purge  -> their turn in their archive's Jobs
+
+A new kind is a `engine.kind.Reconciler`, and a line in `kinds_of`.
+
+Not here: when an object is reconciled (`engine.controller`), and what that does (the `kind` of each
+room).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from knafka_operator.archives.kind import Archives
+from knafka_operator.archives.model import ARCHIVE
+from knafka_operator.archives.operation_model import OPERATIONS
+from knafka_operator.engine.kind import Kind
+from knafka_operator.model.sensors import SENSOR
+from knafka_operator.model.sources import KAFKA_SOURCE
+from knafka_operator.operator import Operator
+from knafka_operator.sinks.model import KAFKA_SINK
+
+
+def kinds_of(operator: Operator) -> Mapping[str, Kind]:
+    """The reconcilers of an operator and those beside it, by the name of their kind."""
+    table: dict[str, Kind] = {}
+    for beside in operator.all_operators:
+        family = beside.family
+        table |= {family.broker: beside.brokers, family.trigger: beside.triggers}
+    if operator.sources is not None:
+        table[KAFKA_SOURCE] = operator.sources
+    if operator.sinks is not None:
+        table[KAFKA_SINK] = operator.sinks
+    if operator.sensors is not None:
+        table[SENSOR] = operator.sensors
+    if operator.settings.jobs_image:
+        of = operator.settings, operator.cluster, operator.states, operator.effects
+        archives = Archives(*of, operator.brokers.is_ours)
+        table |= {ARCHIVE: archives, **dict.fromkeys(OPERATIONS, archives.operations)}
+    return table

@@ -1,0 +1,1 @@
+"""The Kubernetes API: clients, cache, watches, Lease."""

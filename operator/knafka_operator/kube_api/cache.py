@@ -1,0 +1,337 @@
+"""Cache: `Cluster` in front of the API server, which is asked only for what watches don't know.
+
+    whole objects are watched       a look costs no request
+    their metadata is watched       a request for each version of an object that is looked at
+    nothing is watched              a request for each look
+
+It writes only what differs: an apply whose manifest was applied before (an annotation has its
+digest) and is still there as a whole, or a status that reads so already, is no request.
+
+It also knows who looked at what: `tracking` notes what a reconciliation gets, and when one of those
+objects changes, `changed` is called with every object whose reconciliation got it. Belongs to one
+event loop.
+
+Not here: watching (`watches`), and what follows from a change (`controller`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol, TypeAlias
+
+from knafka_operator.kube_api.cluster import WatchSelection
+from knafka_operator.model.cluster import Cluster, Document
+from knafka_operator.model.identity import Key
+
+APPLIED: Final = "knafka.dev/applied"
+"""Annotation of applied objects: the digest of the manifest."""
+
+MAX_GONE: Final = 1000
+"""Number of deleted objects whose UID each selection remembers."""
+
+KindKey: TypeAlias = tuple[str, str]
+"""apiVersion and kind."""
+Identity: TypeAlias = tuple[str, str]
+"""Namespace and name."""
+Reference: TypeAlias = tuple[str, str, str, str]
+"""apiVersion, kind, namespace and name."""
+
+
+class CachedApi(Cluster, Protocol):
+    """The API that the cache is in front of; implemented by `ApiCluster`."""
+
+    async def patch_status(self, document: Document, status: Document) -> Document | None:
+        """`write_status` that gives the object as it is stored then; None: it is gone."""
+        ...
+
+
+@dataclass(eq=False, slots=True)
+class _WatchedObjects:
+    """The cached objects of one selection."""
+
+    selection: WatchSelection
+    synced: bool = False
+    versions: dict[Identity, str] = field(default_factory=dict)
+    """The resourceVersion of each object of the selection; whole objects are in `documents`."""
+    documents: dict[Identity, Document] = field(default_factory=dict)
+    gone: dict[Identity, str] = field(default_factory=dict)
+    """UIDs of recently deleted objects, so that a late answer brings none of them back."""
+
+    def current(self, identity: Identity) -> Document | None:
+        """The object as stored now; None: not known."""
+        document = self.documents.get(identity)
+        if document is None or not self.synced:
+            return None
+        if self.selection.metadata_only and _version(document) != self.versions.get(identity):
+            return None
+        return document
+
+    def is_absent(self, identity: Identity) -> bool:
+        """Whether the object certainly doesn't exist."""
+        known = self.versions if self.selection.metadata_only else self.documents
+        return self.synced and self.selection.is_everything and identity not in known
+
+    def keep(self, document: Document) -> None:
+        """Store an object, unless a newer version is known."""
+        identity = _identity(document)
+        before = self.documents.get(identity)
+        if before is None or not _is_older(document, before):
+            self.documents[identity] = document
+            if not self.selection.metadata_only:
+                self.versions[identity] = _version(document)
+
+
+class CachedCluster:
+    """A `Cluster` that answers from watched objects, and asks the API server for all others."""
+
+    def __init__(self, api: CachedApi) -> None:
+        self._api = api
+        self._watched: dict[KindKey, list[_WatchedObjects]] = {}
+        self._references: dict[Key, set[Reference]] = {}
+        """By key of a reconciled object: the objects that it has read."""
+        self._referrers: dict[Reference, set[Key]] = {}
+        self._tracked: ContextVar[set[Reference] | None] = ContextVar("tracked", default=None)
+        self.changed: Callable[[Key], None] = lambda key: None
+        """Called with the key of each object that has read one that has changed or is gone."""
+        self.on_unwatched_read: Callable[[str, str], None] = lambda api_version, kind: None
+        """Called with apiVersion and kind of an object that a reconciliation has read, if that kind
+        isn't watched."""
+
+    # -- what watches hear
+
+    def on_objects(
+        self, selection: WatchSelection, changed: Sequence[Document], gone: Sequence[Document]
+    ) -> None:
+        """See `watches.Listener`; versions older than the known ones are ignored."""
+        watched = self._watched_objects(selection)
+        for document in changed:
+            identity = _identity(document)
+            watched.gone.pop(identity, None)
+            known, version = watched.versions.get(identity), _version(document)
+            if selection.metadata_only:
+                watched.versions[identity] = version
+            else:
+                watched.keep(document)
+            if known != version:
+                self.notify_readers((selection.api_version, selection.kind, *identity))
+        for document in gone:
+            identity = _identity(document)
+            watched.versions.pop(identity, None)
+            watched.documents.pop(identity, None)
+            watched.gone[identity] = document["metadata"].get("uid", "")
+            if len(watched.gone) > MAX_GONE:
+                del watched.gone[next(iter(watched.gone))]
+            self.notify_readers((selection.api_version, selection.kind, *identity))
+
+    def set_synced(self, selection: WatchSelection, synced: bool) -> None:
+        """See `watches.Listener`."""
+        self._watched_objects(selection).synced = synced
+
+    def forget_all(self) -> None:
+        """Drop everything, as nothing is watched any more."""
+        self._watched.clear()
+        self._references.clear()
+        self._referrers.clear()
+
+    def _watched_objects(self, selection: WatchSelection) -> _WatchedObjects:
+        of_kind = self._watched.setdefault((selection.api_version, selection.kind), [])
+        found = next((each for each in of_kind if each.selection == selection), None)
+        if found is None:
+            found = _WatchedObjects(selection)
+            of_kind.append(found)
+        return found
+
+    def _current(self, reference: Reference) -> Document | None:
+        """The object as stored now; None: not known."""
+        of_kind = self._watched.get(reference[:2], ())
+        return next(filter(None, (each.current(reference[2:]) for each in of_kind)), None)
+
+    def keep(self, document: Document) -> None:
+        """Store an object that the API server has answered with."""
+        for each in self._watched.get((document["apiVersion"], document["kind"]), ()):
+            is_gone = each.gone.get(_identity(document)) == document["metadata"].get("uid", "")
+            if each.synced and each.selection.matches(document) and not is_gone:
+                each.keep(_without_managed_fields(document))
+
+    # -- who looks at what
+
+    @contextmanager
+    def tracking(self, key: Key) -> Iterator[None]:
+        """In this context, track the objects that are read; their changes are reported to
+        `changed` with `key`, until it is tracked again."""
+        found: set[Reference] = set()
+        token = self._tracked.set(found)
+        try:
+            yield
+        except BaseException:
+            found |= self._references.get(key, set())  # it did not get to all it looks at
+            raise
+        finally:
+            self._tracked.reset(token)
+            self._set_references(key, found)
+
+    def forget(self, key: Key) -> None:
+        """Forget what an object has read, as it is gone."""
+        self._set_references(key, set())
+
+    def _set_references(self, key: Key, to: set[Reference]) -> None:
+        before = self._references.pop(key, set())
+        if to:
+            self._references[key] = to
+        for reference in to - before:
+            self._referrers.setdefault(reference, set()).add(key)
+        for reference in before - to:
+            referrers = self._referrers[reference]
+            referrers.discard(key)
+            if not referrers:
+                del self._referrers[reference]
+                self._drop_unread(reference)
+
+    def _drop_unread(self, reference: Reference) -> None:
+        """Drop an object that nobody reads any more, if only its metadata is watched."""
+        for each in self._watched.get(reference[:2], ()):
+            if each.selection.metadata_only:
+                each.documents.pop(reference[2:], None)
+
+    def identities_in(self, selection: WatchSelection, namespace: str) -> list[Identity]:
+        """The cached objects of a selection in a namespace."""
+        return [each for each in self._watched_objects(selection).versions if each[0] == namespace]
+
+    def notify_readers(self, reference: Reference) -> None:
+        """Call `changed` with every object that has read this one."""
+        for key in list(self._referrers.get(reference, ())):
+            self.changed(key)
+
+    # -- Cluster
+
+    async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
+        """As `Cluster.get`, from watched objects if possible."""
+        reference = api_version, kind, namespace, name
+        tracked = self._tracked.get()
+        if tracked is not None:
+            tracked.add(reference)
+        if (known := self._current(reference)) is not None:
+            return known
+        of_kind = self._watched.get((api_version, kind), ())
+        if any(each.is_absent((namespace, name)) for each in of_kind):
+            return None
+        found = await self._api.get(*reference)
+        if tracked is not None and not of_kind:
+            self.on_unwatched_read(api_version, kind)
+        if tracked is not None and found is not None:
+            self.keep({**found, "apiVersion": api_version, "kind": kind})
+        return found
+
+    async def list(
+        self,
+        api_version: str,
+        kind: str,
+        labels: Mapping[str, str] | None = None,
+        namespace: str | None = None,
+    ) -> list[Document]:
+        return await self._api.list(api_version, kind, labels, namespace)
+
+    async def create(self, manifest: Document) -> bool:
+        return await self._api.create(manifest)
+
+    async def apply(self, manifest: Document) -> Document:
+        """As `Cluster.apply`; makes no request if the stored object has it all."""
+        metadata = manifest["metadata"]
+        if "data" not in manifest:  # a digest of a Secret's would be one of a password
+            digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:32]
+            annotations = {**_annotations(manifest), APPLIED: digest}
+            manifest = {**manifest, "metadata": {**metadata, "annotations": annotations}}
+        there = self._current((manifest["apiVersion"], manifest["kind"], *_identity(manifest)))
+        # The digest says that nothing is there that was wanted once and isn't any more, the rest
+        # that nobody has changed anything by hand.
+        if (
+            there
+            and contains(there, manifest)
+            and ("data" not in manifest or there.get("data") == manifest["data"])
+        ):
+            return there
+        stored = await self._api.apply(manifest)
+        self.keep(stored)
+        return stored
+
+    async def write_status(self, document: Document, status: Document) -> None:
+        """As `Cluster.write_status`; makes no request if nothing would change."""
+        there = self._current((document["apiVersion"], document["kind"], *_identity(document)))
+        if there is not None and changes_nothing(there.get("status") or {}, status):
+            return
+        stored = await self._api.patch_status(document, status)
+        if stored is not None:
+            self.keep(stored)
+
+    async def delete(self, api_version: str, kind: str, namespace: str, name: str) -> None:
+        for each in self._watched.get((api_version, kind), ()):
+            each.documents.pop((namespace, name), None)
+        await self._api.delete(api_version, kind, namespace, name)
+
+
+def contains(there: Any, wanted: Any) -> bool:
+    """Whether a stored value contains everything that is wanted; additional keys are allowed."""
+    if isinstance(wanted, Mapping):
+        return isinstance(there, Mapping) and all(
+            key in there and contains(there[key], value) for key, value in wanted.items()
+        )
+    if isinstance(wanted, list | tuple):
+        return (
+            isinstance(there, list)
+            and len(there) == len(wanted)
+            and all(map(contains, there, wanted))
+        )
+    return bool(there == wanted)
+
+
+def changes_nothing(there: Mapping[str, Any], patch: Mapping[str, Any]) -> bool:
+    """Whether a merge patch (RFC 7386) would change nothing."""
+    for key, value in patch.items():
+        if value is None:
+            if key in there:
+                return False
+        elif isinstance(value, Mapping):
+            had = there.get(key)
+            if not isinstance(had, Mapping) or not changes_nothing(had, value):
+                return False
+        elif there.get(key) != value:
+            return False
+    return True
+
+
+def _without_managed_fields(document: Document) -> Document:
+    """A document without `managedFields`, which nobody reads."""
+    metadata = document["metadata"]
+    if "managedFields" not in metadata:
+        return document
+    return {**document, "metadata": {k: v for k, v in metadata.items() if k != "managedFields"}}
+
+
+def _annotations(document: Document) -> Mapping[str, str]:
+    return document["metadata"].get("annotations") or {}
+
+
+def _identity(document: Document) -> Identity:
+    metadata = document["metadata"]
+    return metadata.get("namespace", ""), metadata["name"]
+
+
+def _version(document: Document) -> str:
+    return str(document["metadata"].get("resourceVersion", ""))
+
+
+def _is_older(document: Document, than: Document) -> bool:
+    """Whether a document is an older version of the same object, by resourceVersion, which the API
+    server counts up (KEP-5504). An object recreated under the name is another one."""
+    this, that = document["metadata"], than["metadata"]
+    if this.get("uid") != that.get("uid"):
+        return False
+    try:
+        return int(this["resourceVersion"]) < int(that["resourceVersion"])
+    except (KeyError, ValueError):
+        return False

@@ -1,0 +1,368 @@
+"""The API server: `Cluster` on the official client, and what watches need beside it.
+
+Its calls block, so they run in threads of their own. Documents are decoded JSON as it comes:
+turning each into the client's own objects and back takes far longer than the request.
+
+Not here: what is kept of the answers (`cache`), and following changes (`watches`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+from weakref import WeakValueDictionary
+
+import kubernetes
+from kubernetes.client.exceptions import ApiException
+from kubernetes.dynamic.exceptions import (
+    BadRequestError,
+    ConflictError,
+    DynamicApiError,
+    ForbiddenError,
+    NotFoundError,
+    ResourceNotFoundError,
+    UnprocessibleEntityError,
+)
+from urllib3.exceptions import HTTPError
+
+from knafka_operator.kube_api.json_answers import decode_json
+from knafka_operator.kube_api.rest_mapper import RestMapper
+from knafka_operator.model.cluster import ClusterError, Conflict, Document, NotAllowed, Rejected
+
+MANAGER: Final = "knafka-operator"
+"""The field manager of applied objects."""
+REQUEST_TIMEOUT: Final = 15.0
+"""Seconds for one request."""
+THREADS: Final = 32
+"""Requests at a time: twice as many as the work queue has places."""
+MAX_REQUESTS_PER_NAMESPACE: Final = 8
+"""Requests at a time for objects of one namespace, whose admission webhook may hold all of them."""
+CONNECTIONS: Final = 64
+"""Connections that are kept open: one for each thread and each watch."""
+PAGE_SIZE: Final = 250
+"""Objects in one answer to a list that is followed by a watch: decoding it keeps the event loop
+waiting for some 10 ms."""
+CONNECT_TIMEOUT: Final = 5.0
+
+_METADATA: Final = ";g=meta.k8s.io;v=v1,application/json"
+"""End of an Accept header that asks for objects' metadata only."""
+
+_NAMESPACE = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?").fullmatch
+_NAME = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._:]{0,252}").fullmatch
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class WatchSelection:
+    """Which objects are watched, in all namespaces: the API server filters them."""
+
+    api_version: str
+    kind: str
+    labels: str = ""
+    """A label selector of one term: `key`, `!key` or `key=value`."""
+    fields: str = ""
+    """A field selector."""
+    metadata_only: bool = False
+    """Whether only metadata is watched, without spec, data and status."""
+
+    @property
+    def is_everything(self) -> bool:
+        """Whether the selection includes all objects of its kind."""
+        return not (self.labels or self.fields)
+
+    def matches(self, document: Document) -> bool:
+        """Whether an object matches the label selector; field selectors aren't checked."""
+        labels = document["metadata"].get("labels") or {}
+        key, given, value = self.labels.partition("=")
+        if not key:
+            return True
+        if key.startswith("!"):
+            return key[1:] not in labels
+        return labels.get(key) == value if given else key in labels
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, (self.api_version, self.kind, self.labels, self.fields)))
+
+
+class ApiCluster:
+    """`Cluster` on the official client."""
+
+    def __init__(self, client: kubernetes.client.ApiClient) -> None:
+        self.kinds = RestMapper(client)
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kubernetes-api")
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        """Limits concurrent requests, by namespace."""
+
+    @classmethod
+    def from_environment(cls) -> ApiCluster:
+        """Connect with the pod's service account, else by KUBECONFIG; raises `ClusterError`."""
+        try:
+            if "KUBERNETES_SERVICE_HOST" in os.environ:
+                kubernetes.config.load_incluster_config()  # type: ignore[no-untyped-call]
+            else:
+                kubernetes.config.load_kube_config()  # type: ignore[no-untyped-call]
+        except kubernetes.config.ConfigException as error:
+            raise ClusterError(f"no cluster: {error}: set KUBECONFIG, or run in a pod") from error
+        configuration = kubernetes.client.Configuration.get_default_copy()
+        configuration.connection_pool_maxsize = CONNECTIONS
+        return cls(kubernetes.client.ApiClient(configuration))
+
+    async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
+        def ask() -> Document | None:
+            if not _is_legal_name(namespace, name):
+                return None
+            try:
+                return _decoded_answer(
+                    self._kind(api_version, kind).get(
+                        name=name,
+                        namespace=namespace,
+                        serialize=False,
+                        _request_timeout=REQUEST_TIMEOUT,
+                    )
+                )
+            except (NotFoundError, ResourceNotFoundError):
+                return None
+
+        return await self._in_thread(namespace, f"get {kind} {namespace}/{name}", ask)
+
+    async def list(
+        self,
+        api_version: str,
+        kind: str,
+        labels: Mapping[str, str] | None = None,
+        namespace: str | None = None,
+    ) -> list[Document]:
+        selector = ",".join(f"{key}={value}" for key, value in (labels or {}).items())
+
+        def ask() -> list[Document]:
+            answer = self._kind(api_version, kind).get(
+                namespace=namespace,
+                label_selector=selector,
+                serialize=False,
+                _request_timeout=REQUEST_TIMEOUT,
+            )
+            found: list[Document] = _decoded_answer(answer)["items"]
+            return found
+
+        return await self._in_thread("", f"list {kind}", ask)
+
+    async def create(self, manifest: Document) -> bool:
+        metadata = manifest["metadata"]
+
+        def ask() -> bool:
+            try:
+                self._kind(manifest["apiVersion"], manifest["kind"]).create(
+                    body=manifest,
+                    namespace=metadata.get("namespace"),
+                    field_manager=MANAGER,
+                    _request_timeout=REQUEST_TIMEOUT,
+                )
+            except ConflictError:
+                return False
+            return True
+
+        what = f"create {manifest['kind']} {metadata['name']}"
+        return await self._in_thread(metadata.get("namespace", ""), what, ask)
+
+    async def apply(self, manifest: Document) -> Document:
+        metadata = manifest["metadata"]
+
+        def ask() -> Document:
+            return _decoded_answer(
+                self._kind(manifest["apiVersion"], manifest["kind"]).server_side_apply(
+                    body=manifest,
+                    name=metadata["name"],
+                    namespace=metadata.get("namespace"),
+                    field_manager=MANAGER,
+                    force_conflicts=True,
+                    serialize=False,
+                    _request_timeout=REQUEST_TIMEOUT,
+                )
+            )
+
+        what = f"apply {manifest['kind']} {metadata['name']}"
+        return await self._in_thread(metadata.get("namespace", ""), what, ask)
+
+    async def write_status(self, document: Document, status: Document) -> None:
+        await self.patch_status(document, status)
+
+    async def patch_status(self, document: Document, status: Document) -> Document | None:
+        """Merge `status` into the object's; returns the stored object, None: it is gone."""
+
+        def ask() -> Document | None:
+            kind = self._kind(document["apiVersion"], document["kind"])
+            return self._patch(kind.status, document, {"status": status})
+
+        namespace = document["metadata"]["namespace"]
+        return await self._in_thread(
+            namespace, f"write the status of {_object_name(document)}", ask
+        )
+
+    async def patch_metadata(self, document: Document, metadata: Document) -> Document | None:
+        """Merge `metadata` into an object's, unless it has changed since it was read.
+
+        Returns the stored object, None: it is gone. Raises `ClusterError`, also for a conflict.
+        """
+        version = {"resourceVersion": document["metadata"].get("resourceVersion")}
+
+        def ask() -> Document | None:
+            kind = self._kind(document["apiVersion"], document["kind"])
+            return self._patch(kind, document, {"metadata": {**version, **metadata}})
+
+        namespace = document["metadata"]["namespace"]
+        return await self._in_thread(
+            namespace, f"write the metadata of {_object_name(document)}", ask
+        )
+
+    async def merge_cluster_scoped(self, manifest: Document) -> None:
+        """Create a cluster-scoped object, or merge these fields into an existing one.
+
+        Lists are replaced as a whole, whoever wrote them. Raises `ClusterError`.
+        """
+
+        def ask() -> None:
+            kind = self._kind(manifest["apiVersion"], manifest["kind"])
+            try:
+                kind.patch(
+                    body=manifest,
+                    name=manifest["metadata"]["name"],
+                    content_type="application/merge-patch+json",
+                    field_manager=MANAGER,
+                    _request_timeout=REQUEST_TIMEOUT,
+                )
+            except NotFoundError:
+                kind.create(body=manifest, field_manager=MANAGER, _request_timeout=REQUEST_TIMEOUT)
+
+        await self._in_thread("", f"write {manifest['kind']} {manifest['metadata']['name']}", ask)
+
+    async def delete(self, api_version: str, kind: str, namespace: str, name: str) -> None:
+        def ask() -> None:
+            try:
+                self._kind(api_version, kind).delete(
+                    name=name,
+                    namespace=namespace,
+                    # Else its pods would run on; so it is there until the last of them has ended.
+                    propagation_policy="Foreground" if kind == "Job" else None,
+                    _request_timeout=REQUEST_TIMEOUT,
+                )
+            except (NotFoundError, ResourceNotFoundError):
+                return
+
+        await self._in_thread(namespace, f"delete {kind} {namespace}/{name}", ask)
+
+    def list_page(self, selection: WatchSelection, after: str | None) -> Document:
+        """One page of a list, `PAGE_SIZE` objects; blocks. `after` is the `continue` of the one
+        before.
+
+        Raises what the client raises.
+        """
+        return _decoded_answer(
+            self._kind(selection.api_version, selection.kind).get(
+                serialize=False,
+                limit=PAGE_SIZE,
+                _continue=after,
+                _request_timeout=REQUEST_TIMEOUT,
+                **_selection_options(selection, "PartialObjectMetadataList"),
+            )
+        )
+
+    def open_watch(
+        self, selection: WatchSelection, version: str, seconds: int, silence: float
+    ) -> Any:
+        """Open a watch from a resourceVersion on; blocks.
+
+        Returns a `urllib3` response with a line of JSON for each event, which the API server ends
+        after `seconds`; a read may take `silence` seconds. Raises what the client raises.
+        """
+        return self._kind(selection.api_version, selection.kind).get(
+            serialize=False,
+            watch=True,
+            resource_version=version,
+            allow_watch_bookmarks=True,
+            timeout_seconds=seconds,
+            _request_timeout=(CONNECT_TIMEOUT, silence),
+            **_selection_options(selection, "PartialObjectMetadata"),
+        )
+
+    def close(self) -> None:
+        """Stop the threads, and cancel waiting requests."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _patch(self, of: Any, document: Document, body: Document) -> Document | None:
+        metadata = document["metadata"]
+        try:
+            return _decoded_answer(
+                of.patch(
+                    body=body,
+                    name=metadata["name"],
+                    namespace=metadata["namespace"],
+                    content_type="application/merge-patch+json",
+                    field_manager=MANAGER,
+                    serialize=False,
+                    _request_timeout=REQUEST_TIMEOUT,
+                )
+            )
+        except NotFoundError:
+            return None
+
+    def _kind(self, api_version: str, kind: str) -> Any:
+        found = self.kinds.find(api_version, kind, REQUEST_TIMEOUT)
+        if found is None:
+            raise ResourceNotFoundError(f"there is no kind {kind:.100} in {api_version:.300}")
+        return found
+
+    async def _in_thread(self, namespace: str, what: str, call: Callable[[], T]) -> T:
+        turn = self._turns.setdefault(namespace, asyncio.Semaphore(MAX_REQUESTS_PER_NAMESPACE))
+        try:
+            async with turn:
+                return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+        except ForbiddenError as error:
+            raise NotAllowed(f"can't {what}: {_server_message(error)}") from error
+        except (BadRequestError, UnprocessibleEntityError) as error:
+            raise Rejected(f"can't {what}: {_server_message(error)}") from error
+        except ConflictError as error:
+            raise Conflict(f"can't {what}: {_server_message(error)}") from error
+        except DynamicApiError as error:
+            raise ClusterError(f"can't {what}: {_server_message(error)}") from error
+        except (ApiException, HTTPError, OSError, ValueError, ResourceNotFoundError) as error:
+            raise ClusterError(f"can't {what}: {error}") from error
+
+
+def _selection_options(selection: WatchSelection, as_: str) -> dict[str, Any]:
+    return {
+        "label_selector": selection.labels or None,
+        "field_selector": selection.fields or None,
+        "header_params": {"Accept": f"application/json;as={as_}{_METADATA}"}
+        if selection.metadata_only
+        else {},
+    }
+
+
+def _decoded_answer(answer: Any) -> Document:
+    document: Document = decode_json(answer.data)
+    return document
+
+
+def _object_name(document: Document) -> str:
+    metadata = document["metadata"]
+    return f"{document['kind']} {metadata['namespace']}/{metadata['name']}"
+
+
+def _is_legal_name(namespace: str, name: str) -> bool:
+    """Whether namespace and name are legal; the client puts them into a path unescaped."""
+    return _NAMESPACE(namespace) is not None and _NAME(name) is not None
+
+
+def _server_message(error: DynamicApiError) -> str:
+    """The API server's error message, without headers."""
+    try:
+        return str(json.loads(error.body or "")["message"])
+    except (ValueError, TypeError, KeyError):
+        return str(error)

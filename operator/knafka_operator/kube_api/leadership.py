@@ -1,0 +1,296 @@
+"""Leadership: the Lease of coordination.k8s.io, held by one replica; `lease` says who may.
+
+    acquire -> act -> release        lost -> the program begins anew at once
+
+The Lease is renewed by a thread with an event loop of its own (`LeaseThread`), so that what keeps
+the operator's loop busy doesn't lose it. A replica that can't renew in time doesn't wind up: its
+program is replaced by itself (`exec`), so that nothing of it acts when another begins. Another
+thread sees to that (`Watchdog`), and where no Python runs any more, C ends the process.
+
+Not here: what is done by who leads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any, Final, NoReturn, Protocol
+
+import kubernetes
+from kubernetes.client.exceptions import ApiException
+from urllib3.exceptions import HTTPError
+
+from knafka_operator.kube_api.lease import DURATION, RENEW_AGAIN, RENEW_EVERY, Election, Lease
+from knafka_operator.model.cluster import ClusterError
+
+log = logging.getLogger(__name__)
+
+LEASE_NAME: Final = "knafka-operator"
+REQUEST_TIMEOUT: Final = (2.0, 3.5)
+"""Seconds to connect, and for one answer. An API server may take 3 s for each answer; of one that
+gives none, two tries fit in before the Lease is lost."""
+WATCHDOG_INTERVAL: Final = 0.1
+REARM_INTERVAL: Final = 1.0
+STUCK_TIMEOUT: Final = 2.0
+"""Seconds past the loss of the Lease at which C ends a process in which no Python runs."""
+LOG_TIMEOUT: Final = 0.5
+"""Seconds for the log to take the reason: whoever reads it may have stopped."""
+STDERR: Final = 2
+LOST_EXIT_STATUS: Final = 3
+"""Exit status of a replica that lost the Lease and can't begin anew."""
+
+
+class LeaseStore(Protocol):
+    """Reads and writes the stored Lease; both methods raise `ClusterError`."""
+
+    async def read(self) -> Lease | None: ...
+
+    async def write(self, lease: Lease) -> Lease | None:
+        """Replace the stored Lease of this version; returns it, None: it has changed meanwhile."""
+        ...
+
+
+class Leadership:
+    """Acquires, renews and releases the Lease for one replica."""
+
+    def __init__(
+        self, leases: LeaseStore, election: Election, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._leases = leases
+        self._election = election
+        self._now = now
+        self._writing = asyncio.Lock()
+        self._is_leaving = False
+
+    def leads(self) -> bool:
+        """Whether this replica may act; for any thread."""
+        return self._election.leads(self._now())
+
+    def seconds_left(self) -> float | None:
+        """Seconds for which this replica leads without another renewal; None: it doesn't lead.
+        For any thread."""
+        until = self._election.until
+        return None if until is None else max(0.0, until - self._now())
+
+    async def hold(self, acquired: Callable[[], None]) -> None:
+        """Acquire the Lease, call `acquired`, and renew it until it is lost."""
+        await self.acquire()
+        acquired()
+        await self.keep_renewing()
+
+    async def acquire(self) -> None:
+        """Wait until this replica leads."""
+        await self._try_to_claim()
+        while not self.leads():
+            await asyncio.sleep(self._election.seconds_to_retry(self._now()))
+            await self._try_to_claim()
+
+    async def keep_renewing(self) -> None:
+        """Renew the Lease until it is lost or released."""
+        renewed, sent = True, self._now()
+        while self.leads():
+            pause = max(RENEW_AGAIN, sent + RENEW_EVERY - self._now()) if renewed else RENEW_AGAIN
+            await asyncio.sleep(pause)
+            sent = self._now()
+            renewed = await self._try_to_claim()
+
+    async def release(self) -> None:
+        """Release the Lease, so that another replica can lead at once; call it when this replica
+        has stopped acting. Raises `ClusterError`."""
+        self._is_leaving = True
+        async with self._writing:  # A renewal under way would make ours the older version.
+            if (released := self._election.lease_to_release()) is not None:
+                await self._write(released)
+
+    async def _try_to_claim(self) -> bool:
+        """Claim or renew the Lease if that is allowed; returns whether it was written."""
+        async with self._writing:
+            try:
+                return not self._is_leaving and await self._claim()
+            except ClusterError as error:
+                log.warning("the Lease: %s", error)
+            except Exception:  # a bug: by the clock it is lost, and not for ever
+                log.exception("the Lease")
+            return False
+
+    async def _claim(self) -> bool:
+        # Who leads knows what is stored, unless somebody else wrote it.
+        if self.leads() and await self._write(self._election.lease_to_claim()):
+            return True
+        self._election.observe(await self._leases.read(), self._now())
+        if not self._election.may_claim(self._now()):
+            return False
+        return await self._write(self._election.lease_to_claim())
+
+    async def _write(self, lease: Lease) -> bool:
+        sent = self._now()
+        stored = await self._leases.write(lease)
+        if stored is not None:
+            self._election.on_written(stored, sent, self._now())
+        return stored is not None
+
+
+class LeaseThread:
+    """Acquires and renews the Lease in a thread with its own event loop, started at once."""
+
+    def __init__(self, leadership: Leadership, acquired: Callable[[], None]) -> None:
+        """`acquired` is called in that thread once this replica leads."""
+        self._leadership = leadership
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(leadership.hold(acquired), self._loop)
+
+    async def release(self) -> None:
+        """Release the Lease; call it when this replica has stopped acting. Raises
+        `ClusterError`."""
+        releasing = asyncio.run_coroutine_threadsafe(self._leadership.release(), self._loop)
+        await asyncio.wrap_future(releasing)
+
+    async def close(self) -> None:
+        """Stop renewing, and end the thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        await asyncio.to_thread(self._thread.join)
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.get_loop().run_forever()
+
+
+class Watchdog:
+    """A context that restarts the process as soon as this replica no longer leads."""
+
+    def __init__(self, leadership: Leadership) -> None:
+        self._leadership = leadership
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def __enter__(self) -> Watchdog:
+        self._arm()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        faulthandler.cancel_dump_traceback_later()
+
+    def _watch(self) -> None:
+        armed = time.monotonic()
+        while not self._over.wait(WATCHDOG_INTERVAL):
+            if not self._leadership.leads():
+                restart_process()
+            if time.monotonic() >= armed + REARM_INTERVAL:
+                self._arm()
+                armed = time.monotonic()
+
+    def _arm(self) -> None:
+        """Set a timer in C that ends the process even if one long call holds Python's lock."""
+        if (left := self._leadership.seconds_left()) is not None:
+            faulthandler.dump_traceback_later(left + STUCK_TIMEOUT, exit=True)
+
+
+def restart_process() -> NoReturn:
+    """Replace this process by a new one (`exec`) at once, even if its log is blocked.
+
+    All threads and connections end, as at the end of a process. But the container doesn't restart,
+    which Kubernetes would delay more each time and count as a crash.
+    """
+    last_words = threading.Thread(target=_log_loss, name="lease-lost", daemon=True)
+    last_words.start()
+    last_words.join(LOG_TIMEOUT)
+    with suppress(OSError):
+        for descriptor in os.listdir("/proc/self/fd"):
+            if int(descriptor) > STDERR:
+                with suppress(OSError):  # that of this list is closed by now
+                    os.set_inheritable(int(descriptor), False)
+    with suppress(OSError):
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    os._exit(LOST_EXIT_STATUS)
+
+
+def _log_loss() -> None:
+    log.error("the Lease is lost: this replica begins anew")
+    logging.shutdown()
+
+
+class ApiLeaseStore:
+    """`LeaseStore` on the API server, with a thread of its own, as other threads may all be
+    busy."""
+
+    def __init__(self, namespace: str) -> None:
+        configuration = kubernetes.client.Configuration.get_default_copy()
+        configuration.retries = False  # each would take as long again
+        client = kubernetes.client.ApiClient(configuration)
+        self._api = kubernetes.client.CoordinationV1Api(client)
+        self._namespace = namespace
+        self._thread = ThreadPoolExecutor(1, "lease")
+
+    async def read(self) -> Lease | None:
+        return await self._ask(
+            "read", lambda **more: self._api.read_namespaced_lease(LEASE_NAME, **more)
+        )
+
+    async def write(self, lease: Lease) -> Lease | None:
+        # Any: the client takes dictionaries, too, whatever its stubs say.
+        body: Any = lease_manifest(lease, self._namespace, datetime.now(UTC))
+
+        def ask(**more: Any) -> Any:
+            if lease.version:
+                return self._api.replace_namespaced_lease(LEASE_NAME, body=body, **more)
+            return self._api.create_namespaced_lease(body=body, **more)
+
+        return await self._ask("write", ask)
+
+    async def _ask(self, what: str, call: Callable[..., Any]) -> Lease | None:
+        def ask() -> Lease | None:
+            answer = call(
+                namespace=self._namespace, _request_timeout=REQUEST_TIMEOUT, _preload_content=False
+            )
+            return lease_of_document(json.loads(answer.data))
+
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, ask)
+        except ApiException as error:
+            if error.status in (404, 409):
+                return None
+            raise ClusterError(f"can't {what} it: {error.status} {error.reason}") from error
+        except (HTTPError, OSError, ValueError) as error:
+            raise ClusterError(f"can't {what} it: {error}") from error
+
+
+def lease_manifest(lease: Lease, namespace: str, now: datetime) -> dict[str, Any]:
+    """The manifest of a Lease; `now` is only informational."""
+    version = {"resourceVersion": lease.version} if lease.version else {}
+    return {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {"name": LEASE_NAME, "namespace": namespace, **version},
+        "spec": {
+            "holderIdentity": lease.holder,
+            "leaseDurationSeconds": round(lease.duration),
+            "leaseTransitions": lease.transitions,
+            "renewTime": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        },
+    }
+
+
+def lease_of_document(document: Mapping[str, Any]) -> Lease:
+    """Parse a stored Lease; missing fields get defaults, the duration `DURATION`."""
+    spec = document.get("spec") or {}
+    return Lease(
+        str(spec.get("holderIdentity") or ""),
+        float(spec.get("leaseDurationSeconds") or DURATION),
+        int(spec.get("leaseTransitions") or 0),
+        str(document["metadata"]["resourceVersion"]),
+    )

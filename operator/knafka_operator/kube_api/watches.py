@@ -1,0 +1,253 @@
+"""Watches: follow all objects of a selection, as the API server filters them.
+
+    list (in pages) -> follow from there -> it ends, breaks or is too old -> follow again, or list
+
+One thread for each watch, since the client blocks; what it hears is handed to the event loop, in
+the order of the API server. What went while nobody followed is missing in the next list, and is
+reported as gone. Metadata is enough for what is read only when it is needed: ConfigMaps, Secrets,
+subscribers of any kind.
+
+Not here: keeping objects (`cache`), and what follows from a change (`controller`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from kubernetes.client.exceptions import ApiException
+from kubernetes.dynamic.exceptions import DynamicApiError, ResourceNotFoundError
+from urllib3.exceptions import HTTPError
+
+from knafka_operator.kube_api.cluster import WatchSelection
+from knafka_operator.kube_api.json_answers import decode_json
+from knafka_operator.model.cluster import Document
+
+log = logging.getLogger(__name__)
+
+WATCH_SECONDS: Final = 240
+"""Seconds after which the API server ends a watch, a fifth more or less: some end each minute, not
+all at one time."""
+SILENCE_TIMEOUT: Final = 330.0
+"""Seconds without a byte after which a connection is taken for dead; longer than it is
+`WATCH_SECONDS`."""
+FIRST_PAUSE: Final = 0.5
+MAX_PAUSE: Final = 30.0
+"""Seconds after a failure: the first, doubled each time, up to the last."""
+REFUSED_PAUSE: Final = 120.0
+"""Seconds after a refusal: a change of our role is not announced."""
+
+EXPIRED: Final = 410
+"""HTTP status if the resourceVersion is too old, so that everything is listed again."""
+REFUSED: Final = frozenset({403, 405})
+"""HTTP statuses if watching is forbidden or impossible."""
+
+_FAILURES: Final = (
+    ApiException,
+    DynamicApiError,
+    ResourceNotFoundError,
+    HTTPError,
+    OSError,
+    ValueError,
+    AttributeError,  # urllib3's, where another thread has closed the connection
+)
+
+Identity = tuple[str, str]
+"""Namespace and name; the namespace of what has none is empty."""
+
+
+class WatchApi(Protocol):
+    """Lists and watches objects; implemented by `ApiCluster`. Both methods block."""
+
+    def list_page(self, selection: WatchSelection, after: str | None) -> Document:
+        """One page of a list; `after` is the `continue` of the page before."""
+        ...
+
+    def open_watch(
+        self, selection: WatchSelection, version: str, seconds: int, silence: float
+    ) -> Any: ...
+
+
+class Listener(Protocol):
+    """Receives changes of watched objects; called on the event loop."""
+
+    def on_objects(
+        self, selection: WatchSelection, changed: Sequence[Document], gone: Sequence[Document]
+    ) -> None:
+        """Handle objects that were created or changed, and last versions of those `gone`."""
+        ...
+
+    def set_synced(self, selection: WatchSelection, synced: bool) -> None:
+        """Note whether all objects of a selection are known and changes are followed."""
+        ...
+
+
+class Watch:
+    """Watches one selection in a thread until it is closed."""
+
+    def __init__(self, api: WatchApi, selection: WatchSelection, listener: Listener) -> None:
+        self.selection = selection
+        self._api = api
+        self._listener = listener
+        self._loop = asyncio.get_running_loop()
+        self._known: dict[Identity, Document] = {}
+        """The known objects' metadata; used by the thread only."""
+        self._failures = 0
+        """Failures in a row."""
+        self._closed = threading.Event()
+        self._open: Any = None
+        """The response that is being read."""
+        self._thread = threading.Thread(
+            target=self._run, name=f"watch {selection.kind}", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop watching, without waiting for the thread."""
+        self._closed.set()
+        answer = self._open
+        if answer is not None:
+            try:
+                answer.shutdown()  # it ends a read in another thread
+            except (OSError, RuntimeError, ValueError, AttributeError):
+                log.debug("the watch of %s was over", self.selection, exc_info=True)
+
+    def _run(self) -> None:
+        version = ""
+        while not self._closed.is_set():
+            try:
+                if not version:
+                    version = self._list()
+                    self._report_synced(True)
+                version = self._follow(version)
+            except _FAILURES as error:
+                version = "" if self._must_list(error) else version
+                self._pause_after(error)
+            except Exception:  # a watch that ended would be missed only when something changes
+                version = ""
+                log.exception("watching %s", self.selection)
+                self._report_synced(False)
+                self._closed.wait(MAX_PAUSE)
+
+    def _must_list(self, error: Exception) -> bool:
+        """Whether all objects must be listed again after this error."""
+        status = getattr(error, "status", None)
+        return isinstance(error, ValueError) or status == EXPIRED or self._failures > 0
+
+    def _pause_after(self, error: Exception) -> None:
+        status = getattr(error, "status", None)
+        if status == EXPIRED or self._closed.is_set():
+            return
+        pause = min(FIRST_PAUSE * 2.0 ** min(self._failures, 16), MAX_PAUSE)
+        # After the first failure it follows on a moment later; after more nobody knows what was
+        # missed, so that objects are asked for instead.
+        if self._failures > 0 or status in REFUSED:
+            self._report_synced(False)
+        if status in REFUSED:
+            pause = REFUSED_PAUSE
+        self._failures += 1
+        level = logging.INFO if self._failures == 1 else logging.WARNING
+        log.log(level, "watching %s: %s: %.300s", self.selection, type(error).__name__, error)
+        self._closed.wait(pause * random.uniform(0.8, 1.2))
+
+    def _list(self) -> str:
+        """List all objects and report them; returns the version from which to watch."""
+        found: dict[Identity, Document] = {}
+        after: str | None = None
+        while True:
+            page = self._api.list_page(self.selection, after)
+            items = [self._with_kind(each) for each in page.get("items") or ()]
+            found.update((_identity(each), each) for each in items)
+            self._report(items, ())
+            after = page["metadata"].get("continue")
+            if not after:
+                break
+        self._report((), [self._known[each] for each in self._known.keys() - found.keys()])
+        self._known = {identity: _identity_only(each) for identity, each in found.items()}
+        return str(page["metadata"]["resourceVersion"])
+
+    def _follow(self, version: str) -> str:
+        """Report changes until the API server ends the watch; returns the last version."""
+        seconds = int(WATCH_SECONDS * random.uniform(0.8, 1.2))
+        answer = self._open = self._api.open_watch(
+            self.selection, version, seconds, SILENCE_TIMEOUT
+        )
+        self._failures = 0
+        try:
+            if self._closed.is_set():
+                return version  # before there was anything to shut down
+            for line in _lines(answer):
+                event = decode_json(line)
+                document = event["object"]
+                if event["type"] == "ERROR":
+                    raise _WatchError(document)
+                version = str(document["metadata"]["resourceVersion"])
+                if event["type"] == "BOOKMARK":
+                    continue
+                document = self._with_kind(document)
+                if event["type"] == "DELETED":
+                    self._known.pop(_identity(document), None)
+                    self._report((), (document,))
+                else:
+                    self._known[_identity(document)] = _identity_only(document)
+                    self._report((document,), ())
+        finally:
+            self._open = None
+            answer.close()
+        return version
+
+    def _with_kind(self, document: Document) -> Document:
+        """Add apiVersion and kind, which lists lack, and remove `managedFields`, which nobody
+        reads."""
+        metadata = {k: v for k, v in document["metadata"].items() if k != "managedFields"}
+        kind = {"apiVersion": self.selection.api_version, "kind": self.selection.kind}
+        return {**document, **kind, "metadata": metadata}
+
+    def _report(self, changed: Sequence[Document], gone: Sequence[Document]) -> None:
+        if changed or gone:
+            self._on_loop(self._listener.on_objects, self.selection, changed, gone)
+
+    def _report_synced(self, synced: bool) -> None:
+        self._on_loop(self._listener.set_synced, self.selection, synced)
+
+    def _on_loop(self, call: Any, *arguments: Any) -> None:
+        def unless_closed() -> None:
+            if not self._closed.is_set():
+                call(*arguments)
+
+        try:
+            self._loop.call_soon_threadsafe(unless_closed)
+        except RuntimeError:  # the loop is closed: the process ends
+            self._closed.set()
+
+
+class _WatchError(ValueError):
+    """The API server ended a watch with an error."""
+
+    def __init__(self, status: Mapping[str, Any]) -> None:
+        super().__init__(str(status.get("message", status)))
+        self.status = status.get("code")
+
+
+def _lines(answer: Any) -> Any:
+    """The lines of a response as they come."""
+    rest = b""
+    for chunk in answer.stream(amt=None, decode_content=True):
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from (each for each in lines if each.strip())
+
+
+def _identity_only(document: Document) -> Document:
+    """Type, identity and labels of an object, which are reported once it is gone."""
+    metadata = document["metadata"]
+    kept = {key: metadata[key] for key in ("namespace", "name", "uid", "labels") if key in metadata}
+    return {"apiVersion": document["apiVersion"], "kind": document["kind"], "metadata": kept}
+
+
+def _identity(document: Document) -> Identity:
+    metadata = document["metadata"]
+    return metadata.get("namespace", ""), metadata["name"]

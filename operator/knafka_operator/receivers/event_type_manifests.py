@@ -1,0 +1,97 @@
+"""Event types: what receivers tell of new ones -> EventTypes, named and worded as upstream's. Pure.
+
+Whoever may have pods in a namespace can have one stand in for a receiver, so what is told is read
+as anything that comes from outside.
+
+Not here: asking receivers, and how many are made at a time (`receivers.event_types`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple, TypeGuard
+
+from knafka.core.event import is_legal
+from knafka_operator.model.cluster import Document
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.resources import MAX_NAME
+
+EVENT_TYPE_VERSION: Final = "eventing.knative.dev/v1beta2"
+"""What eventing-kafka-broker makes; Knative Eventing serves it beside its newer ones."""
+EVENT_TYPE: Final = "EventType"
+MAX_TEXT: Final = 512
+"""Bytes of a type, a source or a schema."""
+DESCRIPTION: Final = "Event Type auto-created by controller"
+
+
+class ReportedType(NamedTuple):
+    """One type of events that a receiver has stored for the first time."""
+
+    path: str
+    type: str
+    source: str
+    schema: str | None = None
+
+
+def reported_types(answer: bytes) -> list[ReportedType]:
+    """Parse the event types in a receiver's answer, without invalid ones. Raises `ValueError` if
+    the answer itself is invalid."""
+    document = json.loads(answer)
+    entries = document.get("eventTypes") if isinstance(document, dict) else None
+    if not isinstance(entries, list):
+        raise ValueError("it has no eventTypes")
+    found = (_reported_type(each) for each in entries)
+    return [each for each in found if each is not None]
+
+
+def _reported_type(entry: object) -> ReportedType | None:
+    if not isinstance(entry, dict):
+        return None
+    path, type_, source = (entry.get(name) for name in ("path", "type", "source"))
+    schema = entry.get("schema")
+    if not (_is_text(path) and _is_text(type_) and _is_text(source)):
+        return None
+    return ReportedType(path, type_, source, schema if _is_text(schema) else None)
+
+
+def _is_text(value: object) -> TypeGuard[str]:
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_TEXT:
+        return False
+    return value.isprintable() and is_legal(value)
+
+
+def event_type_name(owner: Identity, told: ReportedType) -> str:
+    """The name of an EventType, the same as upstream's, so that existing ones are recognised."""
+    text = f"{told.type}{told.source}{owner.namespace}{owner.name}"
+    suffix = hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
+    return f"et-{owner.name}-{suffix}".lower()[:MAX_NAME]
+
+
+def event_type(owner: Document, told: ReportedType) -> Mapping[str, Any]:
+    """The manifest of an EventType, which its Broker or KafkaChannel owns."""
+    identity = Identity.of(owner)
+    reference = {"apiVersion": owner["apiVersion"], "kind": owner["kind"], "name": identity.name}
+    spec = {
+        "type": told.type,
+        "source": told.source,
+        "description": DESCRIPTION,
+        "reference": {**reference, "namespace": identity.namespace},
+    }
+    return {
+        "apiVersion": EVENT_TYPE_VERSION,
+        "kind": EVENT_TYPE,
+        "metadata": {
+            "name": event_type_name(identity, told),
+            "namespace": identity.namespace,
+            "ownerReferences": [{**reference, "uid": owner["metadata"]["uid"]}],
+        },
+        "spec": spec if told.schema is None else {**spec, "schema": told.schema},
+    }
+
+
+def is_owned_by(event_type: Document, uid: str) -> bool:
+    """Whether the object with this UID owns a stored EventType."""
+    owners = event_type["metadata"].get("ownerReferences") or ()
+    return any(each.get("uid") == uid for each in owners)

@@ -1,0 +1,209 @@
+"""Event types: EventTypes of what Brokers and KafkaChannels take, where Knative Eventing's feature
+`eventtype-auto-create` is on.
+
+    every so often: pods of receivers --asked what is new--> EventTypes that aren't there are made
+
+Nobody is woken for it: a receiver without a pod has nothing new. Bounded in number for each Broker
+or KafkaChannel, and in rate for each of them and for all.
+
+Not here: what a receiver keeps (`knafka.receiver.event_types`), and what an EventType says
+(`receivers.event_type_manifests`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import aiohttp
+
+from knafka_operator.functions import receiver_services, services
+from knafka_operator.installation.settings import Settings
+from knafka_operator.model.cluster import Cluster, ClusterError, Document, Rejected
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.resources import CORE
+from knafka_operator.receivers import event_type_manifests as deciding
+from knafka_operator.receivers.event_type_manifests import (
+    EVENT_TYPE,
+    EVENT_TYPE_VERSION,
+    ReportedType,
+)
+from knafka_operator.receivers.receivers import (
+    CONTRACT_PORT,
+    Receivers,
+    identity_at_path,
+    takes_requests,
+    url_host,
+)
+from knafka_operator.records.state import States
+from knafka_operator.scale.answers import get_answer
+from knafka_operator.scale.http_sessions import checked_session
+from knafka_operator.senders.features import makes_event_types
+
+log = logging.getLogger(__name__)
+
+EVENT_TYPES_INTERVAL: Final = 30.0
+"""Seconds between two rounds; a receiver reports a new type for the length of four."""
+MAX_TYPES: Final = 1_000
+"""Most EventTypes of one Broker or KafkaChannel, including those that others have created."""
+MAX_PER_OWNER: Final = 20
+"""Most EventTypes created for one Broker or KafkaChannel in a round."""
+MAX_PER_ROUND: Final = 200
+"""Most EventTypes created in a round; each is a write to etcd."""
+ASKED_AT_ONCE: Final = 20
+ASK_TIMEOUT: Final = 2.0
+ANSWER_BYTES: Final = 128 * 1024
+
+AskEventTypes = Callable[[Identity, Sequence[str]], Awaitable[list[ReportedType]]]
+"""A receiver's Service and its pods' addresses -> the types that they report; pods that don't
+answer report none."""
+
+
+@dataclass(eq=False)
+class EventTypes:
+    """Creates the EventTypes of one family's Brokers or channels; belongs to one event loop."""
+
+    settings: Settings
+    cluster: Cluster
+    states: States
+    receivers: Receivers
+    ask: AskEventTypes
+    _known: dict[Identity, tuple[str, set[int]]] = field(default_factory=dict)
+    """By Broker or KafkaChannel: its UID, and the hashes of its EventTypes' names."""
+
+    async def create_new_types(self) -> None:
+        """Ask all running receivers for new types, and create EventTypes. Raises `ClusterError`."""
+        if not self.states.brokers or not await makes_event_types(self.cluster, self.settings):
+            self._known.clear()
+            return
+        for gone in self._known.keys() - self.states.brokers.keys():
+            del self._known[gone]
+        new: dict[Identity, dict[ReportedType, None]] = defaultdict(dict)
+        for service, told in (await self._ask_receivers()).items():
+            for each in told:
+                if (owner := self._owner(service, each.path)) is not None:
+                    new[owner][each] = None
+        await self._create_types(new)
+
+    async def _ask_receivers(self) -> Mapping[Identity, list[ReportedType]]:
+        """The types that running receivers report, by the receiver's Service."""
+        addresses: dict[Identity, list[str]] = defaultdict(list)
+        namespace = self.settings.namespace if self.states.family.centralized else None
+        labels = {services.ROLE_LABEL: services.RECEIVER_ROLE}
+        for pod in await self.cluster.list(CORE, "Pod", labels, namespace):
+            of = pod["metadata"].get("labels") or {}
+            name = of.get("serving.knative.dev/service", "")
+            service = Identity(pod["metadata"]["namespace"], name)
+            if service in self.receivers.records and takes_requests(pod):
+                addresses[service].append(
+                    f"http://{url_host(pod['status']['podIP'])}:{CONTRACT_PORT}"
+                )
+        turns = asyncio.Semaphore(ASKED_AT_ONCE)
+
+        async def ask(service: Identity) -> list[ReportedType]:
+            async with turns:
+                return await self.ask(service, addresses[service])
+
+        answers = await asyncio.gather(*map(ask, addresses))
+        return dict(zip(addresses, answers, strict=True))
+
+    def _owner(self, service: Identity, path: str) -> Identity | None:
+        """The Broker or KafkaChannel at a path; None: it isn't served by this receiver."""
+        owner = identity_at_path(path)
+        record = self.states.brokers.get(owner)
+        if record is None or record.state is None:
+            return None
+        if self.states.family.centralized:
+            return owner
+        mine = Identity(owner.namespace, receiver_services.receiver_name(record.state.broker))
+        return owner if mine == service else None
+
+    async def _create_types(self, new: Mapping[Identity, Mapping[ReportedType, None]]) -> None:
+        left, owners = MAX_PER_ROUND, list(new)
+        random.shuffle(owners)  # else the same ones would always be last
+        for owner in owners:
+            try:
+                left -= await self._create_types_of(owner, new[owner], min(left, MAX_PER_OWNER))
+            except ClusterError as error:  # what refuses one namespace's is no other's trouble
+                log.warning("EventTypes of %s %s: %s", self.states.family.broker, owner, error)
+            if left <= 0:
+                return
+
+    async def _create_types_of(
+        self, owner: Identity, told: Mapping[ReportedType, None], at_most: int
+    ) -> int:
+        """Create the missing EventTypes of one owner; returns how many. Raises `ClusterError`."""
+        family = self.states.family
+        unknown = [each for each in told if not self._is_known(owner, each)]
+        if not unknown:
+            return 0
+        document = await self.cluster.get(family.broker_version, family.broker, *owner)
+        if document is None or "deletionTimestamp" in document["metadata"]:
+            return 0
+        names = await self._known_name_hashes(owner, document)
+        made = 0
+        for each in unknown:
+            if (name := _name_hash(owner, each)) in names:
+                continue
+            if len(names) >= MAX_TYPES:
+                kind = document["kind"]
+                log.warning("%s %s has %d EventTypes: no more are made", kind, owner, len(names))
+                break
+            if made >= at_most:
+                break
+            try:
+                await self.cluster.create(deciding.event_type(document, each))
+            except Rejected as error:  # it would be again
+                log.info("%s", error)
+            names.add(name)
+            made += 1
+        return made
+
+    def _is_known(self, owner: Identity, told: ReportedType) -> bool:
+        _, names = self._known.get(owner, ("", set[int]()))
+        return len(names) >= MAX_TYPES or _name_hash(owner, told) in names
+
+    async def _known_name_hashes(self, owner: Identity, document: Document) -> set[int]:
+        """Hashes of the names of an owner's EventTypes, which are listed once and then kept."""
+        uid = str(document["metadata"].get("uid", ""))
+        known = self._known.get(owner)
+        if known is None or known[0] != uid:
+            found = await self.cluster.list(EVENT_TYPE_VERSION, EVENT_TYPE, None, owner.namespace)
+            mine = (each["metadata"]["name"] for each in found if deciding.is_owned_by(each, uid))
+            known = self._known[owner] = uid, set(map(hash, mine))
+        return known[1]
+
+
+def _name_hash(owner: Identity, told: ReportedType) -> int:
+    return hash(deciding.event_type_name(owner, told))
+
+
+class PodEventTypes:
+    """`AskEventTypes` in a cluster: asks each pod at its own address."""
+
+    def __init__(self, bearers: Callable[[str, str], Sequence[str]]) -> None:
+        """`bearers` gives the tokens that pods accept, by the Service's name and namespace."""
+        self._bearers = bearers
+
+    async def __call__(self, service: Identity, addresses: Sequence[str]) -> list[ReportedType]:
+        bearers = self._bearers(service.name, service.namespace)
+        timeout = aiohttp.ClientTimeout(total=ASK_TIMEOUT)
+        async with checked_session(timeout) as session:
+            answers = await asyncio.gather(*(_ask(session, each, bearers) for each in addresses))
+        return [each for told in answers for each in told]
+
+
+async def _ask(
+    session: aiohttp.ClientSession, address: str, bearers: Sequence[str]
+) -> list[ReportedType]:
+    try:
+        answer = await get_answer(session, f"{address}/event-types", bearers, ANSWER_BYTES)
+        # None: one of before the feature was on.
+        return [] if answer is None else deciding.reported_types(answer)
+    except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError):
+        return []

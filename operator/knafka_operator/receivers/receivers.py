@@ -1,0 +1,375 @@
+"""Receivers: those that follow a contract's topic. Many KafkaChannels share one, each Broker has
+its own; the contract is one for all that reach Kafka with one Secret (CHN-11, CHN-23).
+
+    channel    contract (read once) -> topic -> Service (applied once for all) -> record, and
+               awaited at every replica
+    Broker     contract (read once) -> topic -> record -> its own Service, and awaited there
+
+Not here: what an entry is (`channels.decide`, `brokers.decide`), a Broker's Service
+(`brokers.kind`), and the topic's reading and writing (`kafka.contracts`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import aiohttp
+
+from knafka.core.contract import Ingress
+from knafka.core.documents import parse_json
+from knafka.core.errors import InvalidDocument, LogError
+from knafka.ports.log import Record
+from knafka_operator.decisions.status import NotReady, is_ready
+from knafka_operator.functions.applying import apply_service
+from knafka_operator.installation.settings import Settings
+from knafka_operator.kafka.clusters import KafkaCluster
+from knafka_operator.kafka.contracts import ContractTopic
+from knafka_operator.kafka.kafka_settings import CLEANUP
+from knafka_operator.model.cluster import Cluster, Document
+from knafka_operator.model.identity import Identity, Key
+from knafka_operator.model.resources import CORE, SERVING
+from knafka_operator.model.topics import Topic
+from knafka_operator.receivers import contract_topics as deciding
+from knafka_operator.receivers.contract_topics import COMPACTED
+from knafka_operator.records.state import States
+from knafka_operator.scale.answers import get_answer
+from knafka_operator.scale.http_sessions import checked_session
+
+log = logging.getLogger(__name__)
+
+APPLY_AGAIN: Final = 1.0
+"""Seconds before a Service that isn't Ready is applied again, as all its channels ask for it."""
+READ_TIMEOUT: Final = 10.0
+"""Seconds for every replica to read an entry; after that its object isn't Ready."""
+REPLICA_POLL_INTERVAL: Final = 0.1
+CHECK_AGAIN: Final = 30.0
+"""Seconds between two checks of a contract topic for changes by others."""
+CONTRACT_PORT: Final = 8080
+ASK_TIMEOUT: Final = 2.0
+POSITION_BYTES: Final = 256
+"""Most bytes of a pod's answer at `/contract`: a position, as JSON."""
+
+ReplicaPositions = Callable[[str, str], Awaitable[Mapping[str, int | None]]]
+"""Namespace and name of a receiver's Service -> by replica that takes requests, the position to
+which it has read its contract; None: it doesn't answer."""
+
+
+@dataclass(eq=False)
+class ReceiverRecord:
+    """What is kept in memory of one receiver."""
+
+    service: Identity
+    contract: ContractTopic[Ingress]
+    readings: int = 0
+    """The contract's `readings` for which the positions below are valid."""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    manifest: Mapping[str, Any] | None = None
+    """The Service as it was last applied."""
+    revision: str | None = None
+    """The receiver's Ready Revision; None: it isn't Ready."""
+    problem: NotReady | None = None
+    applied_at: float = -math.inf
+    """When the Service was last applied, by the event loop's clock."""
+    read: int = 0
+    """Position to which every replica is known to have read; replicas that start later read all.
+    0 after the topic was read again, as it may have been recreated."""
+    written: dict[str, int] = field(default_factory=dict)
+    """Position after the last write of each path."""
+    looking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    looked: float = -math.inf
+    """When replicas were last asked, by the event loop's clock."""
+    replicas: Mapping[str, int | None] = field(default_factory=dict)
+    """The replicas' last answers."""
+
+    async def write(self, path: str, ingress: Ingress | None) -> None:
+        """Write an entry, or with None remove it; raises `LogError`."""
+        await self.contract.write(path, ingress)
+        self.written[path] = self.contract.position
+
+    def has_read(self, path: str) -> bool:
+        """Whether every replica is known to have read the last write of a path."""
+        return self.read >= self.written.get(path, self.contract.position)
+
+    def was_read(self, path: str, document: Document) -> bool:
+        """Whether the object's status says that every replica had read this entry under an earlier
+        operator; replicas that have started since read all entries."""
+        entry = self.contract.records.get(path)
+        if entry is None or path in self.written:
+            return False
+        annotations = (document.get("status") or {}).get("annotations") or {}
+        digest = deciding.entry_digest(self.contract.topic, entry)
+        return bool(annotations.get(deciding.ACCEPTED) == digest)
+
+    def entry(self, path: str, document: Document) -> tuple[Ingress | None, bool]:
+        """The entry at a path, None if there is none, and whether every replica has read it."""
+        ingress = self.contract.records.get(path)
+        accepted = self.has_read(path) or self.was_read(path, document)
+        return ingress, ingress is not None and accepted
+
+    def reset_if_reread(self) -> None:
+        """Forget all positions if the topic was read again, as it may have been recreated."""
+        if self.readings != self.contract.readings:
+            self.readings = self.contract.readings
+            self.read = 0
+            self.written.clear()
+
+
+@dataclass(eq=False)
+class Receivers:
+    """The receivers of one family, by their Services, and their contracts."""
+
+    settings: Settings
+    cluster: Cluster
+    states: States
+    positions: ReplicaPositions
+    enqueue: Callable[[Key], None]
+    records: dict[Identity, ReceiverRecord] = field(default_factory=dict)
+    contracts: dict[tuple[str, str], ContractTopic[Ingress]] = field(default_factory=dict)
+    """Contracts by Kafka servers and topic."""
+
+    async def receiver_at(
+        self, service: Identity, kafka: KafkaCluster, topic: str
+    ) -> ReceiverRecord:
+        """The record of a receiver, created if needed, with its contract loaded; raises
+        `LogError`."""
+        key = kafka.bootstrap_servers, topic
+        if (contract := self.contracts.get(key)) is None:
+            contract = self.contracts[key] = ContractTopic(
+                topic, kafka, read_ingresses, known=False
+            )
+        contract.kafka = kafka  # another one after its Secret was changed
+        record = self.records.get(service)
+        if record is None or record.contract is not contract:
+            self.forget(service)
+            record = self.records[service] = ReceiverRecord(service, contract)
+        await contract.load()
+        if contract.readings != contract.compaction_checked:
+            contract.compaction_checked = contract.readings
+            await _keep_compacted(contract)
+        record.reset_if_reread()
+        return record
+
+    def forget(self, service: Identity) -> None:
+        """Forget a receiver, and its contract if no other receiver follows that."""
+        if (record := self.records.pop(service, None)) is not None:
+            gone = record.contract
+            if not any(each.contract is gone for each in self.records.values()):
+                self.contracts.pop((gone.kafka.bootstrap_servers, gone.topic), None)
+
+    async def delete_contract(self, record: ReceiverRecord) -> None:
+        """Delete the topic of a receiver's contract if it has no entries and no other receiver
+        follows it. Raises `LogError`."""
+        others = (each for each in self.records.values() if each is not record)
+        if not any(each.contract is record.contract for each in others):
+            await record.contract.delete_if_empty()
+
+    async def check_contract(self, record: ReceiverRecord, asking: Identity) -> None:
+        """Check a contract at most every `CHECK_AGAIN` seconds: if others have changed its topic,
+        enqueue all Brokers or channels but `asking`; remove entries of objects that are gone.
+        """
+        contract, now = record.contract, _now()
+        if now - contract.checked_at < CHECK_AGAIN:
+            return
+        contract.checked_at = now
+        family = self.states.family
+        if await contract.reload_if_changed():
+            for each in self.states.brokers:
+                if each != asking:
+                    self.enqueue((family.broker, *each))
+        record.reset_if_reread()
+        # Where it isn't known who writes there they may be another installation's.
+        for path in list(contract.records) if self.settings.installation else ():
+            identity = identity_at_path(path)
+            if identity in self.states.brokers:
+                continue
+            if await self.cluster.get(family.broker_version, family.broker, *identity) is None:
+                log.warning("%s %s is gone and still had an entry", family.broker, identity)
+                await contract.write(path, None)
+
+    async def apply(
+        self, record: ReceiverRecord, topic: Topic, manifest: Mapping[str, Any], asking: Identity
+    ) -> str:
+        """Create a contract's topic and apply the receiver's Service; returns its Ready Revision.
+
+        The Service is applied once for all channels, and again every `APPLY_AGAIN` seconds while it
+        isn't Ready. Raises `NotReady` and `LogError`.
+        """
+        async with record.lock:
+            await record.contract.ensure_created(topic)
+            again = await self._service_is_lost(record) or (
+                record.revision is None and _now() - record.applied_at >= APPLY_AGAIN
+            )
+            again = again or self.states.rolls.is_waiting(record.service)
+            if record.manifest != manifest or again:
+                record.manifest, record.applied_at, record.problem = manifest, _now(), None
+                record.revision = None
+                try:
+                    key = self.states.family.broker, *asking
+                    rolls = self.states.rolls
+                    record.revision = await apply_service(
+                        self.cluster, manifest, rolls=rolls, key=key
+                    )
+                except NotReady as error:
+                    record.problem = error
+        if record.revision is None:
+            assert record.problem is not None
+            raise record.problem
+        return record.revision
+
+    async def _service_is_lost(self, record: ReceiverRecord) -> bool:
+        """Whether a Service that was Ready is gone, or no longer Ready."""
+        there = await self.cluster.get(SERVING, "Service", *record.service)
+        return record.revision is not None and (there is None or not is_ready(there))
+
+    async def wait_until_read(self, record: ReceiverRecord, path: str) -> None:
+        """Wait until every replica has read the last write of `path`. Raises `NotReady` after
+        `READ_TIMEOUT`, `LogError` and `ClusterError`.
+
+        However many channels wait, replicas are asked once in `REPLICA_POLL_INTERVAL`.
+        """
+        wanted = record.written.get(path, record.contract.position)
+        try:
+            async with asyncio.timeout(READ_TIMEOUT):
+                while record.read < wanted:
+                    async with record.looking:
+                        if _now() - record.looked >= REPLICA_POLL_INTERVAL and record.read < wanted:
+                            await self._ask_replicas(record)
+                    if record.contract.checked_at == -math.inf:  # others may have written there
+                        await self.check_contract(record, identity_at_path(path))
+                    if record.read < wanted:
+                        await asyncio.sleep(REPLICA_POLL_INTERVAL)
+        except TimeoutError:
+            answers = record.replicas.items()
+            behind = sorted(identity for identity, at in answers if at is None or at < wanted)
+            raise NotReady(
+                "ReceiverBehind",
+                f"{len(behind)} replicas of {record.service.name} have not read offset {wanted} of "
+                f"topic {record.contract.topic} yet: {', '.join(behind):.200}",
+                transient=True,
+            ) from None
+
+    async def _ask_replicas(self, record: ReceiverRecord) -> None:
+        """Ask every replica for its position, and update the record."""
+        end, record.looked = record.contract.position, _now()
+        found = await self.positions(*record.service)
+        if any(at is not None and at > record.contract.position for at in found.values()):
+            # Of the topic before this one, or of another one after it: what there is is asked.
+            found = {
+                identity: at if at and at <= record.contract.position else None
+                for identity, at in found.items()
+            }
+            record.contract.checked_at = -math.inf
+        # To the end that there is by now: whichever waits next need not ask.
+        # What was read before stays read: a replica that starts later begins with all.
+        positions = (0 if at is None else at for at in found.values())
+        record.read = max(record.read, min(positions, default=end))
+        record.replicas = found
+
+
+async def _keep_compacted(contract: ContractTopic[Ingress]) -> None:
+    """Make sure that an existing contract topic is compacted. One that somebody else created may
+    delete old records, and a receiver that starts later would serve nothing."""
+    topics = contract.kafka.topics
+    found = await topics.describe_topic(contract.topic) if contract.exists else None
+    if found is None or "compact" in found.config.get(CLEANUP, ""):
+        return
+    try:
+        await topics.set_topic_config(contract.topic, COMPACTED)
+        log.warning("topic %s was not compacted, and is from here on", contract.topic)
+    except LogError as error:
+        log.error(
+            "topic %s is not compacted: what Brokers and channels are served will be gone after "
+            "its retention: set its cleanup.policy to compact (%s)",
+            *(contract.topic, error),
+        )
+
+
+def identity_at_path(path: str) -> Identity:
+    """The Broker or channel whose entry has this path."""
+    namespace, _, name = path[1:].partition("/")
+    return Identity(namespace, name)
+
+
+def read_ingresses(records: Iterable[Record]) -> dict[str, Ingress]:
+    """Parse the records of a receivers' contract, by path. Invalid records are left out; they are
+    rewritten when their object is reconciled."""
+    found: dict[str, Ingress] = {}
+    for record in records:
+        path, value = (record.key() or b"").decode("utf-8", "replace"), record.value()
+        found.pop(path, None)
+        if value is not None:
+            try:
+                found[path] = parse_json(Ingress, value.decode("utf-8", "replace"))
+            except InvalidDocument:
+                continue
+    return found
+
+
+class PodPositions:
+    """`ReplicaPositions` in a cluster: asks each pod of a Service at its own address."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        url_of: Callable[[str, str], str] | None = None,
+        port: int = CONTRACT_PORT,
+        bearers: Callable[[str, str], Sequence[str]] = lambda name, namespace: (),
+    ) -> None:
+        """`url_of` gives the Service's URL, which is asked if no pod answers, as a mesh or
+        NetworkPolicy may block them; its answer stands for all pods. `bearers` gives the tokens
+        that pods accept, by the Service's name and namespace."""
+        self._cluster = cluster
+        self._url_of = url_of
+        self._port = port
+        self._bearers = bearers
+
+    async def __call__(self, namespace: str, name: str) -> Mapping[str, int | None]:
+        labels = {"serving.knative.dev/service": name}
+        asked = {
+            each["metadata"]["name"]: f"http://{url_host(each['status']['podIP'])}:{self._port}"
+            for each in await self._cluster.list(CORE, "Pod", labels, namespace)
+            if takes_requests(each)
+        }
+        timeout = aiohttp.ClientTimeout(total=ASK_TIMEOUT)
+        bearers = self._bearers(name, namespace)
+        async with checked_session(timeout) as session:
+            answers = await asyncio.gather(
+                *(_position(session, at, bearers) for at in asked.values())
+            )
+            if self._url_of and answers and all(each is None for each in answers):
+                url = self._url_of(name, namespace)
+                asked, answers = {url: url}, [await _position(session, url, bearers)]
+        return dict(zip(asked, answers, strict=True))
+
+
+async def _position(session: aiohttp.ClientSession, url: str, bearers: Sequence[str]) -> int | None:
+    try:
+        answer = await get_answer(session, f"{url}/contract", bearers, POSITION_BYTES)
+        return None if answer is None else int(json.loads(answer)["position"])
+    except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError, OverflowError):
+        return None
+
+
+def url_host(address: str) -> str:
+    """An IP address as a URL has it."""
+    return f"[{address}]" if ":" in address else address
+
+
+def takes_requests(pod: Document) -> bool:
+    """Whether a receiver's pod is Ready, and so may get requests, also while it terminates."""
+    status = pod.get("status") or {}
+    ready = any(
+        each["type"] == "Ready" and each["status"] == "True"
+        for each in status.get("conditions") or ()
+    )
+    return ready and bool(status.get("podIP"))
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

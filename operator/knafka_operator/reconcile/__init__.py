@@ -1,1 +1,0 @@
-"""Observe, decide and act for each kind of object."""

@@ -1,0 +1,74 @@
+"""Delivery: a Broker as its Triggers know it, and a Trigger whose events are being delivered. Pure.
+
+Both are kept in memory (`records.state`) and are what decisions of Triggers, Sensors and archives
+start from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from knafka.core.contract import Egress
+from knafka_operator.kafka.desired import Defaults
+from knafka_operator.kafka.shards import ShardPlacement
+from knafka_operator.model.autoscaling import Autoscaling
+from knafka_operator.model.isolation import Isolation
+from knafka_operator.model.resources import Broker
+from knafka_operator.model.topics import Topic
+
+K = TypeVar("K")
+"""A connection to Kafka: passed on, and never asked here."""
+
+
+@dataclass(frozen=True)
+class BrokerState(Generic[K]):
+    """What Triggers need to know of a Broker that has its topic."""
+
+    broker: Broker
+    topic: Topic
+    partitions: int
+    """Number of the topic's partitions in Kafka."""
+    defaults: Defaults
+    secret: tuple[str, str] | None
+    """Name and version of the Secret that the Broker's pods mount."""
+    kafka: K
+    ready: str
+    """Status of the Broker's `Ready` condition: True, False or Unknown."""
+    why_not: str = ""
+    oidc: bool = False
+    """Whether dispatchers send tokens (`authentication-oidc`)."""
+
+
+@dataclass(frozen=True)
+class Watched(Generic[K]):
+    """A Trigger whose events are being delivered."""
+
+    kafka: K
+    egress: Egress
+    autoscaling: Autoscaling
+    partitions: int
+    secret: tuple[str, str] | None
+    place: ShardPlacement | None = None
+    """The shard that delivers the Trigger; None: its own Service does."""
+
+    def offsets_key(self) -> tuple[str, tuple[str, ...], str]:
+        """What identifies the offsets of this delivery: Kafka servers, topics and group."""
+        return offsets_key(self.egress)
+
+    @property
+    def isolation(self) -> Isolation | None:
+        """How the Trigger is delivered; None: it is paused."""
+        if self.autoscaling.paused:
+            return None
+        return Isolation.OWN if self.place is None else Isolation.SHARED
+
+    @property
+    def drains_unasked(self) -> bool:
+        """Whether the Trigger has its own pods of min-scale, which drain without being asked."""
+        return self.place is None and bool(self.autoscaling.min_scale)
+
+
+def offsets_key(egress: Egress) -> tuple[str, tuple[str, ...], str]:
+    """What identifies an Egress's offsets: Kafka servers, topics and group."""
+    return egress.kafka.bootstrap_servers, egress.topics, egress.group

@@ -1,0 +1,247 @@
+"""Ownership: whose a topic or a group is that a status names, or the statuses of two objects.
+
+Names join with dashes, so `a` with `b-c` and `a-b` with `c` can have the same ones. In memory the
+first that is heard of has a name, and after a restart that may be one into whose status somebody
+only wrote it. So where two claim a name Kafka is asked: for a topic's id, for a group's offsets on
+the object's own topic. And nothing is deleted that another status names, too.
+
+Of a Sensor, whatever its status says:
+
+    topic   Kafka's id of it is the one that the status keeps; without one, nothing was ever written
+            to it, and no other Sensor's status names it
+    group   its name ends in a digest of the Sensor's, or it has offsets on the Sensor's own trigger
+            topic; an application's group of the usual name has none
+
+KafkaChannels' and Subscriptions' names never collide. Not here: what is called how
+(`kafka.desired`, `sensors.topics`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from knafka.core import names
+from knafka.core.errors import InvalidDocument, KnafkaError, LogError
+from knafka_operator.installation.naming import NamedObject, NameKind
+from knafka_operator.kafka.clusters import KafkaCluster
+from knafka_operator.kafka.topic_creation import has_records
+from knafka_operator.kafka.topics import TOPIC_ID
+from knafka_operator.model.cluster import Cluster, Document
+from knafka_operator.model.family import BROKERS, CHANNELS
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.resources import GROUP_STATUS, TOPIC_STATUS
+from knafka_operator.model.sensors import TOPICS, TRIGGER, Bus, bus_of
+from knafka_operator.records.state import (
+    BrokerRecord,
+    BrokerState,
+    SensorRecord,
+    States,
+    TriggerRecord,
+    group_in_status,
+    topic_in_status,
+)
+
+
+@dataclass(eq=False, slots=True)
+class TopicOwnership:
+    """Judges whether the topic in a Broker's status is the Broker's own."""
+
+    cluster: Cluster
+    states: States
+
+    async def claim_if_proved(
+        self, document: Document, record: BrokerRecord, taken: Container[str]
+    ) -> None:
+        """Claim the topic in a Broker's status, even if another Broker has claimed it, if Kafka's
+        id proves that it is this Broker's. Raises `LogError`."""
+        topic, known = topic_in_status(document), status_annotations(document).get(TOPIC_ID)
+        own = self.states.naming.is_own(NameKind.BROKER_TOPIC, topic, NamedObject.of(document))
+        if topic is None or not own or not known or topic not in taken:
+            return
+        assert record.kafka is not None
+        found = await record.kafka.topics.describe_topic(topic)
+        if found is not None and found.id == known:
+            self.states.claim_topic(record, topic)
+
+    async def is_claimed(self, identity: Identity, topic: str) -> bool:
+        """Whether another Broker's status names this topic, too. Raises `ClusterError`."""
+        kind = BROKERS.broker_version, BROKERS.broker
+        return await _is_claimed(self.cluster, kind, names.BROKERS, identity, TOPIC_STATUS, topic)
+
+
+@dataclass(eq=False, slots=True)
+class GroupOwnership:
+    """Judges whether the consumer group in a Trigger's status is the Trigger's own."""
+
+    cluster: Cluster
+    states: States
+
+    async def claim_if_proved(
+        self,
+        document: Document,
+        record: TriggerRecord,
+        taken: Container[str],
+        broker: BrokerState,
+    ) -> None:
+        """Claim the group in a Trigger's status, even if another Trigger has claimed it, if the
+        group has offsets on this Trigger's Broker's topic."""
+        group = group_in_status(document, self.states.naming)
+        if group is None or group not in taken:
+            return
+        try:
+            is_own = await broker.kafka.topics.has_committed(group, broker.topic.name)
+        except LogError:
+            is_own = True  # it goes on as it was: with another group it would miss events
+        if is_own:
+            self.states.claim_group(record, group)
+
+    async def foreign_groups(self, document: Document, broker: BrokerState) -> frozenset[str]:
+        """The group name that an installation's template gives to a new Trigger, if a group of that
+        name exists without offsets on the Broker's topic: it is an application's and must not be
+        deleted. Empty with upstream's templates, whose names only Triggers have."""
+        kind, naming = NameKind.TRIGGER_GROUP, self.states.naming
+        if self.states.family is CHANNELS or naming.is_default(kind):
+            return frozenset()
+        if status_annotations(document).get(GROUP_STATUS):
+            return frozenset()  # it was promised one, or somebody wrote that it was
+        try:
+            group = naming.name(kind, NamedObject.of(document))
+            topics = broker.kafka.topics
+            if not await topics.has_group(group):
+                return frozenset()
+            own = await topics.has_committed(group, broker.topic.name)
+        except (InvalidDocument, LogError):
+            return frozenset()  # what makes the group says why it can't
+        return frozenset() if own else frozenset({group})
+
+    async def is_claimed(self, trigger: Identity, group: str) -> bool:
+        """Whether another Trigger's status names this group, too. Raises `ClusterError`."""
+        family = self.states.family
+        if family is CHANNELS:
+            return False  # it has the Subscription's UID
+        kind = family.trigger_version, family.trigger
+        return await _is_claimed(self.cluster, kind, names.TRIGGERS, trigger, GROUP_STATUS, group)
+
+
+async def _is_claimed(
+    cluster: Cluster, kind: tuple[str, str], prefix: str, mine: Identity, key: str, name: str
+) -> bool:
+    """Whether the status of another object of this kind names the topic or group `name` under
+    `key`. Raises `ClusterError`.
+
+    Reads stored objects, since what is in memory depends on the order after a restart. Only few
+    objects can have an upstream name, which begins with `prefix`; any object can have others.
+    """
+    if not name.startswith(prefix):
+        for each in await cluster.list(*kind):
+            annotations = (each.get("status") or {}).get("annotations") or {}
+            if annotations.get(key) == name and Identity.of(each) != mine:
+                return True
+        return False
+    for of in names.parts_of(name.removeprefix(prefix)):
+        if of != mine and (stored := await cluster.get(*kind, *of)) is not None:
+            annotations = (stored.get("status") or {}).get("annotations") or {}
+            if annotations.get(key) == name:
+                return True
+    return False
+
+
+def status_annotations(document: Document) -> Mapping[str, str]:
+    """The annotations of an object's status."""
+    return (document.get("status") or {}).get("annotations") or {}
+
+
+@dataclass(eq=False, slots=True)
+class SensorOwnership:
+    """Judges whether topics and groups in Sensors' statuses are the Sensors' own."""
+
+    states: States
+
+    async def group_is_foreign(
+        self, record: SensorRecord, annotations: Mapping[str, str], kafka: KafkaCluster
+    ) -> bool:
+        """Whether a consumer group of the Sensor's usual name exists that isn't proved to be its
+        own. Kafka is asked until ownership is proved once. Raises `LogError`."""
+        usual, kept = _usual_group(record), annotations.get(GROUP_STATUS)
+        if record.group_is_proved or kept not in (None, usual):
+            return False
+        if not await kafka.topics.has_group(usual):
+            return False
+        record.group_is_proved = kept is not None and await _is_group_proved(
+            kafka, usual, annotations
+        )
+        return not record.group_is_proved
+
+    async def may_delete(self, record: SensorRecord, group: str, kafka: KafkaCluster) -> bool:
+        """Whether the group in a Sensor's status is its own, and may be deleted; raises
+        `LogError`."""
+        if group != _usual_group(record):
+            return True  # nobody else's: its name ends in a digest of the Sensor's
+        if self.is_claimed(record, group):
+            return False
+        return await _is_group_proved(kafka, group, status_annotations(record.document))
+
+    async def disputed_topics(
+        self,
+        annotations: Mapping[str, str],
+        topics: Mapping[str, Any] | KnafkaError,
+        kafka: KafkaCluster,
+        record: SensorRecord,
+    ) -> frozenset[str]:
+        """Existing topics that the Sensor's status names without an id, and that have records or
+        are also named by another Sensor's status. Raises `LogError`."""
+        if isinstance(topics, KnafkaError):
+            return frozenset()
+        asked = [
+            topic
+            for name, id_ in TOPICS.values()
+            if (topic := annotations.get(name)) and not annotations.get(id_) and topics.get(topic)
+        ]
+        return frozenset(
+            [each for each in asked if self.is_claimed(record, each)]
+            + [each for each in asked if await has_records(kafka.topics, each)]
+        )
+
+    def is_claimed(self, record: SensorRecord, name: str) -> bool:
+        """Whether another Sensor's status validly names this topic or group."""
+        others = (each for each in self.states.sensors.values() if each.uid != record.uid)
+        return any(name in kept_names(each.document) for each in others)
+
+
+def _usual_group(record: SensorRecord) -> str:
+    sensor = Identity.of(record.document)
+    return names.sensor_group(sensor.namespace, record.bus.family.own_name(sensor.name))
+
+
+async def _is_group_proved(kafka: KafkaCluster, group: str, annotations: Mapping[str, str]) -> bool:
+    """Whether a group has offsets on the Sensor's trigger topic, which proves that it is the
+    Sensor's. The topic is identified by its id. Raises `LogError`."""
+    name, id_ = TOPICS[TRIGGER]
+    if not (topic := annotations.get(name)):
+        return False
+    found = await kafka.topics.describe_topic(topic)
+    if found is None or found.id != annotations.get(id_):
+        return False
+    return await kafka.topics.has_committed(group, topic)
+
+
+def kept_names(document: Document) -> set[str]:
+    """The topics and group in a Sensor's status that can be its own by their names."""
+    annotations = status_annotations(document)
+    identity, bus = Identity.of(document), bus_of(document)
+    own_name = bus.family.own_name(bus.identity.name)
+    found = {
+        topic
+        for what, (key, _) in TOPICS.items()
+        if (topic := annotations.get(key))
+        and names.is_sensor_topic(topic, identity.namespace, own_name, identity.name, what)
+    }
+    group = annotations.get(GROUP_STATUS)
+    return found | ({group} if group and may_have_group(group, bus, identity) else set())
+
+
+def may_have_group(name: str, bus: Bus, sensor: Identity) -> bool:
+    """Whether a Sensor on this bus can have this consumer group."""
+    return names.is_sensor_group(name, sensor.namespace, bus.family.own_name(sensor.name))

@@ -1,0 +1,421 @@
+"""State: what the operator keeps in memory of Brokers, Triggers and Sensors.
+
+Each object has one record, and every name or reference under which it is found leads to its
+record's identity. An object that is gone takes its record and all of these with it: nothing here
+only grows.
+
+Everything belongs to the event loop but `foreign_brokers`, which webhooks ask from their thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from knafka.core import names
+from knafka.core.sensor.contract import Sensor
+from knafka_operator.decisions.status import NotReady
+from knafka_operator.functions import services
+from knafka_operator.functions.applying import Rolls
+from knafka_operator.installation.naming import NamedObject, NameKind, Naming
+from knafka_operator.kafka.clusters import KafkaCluster
+from knafka_operator.kafka.contracts import SharedContractTopic
+from knafka_operator.kafka.shards import CONTRACT_TOPIC_KEY
+from knafka_operator.model.channels import ChannelEntry
+from knafka_operator.model.family import CHANNELS, Family, family_of
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.isolation import Isolation
+from knafka_operator.model.resources import GROUP_STATUS, TOPIC_STATUS
+from knafka_operator.model.sensors import Bus
+from knafka_operator.records import delivery
+from knafka_operator.senders.policies import Policies
+
+Document: TypeAlias = Mapping[str, Any]
+BrokerState: TypeAlias = delivery.BrokerState[KafkaCluster]
+Watched: TypeAlias = delivery.Watched[KafkaCluster]
+
+
+@dataclass(eq=False, slots=True)
+class BrokerRecord:
+    """What is kept in memory of one Broker or channel."""
+
+    uid: str = ""
+    state: BrokerState | None = None
+    """The Broker as last observed; kept if a later observation fails."""
+    reconciled: bool = False
+    """Whether the Broker was reconciled since the operator started; until then a missing state says
+    nothing."""
+    stopped: str | None = None
+    """Why the Broker may not use its external topic, so that its Triggers don't deliver; None: it
+    may."""
+    kafka: KafkaCluster | None = None
+    """The Kafka with its topic, as its ConfigMap and Secret may be deleted first."""
+    topics: set[str] = field(default_factory=set)
+    """Topic names that the Broker has claimed."""
+    has_contract: bool = False
+    """Whether its status names a contract topic, which exists or existed."""
+    creating: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while the contract topic is recorded and created."""
+    contracts: dict[str, SharedContractTopic] = field(default_factory=dict)
+    """Its contracts by Kafka servers; mostly there is one."""
+    urls: set[str] = field(default_factory=set)
+    """Keys of its shards in `States.urls`."""
+    shards: dict[int, ShardRecord] = field(default_factory=dict)
+    """Shards by number, whose Services were applied or found."""
+    shards_listed: bool = False
+    """Whether the shards' Services of an earlier operator were looked for."""
+
+    def inputs_of_triggers(self) -> tuple[object, ...]:
+        """Everything of the record that its Triggers' decisions depend on."""
+        problems = {number: str(each.problem) for number, each in self.shards.items()}
+        return self.state, self.stopped, self.reconciled, problems
+
+
+@dataclass(eq=False, slots=True)
+class ShardRecord:
+    """What is kept in memory of a shard's Service."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    manifest: Mapping[str, Any] | None = None
+    """The Service as last applied; None: not known."""
+    problem: NotReady | None = None
+    """Why it isn't Ready."""
+    applied_at: float = -math.inf
+    """When the Service was last applied, successfully or not, by the event loop's clock."""
+    empty_since: float | None = None
+    """Since when the shard has no Triggers, by the event loop's clock; None: it has some, or wasn't
+    looked at."""
+
+
+@dataclass(eq=False, slots=True)
+class TriggerRecord:
+    """What is kept in memory of one Trigger, Subscription or KafkaSource."""
+
+    document: Document | None = None
+    """As it was last heard of."""
+    uid: str = ""
+    broker: Identity | None = None
+    watched: Watched | None = None
+    """The running delivery; None: nothing is delivered."""
+    replaced: bool = False
+    """Whether pods of an older Revision may still drain by themselves."""
+    kafka: KafkaCluster | None = None
+    """The Kafka with its group, as its Broker may be deleted first; a group that stayed would be
+    used by a later Trigger of that name."""
+    groups: set[str] = field(default_factory=set)
+    """Consumer group names that the Trigger has claimed."""
+    references: set[Identity] = field(default_factory=set)
+    """Objects that it refers to as subscriber, reply or dead letter sink."""
+    published: tuple[object, float] = (None, -math.inf)
+    """The published scaling state, and when it was published by the event loop's clock."""
+    needed: Isolation | None = None
+    """The isolation that it needs, if declared `auto` (`dispatchers.moves`)."""
+    checked: Document | None = None
+    """The document for which `published` was last checked."""
+    subscribed: ChannelEntry | None = None
+    """A Subscription's entry in its channel."""
+    gone: bool = False
+    """Whether the object was deleted; the record is dropped once its drains have ended."""
+
+
+@dataclass(eq=False, slots=True)
+class SensorRecord:
+    """What is kept in memory of one Sensor."""
+
+    uid: str
+    bus: Bus
+    document: Document
+    """As it was last heard of."""
+    kafka: KafkaCluster | None = None
+    """The Kafka with its topics, as its bus may be deleted first."""
+    scaled: tuple[KafkaCluster, Sensor] | None = None
+    """Kafka and contract with which it is scaled; None: it isn't scaled."""
+    names: set[str] = field(default_factory=set)
+    """Names of topics and consumer groups that the Sensor has claimed."""
+    group_is_proved: bool = False
+    """Whether Kafka has proved that the group in its status is its own."""
+
+    @property
+    def id(self) -> str:
+        """The id by which the scaler and `States.urls` know the Sensor."""
+        return f"Sensor {Identity.of(self.document)}"
+
+
+class States:
+    """The records of a family's objects, and the indexes to find them."""
+
+    def __init__(self, family: Family, rolls: Rolls, naming: Naming) -> None:
+        """`rolls` is shared by all families."""
+        self.family = family
+        self.naming = naming
+        self.rolls = rolls
+        self.brokers: dict[Identity, BrokerRecord] = {}
+        self.triggers: dict[Identity, TriggerRecord] = {}
+        self.sensors: dict[Identity, SensorRecord] = {}
+        self.sensors_by_bus: dict[Bus, set[Identity]] = {}
+        self.sensor_uid_by_name: dict[str, str] = {}
+        """By topic or consumer group name: UID of the Sensor that has claimed it."""
+        self.foreign_brokers: set[Identity] = set()
+        """Brokers that other implementations serve."""
+        self.declared: dict[tuple[str, str, str], Document] = {}
+        """Each Broker and Trigger as it was last heard of, without its status, by kind, namespace
+        and name."""
+        self.topics: dict[str, str] = {}
+        """By topic name: UID of the Broker that has claimed it; external topics aren't claimed."""
+        self.groups: dict[str, str] = {}
+        """By group name: UID of the Trigger that has claimed it."""
+        self.triggers_by_broker: dict[Identity, set[Identity]] = {}
+        self.brokers_by_label: dict[tuple[str, str], Identity] = {}
+        """By namespace and label value of receivers' pods: the Broker."""
+        self.subscribers: dict[Identity, set[Identity]] = {}
+        """By object: the Triggers that refer to it."""
+        self.receivers: dict[tuple[str, str], set[str]] = {}
+        """By namespace and label value of receivers' pods: the UIDs of the existing pods."""
+        self.receivers_known = False
+        """Whether `receivers` is complete; until then any Broker may have a receiver."""
+        self.policies = Policies()
+        """All EventPolicies, shared by Brokers and channels."""
+        self.urls: dict[str, str] = {}
+        """URLs of functions to send drain requests to: a Trigger's dispatcher by the scaler's id, a
+        shard by its group."""
+
+    def ensure_broker(self, document: Document) -> BrokerRecord:
+        """The record of a Broker, created if there is none for its UID."""
+        identity, uid = Identity.of(document), document["metadata"].get("uid", "")
+        record = self.brokers.get(identity)
+        if record is not None and record.uid not in ("", uid):
+            self.drop_broker(identity)
+            record = None
+        if record is None:
+            record = self.brokers[identity] = BrokerRecord(uid)
+            if not self.family.centralized:  # else it has no receiver of its own
+                self.brokers_by_label[_receiver_label(identity)] = identity
+        record.has_contract = record.has_contract or has_contract(document)
+        return record
+
+    def broker_state(self, identity: Identity) -> BrokerState | None:
+        """The state of a Broker; None: it has no topic yet."""
+        record = self.brokers.get(identity)
+        return None if record is None else record.state
+
+    def track_receiver_pod(self, pod: Document, *, gone: bool) -> BrokerState | None:
+        """Note that a receiver's pod exists or, with `gone`, was deleted; returns its Broker's
+        state, None if that isn't known."""
+        metadata = pod["metadata"]
+        label = metadata["namespace"], (metadata.get("labels") or {}).get(services.BROKER_LABEL, "")
+        pods = self.receivers.setdefault(label, set())
+        (pods.discard if gone else pods.add)(metadata.get("uid", ""))
+        if not pods:
+            del self.receivers[label]
+        broker = self.brokers_by_label.get(label)
+        return None if broker is None else self.broker_state(broker)
+
+    def unwritten_topics(self, kafka: KafkaCluster) -> set[str]:
+        """Brokers' own topics in a Kafka to which nobody writes, as the Broker has no receiver
+        pod."""
+        if not self.receivers_known:
+            return set()
+        return {
+            state.topic.name
+            for label, broker in self.brokers_by_label.items()
+            if label not in self.receivers
+            and (state := self.broker_state(broker)) is not None
+            and state.kafka is kafka
+            and not state.topic.external
+        }
+
+    def claim_topic(self, record: BrokerRecord, topic: str) -> None:
+        """Reserve a topic name for this Broker."""
+        self.topics[topic] = record.uid
+        record.topics.add(topic)
+
+    def set_shard_url(self, broker: Identity, shard: str, url: str) -> None:
+        """Set the URL of a Broker's shard, by the shard's group."""
+        self.urls[shard] = url
+        if (record := self.brokers.get(broker)) is not None:
+            record.urls.add(shard)
+
+    def drop_broker(self, identity: Identity) -> None:
+        """Forget a Broker that is gone; nothing in Kafka is deleted."""
+        record = self.brokers.pop(identity, None)
+        if record is not None:
+            self.brokers_by_label.pop(_receiver_label(identity), None)
+            for topic in record.topics:
+                if self.topics.get(topic) == record.uid:
+                    del self.topics[topic]
+            for shard in record.urls:
+                self.urls.pop(shard, None)
+
+    def ensure_trigger(self, document: Document) -> TriggerRecord:
+        """The record of a Trigger, created if there is none; group names of an earlier object with
+        its name are released."""
+        identity, uid = Identity.of(document), document["metadata"].get("uid", "")
+        record = self.triggers.get(identity)
+        if record is None:
+            record = self.triggers[identity] = TriggerRecord(uid=uid)
+        elif record.uid != uid:
+            self._release_groups(record)
+            record.uid = uid
+        return record
+
+    def store_trigger(self, document: Document) -> TriggerRecord:
+        """Update a Trigger's record by its stored document, and claim the group in its status."""
+        identity, record = Identity.of(document), self.ensure_trigger(document)
+        self._unlist(identity, record)
+        record.document, record.broker, record.gone = document, broker_of(document), False
+        self.triggers_by_broker.setdefault(record.broker, set()).add(identity)
+        group = group_in_status(document, self.naming)
+        if group is not None and group not in self.groups:
+            self.claim_group(record, group)
+        return record
+
+    def triggers_of(self, broker: Identity) -> list[Identity]:
+        """The Triggers of a Broker."""
+        return list(self.triggers_by_broker.get(broker, ()))
+
+    def claim_group(self, record: TriggerRecord, group: str) -> None:
+        """Reserve a group name for this Trigger."""
+        self.groups[group] = record.uid
+        record.groups.add(group)
+
+    def add_reference(self, trigger: Identity, to: Identity) -> None:
+        """Record that a Trigger refers to an object, whose changes then wake it."""
+        record = self.triggers.get(trigger)
+        if record is not None:
+            record.references.add(to)
+            self.subscribers.setdefault(to, set()).add(trigger)
+
+    def clear_references(self, trigger: Identity) -> None:
+        """Remove all references of a Trigger."""
+        record = self.triggers.get(trigger)
+        for each in record.references if record is not None else ():
+            referring = self.subscribers[each]
+            referring.discard(trigger)
+            if not referring:
+                del self.subscribers[each]
+        if record is not None:
+            record.references.clear()
+
+    def mark_trigger_gone(self, identity: Identity) -> None:
+        """Note that a Trigger was deleted; its record stays until its drains have ended."""
+        record = self.triggers.get(identity)
+        if record is None:
+            return
+        self._unlist(identity, record)
+        record.document, record.gone = None, True
+        if record.watched is None:
+            self.drop_trigger(identity)
+
+    def drop_trigger(self, identity: Identity) -> None:
+        """Forget a Trigger; nothing in Kafka is deleted."""
+        self.clear_references(identity)
+        record = self.triggers.pop(identity, None)
+        self.urls.pop(self.family.trigger_id(identity), None)
+        if record is not None:
+            self._unlist(identity, record)
+            self._release_groups(record)
+
+    def ensure_sensor(self, document: Document, bus: Bus) -> SensorRecord:
+        """The record of a Sensor on this bus, created if there is none for its UID."""
+        identity, uid = Identity.of(document), document["metadata"].get("uid", "")
+        record = self.sensors.get(identity)
+        if record is None or record.uid != uid:
+            scaled = self.drop_sensor(identity)  # its drains end before those of the new one begin
+            record = self.sensors[identity] = SensorRecord(uid, bus, document, scaled=scaled)
+        if record.bus != bus:
+            self._unlist_sensor(identity, record)
+        self.sensors_by_bus.setdefault(bus, set()).add(identity)
+        record.bus, record.document = bus, document
+        return record
+
+    def sensors_on(self, bus: Bus) -> list[Identity]:
+        """The Sensors that read a bus."""
+        return list(self.sensors_by_bus.get(bus, ()))
+
+    def claim_of_sensor(self, record: SensorRecord, of: Collection[str]) -> None:
+        """Reserve topic and group names for this Sensor, unless another Sensor has them."""
+        for name in of:
+            if self.sensor_uid_by_name.setdefault(name, record.uid) == record.uid:
+                record.names.add(name)
+
+    def drop_sensor(self, identity: Identity) -> tuple[KafkaCluster, Sensor] | None:
+        """Forget a Sensor and release its names; returns the Kafka and the contract with which it
+        is still scaled, None if it isn't scaled. Nothing in Kafka is deleted."""
+        if (record := self.sensors.pop(identity, None)) is None:
+            return None
+        self._unlist_sensor(identity, record)
+        self.urls.pop(record.id, None)
+        for name in record.names:
+            del self.sensor_uid_by_name[name]
+        return record.scaled
+
+    def _unlist_sensor(self, identity: Identity, record: SensorRecord) -> None:
+        sensors = self.sensors_by_bus[record.bus]
+        sensors.discard(identity)
+        if not sensors:
+            del self.sensors_by_bus[record.bus]
+
+    def kafkas(self) -> set[KafkaCluster]:
+        """The KafkaClusters that any record uses."""
+        brokers, triggers = self.brokers.values(), self.triggers.values()
+        states = (each.state for each in brokers)
+        watched = (each.watched for each in triggers)
+        of = (*states, *brokers, *watched, *triggers, *self.sensors.values())
+        found = {each.kafka for each in of if each is not None}
+        return {each for each in found if each is not None}
+
+    def _release_groups(self, record: TriggerRecord) -> None:
+        for group in record.groups:
+            if self.groups.get(group) == record.uid:
+                del self.groups[group]
+        record.groups.clear()
+
+    def _unlist(self, trigger: Identity, record: TriggerRecord) -> None:
+        if record.broker is None:
+            return
+        triggers = self.triggers_by_broker[record.broker]
+        triggers.discard(trigger)
+        if not triggers:
+            del self.triggers_by_broker[record.broker]
+        record.broker = None
+
+
+def broker_of(trigger: Document) -> Identity:
+    """The Broker or channel that a stored Trigger or Subscription refers to."""
+    return family_of(trigger["kind"]).broker_of(trigger)
+
+
+def without_status(document: Document) -> Document:
+    """An object without its status and version, to compare what is declared."""
+    metadata = {**document["metadata"], "resourceVersion": None, "managedFields": None}
+    return {**document, "metadata": metadata, "status": None}
+
+
+def has_contract(broker: Document) -> bool:
+    """Whether a Broker's status names a contract topic of shared dispatchers."""
+    return CONTRACT_TOPIC_KEY in ((broker.get("status") or {}).get("annotations") or {})
+
+
+def topic_in_status(broker: Document) -> str | None:
+    """The topic in a Broker's status, which may belong to somebody else; None: there is none."""
+    topic = ((broker.get("status") or {}).get("annotations") or {}).get(TOPIC_STATUS)
+    return topic if isinstance(topic, str) and topic else None
+
+
+def group_in_status(trigger: Document, naming: Naming) -> str | None:
+    """The consumer group in a Trigger's status; None if there is none, or one that can't be its
+    own."""
+    group = ((trigger.get("status") or {}).get("annotations") or {}).get(GROUP_STATUS)
+    if trigger["kind"] == CHANNELS.trigger:
+        uid = trigger["metadata"].get("uid", "")
+        own = group == names.subscription_group(*broker_of(trigger), uid)
+    else:
+        own = naming.is_own(NameKind.TRIGGER_GROUP, group, NamedObject.of(trigger))
+    return str(group) if own else None
+
+
+def _receiver_label(broker: Identity) -> tuple[str, str]:
+    return broker.namespace, names.child(broker.name, "")

@@ -1,0 +1,1 @@
+"""Who may send events to a receiver, and by which address."""

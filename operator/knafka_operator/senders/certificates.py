@@ -1,0 +1,97 @@
+"""Certificates: whether anybody could connect to a Broker's receiver by the Secret that it names.
+
+    tls.crt, tls.key, ca.crt of a Secret in cert-manager's form, the host, the time -> `Https`
+
+Pure. Imported only where a Secret is named: it takes a library for certificates.
+
+Not here: showing one (`knafka.tls_listener`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+from knafka_operator.decisions.status import NotReady
+from knafka_operator.functions.receiver_scaling import min_receiver_pods
+from knafka_operator.functions.services import MIN_SCALE
+from knafka_operator.installation.settings import Settings
+from knafka_operator.model.resources import Broker, are_certificates
+from knafka_operator.senders.encryption import TLS_SECRET, Https, tls_host
+
+
+def https_of_secret(
+    broker: Broker, name: str, secret: Mapping[str, str] | None, settings: Settings, now: datetime
+) -> Https:
+    """How a Broker's receiver ends TLS with a Secret; `secret` holds its decoded values, None: it
+    isn't there. Raises `NotReady` where nobody could connect by it."""
+    host, namespace = tls_host(broker, settings), broker.metadata.namespace
+    where = f"Secret {namespace}/{name:.253}"
+    if secret is None:
+        raise NotReady(
+            "TLSSecretNotFound",
+            f"{where} does not exist: have cert-manager make it for {host}, or make it with "
+            "tls.crt, tls.key and ca.crt",
+        )
+    if missing := [key for key in ("tls.crt", "tls.key") if not secret.get(key, "").strip()]:
+        raise _invalid_secret(where, f"it has no {' and no '.join(missing)}")
+    try:
+        certificate = x509.load_pem_x509_certificate(secret["tls.crt"].encode())
+        hosts = _certificate_hosts(certificate)
+    except ValueError:
+        raise _invalid_secret(where, "tls.crt is no certificate in PEM form") from None
+    if problem := _key_problem(certificate, secret["tls.key"]):
+        raise _invalid_secret(where, problem)
+    if now >= certificate.not_valid_after_utc:
+        until = certificate.not_valid_after_utc.strftime("%Y-%m-%dT%H:%M:%SZ")
+        raise NotReady(
+            "CertificateExpired",
+            f"the certificate in {where} expired at {until}: have it renewed",
+        )
+    if not any(_matches_host(each, host) for each in hosts):
+        named = ", ".join(hosts[:5]) or "no host"
+        raise NotReady(
+            "CertificateForOtherHost",
+            f"the certificate in {where} is for {named:.500}: want one for {host}",
+        )
+    authorities = secret.get("ca.crt", "").strip()
+    if authorities and not are_certificates(authorities):
+        raise _invalid_secret(where, "ca.crt holds no certificates in PEM form")
+    if min_receiver_pods(broker.metadata.annotations, 0) < 1:
+        raise NotReady(
+            "TLSNeedsMinScale",
+            f"its receiver ends TLS itself, past Knative, which then wakes none: annotate it "
+            f'{MIN_SCALE}: "1", or more for more pods, or take {TLS_SECRET} away',
+        )
+    return Https(f"https://{host}", f"{authorities}\n" if authorities else None, name)
+
+
+def _invalid_secret(where: str, problem: str) -> NotReady:
+    return NotReady("TLSSecretInvalid", f"{where}: {problem}: want it as cert-manager writes it")
+
+
+def _certificate_hosts(certificate: x509.Certificate) -> Sequence[str]:
+    try:
+        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except x509.ExtensionNotFound:
+        return []
+    return found.value.get_values_for_type(x509.DNSName)
+
+
+def _matches_host(name: str, host: str) -> bool:
+    """Whether a certificate for `name` is valid for `host`; `*` stands for the first label."""
+    name = name.lower()
+    return name == host or (name.startswith("*.") and name[1:] == host[host.index(".") :])
+
+
+def _key_problem(certificate: x509.Certificate, key: str) -> str:
+    try:
+        private = load_pem_private_key(key.encode(), None)
+    except (ValueError, TypeError):
+        return "tls.key is no private key in PEM form without a password"
+    if private.public_key() != certificate.public_key():
+        return "tls.key is not the key of tls.crt"
+    return ""

@@ -1,0 +1,139 @@
+"""Encryption: by which addresses a Broker or KafkaChannel takes events, and how it has https. Pure.
+
+    ConfigMap config-features   transport-encryption   disabled: http
+                                                       permissive: https and http
+                                                       strict: https, and nothing that came in plain
+
+    a Broker's annotation knafka.dev/tls-secret   its receiver ends TLS, at a Service for that
+    none                                          as Knative Serving has its Services by https
+
+Not here: TLS (`knafka.tls_listener`), what makes a Secret usable (`certificates`), and reading it
+(`senders.https`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias, cast, get_args
+
+from knafka.core import names
+from knafka.core.contract import Ingress
+from knafka_operator.decisions.status import TRANSPORT_ENCRYPTED, NotReady
+from knafka_operator.functions import receiver_services
+from knafka_operator.functions.services import Manifest
+from knafka_operator.installation.settings import Settings
+from knafka_operator.model.conditions import Condition, Severity, Status
+from knafka_operator.model.features import feature_value
+from knafka_operator.model.resources import KNAFKA_PREFIX, ConfigMap, Resource, are_certificates
+
+ENCRYPTION: Final = "transport-encryption"
+EncryptionMode: TypeAlias = Literal["disabled", "permissive", "strict"]
+_MODES: Final[tuple[str, ...]] = get_args(EncryptionMode)
+
+TLS_SECRET: Final = f"{KNAFKA_PREFIX}tls-secret"
+"""Annotation of a Broker: the Secret of its namespace, in cert-manager's form, with which its
+receiver ends TLS itself."""
+TLS_PORT: Final = 8443
+NO_HTTPS: Final = "HttpsNotServed"
+
+
+@dataclass(frozen=True, slots=True)
+class Https:
+    """Where a receiver is reached by https."""
+
+    url: str
+    """Without a path."""
+    ca_certs: str | None = None
+    """PEM of the authorities to trust; None: those of trust bundles, or the system's."""
+    secret: str | None = None
+    """The Secret with which the receiver ends TLS itself; None: Knative does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encryption:
+    """Transport encryption, which is one setting for all Brokers and KafkaChannels."""
+
+    mode: EncryptionMode = "disabled"
+
+    @classmethod
+    def of(cls, features: ConfigMap | None) -> Encryption:
+        """Read ConfigMap `config-features`; None: it doesn't exist. Raises `InvalidDocument` that
+        names it."""
+        return cls(cast(EncryptionMode, feature_value(features, ENCRYPTION, _MODES, "disabled")))
+
+    @property
+    def is_on(self) -> bool:
+        """Whether receivers serve https."""
+        return self.mode != "disabled"
+
+    def with_encryption_rule(self, ingress: Ingress) -> Ingress:
+        """A contract entry that accepts only https, if the mode is `strict`."""
+        if self.mode != "strict":
+            return ingress
+        return ingress.model_copy(update={"encrypted_only": True})
+
+    def addresses(
+        self, http: Mapping[str, Any], path: str, https: Https | NotReady | None
+    ) -> list[Mapping[str, Any]]:
+        """All addresses of a receiver; the last is `status.address`, as upstream does. Without
+        https, `https` is None or the error that says why."""
+        found: list[Mapping[str, Any]] = []
+        if isinstance(https, Https):
+            address = {**http, "name": "https", "url": https.url + path}
+            trusted = {} if https.ca_certs is None else {"CACerts": https.ca_certs}
+            found.append({**address, **trusted})
+        return found if self.mode == "strict" else [*found, http]
+
+    def encrypted_condition(self, https: Https | NotReady | None) -> Condition | None:
+        """The condition `TransportEncrypted`; None: encryption is off. It is informational unless
+        the mode is `strict`."""
+        if not self.is_on:
+            return None
+        severity = Severity.ERROR if self.mode == "strict" else Severity.INFO
+        if isinstance(https, NotReady):
+            status = Status.UNKNOWN if https.transient else Status.FALSE
+            return Condition(TRANSPORT_ENCRYPTED, status, https.reason, str(https), severity)
+        return Condition(TRANSPORT_ENCRYPTED, Status.TRUE, severity=severity)
+
+
+NO_ENCRYPTION: Final = Encryption()
+"""Upstream's default."""
+
+
+def https_of_service(service: Mapping[str, Any] | None, name: str) -> Https:
+    """The https address that Knative gives a function's Service. Raises `NotReady` if it has
+    none."""
+    address = ((service or {}).get("status") or {}).get("address") or {}
+    url = str(address.get("url") or "")
+    if not url:
+        raise NotReady(NO_HTTPS, f"Knative Service {name} has no address so far", transient=True)
+    if not url.startswith("https://"):
+        raise NotReady(
+            NO_HTTPS,
+            f"Knative Serving has no https address for Knative Service {name}: set "
+            "cluster-local-domain-tls: Enabled in ConfigMap knative-serving/config-network, or, "
+            f"for a Broker, annotate it {TLS_SECRET}: SECRET, with which its receiver ends TLS",
+        )
+    trusted = address.get("CACerts")
+    if trusted and not are_certificates(str(trusted)):
+        trusted = None
+    return Https(url.rstrip("/"), str(trusted) if trusted else None)
+
+
+def tls_service_name(broker: Resource) -> str:
+    """The name of the Service that leads to the TLS port of a Broker's receiver."""
+    return names.child(broker.metadata.name, "-kn-receiver-tls")
+
+
+def tls_host(broker: Resource, settings: Settings) -> str:
+    """The host of a Broker's own TLS Service, for which its certificate must be valid."""
+    namespace, domain = broker.metadata.namespace, settings.cluster_domain
+    return f"{tls_service_name(broker)}.{namespace}.svc.{domain}"
+
+
+def tls_service(broker: Resource) -> Manifest:
+    """The Service that leads to the port of the TLS which the receiver's pods end themselves."""
+    return receiver_services.receiver_pods_service(
+        broker, tls_service_name(broker), {"name": "https", "port": 443, "targetPort": TLS_PORT}
+    )

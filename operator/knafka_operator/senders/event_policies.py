@@ -1,0 +1,115 @@
+"""Event policies: which apply to a Broker or KafkaChannel, and what that means for it. Pure.
+
+    EventPolicies of its namespace, its kind, name and labels -> those that apply
+    a policy that names senders by `sub` only                 -> holds as it is declared
+    a policy with a `ref` among its senders                   -> what its status says they are
+
+What applies and can't be read, or isn't Ready, lets nobody through: it never opens anything.
+
+Not here: the status of a policy, which Knative Eventing's controller writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from knafka.core.contract import Policy
+from knafka.core.documents import parse
+from knafka.core.errors import InvalidDocument
+from knafka_operator.decisions.status import EVENT_POLICIES_READY
+from knafka_operator.model.conditions import Condition, Status
+from knafka_operator.model.event_policies import POLICIES_VERSION, EventPolicySpec, PolicyTarget
+from knafka_operator.model.resources import Resource
+
+NOBODY: Final = Policy()
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedPolicy:
+    """An EventPolicy that applies to a Broker, channel or sink."""
+
+    name: str
+    policy: Policy
+    is_ready: bool = True
+    """False: the policy's senders aren't known, so it lets nobody through."""
+
+
+def applied_policies(
+    policies: Iterable[Mapping[str, Any]], resource: Resource
+) -> tuple[AppliedPolicy, ...]:
+    """The policies that apply to a resource, sorted by name; `policies` are those of its
+    namespace."""
+    found = (_applied_policy(each, resource) for each in policies)
+    return tuple(sorted((each for each in found if each), key=lambda each: each.name))
+
+
+def policies_ready_condition(applied: tuple[AppliedPolicy, ...], mode: str) -> Condition:
+    """The condition `EventPoliciesReady`, with upstream's reasons."""
+    if not applied:
+        message = f'Default authz mode is "{mode}"'
+        return Condition(EVENT_POLICIES_READY, Status.TRUE, "DefaultAuthorizationMode", message)
+    if missing := [each.name for each in applied if not each.is_ready]:
+        message = f"event policies {', '.join(missing)} are not ready, and let nobody through"
+        return Condition(EVENT_POLICIES_READY, Status.FALSE, "EventPoliciesNotReady", message)
+    return Condition(EVENT_POLICIES_READY, Status.TRUE)
+
+
+def policies_status(applied: tuple[AppliedPolicy, ...]) -> list[dict[str, str]]:
+    """`status.policies`: the policies that are ready."""
+    ready = (each for each in applied if each.is_ready)
+    return [{"apiVersion": POLICIES_VERSION, "name": each.name} for each in ready]
+
+
+def _applied_policy(document: Mapping[str, Any], resource: Resource) -> AppliedPolicy | None:
+    name = str(document["metadata"]["name"])
+    try:
+        spec = parse(EventPolicySpec, document.get("spec") or {})
+    except InvalidDocument:
+        return AppliedPolicy(name, NOBODY, is_ready=False)  # whatever it is about
+    if spec.to and not any(_is_target(each, resource) for each in spec.to):
+        return None
+    if any(each.ref is not None for each in spec.from_):
+        senders = _senders_in_status(document.get("status"))
+        if senders is None:
+            return AppliedPolicy(name, NOBODY, is_ready=False)
+    else:
+        senders = tuple(each.sub for each in spec.from_ if each.sub is not None)
+    return AppliedPolicy(name, Policy(subjects=senders, filters=spec.filters))
+
+
+def _is_target(target: PolicyTarget, resource: Resource) -> bool:
+    metadata = resource.metadata
+    if (ref := target.ref) is not None and _is_kind(ref.api_version, ref.kind, resource):
+        if ref.name.lower() == metadata.name.lower():
+            return True
+    selector = target.selector
+    if selector is None or not _is_kind(selector.api_version, selector.kind, resource):
+        return False
+    return selector.selects(metadata.labels)
+
+
+def _is_kind(api_version: str, kind: str, resource: Resource) -> bool:
+    """Whether a resource has this API group and kind, ignoring case and version."""
+
+    def group(version: str) -> str:
+        return version.rpartition("/")[0].lower()
+
+    same = group(api_version) == group(resource.api_version)
+    return same and kind.lower() == resource.kind.lower()
+
+
+def _senders_in_status(status: object) -> tuple[str, ...] | None:
+    """The senders in a policy's status; None: the policy isn't Ready."""
+    if not isinstance(status, Mapping):
+        return None
+    conditions = status.get("conditions")
+    given = status.get("from") or []
+    ready = isinstance(conditions, list) and any(
+        isinstance(each, Mapping) and (each.get("type"), each.get("status")) == ("Ready", "True")
+        for each in conditions
+    )
+    if not ready or not isinstance(given, list):
+        return None
+    return tuple(each for each in given if isinstance(each, str))

@@ -1,0 +1,47 @@
+"""Policies: the EventPolicies that there are, as a watch tells of them.
+
+Until it is known whether there are any, nothing is opened: a Broker whose senders must show who
+they are waits, and its receiver goes on by what it was told before.
+
+Belongs to one event loop; one for Brokers and channels together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from knafka_operator.decisions.status import NotReady
+from knafka_operator.model.cluster import Document
+from knafka_operator.model.identity import Identity
+
+
+class Policies:
+    """All EventPolicies of the cluster."""
+
+    def __init__(self) -> None:
+        self.is_known = True
+        """Whether all policies are known; set by whoever watches them."""
+        self._by_namespace: dict[str, dict[Identity, Document]] = {}
+
+    def __len__(self) -> int:
+        """Number of policies in memory."""
+        return sum(map(len, self._by_namespace.values()))
+
+    def heard(self, changed: Sequence[Document], gone: Sequence[Document]) -> set[str]:
+        """Update the policies that have changed or are gone; returns their namespaces."""
+        for document in changed:
+            identity = Identity.of(document)
+            self._by_namespace.setdefault(identity.namespace, {})[identity] = document
+        for document in gone:
+            identity = Identity.of(document)
+            kept = self._by_namespace.get(identity.namespace, {})
+            if kept.pop(identity, None) is not None and not kept:
+                del self._by_namespace[identity.namespace]
+        return {Identity.of(each).namespace for each in (*changed, *gone)}
+
+    def of(self, namespace: str) -> tuple[Document, ...]:
+        """The policies of a namespace. Raises `NotReady` while they aren't all known."""
+        if not self.is_known:
+            message = "the EventPolicies are not read yet, and nothing is opened without them"
+            raise NotReady("EventPoliciesGetFailed", message, transient=True)
+        return tuple(self._by_namespace.get(namespace, {}).values())

@@ -1,0 +1,86 @@
+"""Actions: Triggers that deliver what a Sensor has fired, in place of its Broker's events; on a
+KafkaChannel Subscriptions. Pure.
+
+Such a Trigger is annotated with the Sensor's name, and the Sensor, by its UID, is its controller.
+What has one of both and not the other delivers nothing: nobody reads a topic by an annotation. The
+topic is the one that the Sensor's status names, which only the operator writes. Of what is there a
+Trigger gets what that trigger has fired whose name its own is made from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from knafka.core import names
+from knafka_operator.decisions.status import NotReady
+from knafka_operator.kafka.desired import SensorActions
+from knafka_operator.model.family import family_of
+from knafka_operator.model.sensors import ACTION, KNAFKA, SENSOR, SENSOR_NAME_KEY, Sensor
+from knafka_operator.records.delivery import BrokerState
+from knafka_operator.sensors.topics import desired_topics, recorded_topic
+
+K = TypeVar("K")
+
+
+def sensor_name_of(trigger: Mapping[str, Any]) -> str | None:
+    """The name of the Sensor whose actions a stored Trigger delivers; empty if a Sensor owns the
+    Trigger but its annotation is missing; None: the Trigger delivers its Broker's events."""
+    name = (trigger["metadata"].get("annotations") or {}).get(SENSOR_NAME_KEY)
+    if name is None and _controlling_sensor(trigger) is not None:
+        return ""
+    return None if name is None else str(name)
+
+
+def actions_for_trigger(
+    trigger: Mapping[str, Any],
+    sensor: Sensor | None,
+    broker: BrokerState[K],
+    *,
+    enabled: bool,
+) -> SensorActions:
+    """The topic and the Sensor's trigger whose actions a Trigger delivers. Raises `NotReady` with
+    a message if it may not deliver them.
+
+    `sensor` is the Sensor that the Trigger's annotation names; None: it doesn't exist.
+    """
+    if not enabled:
+        raise NotReady("SensorsDisabled", "KNAFKA_SENSORS is not enabled: Sensors don't run here")
+    controller = _controlling_sensor(trigger)
+    if sensor is None or controller is None or controller.get("uid") != sensor.metadata.uid:
+        raise NotReady(
+            "SensorNotOurs",
+            f"the annotation {SENSOR_NAME_KEY} is for {trigger['kind']}s that a Sensor of that "
+            "name has made, and this one has not: remove it",
+        )
+    kind, bus = broker.broker.kind, sensor.bus
+    if (bus.family, bus.identity.name) != (family_of(kind), broker.broker.metadata.name):
+        raise NotReady("SensorNotOurs", f"its Sensor is on {bus}")
+    mine, of_sensor = trigger["metadata"]["name"], sensor.metadata.name
+    fired_by = [
+        each.name
+        for each in sensor.spec.triggers
+        if names.sensor_trigger(of_sensor, each.name) == mine
+    ]
+    if not fired_by:
+        message = f"Sensor {of_sensor} has no trigger whose actions {mine} could deliver"
+        raise NotReady("SensorNotOurs", message)
+    annotations = sensor.status.annotations
+    name = recorded_topic(sensor, ACTION, annotations)
+    if name is None:
+        message = f"Sensor {of_sensor} has no topics yet"
+        raise NotReady("SensorNotReady", message, transient=True)
+    topic = desired_topics(sensor, broker, annotations, {}, frozenset())[ACTION]
+    return SensorActions(topic, fired_by[0])
+
+
+def _controlling_sensor(trigger: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The owner reference to the Sensor that controls a Trigger; None: it has none."""
+    for each in trigger["metadata"].get("ownerReferences") or ():
+        if each.get("controller") and (each.get("apiVersion"), each.get("kind")) == (
+            KNAFKA,
+            SENSOR,
+        ):
+            found: Mapping[str, Any] = each
+            return found
+    return None

@@ -1,0 +1,356 @@
+"""Sensor: what was observed of one -> its status, and what is to be done next. Pure.
+
+Read top-down, as `brokers.decide`: each condition is one step, and what an effect brings about is
+observed, so `decide` is asked again until it has no more effects.
+
+Not here: its topics (`topics`), and what its Triggers deliver (`actions`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+from knafka.core import names
+from knafka.core.contract import Kafka
+from knafka.core.errors import InvalidDocument, KnafkaError
+from knafka.core.sensor import contract
+from knafka.ports.log import TopicDescription
+from knafka_operator.decisions.effects import (
+    Annotate,
+    Apply,
+    ApplyService,
+    CommitOffsets,
+    CreateTopic,
+    Delete,
+    Effect,
+    ObjectName,
+    Refusal,
+    StartDelivery,
+    StopDelivery,
+)
+from knafka_operator.decisions.observed import Needed, Observed
+from knafka_operator.decisions.status import (
+    FUNCTION_READY,
+    SENSOR_CONDITIONS,
+    SENSOR_ON_CHANNEL_CONDITIONS,
+    TOPICS_READY,
+    ConditionSet,
+    NotReady,
+    is_ready,
+    ready_condition,
+    value_or_raise,
+    why_not_ready,
+)
+from knafka_operator.decisions.steps import Step
+from knafka_operator.dispatchers.conditions import check_broker
+from knafka_operator.installation.handler import Handler
+from knafka_operator.installation.settings import Settings
+from knafka_operator.kafka import dead_letter_topics, desired
+from knafka_operator.model.autoscaling import Autoscaling
+from knafka_operator.model.family import BROKERS
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.resources import GROUP_STATUS, SERVING
+from knafka_operator.model.sensors import ACTION, CHANGELOG, TOPICS, TRIGGER, Sensor, bus_of
+from knafka_operator.records.delivery import BrokerState
+from knafka_operator.scale.decide import TriggerStatus
+from knafka_operator.sensors import limits as sensor_limits
+from knafka_operator.sensors import manifests as sensor_manifests
+from knafka_operator.sensors import scaling as sensor_scaling
+from knafka_operator.sensors import topics as sensor_topics
+
+BUS: Final = "knafka.dev/bus"
+"""Key of `status.annotations`: the topic on which its group was given its first offsets."""
+
+K = TypeVar("K")
+
+
+class WatchedSensor(NamedTuple):
+    """A Sensor's function as the scaler knows it."""
+
+    sensor: contract.Sensor
+    autoscaling: Autoscaling
+
+
+@dataclass(frozen=True)
+class ObservedSensor(Observed, Generic[K]):
+    """A Sensor and what was read for it; where reading failed, the error stands for the value."""
+
+    sensor: Sensor | InvalidDocument
+    broker: BrokerState[K] | None = None
+    stored_broker: Mapping[str, Any] | None = None
+    """The Broker's document, read where it has no topic; None: there is none."""
+    ours: bool = True
+    """Whether that Broker is ours."""
+    served: bool = True
+    """Whether KafkaChannels are served here, if the Sensor's bus is one."""
+    handler: Handler | None = Handler.OWN
+    """The controller that reconciles the Sensor's Subscriptions; None: not known yet."""
+    stopped: str | None = None
+    """Why its Broker may not use its topic."""
+    topics: Mapping[str, TopicDescription | None] | KnafkaError = field(default_factory=dict)
+    """Descriptions of topics that may be the Sensor's own, by name; None: the topic doesn't
+    exist."""
+    disputed: frozenset[str] = frozenset()
+    """Topics whose ownership isn't proved: its status names them without an id, and they have
+    records or are also named by another Sensor's status."""
+    group_is_foreign: bool = False
+    """Whether a consumer group of the usual name exists that isn't proved to be the Sensor's."""
+    stands: bool = False
+    """Whether the Sensor's Knative Service exists."""
+    scaling: TriggerStatus | None = None
+    """The scaler's status of the Sensor; None: it isn't scaled yet."""
+    scaled: bool = False
+    """Whether the scaler has the Sensor as declared."""
+    applied: bool = False
+    """Whether the Sensor's Triggers have been applied as declared."""
+    triggers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """The Sensor's Triggers or Subscriptions, by name."""
+
+    def after(self, effect: Effect, result: Any) -> ObservedSensor[K]:
+        """A copy that includes an effect's result."""
+        observed = super().after(effect, result)
+        match effect:
+            case Delete(Step.DELETE_FUNCTIONS):
+                return replace(observed, stands=False)
+            case CreateTopic(topic) if isinstance(observed.topics, Mapping):
+                return replace(observed, topics={**observed.topics, topic.name: result})
+            case ApplyService():
+                return replace(observed, stands=True)
+            case StartDelivery():
+                return replace(observed, scaled=True, scaling=result)
+            case Apply(Step.APPLY_TRIGGERS):
+                triggers = {each["metadata"]["name"]: each for each in result}
+                return replace(observed, triggers=triggers, applied=True)
+        return observed
+
+
+@dataclass(frozen=True, slots=True)
+class SensorDecision:
+    """Effects to run next, and the status, which is final once there are no effects."""
+
+    effects: tuple[Effect, ...]
+    conditions: ConditionSet
+    status: Mapping[str, Any]
+    """All but the conditions."""
+
+
+def decide(
+    observed: ObservedSensor[K], taken: Container[str], settings: Settings
+) -> SensorDecision:
+    """Decide a Sensor's conditions, status and next effects, which keep `SENSOR_ORDER`.
+
+    `taken` are the topics and consumer groups of other Sensors.
+    """
+    family = bus_of(observed.document).family
+    of_sensor = SENSOR_CONDITIONS if family is BROKERS else SENSOR_ON_CHANNEL_CONDITIONS
+    bus_ready, _, _, triggers_ready = of_sensor
+    conditions, needed = ConditionSet(of_sensor), Needed(observed.failed)
+    annotations = observed.annotations
+    status = {
+        "observedGeneration": observed.document["metadata"].get("generation", 0),
+        "annotations": annotations,
+    }
+
+    def decided() -> SensorDecision:
+        return SensorDecision(tuple(needed.effects), conditions, status)
+
+    sensor, broker = observed.sensor, observed.broker
+    if isinstance(sensor, InvalidDocument):
+        conditions.fail(FUNCTION_READY, sensor)
+        return decided()
+    with conditions.step(bus_ready):
+        check_bus(sensor, observed)
+    if broker is None or observed.stopped is not None:
+        with conditions.step(FUNCTION_READY):
+            if observed.stands and _bus_is_gone(observed):
+                needed.run_first(*_delete_function_effects(observed, settings))
+            message = f"it has no {family.broker} whose events it could read"
+            raise NotReady("Waiting", message, transient=True)
+        return decided()
+
+    with conditions.step(TOPICS_READY):
+        found = value_or_raise(observed.topics)
+        wanted = sensor_topics.desired_topics(sensor, broker, annotations, found, taken)
+        group = _consumer_group(sensor, annotations, taken, foreign=observed.group_is_foreign)
+        if news := sensor_topics.annotations_to_record(wanted, group, broker, annotations, found):
+            needed.run_first(Annotate(Step.RECORD_TOPIC, news))
+        maxima, disputed = settings.maxima, observed.disputed
+        if missing := sensor_topics.topics_to_create(wanted, annotations, found, maxima, disputed):
+            needed.run_first(*missing)
+        ids = {
+            TOPICS[each][1]: sensor_topics.topic_id(found[topic.name])
+            for each, topic in wanted.items()
+        }
+        sensor_topics.check_partitions(wanted, found)
+        conditions.set(sensor_topics.as_declared_condition(wanted, found))
+        bus = broker.topic.name
+        if annotations.get(BUS) != bus:
+            if observed.stands:
+                # While it reads, its group takes no offsets on another topic.
+                needed.run_first(*_delete_function_effects(observed, settings))
+            needed.run_first(
+                # Its own topic first: an offset there says whose group it is.
+                CommitOffsets(group, wanted[TRIGGER].name, "earliest"),
+                CommitOffsets(group, bus, "latest"),
+                Annotate(Step.PROMISE_SENSOR, {**ids, BUS: bus}),
+            )
+        annotations.update(ids)
+    if not conditions.holds(TOPICS_READY):
+        return decided()
+
+    with conditions.step(FUNCTION_READY):
+        function = function_contract(sensor, broker, annotations)
+        autoscaling = sensor_scaling.sensor_autoscaling(sensor, settings.maxima)
+        if (
+            found_out := sensor_scaling.sensor_delivering_condition(autoscaling, observed.scaling)
+        ) is not None:
+            conditions.set(found_out)
+        if (letters := sensor_scaling.dead_letters_condition(observed.scaling)) is not None:
+            conditions.set(letters)
+        if (late := sensor_scaling.in_order_condition(observed.scaling)) is not None:
+            conditions.set(late)
+        if autoscaling.paused:
+            if observed.stands:
+                # No pod of min-scale drains, and none goes on by itself.
+                needed.run_first(*_delete_function_effects(observed, settings))
+        elif observed.revision is None:
+            partitions = max(broker.partitions, wanted[TRIGGER].partitions)
+            manifest = sensor_manifests.function_service(
+                sensor, function, autoscaling, partitions, broker.secret, settings
+            )
+            needed.run_first(ApplyService(Step.APPLY_FUNCTION, manifest))
+        if not observed.scaled:
+            needed.run_first(StartDelivery(WatchedSensor(function, autoscaling)))
+    declared = sensor_manifests.trigger_manifests(sensor, observed.document)
+    with conditions.step(triggers_ready):
+        check_subscriptions_handler(observed.handler)
+        if not observed.applied:
+            left = observed.triggers.keys() - {each["metadata"]["name"] for each in declared}
+            kind = family.trigger_version, family.trigger, sensor.metadata.namespace
+            gone = tuple(ObjectName(*kind, name) for name in sorted(left))
+            reasons = f"{family.trigger}NotOurs", f"{family.trigger}Rejected"
+            needed.run_first(
+                Apply(Step.APPLY_TRIGGERS, tuple(declared), Refusal("this Sensor", *reasons)),
+                *((Delete(Step.DELETE_TRIGGERS, gone),) if gone else ()),
+            )
+        for each in declared:
+            check_trigger(observed.triggers[each["metadata"]["name"]])
+    return decided()
+
+
+def _delete_function_effects(observed: ObservedSensor[K], settings: Settings) -> tuple[Effect, ...]:
+    """The effects that end a Sensor's drains and delete its function; group and topics stay."""
+    family = bus_of(observed.document).family
+    function = sensor_manifests.function_identity(family, Identity.of(observed.document), settings)
+    objects = (ObjectName(SERVING, "Service", *function),)
+    return StopDelivery(), Delete(Step.DELETE_FUNCTIONS, objects, owned=True)
+
+
+def check_bus(sensor: Sensor, observed: ObservedSensor[K]) -> None:
+    """Check that a Sensor's Broker or channel is served by Knafka and Ready; raises `NotReady`."""
+    if not observed.ours:
+        raise NotReady("BrokerNotOurs", f"{sensor.bus} is another implementation's")
+    family, identity = sensor.bus
+    if not observed.served:
+        message = f"KNAFKA_CHANNELS is not enabled: {family.broker}s are not served here"
+        raise NotReady("ChannelsDisabled", message)
+    check_broker(family, identity.name, observed.stopped, observed.broker, observed.stored_broker)
+
+
+def check_subscriptions_handler(handler: Handler | None) -> None:
+    """Check that Knafka reconciles Subscriptions, as only then a Sensor's Subscriptions deliver its
+    actions and not their channel's events. Raises `NotReady`."""
+    if handler is None:
+        message = "it isn't known yet whether Knative Eventing is here"
+        raise NotReady("Waiting", message, transient=True)
+    if handler is not Handler.OWN:
+        raise NotReady(
+            "SubscriptionsNotOurs",
+            "Knative Eventing's controller handles Subscriptions here, and a Sensor's want "
+            "Knafka to: set KNAFKA_SUBSCRIPTIONS=own, or name a Broker",
+        )
+
+
+def check_trigger(document: Mapping[str, Any]) -> None:
+    """Check that a Trigger of the Sensor is Ready; raises `NotReady`."""
+    if not is_ready(document):
+        kind = document["kind"]
+        message = f"{kind} {document['metadata']['name']}: {why_not_ready(document)}"
+        found = ready_condition((document.get("status") or {}).get("conditions") or ())
+        raise NotReady(f"{kind}NotReady", message, transient=found.get("status") != "False")
+
+
+def _bus_is_gone(observed: ObservedSensor[K]) -> bool:
+    """Whether the Sensor's bus is gone or may not be read; False while that isn't known yet."""
+    stored = observed.stored_broker
+    is_going = stored is None or "deletionTimestamp" in stored["metadata"]
+    return observed.stopped is not None or not observed.ours or is_going
+
+
+# The function.
+
+
+def _consumer_group(
+    sensor: Sensor, annotations: Mapping[str, str], taken: Container[str], *, foreign: bool
+) -> str:
+    """A Sensor's consumer group: the one in its status, else one of the usual name (BUS-S14), or a
+    distinct one if an application's group has that. Raises `NotReady` if the group in the status
+    can't be proved to be the Sensor's."""
+    mine = sensor.metadata.namespace, sensor.bus.family.own_name(sensor.metadata.name)
+    kept, usual = annotations.get(GROUP_STATUS), names.sensor_group(*mine)
+    if kept is not None and names.is_sensor_group(kept, *mine) and not (kept == usual and foreign):
+        return kept
+    if kept == usual and annotations.get(BUS):
+        topic = annotations.get(TOPICS[TRIGGER][0], "")
+        raise NotReady(
+            "GroupNotOurs",
+            f"consumer group {usual} has no offset on {topic}, so it isn't known to be this "
+            "Sensor's: delete the group if nobody needs it, or give the Sensor another name",
+        )
+    return names.distinct_sensor_group(*mine) if foreign or usual in taken else usual
+
+
+def function_contract(
+    sensor: Sensor, broker: BrokerState[K], annotations: Mapping[str, str]
+) -> contract.Sensor:
+    """The contract of a Sensor's function; `annotations` of its status name topics and group.
+    Raises `InvalidDocument` for an invalid annotation of the Sensor."""
+    limits = sensor_limits.held_limits(sensor)
+    kafka: Kafka = broker.defaults.kafka
+    namespace, bus = sensor.metadata.namespace, sensor.bus.family.own_name(sensor.bus.identity.name)
+    mine = contract.SensorTrigger.model_fields
+    return contract.Sensor(
+        namespace=namespace,
+        name=sensor.metadata.name,
+        generation=sensor.metadata.generation,
+        kafka=kafka,
+        topic=broker.topic.name,
+        group=annotations[GROUP_STATUS],
+        trigger_topic=annotations[TOPICS[TRIGGER][0]],
+        changelog_topic=annotations[TOPICS[CHANGELOG][0]],
+        action_topic=annotations[TOPICS[ACTION][0]],
+        bus=bus,
+        dead_letter_topic=names.dead_letter_topic(
+            namespace, bus, names.of_sensor(sensor.metadata.name)
+        ),
+        dead_letter_settings=dead_letter_topics.dead_letter_topic_settings(
+            broker.topic.config,
+            # How many replicas an external topic has isn't known here.
+            -1 if broker.topic.external else broker.topic.replication,
+            desired.max_record_bytes(broker.topic),
+            dead_letter_topics.effective_retention(
+                broker.defaults.dead_letter_retention, sensor.metadata.annotations
+            ),
+        ),
+        grace=sensor.spec.grace,
+        max_held_keys=limits.keys,
+        max_held_bytes=limits.bytes,
+        dedupe=sensor.spec.dedupe,
+        dependencies=sensor.spec.dependencies,
+        triggers=tuple(
+            contract.SensorTrigger(**{name: getattr(each, name) for name in mine})
+            for each in sensor.spec.triggers
+        ),
+    )

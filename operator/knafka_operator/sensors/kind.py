@@ -1,0 +1,333 @@
+"""Sensors: from what is declared to topics, a function, and the Triggers of its actions.
+
+    observe (bus, topics, Triggers) -> decide (`sensors.decide`) -> act, until all is done
+
+Its bus is a Broker of ours or a KafkaChannel, as that was found last. What its Triggers or
+Subscriptions deliver is their own reconciliation's (`triggers`), which goes by the Sensor's status.
+
+Not here: hearing of changes (`engine.controller`), and any decision, which is a pure function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from knafka.core.documents import parse
+from knafka.core.errors import InvalidDocument, KnafkaError
+from knafka_operator.decisions.effects import Annotate
+from knafka_operator.decisions.status import EXPECTED, NotReady
+from knafka_operator.engine.effects import Effects, resource_of
+from knafka_operator.engine.kind import BrokerReconciler, Kind, Reconciler
+from knafka_operator.engine.work_queue import WorkQueue
+from knafka_operator.functions import services
+from knafka_operator.functions.applying import delete_service
+from knafka_operator.installation.settings import Settings
+from knafka_operator.kafka import desired
+from knafka_operator.kafka.clusters import KafkaCluster, KafkaClusters
+from knafka_operator.kafka.topic_creation import topic_to_delete
+from knafka_operator.model.cluster import Cluster, Document
+from knafka_operator.model.family import Family
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.resources import GROUP_STATUS, SERVING, Resource
+from knafka_operator.model.sensors import KNAFKA, SENSOR_NAME_KEY, TOPICS, Bus, Sensor, bus_of
+from knafka_operator.records.ownership import (
+    SensorOwnership,
+    kept_names,
+    may_have_group,
+    status_annotations,
+)
+from knafka_operator.records.state import BrokerRecord, BrokerState, SensorRecord, States
+from knafka_operator.scale.decide import Cause, TriggerStatus
+from knafka_operator.scale.parsing import parsed_off_loop, spec_size
+from knafka_operator.sensors import decide as deciding
+from knafka_operator.sensors import manifests as sensor_manifests
+from knafka_operator.sensors.decide import ObservedSensor, SensorDecision, WatchedSensor
+from knafka_operator.sensors.publishing import SensorPublishing
+from knafka_operator.sensors.topics import candidate_names, recorded_topic
+
+Observed = ObservedSensor[KafkaCluster]
+
+NAME_KEYS: Final = (GROUP_STATUS, *(name for name, _ in TOPICS.values()))
+"""Keys of `status.annotations` whose values no other Sensor may have."""
+
+
+@dataclass(eq=False)
+class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
+    """All Sensors."""
+
+    api_version = KNAFKA
+
+    settings: Settings
+    cluster: Cluster
+    kafkas: KafkaClusters
+    states: States
+    """The states of Brokers, which also hold the records of Sensors."""
+    effects: Effects
+    now: Callable[[], str]
+    """The time, RFC 3339."""
+    buses: dict[Family, BrokerReconciler[Any, Any]] = field(default_factory=dict)
+    """The reconcilers of kinds that can be a bus, by family."""
+
+    def __post_init__(self) -> None:
+        self._own = SensorOwnership(self.states)
+
+    def scaling_status(self, identity: Identity) -> TriggerStatus | None:
+        """The scaler's status of a Sensor; None: it isn't scaled."""
+        record = self.states.sensors.get(identity)
+        scaled = None if record is None else record.scaled
+        return None if record is None or scaled is None else scaled[0].scaler.status(record.id)
+
+    def scaled_sensors(self) -> Mapping[Identity, tuple[TriggerStatus, Mapping[Cause, int]]]:
+        """Status and wakes by cause of each scaled Sensor."""
+        return {
+            identity: (status, each.scaled[0].scaler.wakes(each.id))
+            for identity, each in self.states.sensors.items()
+            if each.scaled is not None and (status := self.scaling_status(identity)) is not None
+        }
+
+    async def publish(self, queue: WorkQueue) -> None:
+        """Publish the scaler's view in Sensors' statuses until cancelled."""
+        await SensorPublishing(self.cluster, self.states, queue).run()
+
+    def remember(self, document: Document) -> SensorRecord:
+        """Remember a Sensor's bus, and claim its topics and group; returns its record."""
+        record = self.states.ensure_sensor(document, bus_of(document))
+        self.states.claim_of_sensor(record, kept_names(document))
+        return record
+
+    def ensure_record(self, document: Document) -> SensorRecord:
+        """The Sensor's record, created if needed."""
+        return self.remember(document)
+
+    def decide(self, observed: Observed, record: SensorRecord) -> SensorDecision:
+        """Decide by what was observed, and reserve the names that will be recorded."""
+        taken = desired.NamesOfOthers(self.states.sensor_uid_by_name, record.uid)
+        decision = deciding.decide(observed, taken, self.settings)
+        # Before anything is awaited: another Sensor gets none of these names from here on.
+        for effect in decision.effects:
+            if isinstance(effect, Annotate):
+                named = {effect.annotations[key] for key in NAME_KEYS if key in effect.annotations}
+                self.states.claim_of_sensor(record, named)
+        return decision
+
+    def status_of(
+        self, observed: Observed, decision: SensorDecision, record: SensorRecord
+    ) -> Mapping[str, Any]:
+        """The status of the last decision, with the condition of a waiting roll."""
+        self.states.rolls.add_condition(decision.conditions, self._function_identity(record))
+        return super().status_of(observed, decision, record)
+
+    async def stop_on_bus(self, bus: Bus) -> set[str]:
+        """Delete the functions of all Sensors on a bus; returns their groups. Raises
+        `ClusterError`.
+
+        The bus's topic is about to be deleted. A later commit would count as a position in a
+        recreated topic, so the groups must be deleted first. The Sensors then read their trigger
+        topics again, and fire with the same ids.
+        """
+        groups = set()
+        for each in self.states.sensors_on(bus):
+            record = self.states.sensors[each]
+            await self._delete_function(record)
+            group = status_annotations(record.document).get(GROUP_STATUS)
+            if group is None or not may_have_group(group, bus, each):
+                continue
+            try:
+                kafka = await self._kafka_of(record.document, record)
+            except (NotReady, InvalidDocument):
+                continue  # then its bus's topic isn't deleted either
+            if await self._own.may_delete(record, group, kafka):
+                groups.add(group)
+        return groups
+
+    async def delete(self, document: Document) -> None:
+        """Delete a Sensor's Triggers, function, group and topics, in that order.
+
+        Raises `NotReady` while one of the Triggers still exists, `LogError`, also while the group
+        has members, and `ClusterError`.
+        """
+        record, of = self.remember(document), resource_of(document)
+        family = record.bus.family
+        triggers = await self._triggers(of, family)
+        for name, each in triggers.items():
+            if "deletionTimestamp" not in each["metadata"]:
+                await self._delete_trigger(family, of.metadata.namespace, name)
+        await self._delete_function(record)
+        if left := sorted(await self._triggers(of, family)):
+            message = f"{family.trigger}s {', '.join(left)} are being deleted"
+            raise NotReady("Waiting", message, transient=True)
+        annotations = status_annotations(document)
+        if any(name in annotations for name, _ in TOPICS.values()):
+            kafka = await self._kafka_of(document, record)
+            topics, group = kafka.topics, annotations.get(GROUP_STATUS)
+            if group is not None and group in kept_names(document):
+                if await self._own.may_delete(record, group, kafka):
+                    await topics.delete_group(group)
+            for name, id_ in TOPICS.values():
+                topic = annotations.get(name)
+                if topic not in kept_names(document):
+                    continue
+                known, claimed = annotations.get(id_), self._own.is_claimed(record, topic)
+                if await topic_to_delete(topics, topic, known, claimed=claimed) is not None:
+                    await topics.delete_topic(topic)
+        await self.forget(document)
+
+    async def forget(self, document: Document) -> None:
+        """End the drains of a Sensor that is gone, and forget it; nothing in Kafka is deleted."""
+        if (record := self.states.sensors.get(Identity.of(document))) is not None:
+            await self._stop_scaling(record)
+        self.states.drop_sensor(Identity.of(document))
+
+    # The scaler.
+
+    async def _start_scaling(self, watched: WatchedSensor, record: SensorRecord) -> None:
+        """Have the scaler wake a Sensor; returns once its previous drains have ended."""
+        sensor, autoscaling = watched
+        kafka, before = record.kafka, record.scaled
+        assert kafka is not None
+        if before is not None and before[0] is not kafka:
+            await self._stop_scaling(record)
+        record.scaled = kafka, sensor
+        function = self._function_identity(record)
+        self.states.urls[record.id] = services.service_url(
+            function.name, function.namespace, self.settings
+        )
+        kafka.watched |= {sensor.topic, sensor.trigger_topic}
+        await kafka.scaler.watch_sensor(record.id, sensor, autoscaling)
+        if before is not None and before[0] is kafka:
+            for topic in (before[1].topic, before[1].trigger_topic):
+                kafka.unwatch(topic)
+
+    async def _stop_scaling(self, record: SensorRecord) -> None:
+        """Have the scaler forget a Sensor; returns once its drains have ended."""
+        if record.scaled is None:
+            return
+        (kafka, sensor), record.scaled = record.scaled, None
+        await kafka.scaler.forget(record.id)
+        for topic in (sensor.topic, sensor.trigger_topic):
+            kafka.unwatch(topic)
+
+    # Observe.
+
+    async def observe(self, document: Document, record: SensorRecord) -> Observed:
+        """Read the Sensor's bus, topics, function and Triggers."""
+        annotations = status_annotations(document)
+        try:
+            sensor = await parsed_off_loop(lambda: parse(Sensor, document), spec_size(document))
+        except InvalidDocument as error:
+            return ObservedSensor(document, error)
+        there = await self.cluster.get(SERVING, "Service", *self._function_identity(record))
+        observed: Observed = ObservedSensor(
+            document,
+            sensor,
+            stands=there is not None and services.is_owned(there, sensor),
+            triggers=await self._triggers(sensor, record.bus.family),
+            scaling=self.scaling_status(Identity.of(document)),
+        )
+        brokers, of_bus = self.buses.get(record.bus.family), self._bus_record(record.bus)
+        if brokers is None:
+            return replace(observed, served=False)
+        state, stored = of_bus.state if of_bus else None, None
+        if state is None:
+            stored = await self._stored_bus(record.bus)
+        observed = replace(
+            observed,
+            broker=state,
+            stored_broker=stored,
+            ours=stored is None or brokers.is_ours(stored),
+            stopped=of_bus.stopped if of_bus else None,
+            handler=brokers.handler,
+        )
+        if state is None:
+            return observed
+        record.kafka = state.kafka
+        topics = await self._topics(sensor, annotations, state)
+        try:
+            disputed = await self._own.disputed_topics(annotations, topics, state.kafka, record)
+            foreign = await self._own.group_is_foreign(record, annotations, state.kafka)
+        except EXPECTED as error:
+            return replace(observed, topics=error)
+        return replace(observed, topics=topics, disputed=disputed, group_is_foreign=foreign)
+
+    async def _topics(
+        self, sensor: Sensor, annotations: Mapping[str, str], bus: BrokerState
+    ) -> Mapping[str, Any] | KnafkaError:
+        asked = [bus.topic.name]
+        for what in TOPICS:
+            kept = recorded_topic(sensor, what, annotations)
+            asked += [kept] if kept is not None else candidate_names(sensor, what)
+        try:
+            return {each: await bus.kafka.topics.describe_topic(each) for each in asked}
+        except EXPECTED as error:
+            return error
+
+    async def _triggers(self, sensor: Resource, family: Family) -> Mapping[str, Document]:
+        """The stored Triggers or Subscriptions that a Sensor owns, by name."""
+        if family not in self.buses:
+            return {}  # and the operator may not even ask for them
+        labels = {SENSOR_NAME_KEY: sensor_manifests.sensor_label(sensor)}
+        kind, namespace = (family.trigger_version, family.trigger), sensor.metadata.namespace
+        found = await self.cluster.list(*kind, labels, namespace)
+        return {each["metadata"]["name"]: each for each in found if services.is_owned(each, sensor)}
+
+    async def _kafka_of(self, document: Document, record: SensorRecord) -> KafkaCluster:
+        """The Kafka with a Sensor's topics, also if its bus was deleted first.
+
+        Raises `NotReady`, `InvalidDocument`.
+        """
+        bus, of_bus = record.bus, self._bus_record(record.bus)
+        known = of_bus.state.kafka if of_bus is not None and of_bus.state else record.kafka
+        if known is not None:
+            return known
+        brokers = self.buses.get(bus.family)
+        stored = None if brokers is None else await self._stored_bus(bus)
+        # If a channel is gone, the installation's settings are used, for the Kafka servers that the
+        # Sensor's status names.
+        found = None if brokers is None else await brokers.kafka_without_config(stored or document)
+        if found is not None:
+            return found
+        if stored is not None:
+            message = f"{bus} has no topic yet"
+            raise NotReady("BrokerNotConfigured", message, transient=True)
+        # The bus was deleted before this operator started, so its credentials aren't known: try
+        # the Kafka in the Sensor's status without any.
+        return self.kafkas.cluster_at(status_annotations(document)[desired.BOOTSTRAP_SERVERS], None)
+
+    def _bus_record(self, bus: Bus) -> BrokerRecord | None:
+        brokers = self.buses.get(bus.family)
+        return None if brokers is None else brokers.states.brokers.get(bus.identity)
+
+    async def _stored_bus(self, bus: Bus) -> Document | None:
+        family = bus.family
+        return await self.cluster.get(family.broker_version, family.broker, *bus.identity)
+
+    def _function_identity(self, record: SensorRecord) -> Identity:
+        """Namespace and name of the Sensor's Knative Service."""
+        family, sensor = record.bus.family, Identity.of(record.document)
+        return sensor_manifests.function_identity(family, sensor, self.settings)
+
+    # Effects.
+
+    def kafka_of(self, observed: Observed, record: SensorRecord) -> KafkaCluster | None:
+        """The Kafka of the Sensor's bus; None: not known."""
+        return record.kafka
+
+    async def start_delivery(
+        self, document: Document, watched: WatchedSensor, *, replaces: bool
+    ) -> TriggerStatus | None:
+        await self._start_scaling(watched, self.states.sensors[Identity.of(document)])
+        return self.scaling_status(Identity.of(document))
+
+    async def end_delivery(self, document: Document) -> None:
+        await self._stop_scaling(self.states.sensors[Identity.of(document)])
+
+    async def _delete_function(self, record: SensorRecord) -> None:
+        """End a Sensor's drains and delete its Service; raises `ClusterError`."""
+        await self._stop_scaling(record)
+        namespace, name = self._function_identity(record)
+        await delete_service(self.cluster, name, resource_of(record.document), namespace)
+
+    async def _delete_trigger(self, family: Family, namespace: str, name: str) -> None:
+        await self.cluster.delete(family.trigger_version, family.trigger, namespace, name)

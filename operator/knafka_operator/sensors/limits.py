@@ -1,0 +1,56 @@
+"""How much a Sensor may hold, as its annotations declare it, and which counts can't fit. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from knafka.core.contract import MAX_RECORD_BYTES
+from knafka.core.documents import Model
+from knafka.core.sensor.contract import MAX_HELD_BYTES, MAX_HELD_KEYS, Conditions
+from knafka_operator.model.resources import KNAFKA_PREFIX, Resource, annotation_path, whole_number
+
+MAX_HELD_KEYS_ANNOTATION: Final = f"{KNAFKA_PREFIX}max-held-keys"
+MAX_HELD_BYTES_ANNOTATION: Final = f"{KNAFKA_PREFIX}max-held-bytes"
+MAX_KEYS: Final = 100_000_000
+MIN_BYTES: Final = MAX_RECORD_BYTES
+"""Smallest limit, so that one event of the largest size can be held."""
+MAX_BYTES: Final = 2**33
+
+ACTION_EVENTS: Final = 16
+"""Events of the largest size for which an action topic has room (`topics`)."""
+
+
+class HeldLimits(Model):
+    """How many keys and bytes one process of a Sensor may hold."""
+
+    keys: int = MAX_HELD_KEYS
+    bytes: int = MAX_HELD_BYTES
+
+
+def held_limits(sensor: Resource) -> HeldLimits:
+    """The limits that a Sensor's annotations declare, or the defaults; raises `InvalidDocument`."""
+    declared = sensor.metadata.annotations
+
+    def number(name: str, default: int, least: int, most: int) -> int:
+        text = declared.get(name)
+        return default if text is None else whole_number(text, annotation_path(name), least, most)
+
+    return HeldLimits(
+        keys=number(MAX_HELD_KEYS_ANNOTATION, MAX_HELD_KEYS, 1, MAX_KEYS),
+        bytes=number(MAX_HELD_BYTES_ANNOTATION, MAX_HELD_BYTES, MIN_BYTES, MAX_BYTES),
+    )
+
+
+def oversized_firings(conditions: Conditions) -> Iterator[tuple[int, str]]:
+    """Yield the index of each trigger whose firings may be too large for the action topic, and a
+    sentence that says so."""
+    for number, rule in enumerate(conditions.rules()):
+        wanted = sum(rule.condition.wanted.values())
+        if wanted > ACTION_EVENTS:
+            room = ACTION_EVENTS * MAX_RECORD_BYTES // wanted
+            doubt = (
+                f"a firing may have {wanted} events, and its topic has room for {ACTION_EVENTS}"
+                f" of the largest: of more than {room:,} bytes each, as JSON, it is dead-lettered"
+            )
+            yield number, doubt

@@ -1,0 +1,168 @@
+"""Sensor manifests: the Service of a Sensor's function, and the Triggers of its actions. Pure.
+
+    Sensor, its contract -> the function's Service
+    Sensor               -> for each trigger of the Sensor a Trigger, on a KafkaChannel a
+                            Subscription, that delivers what the trigger has fired
+
+Not here: how many pods the function has, within its bounds; the scaler opens drains, and each has
+one pod (`scale.scaler`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from knafka.core import documents, names
+from knafka.core.sensor import contract, records
+from knafka.settings import DRAIN_AT_START, GRACE_PERIOD, SENSOR, SERVICE_URL
+from knafka_operator.decisions.effects import Manifest
+from knafka_operator.functions import services
+from knafka_operator.functions.services import ROLE_LABEL
+from knafka_operator.installation.settings import Settings
+from knafka_operator.kafka.kafka_settings import AT_MOST_ONCE
+from knafka_operator.model.autoscaling import Autoscaling
+from knafka_operator.model.family import BROKERS, CHANNELS, Family
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.isolation import Isolation
+from knafka_operator.model.resources import (
+    BATCH,
+    DELIVERY_ORDER,
+    ISOLATION,
+    PAYLOAD,
+    RATE_LIMIT,
+    SEMANTICS,
+    START,
+    Resource,
+)
+from knafka_operator.model.sensors import SENSOR_NAME_KEY, Sensor, TriggerOfSensor, delivery_of
+
+SENSOR_ROLE: Final = "sensor"
+ORDERS: Final = {"key": "key", "partition": "ordered", "unordered": "unordered"}
+"""A trigger's order, in the words of the annotation."""
+
+
+def function_name(family: Family, sensor: Identity) -> str:
+    """The name of a Sensor's Knative Service; `family` is that of its bus."""
+    return names.child(family.function_name_prefix(sensor), f"-kn{family.infix}-sensor")
+
+
+def function_identity(family: Family, sensor: Identity, settings: Settings) -> Identity:
+    """Namespace and name of a Sensor's Knative Service."""
+    namespace = services.function_namespace(family, sensor, settings)
+    return Identity(namespace, function_name(family, sensor))
+
+
+def function_service(
+    sensor: Sensor,
+    function_contract: contract.Sensor,
+    autoscaling: Autoscaling,
+    partitions: int,
+    secret: tuple[str, str] | None,
+    settings: Settings,
+) -> Manifest:
+    """The Knative Service of a Sensor's function, with one pod for each drain; `secret` is the
+    mounted Secret's name and version.
+
+    With a min-scale Knative itself keeps that many pods, which drain from their start without a
+    request.
+    """
+    family, identity = sensor.bus.family, services.identity_of(sensor)
+    name, namespace = (
+        function_name(family, identity),
+        services.function_namespace(family, identity, settings),
+    )
+    most = max(1, min(autoscaling.max_scale, partitions))
+    always = min(autoscaling.min_scale, most)
+    environment = {
+        "FUNCTION_TARGET": "sense",
+        SENSOR: services.compact_json(documents.dump(function_contract)),
+        SERVICE_URL: services.service_url(name, namespace, settings),
+        GRACE_PERIOD: str(services.GRACE_PERIOD),
+    }
+    if always:
+        environment[DRAIN_AT_START] = "true"
+    return services.knative_service(
+        name,
+        services.owned_metadata(sensor, family, settings),
+        labels={
+            ROLE_LABEL: SENSOR_ROLE,
+            services.BROKER_LABEL: family.label_value(sensor.bus.identity),
+            SENSOR_NAME_KEY: family.label_value(identity),
+        },
+        annotations=services.one_pod_per_drain(always, most, settings),
+        declared={"pods": [always, most]},
+        environment=environment,
+        secret=secret,
+        resources=settings.pods.dispatcher_resources,
+        settings=settings,
+        tracing=settings.tracing.of(services.owner_key(sensor)),
+        concurrency=1,
+    )
+
+
+def trigger_manifests(sensor: Sensor, document: Mapping[str, Any]) -> tuple[Manifest, ...]:
+    """The manifests of a Sensor's Triggers or Subscriptions. `document` is the stored Sensor, whose
+    subscribers and delivery options are copied.
+
+    A Trigger delivers the Sensor's actions only if both its annotation and its owner name the
+    Sensor (`actions`).
+    """
+    both = zip(sensor.spec.triggers, document["spec"]["triggers"], strict=True)
+    return tuple(_trigger_manifest(sensor, each, declared) for each, declared in both)
+
+
+def sensor_label(sensor: Resource) -> str:
+    """The label value that identifies a Sensor on its Triggers, which are in its namespace."""
+    return names.child(sensor.metadata.name, "")
+
+
+def _trigger_manifest(
+    sensor: Sensor, trigger: TriggerOfSensor, declared: Mapping[str, Any]
+) -> Manifest:
+    semantics = {} if trigger.at_least_once else {SEMANTICS: AT_MOST_ONCE}  # BUS-5, BUS-S7
+    delivery = delivery_of(trigger, declared)
+    payload = {PAYLOAD: BATCH} if trigger.payload == BATCH else {}
+    rate = {}
+    if (limit := trigger.rate_limit) is not None:
+        rate = {RATE_LIMIT: f"{limit.requests_per_unit}/{limit.unit}"}
+    family = sensor.bus.family
+    order = {}
+    if trigger.order is not None:
+        order = {DELIVERY_ORDER: ORDERS[trigger.order]}
+    elif family is not BROKERS:
+        order = {DELIVERY_ORDER: "key"}  # as on a Broker
+    return {
+        "apiVersion": family.trigger_version,
+        "kind": family.trigger,
+        "metadata": {
+            "namespace": sensor.metadata.namespace,
+            "name": names.sensor_trigger(sensor.metadata.name, trigger.name),
+            "labels": {**services.with_common_labels({}), SENSOR_NAME_KEY: sensor_label(sensor)},
+            "annotations": {
+                SENSOR_NAME_KEY: sensor.metadata.name,
+                START: "earliest",
+                # What reads another topic than its Broker's shares nothing with those that do.
+                ISOLATION: Isolation.OWN.value,
+                **order,
+                **semantics,
+                **rate,
+                **payload,
+            },
+            "ownerReferences": [services.owner_reference(sensor)],
+        },
+        "spec": {
+            **_trigger_source(sensor, trigger),
+            "subscriber": declared["subscriber"],
+            **({"reply": declared["reply"]} if trigger.reply is not None else {}),
+            **({"delivery": delivery} if delivery else {}),
+        },
+    }
+
+
+def _trigger_source(sensor: Sensor, trigger: TriggerOfSensor) -> Mapping[str, Any]:
+    family, identity = sensor.bus
+    if family is CHANNELS:
+        of = {"apiVersion": family.broker_version, "kind": family.broker}
+        return {"channel": {**of, "name": identity.name}}
+    return {"broker": identity.name, "filters": [{"exact": {records.TRIGGER: trigger.name}}]}

@@ -1,0 +1,37 @@
+"""Sensor actions: reads the Sensor whose firings a Trigger delivers.
+
+Not here: which Trigger may deliver them (`sensors.actions`).
+"""
+
+from __future__ import annotations
+
+from knafka.core.documents import parse
+from knafka.core.errors import InvalidDocument, KnafkaError
+from knafka_operator.decisions.status import NotReady
+from knafka_operator.installation.settings import Settings
+from knafka_operator.kafka.desired import SensorActions
+from knafka_operator.model.cluster import Cluster, Document
+from knafka_operator.model.sensors import KNAFKA, SENSOR, Sensor
+from knafka_operator.records.state import BrokerState
+from knafka_operator.scale.parsing import parsed_off_loop, spec_size
+from knafka_operator.sensors.actions import actions_for_trigger, sensor_name_of
+
+
+async def observe_actions(
+    settings: Settings, cluster: Cluster, document: Document, broker: BrokerState
+) -> SensorActions | KnafkaError | None:
+    """The Sensor's actions that a Trigger delivers, or why it may not; None: it delivers its
+    Broker's events. Raises `ClusterError`."""
+    if (name := sensor_name_of(document)) is None:
+        return None
+    enabled, sensor = settings.sensors, None
+    try:
+        if enabled and name:
+            of = KNAFKA, SENSOR, document["metadata"]["namespace"], name
+            stored = await cluster.get(*of)
+            if stored is not None:
+                declared = stored
+                sensor = await parsed_off_loop(lambda: parse(Sensor, declared), spec_size(declared))
+        return actions_for_trigger(document, sensor, broker, enabled=enabled)
+    except (NotReady, InvalidDocument) as error:
+        return error

@@ -1,0 +1,95 @@
+"""Publishing of Sensors: what the scaler knows of each, and what its triggers wait for, kept in its
+status.
+
+Not here: the words (`dispatchers.conditions`, `sensors.waiting`), and conditions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from knafka.core.errors import KnafkaError
+from knafka_operator.decisions import status as statuses
+from knafka_operator.dispatchers.conditions import (
+    LAG_INTERVAL,
+    delivering_condition,
+    scaling_annotations,
+)
+from knafka_operator.engine.work_queue import WorkQueue
+from knafka_operator.model.cluster import Cluster
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.sensors import SENSOR
+from knafka_operator.records.state import SensorRecord, States
+from knafka_operator.scale.repeat import run_repeatedly
+from knafka_operator.sensors import scaling as sensor_scaling
+from knafka_operator.sensors import waiting as sensor_waiting
+
+log = logging.getLogger(__name__)
+
+SENSOR_PUBLISH_INTERVAL: Final = 5.0
+"""Seconds between two rounds of publishing the scaler's view of each Sensor."""
+
+
+@dataclass(eq=False)
+class SensorPublishing:
+    """Writes the scaler's view into the status of scaled Sensors; belongs to one event loop."""
+
+    cluster: Cluster
+    states: States
+    queue: WorkQueue
+    _published: dict[str, tuple[object, float]] = field(default_factory=dict)
+    """By UID: the published state, and when it was published by the event loop's clock."""
+
+    async def run(self) -> None:
+        """Publish until cancelled."""
+        await run_repeatedly(
+            "publishing what Sensors wait for", self.publish_all, SENSOR_PUBLISH_INTERVAL
+        )
+
+    async def publish_all(self) -> None:
+        """Write the scaler's view into the status of each Sensor: at once if drains begin or end,
+        else every `LAG_INTERVAL` seconds."""
+        uids = {each.uid for each in self.states.sensors.values()}
+        self._published = {uid: each for uid, each in self._published.items() if uid in uids}
+        for identity, record in list(self.states.sensors.items()):
+            try:
+                await self._publish(identity, record)
+            except KnafkaError as error:  # it is tried again
+                self._published.pop(record.uid, None)
+                log.warning("%s %s: %s", SENSOR, identity, error)
+
+    async def _publish(self, identity: Identity, record: SensorRecord) -> None:
+        if record.scaled is None:
+            return
+        kafka, sensor = record.scaled
+        scaled = kafka.scaler.status(record.id)
+        if scaled is None:
+            return
+        there = record.document.get("status") or {}
+        letters = sensor_scaling.dead_letters_condition(scaled)
+        if delivering_condition(scaled).reason != statuses.reason_of(
+            there, statuses.DELIVERING
+        ) or (letters is not None and letters.reason != statuses.reason_of(there, letters.type)):
+            self.queue.enqueue((SENSOR, *identity))
+        now, state = asyncio.get_running_loop().time(), (scaled.replicas > 0, scaled.lag is None)
+        before, since = self._published.get(record.uid, (None, -math.inf))
+        if state == before and now - since < LAG_INTERVAL:
+            return
+        self._published[record.uid] = state, now
+        status: dict[str, Any] = {"annotations": scaling_annotations(scaled)}
+        if (held := kafka.scaler.held_events(record.id)) is not None:
+            status["waiting"] = sensor_waiting.waiting_status(sensor, held)
+        if not _is_published(there, status):
+            await self.cluster.write_status(record.document, status)
+
+
+def _is_published(there: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
+    annotations = there.get("annotations") or {}
+    return all(annotations.get(key) == text for key, text in status["annotations"].items()) and (
+        "waiting" not in status or there.get("waiting") == status["waiting"]
+    )

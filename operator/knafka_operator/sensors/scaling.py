@@ -1,0 +1,81 @@
+"""A Sensor's autoscaling, and the conditions about delivery, order and dead letters. Pure.
+
+Not here: the number of drains (`scaling`), and opening them (`scale.scaler`).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from knafka.core.delivery import Reason
+from knafka_operator.decisions.status import DELIVERING
+from knafka_operator.dispatchers.conditions import delivering_condition
+from knafka_operator.dispatchers.dead_letters import DEAD_LETTERS
+from knafka_operator.model import resources
+from knafka_operator.model.autoscaling import Autoscaling
+from knafka_operator.model.conditions import Condition, Severity, Status
+from knafka_operator.model.maxima import Maxima
+from knafka_operator.model.resources import Resource
+from knafka_operator.scale.decide import TriggerStatus
+from knafka_operator.sensors.limits import MAX_HELD_BYTES_ANNOTATION, MAX_HELD_KEYS_ANNOTATION
+
+DEFAULT_AUTOSCALING: Final = Autoscaling(lag_threshold=10_000)
+"""Autoscaling of a Sensor without annotations. One process handles 10,000 records within seconds,
+and each further process takes over partitions together with all events that are held in them."""
+
+IN_ORDER: Final = "InOrder"
+
+PAUSED: Final = Condition(
+    DELIVERING,
+    Status.FALSE,
+    "Paused",
+    f'its annotation {resources.PAUSED} is "true": nothing fires, and its events wait in Kafka',
+    Severity.INFO,
+)
+
+
+def sensor_autoscaling(sensor: Resource, maxima: Maxima) -> Autoscaling:
+    """The autoscaling that a Sensor's annotations declare; they are the same as a Trigger's.
+
+    Raises `InvalidDocument`.
+    """
+    return Autoscaling.from_annotations(sensor.metadata.annotations, DEFAULT_AUTOSCALING, maxima)
+
+
+def sensor_delivering_condition(
+    declared: Autoscaling, scaled: TriggerStatus | None
+) -> Condition | None:
+    """The condition `Delivering`: whether the Sensor handles events. None: not known yet."""
+    if declared.paused:
+        return PAUSED
+    return None if scaled is None or scaled.paused else delivering_condition(scaled)
+
+
+def in_order_condition(scaled: TriggerStatus | None) -> Condition | None:
+    """The condition `InOrder`: False with the number of events that came too late for their order
+    since this operator began to scale the Sensor. None: no such event is known."""
+    if scaled is None or not (late := scaled.counts.late):
+        return None
+    message = (
+        f"{late} events came later than the Sensor's grace allows and were taken after others of a"
+        " later time, so other events may have fired together: declare a larger grace"
+    )
+    return Condition(IN_ORDER, Status.FALSE, "EventsCameLate", message, Severity.WARNING)
+
+
+def dead_letters_condition(scaled: TriggerStatus | None) -> Condition | None:
+    """The condition about the Sensor's dead letters since this operator began to scale it, with
+    their number by reason. None: no dead letter is known."""
+    counted = {} if scaled is None else scaled.counts.dead_letters
+    if not counted:
+        return None
+    by_reason = ", ".join(f"{count} {why}" for why, count in sorted(counted.items()))
+    message = f"dead letters: {by_reason}; knafka sensor dead-letters shows them"
+    reason = "DeadLettered"
+    if Reason.STATE_FULL.value in counted:
+        reason = "StateFull"
+        message += (
+            "; it holds as much as it may and let go of its oldest events: declare a window"
+            f" (within), or raise {MAX_HELD_KEYS_ANNOTATION} or {MAX_HELD_BYTES_ANNOTATION}"
+        )
+    return Condition(DEAD_LETTERS, Status.FALSE, reason, message, Severity.WARNING)

@@ -1,0 +1,186 @@
+"""A Sensor's topics: what they are called, what its status keeps of them, and which are to be made.
+
+What the status keeps of its topics and its group is written before they are made, so that a
+deletion finds them. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
+from typing import Final, TypeVar
+
+from knafka.core import names
+from knafka.ports.log import TopicDescription
+from knafka_operator.decisions.effects import CreateTopic
+from knafka_operator.kafka import desired
+from knafka_operator.kafka.dead_letter_topics import MAX_INT, MAX_MESSAGE_BYTES
+from knafka_operator.kafka.topics import TOPIC_ID, all_as_declared_condition, topic_effects
+from knafka_operator.model.conditions import Condition
+from knafka_operator.model.maxima import Maxima
+from knafka_operator.model.resources import GROUP_STATUS, TOPIC_STATUS
+from knafka_operator.model.sensors import ACTION, CHANGELOG, TOPICS, TRIGGER, Sensor
+from knafka_operator.model.topics import Topic, TopicRefused
+from knafka_operator.records.delivery import BrokerState
+
+RECORD_OVERHEAD_BYTES: Final = 65_536
+"""Bytes by which a record may exceed twice its event: attributes, names and a correlation key."""
+MAX_ACTION_BYTES: Final = 64 * 1024 * 1024
+"""Largest `max.message.bytes` of an action topic, unless one event of the bus needs more."""
+
+K = TypeVar("K")
+
+
+def desired_topics(
+    sensor: Sensor,
+    broker: BrokerState[K],
+    annotations: Mapping[str, str],
+    found: Mapping[str, TopicDescription | None],
+    taken: Container[str],
+) -> Mapping[str, Topic]:
+    """A Sensor's declared topics, by their use (BUS-9 to BUS-11, BUS-13).
+
+    They keep the number of partitions that the Broker's topic had at first, since changelog and
+    trigger topic must always have equally many.
+    """
+    counted = annotations.get(desired.PARTITIONS, "")
+    partitions = int(counted) if counted.isdecimal() and int(counted) else broker.partitions
+    limit = max(
+        desired.max_record_bytes(broker.topic), _configured_max_bytes(found.get(broker.topic.name))
+    )
+    one = 2 * limit + RECORD_OVERHEAD_BYTES
+    limits = {
+        TRIGGER: one,
+        CHANGELOG: one,
+        ACTION: max(one, min(16 * limit, MAX_ACTION_BYTES)),
+    }
+    return {
+        what: Topic(
+            _topic_name(sensor, what, annotations, found, taken),
+            partitions,
+            # How many replicas an external topic has isn't known here.
+            -1 if broker.topic.external else broker.topic.replication,
+            {
+                **broker.topic.config,
+                "cleanup.policy": "compact" if what == CHANGELOG else "delete",
+                MAX_MESSAGE_BYTES: str(min(limits[what], MAX_INT)),
+            },
+        )
+        for what in TOPICS
+    }
+
+
+def _configured_max_bytes(bus: TopicDescription | None) -> int:
+    """Bytes of the bus's largest record by its setting in Kafka, which somebody may have raised; 0
+    if it isn't known."""
+    limit = "" if bus is None else bus.config.get(MAX_MESSAGE_BYTES, "")
+    return int(limit) if limit.isdecimal() else 0
+
+
+def candidate_names(sensor: Sensor, what: str) -> Sequence[str]:
+    """The two names that a Sensor's topic may have; the second if the first is taken."""
+    bus = sensor.bus
+    own_name = bus.family.own_name(bus.identity.name)
+    of = sensor.metadata.namespace, own_name, sensor.metadata.name, what
+    return names.sensor_topic(*of), names.distinct_sensor_topic(*of)
+
+
+def recorded_topic(sensor: Sensor, what: str, annotations: Mapping[str, str]) -> str | None:
+    """The topic that the Sensor's status names; None if it names none, or one that can't be its
+    own."""
+    name = annotations.get(TOPICS[what][0])
+    return name if name in candidate_names(sensor, what) else None
+
+
+def _topic_name(
+    sensor: Sensor,
+    what: str,
+    annotations: Mapping[str, str],
+    found: Mapping[str, TopicDescription | None],
+    taken: Container[str],
+) -> str:
+    usual, distinct = candidate_names(sensor, what)
+    if (mine := recorded_topic(sensor, what, annotations)) is not None:
+        return mine
+    return distinct if usual in taken or found.get(usual) is not None else usual
+
+
+def annotations_to_record(
+    wanted: Mapping[str, Topic],
+    group: str,
+    broker: BrokerState[K],
+    annotations: Mapping[str, str],
+    found: Mapping[str, TopicDescription | None],
+) -> Mapping[str, str]:
+    """The annotations to write to the status before topics are created; empty if they are there.
+    Raises `TopicRefused` for a topic that somebody else created."""
+    news = {} if annotations.get(GROUP_STATUS) == group else {GROUP_STATUS: group}
+    for what, topic in wanted.items():
+        name, id_ = TOPICS[what]
+        is_recorded = annotations.get(name) == topic.name
+        if found[topic.name] is not None and not is_recorded:
+            raise TopicRefused(
+                "TopicNotOurs",
+                f"topic {topic.name} exists and was not made for this object: delete it, or "
+                "give this one another name",
+            )
+        if not is_recorded or (found[topic.name] is None and annotations.get(id_)):
+            news |= {name: topic.name, id_: ""}
+    if news:
+        news[desired.PARTITIONS] = str(wanted[TRIGGER].partitions)
+        news[desired.BOOTSTRAP_SERVERS] = broker.defaults.kafka.bootstrap_servers
+    return news
+
+
+def topics_to_create(
+    wanted: Mapping[str, Topic],
+    annotations: Mapping[str, str],
+    found: Mapping[str, TopicDescription | None],
+    maxima: Maxima,
+    disputed: Container[str],
+) -> Sequence[CreateTopic]:
+    """The effects that create missing topics. Raises `TopicRefused` for a topic that somebody else
+    has recreated, or that is too large; `disputed` are topics of which an empty id proves nothing
+    (`topic_effects`)."""
+    effects: list[CreateTopic] = []
+    for what, topic in wanted.items():
+        name_key, id_key = TOPICS[what]
+        known = {TOPIC_STATUS: topic.name, TOPIC_ID: annotations.get(id_key, "")}
+        is_disputed = topic.name in disputed
+        needed = topic_effects(topic, found[topic.name], known, maxima, disputed=is_disputed)
+        if any(isinstance(each, CreateTopic) for each in needed):
+            effects.append(CreateTopic(topic, name_key, id_key))
+    return effects
+
+
+def check_partitions(
+    wanted: Mapping[str, Topic], found: Mapping[str, TopicDescription | None]
+) -> None:
+    """Check that trigger topic and changelog have equally many partitions, which belong together by
+    number. Raises `TopicRefused`."""
+    counts = [
+        each.partitions for what in (TRIGGER, CHANGELOG) if (each := found[wanted[what].name])
+    ]
+    if len(set(counts)) != 1:
+        one, other = wanted[TRIGGER].name, wanted[CHANGELOG].name
+        raise TopicRefused(
+            "PartitionsDiffer",
+            f"{one} and {other} have {' and '.join(map(str, counts))} partitions: want as many",
+        )
+
+
+def as_declared_condition(
+    wanted: Mapping[str, Topic], found: Mapping[str, TopicDescription | None]
+) -> Condition:
+    """The condition `TopicAsDeclared` of a Sensor's topics: a warning if one differs."""
+    return all_as_declared_condition(
+        (replace(each, replication=there.replication) if each.replication < 0 else each, there)
+        for each in wanted.values()
+        if (there := found[each.name]) is not None
+    )
+
+
+def topic_id(found: TopicDescription | None) -> str:
+    """Kafka's id of an existing topic."""
+    assert found is not None
+    return found.id

@@ -1,0 +1,1 @@
+"""Triggers; Subscriptions and KafkaSources are reconciled as such."""

@@ -1,0 +1,131 @@
+"""Trigger admission: what a Trigger is filled in with, and what is refused of it.
+
+The forms are those of a Broker's (`brokers.admission`). Pure. Not here: looking anything up, and
+judging Triggers of Brokers of other classes: the caller asks first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from knafka.core.documents import parse
+from knafka.core.errors import InvalidDocument
+from knafka.core.filters import never_true
+from knafka_operator.decisions.field_errors import (
+    IMMUTABLE_FIELDS,
+    Problem,
+    annotation_key,
+    annotation_problems,
+    annotations_of,
+    as_json,
+    changed_values,
+    default_sink_namespace,
+    mapping_at,
+    namespace_of,
+    refuse_problems,
+    schema_problems,
+    with_reference_namespace,
+)
+from knafka_operator.dispatchers.conditions import DEPENDENCY, dependency_problems
+from knafka_operator.kafka import kafka_settings
+from knafka_operator.kafka.admission import delivery_annotation_problems
+from knafka_operator.model.autoscaling import Autoscaling
+from knafka_operator.model.cluster import Document
+from knafka_operator.model.maxima import UNLIMITED, Maxima
+from knafka_operator.model.resources import Trigger
+
+INJECTION: Final = "eventing.knative.dev/injection"
+"""On a Trigger: what made Knative make the Broker `default`; only its form is checked."""
+BROKER_LABEL: Final = "eventing.knative.dev/broker"
+
+_LABEL_VALUE = re.compile(r"[A-Za-z0-9](?:[-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?").fullmatch
+
+
+def defaulted_trigger(document: Document) -> dict[str, Any]:
+    """The Trigger with upstream's defaults (KN-TRG-12). Idempotent."""
+    if not isinstance(document.get("spec"), Mapping | None):
+        return dict(document)
+    namespace = namespace_of(document)
+    spec = mapping_at(document, "spec")
+    if spec.get("filter") is None:
+        spec["filter"] = {}
+    if isinstance(subscriber := spec.get("subscriber"), Mapping):
+        spec["subscriber"] = with_reference_namespace(subscriber, namespace)
+    default_sink_namespace(spec, namespace)
+    metadata = mapping_at(document, "metadata")
+    # A name that is no label's value is left for the check to refuse: its message is the better.
+    if _LABEL_VALUE(broker := _broker_name_of_spec(spec)):
+        metadata["labels"] = {**mapping_at(metadata, "labels"), BROKER_LABEL: broker}
+    return {**document, "metadata": metadata, "spec": spec}
+
+
+def check_trigger(
+    new: Document,
+    old: Document | None = None,
+    autoscaling: Autoscaling | None = None,
+    maxima: Maxima = UNLIMITED,
+) -> None:
+    """Refuse what is wrong with a Trigger, or may not change (KN-TRG-05, 09, 10, 13, KN-DLV-06).
+
+    `autoscaling` is what its annotations stand over, as for the scaler, and `maxima` are the
+    installation's. Raises `InvalidDocument` that tells all of it; its path is that of the first
+    problem.
+    """
+
+    def problems(document: Document) -> Iterator[Problem]:
+        return _trigger_problems(document, autoscaling or Autoscaling(), maxima)
+
+    refuse_problems(problems, new, old, _immutable_trigger_changes)
+
+
+def trigger_warnings(document: Document) -> list[str]:
+    """Warnings, one sentence each, about filters of a valid Trigger that no event can pass."""
+    try:
+        trigger = parse(Trigger, {**document, "status": None})
+    except InvalidDocument:
+        return []
+    found = never_true(trigger.spec.filters, "spec.filters")
+    return [f"{path}: {problem}" for path, problem in found]
+
+
+def _trigger_problems(
+    document: Document, autoscaling: Autoscaling, maxima: Maxima
+) -> Iterator[Problem]:
+    yield from schema_problems(Trigger, {**document, "status": None})
+    annotations = annotations_of(document)
+    yield from delivery_annotation_problems(annotations, autoscaling, maxima)
+    if (reference := annotations.get(DEPENDENCY)) is not None:
+        yield from dependency_problems(reference, namespace_of(document))
+    if (injection := annotations.get(INJECTION)) is not None:
+        yield from _injection_problems(
+            injection, _broker_name_of_spec(mapping_at(document, "spec"))
+        )
+
+
+def _injection_problems(injection: str, broker: str) -> Iterator[Problem]:
+    if injection not in ("enabled", "disabled"):
+        message = 'The provided injection annotation value can only be "enabled" or "disabled", not'
+        yield Problem(f"{message} {as_json(injection)}", "", annotation_key(INJECTION))
+    elif broker != "default":
+        message = (
+            "The provided injection annotation is only used for default broker, but non-default "
+            f"broker specified here: {as_json(broker)}"
+        )
+        yield Problem(message, "", annotation_key(INJECTION))
+
+
+def _immutable_trigger_changes(old: Document, new: Document) -> Iterator[Problem]:
+    was, is_ = (_broker_name_of_spec(mapping_at(each, "spec")) for each in (old, new))
+    # Without a Broker it was never of use, and may be mended.
+    if was and (diff := changed_values({"spec.broker": was}, {"spec.broker": is_})):
+        yield Problem(IMMUTABLE_FIELDS, diff, "spec, broker")
+    yield from annotation_problems(lambda: kafka_settings.check_start_stays(old, new))
+
+
+def _broker_name_of_spec(spec: Document) -> str:
+    """The Broker that a Trigger's spec names, as `broker` or `brokerRef`; empty if it names
+    none."""
+    name = spec.get("broker") or mapping_at(spec, "brokerRef").get("name")
+    return name if isinstance(name, str) else ""

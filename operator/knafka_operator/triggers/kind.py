@@ -1,0 +1,361 @@
+"""Triggers: from what is declared to a dispatcher that is woken when events wait for it.
+
+    observe (Broker, sinks, dependency) -> decide (`triggers.decide`) -> act, in that order
+
+While a change is rolled out the Revision before it delivers, for as long as the new one isn't
+Ready: a function that can't start stops nobody. From the moment the Trigger is Ready for its new
+generation every event meets what is declared then; until then an event may still meet what was
+declared before. Where a subscriber can't be resolved, or the topic is another one, nothing drains:
+events wait in Kafka.
+
+Not here: hearing of changes (`engine.controller`), Brokers (`brokers.kind`), how many
+drains (`scaler`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from knafka.core.errors import InvalidDocument, KnafkaError
+from knafka_operator.decisions.effects import AwaitReplacement, Effect
+from knafka_operator.decisions.status import ConditionSet, NotReady
+from knafka_operator.dispatchers.conditions import delivering_condition, scaling_annotations
+from knafka_operator.dispatchers.dead_letter_monitor import DeadLetterMonitor
+from knafka_operator.dispatchers.shard_services import Shards
+from knafka_operator.engine.effects import Effects, resource_of
+from knafka_operator.engine.kind import BrokerReconciler, Kind, Neighbours, Reconciler
+from knafka_operator.engine.work_queue import Requeue
+from knafka_operator.functions import services
+from knafka_operator.functions.applying import delete_service
+from knafka_operator.installation.settings import Settings
+from knafka_operator.kafka import desired
+from knafka_operator.kafka.clusters import KafkaCluster
+from knafka_operator.kafka.shards import DISPATCHER_KEY
+from knafka_operator.model.cluster import Cluster, Document
+from knafka_operator.model.family import CHANNELS, is_of_kafka_channel
+from knafka_operator.model.identity import Identity, Key
+from knafka_operator.records.ownership import GroupOwnership, status_annotations
+from knafka_operator.records.state import States, TriggerRecord, Watched, broker_of, group_in_status
+from knafka_operator.scale.decide import TriggerStatus
+from knafka_operator.triggers import decide as deciding
+from knafka_operator.triggers import leaving
+from knafka_operator.triggers.decide import ObservedTrigger, TriggerDecision
+from knafka_operator.triggers.observe import TriggerObserver
+
+log = logging.getLogger(__name__)
+
+Observed = ObservedTrigger[KafkaCluster]
+Decision = TriggerDecision[KafkaCluster]
+
+
+@dataclass(eq=False)
+class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
+    """All Triggers of Brokers that Knafka serves."""
+
+    settings: Settings
+    cluster: Cluster
+    brokers: BrokerReconciler[Any, Any]
+    shards: Shards
+    states: States
+    observer: TriggerObserver
+    dead_letters: DeadLetterMonitor
+    effects: Effects
+    now: Callable[[], str]  # the time, RFC 3339
+    enqueue: Callable[[Key], None]
+    neighbours: Neighbours = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.api_version = self.states.family.trigger_version
+        self.own = GroupOwnership(self.cluster, self.states)
+
+    @property
+    def watched(self) -> dict[Identity, Watched]:
+        """Every delivered Trigger, with its delivery."""
+        records = self.states.triggers.items()
+        return {identity: each.watched for identity, each in records if each.watched is not None}
+
+    def on_change(self, document: Document, *, gone: bool) -> Collection[Key]:
+        """Note the change at the operator, which enqueues what it concerns."""
+        self.neighbours.on_change(document, gone=gone)
+        return ()
+
+    def is_ours(self, document: Document) -> bool:
+        """Whether a Trigger's Broker isn't known to be another implementation's; a Subscription
+        names a KafkaChannel besides."""
+        if self.states.family is CHANNELS and not is_of_kafka_channel(document):
+            return False
+        return broker_of(document) not in self.states.foreign_brokers
+
+    async def needs_finalizer(self, document: Document) -> bool:
+        """Whether the Trigger's Broker exists and is served by Knafka."""
+        family = self.states.family
+        kind = family.broker_version, family.broker
+        broker = await self.cluster.get(*kind, *broker_of(document))
+        return broker is not None and self.brokers.is_ours(broker)
+
+    async def on_absent(self, identity: Identity) -> Requeue:
+        """Suspend a Trigger that doesn't exist, for now or for good; returns when to reconcile it
+        again."""
+        return await self.neighbours.suspend_absent(identity)
+
+    async def forget(self, document: Document) -> None:
+        """Abandon a deleted Trigger, then drop its record."""
+        await self.abandon(Identity.of(document))
+        self.neighbours.forget(document)
+
+    def ensure_record(self, document: Document) -> TriggerRecord:
+        """The Trigger's record, created if needed."""
+        return self.states.ensure_trigger(document)
+
+    async def observe(self, document: Document, record: TriggerRecord) -> Observed | None:
+        """Read everything that a Trigger's decision needs; None: another implementation serves its
+        Broker, or its Broker hasn't been reconciled yet."""
+        broker = self.states.brokers.get(broker_of(document))
+        if broker is not None and broker.stopped is not None:
+            await self._run_stop_effects(_unread_trigger(document), record)
+        observed = await self.observer.observe(document)
+        if observed.stored_broker is not None:
+            if not self.brokers.is_ours(observed.stored_broker):
+                await self.leave(document)
+                return None
+            if observed.watched is not None and not (broker is not None and broker.reconciled):
+                # It was resumed, and its Broker's turn is to come, which wakes it: until then what
+                # its status says is the best that is known.
+                return None
+        if observed.broker is not None:
+            await self.own.claim_if_proved(
+                document, record, self._groups_of_others(record), observed.broker
+            )
+            foreign = await self.own.foreign_groups(document, observed.broker)
+            observed = replace(observed, foreign_groups=foreign)
+        return observed
+
+    def _groups_of_others(self, record: TriggerRecord) -> desired.NamesOfOthers:
+        return desired.NamesOfOthers(self.states.groups, record.uid)
+
+    def decide(self, observed: Observed, record: TriggerRecord) -> Decision:
+        """Decide by what was observed, and reserve the Trigger's place in a shard."""
+        taken = replace(self._groups_of_others(record), applications=observed.foreign_groups)
+        decision = deciding.decide(observed, taken, self.settings)
+        if decision.watched is not None and not observed.acted:
+            self.shards.reserve(broker_of(observed.document), decision.watched)
+            record.needed = decision.automatic
+        return decision
+
+    async def run_effects(
+        self, effects: Iterable[Effect], observed: Observed, record: TriggerRecord
+    ) -> Observed:
+        """Run effects once; the next decision asks for none."""
+        return replace(await super().run_effects(effects, observed, record), acted=True)
+
+    def status_of(
+        self, observed: Observed, decision: Decision, record: TriggerRecord
+    ) -> Mapping[str, Any]:
+        """The status of the last decision, with scaling and dead letters."""
+        document, conditions, shown = observed.document, decision.conditions, decision.status
+        family, identity = self.states.family, Identity.of(document)
+        scaled = self.scaling_status(identity)
+        shown["annotations"].update(scaling_annotations(scaled))
+        if scaled is not None:
+            conditions.set(delivering_condition(scaled))
+        self.dead_letters.add_to_status(document, conditions, shown["annotations"])
+        namespace = services.function_namespace(family, identity, self.settings)
+        dispatcher = Identity(namespace, services.dispatcher_name(family, identity))
+        self.states.rolls.add_condition(conditions, dispatcher)
+        conditions, shown = self.in_words_of_kind(observed, conditions, shown)
+        return {**shown, "conditions": self.conditions(observed, conditions)}
+
+    def in_words_of_kind(
+        self, observed: Observed, conditions: ConditionSet, shown: dict[str, Any]
+    ) -> tuple[ConditionSet, dict[str, Any]]:
+        """Translate conditions and status to the words of a derived kind; here unchanged."""
+        return conditions, shown
+
+    async def leave(self, document: Document) -> None:
+        """Hand over a Trigger whose Broker another implementation serves: stop its delivery, delete
+        its functions, and remove our part of its status. Its group stays, as the other
+        implementation uses it."""
+        observed, record = _unread_trigger(document), self.states.ensure_trigger(document)
+        if DISPATCHER_KEY in status_annotations(document):
+            await self.stop_delivery(Identity.of(document))
+            await self._delete_functions(document)
+        left = await super().run_effects(leaving.effects_of_leaving(document), observed, record)
+        if left.failure is not None:
+            raise left.failure
+
+    async def delete(self, document: Document) -> None:
+        """Delete a Trigger's functions and consumer group; its dead letters stay.
+
+        Raises `LogError` while drains go on, `NotReady` while its Kafka isn't known.
+        """
+        identity, family = Identity.of(document), self.states.family
+        await self.stop_delivery(identity)
+        # Before the group: pods of min-scale drain unasked, and are members until they end. In the
+        # operator's namespace nothing else deletes them.
+        await self._delete_functions(document)
+        if group := group_in_status(document, self.states.naming):
+            # Its record may be all that there is of it: an operator died before it was delivered.
+            await self.shards.withdraw(broker_of(document), [group])
+            broker, record = broker_of(document), self.states.triggers.get(identity)
+            state, of_broker = self.states.broker_state(broker), self.states.brokers.get(broker)
+            kafka = state.kafka if state else record.kafka if record else None
+            kafka = kafka or (of_broker.kafka if of_broker else None)
+            kind = family.broker_version, family.broker
+            stored = None if kafka else await self.cluster.get(*kind, *broker)
+            if stored is not None:
+                kafka = await self.brokers.kafka_without_config(stored)
+            if await self.own.is_claimed(identity, group):
+                log.warning("group %s is left: another status names it, too", group)
+            elif kafka is not None:
+                await kafka.topics.delete_group(group)
+            elif stored is not None:
+                message = f"{family.broker} {broker.name} has no topic yet"
+                raise NotReady(f"{family.short_name}NotConfigured", message)
+        self.drop(document)
+
+    def drop(self, document: Document) -> None:
+        """Drop the record of a Trigger that is gone; stops nothing and deletes nothing in Kafka."""
+        self.states.drop_trigger(Identity.of(document))
+
+    def scaling_status(self, identity: Identity) -> TriggerStatus | None:
+        """The scaler's status of a Trigger; None: it isn't scaled."""
+        record = self.states.triggers.get(identity)
+        watched = record.watched if record is not None else None
+        family = self.states.family
+        return watched.kafka.scaler.status(family.trigger_id(identity)) if watched else None
+
+    async def resume(self, trigger: Document, watched: Watched) -> None:
+        """Resume the delivery that a Trigger's Service describes, before it is reconciled."""
+        self.states.claim_group(self.states.ensure_trigger(trigger), watched.egress.group)
+        await self.deliver(Identity.of(trigger), watched)
+
+    async def deliver(self, identity: Identity, watched: Watched) -> None:
+        """Start a delivery; returns once the previous drains have ended."""
+        record = self.states.triggers.get(identity)
+        if record is None:
+            return  # it went meanwhile
+        place, family = watched.place, self.states.family
+        trigger_id = family.trigger_id(identity)
+        if place is not None:
+            broker = Identity(identity.namespace, watched.egress.broker)
+            url = self._url(services.shard_name(family, broker, place.number), broker)
+            self.states.set_shard_url(broker, place.shard.group, url)
+        own = services.dispatcher_name(family, identity)
+        self.states.urls[trigger_id] = self._url(own, identity)
+        before = record.watched
+        if before is not None and before.kafka is not watched.kafka:
+            await self.stop_scaling(identity)
+        record.watched, record.kafka = watched, watched.kafka
+        watched.kafka.watched.update(watched.egress.topics)
+        shard, scaling_ = place.shard if place else None, watched.autoscaling
+        await watched.kafka.scaler.watch(trigger_id, watched.egress, scaling_, shard)
+
+    def _url(self, service: str, owner: Identity) -> str:
+        namespace = services.function_namespace(self.states.family, owner, self.settings)
+        return services.service_url(service, namespace, self.settings)
+
+    async def stop_delivery(self, identity: Identity) -> None:
+        """Withdraw a Trigger from its shard and stop scaling it; returns once its drains have ended
+        and no shard delivers it. Its functions, group and record stay.
+
+        Raises `LogError`, and `NotReady` while a shard still has it.
+        """
+        record = self.states.triggers.get(identity)
+        if record is None:
+            return
+        watched = record.watched
+        broker = record.broker
+        if broker is None and watched is not None:
+            broker = Identity(watched.egress.namespace, watched.egress.broker)
+        if broker is not None:
+            # If the record is a later Trigger's of its name by now, it lacks the delivered group.
+            delivered = set() if watched is None else {watched.egress.group}
+            await self.shards.withdraw(broker, record.groups | delivered)
+        await self.stop_scaling(identity)
+
+    async def suspend(self, identity: Identity) -> None:
+        """Stop the delivery of a Trigger that doesn't exist, delete its functions and mark its
+        record as gone; its group stays, as it may come back. Raises as `stop_delivery`."""
+        document = self.states.triggers[identity].document
+        await self.stop_delivery(identity)
+        if document is not None:
+            await self._delete_functions(document)
+        self.states.mark_trigger_gone(identity)
+
+    async def abandon(self, identity: Identity) -> None:
+        """Stop the delivery of a Trigger that is gone, without raising `KnafkaError`: if it can't
+        be withdrawn from its shard, only scaling stops, with a warning. Deletes no functions."""
+        try:
+            await self.stop_delivery(identity)
+        except KnafkaError as error:
+            kind = self.states.family.trigger
+            log.warning("%s %s is gone, and its shard doesn't know: %s", kind, identity, error)
+            await self.stop_scaling(identity)
+
+    async def stop_scaling(self, identity: Identity) -> None:
+        """Have the scaler forget a Trigger; returns once its drains have ended. A shard may still
+        deliver it."""
+        record = self.states.triggers.get(identity)
+        watched = record.watched if record is not None else None
+        if record is None or watched is None:
+            return
+        record.watched = record.subscribed = None
+        await watched.kafka.scaler.forget(self.states.family.trigger_id(identity))
+        for topic in watched.egress.topics:
+            watched.kafka.unwatch(topic)
+        if record.gone and record.watched is None:
+            self.states.drop_trigger(identity)
+
+    # Effects.
+
+    def kafka_of(self, observed: Observed, record: TriggerRecord) -> KafkaCluster | None:
+        """The Kafka of the Trigger's Broker; None: the Broker has no topic."""
+        return None if observed.broker is None else observed.broker.kafka
+
+    async def follow_up(
+        self, effect: Effect, observed: Observed, record: TriggerRecord
+    ) -> Observed:
+        """Note that pods of older Revisions have ended."""
+        if isinstance(effect, AwaitReplacement):
+            record.replaced = False
+        return observed
+
+    async def start_delivery(
+        self, document: Document, watched: Watched, *, replaces: bool
+    ) -> TriggerStatus | None:
+        """Start the decided delivery; raises `NotReady` if the Broker is being deleted."""
+        identity, broker = Identity.of(document), broker_of(document)
+        if self.states.broker_state(broker) is None:
+            family = self.states.family
+            message = f'{family.broker} "{broker.name}" is being deleted'
+            raise NotReady(f"{family.short_name}DoesNotExist", message)
+        self.states.ensure_trigger(document).replaced = replaces
+        await self.deliver(identity, watched)
+        return self.scaling_status(identity)
+
+    async def end_delivery(self, document: Document) -> None:
+        """Carry out the effect `StopDelivery`, as `stop_delivery`."""
+        await self.stop_delivery(Identity.of(document))
+
+    async def _run_stop_effects(self, observed: Observed, record: TriggerRecord) -> None:
+        """Stop the delivery of a Trigger whose Broker may not use its topic, and delete its
+        functions; a failure is logged."""
+        stopped = await super().run_effects(
+            deciding.stop_effects(observed.document, self.settings), observed, record
+        )
+        if stopped.failure is not None:
+            kind, identity = self.states.family.trigger, Identity.of(observed.document)
+            log.warning("%s %s could not be stopped: %s", kind, identity, stopped.failure)
+
+    async def _delete_functions(self, document: Document) -> None:
+        owner = resource_of(document)
+        for each in deciding.own_services(document, self.settings):
+            await delete_service(self.cluster, each.name, owner, each.namespace)
+
+
+def _unread_trigger(document: Document) -> Observed:
+    """An observation of a Trigger that wasn't read, for effects that end its delivery."""
+    return Observed(document, InvalidDocument("", "it was not read"))

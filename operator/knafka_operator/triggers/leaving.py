@@ -1,0 +1,52 @@
+"""Leaving: removes Knafka's part of the status of a Trigger or Subscription that another
+implementation serves. Pure.
+
+Not here: whose Broker it is (`brokers.kind`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from knafka_operator.decisions.effects import Effect, StopDelivery, WriteStatus
+from knafka_operator.decisions.status import (
+    DELIVERING,
+    OIDC_IDENTITY_CREATED,
+    ROLLED_OUT,
+    SUBSCRIPTION_CONDITIONS,
+    TRIGGER_CONDITIONS,
+)
+from knafka_operator.decisions.steps import Step
+from knafka_operator.dispatchers.conditions import LOOP_FREE
+from knafka_operator.dispatchers.dead_letters import DEAD_LETTERS
+from knafka_operator.model.conditions import READY
+from knafka_operator.model.resources import KNAFKA_PREFIX
+
+
+def effects_of_leaving(document: Mapping[str, Any]) -> tuple[Effect, ...]:
+    """The effects for a Trigger whose Broker another implementation serves: stop delivering, and
+    remove Knafka's annotations and conditions.
+
+    The Trigger was created before its Broker, or the Broker changes to the other implementation,
+    which goes on with the group in the status. What the other has written stays.
+    """
+    status = document.get("status") or {}
+    patch: dict[str, Any] = {}
+    annotations = status.get("annotations") or {}
+    if any(each.startswith(KNAFKA_PREFIX) for each in annotations):
+        patch["annotations"] = {
+            each: None for each in annotations if each.startswith(KNAFKA_PREFIX)
+        }
+    types = {each.get("type") for each in status.get("conditions") or ()}
+    beside = {DELIVERING, DEAD_LETTERS, LOOP_FREE, ROLLED_OUT, OIDC_IDENTITY_CREATED}
+    words = types - beside
+    # Knative Eventing's controller writes the same conditions into a Subscription.
+    own = words == {READY, *SUBSCRIPTION_CONDITIONS} and "annotations" in patch
+    if own or words == {READY, *TRIGGER_CONDITIONS}:
+        written = (
+            *("conditions", "observedGeneration", "subscriberUri", "deadLetterSinkUri"),
+            *("subscriberCACerts", "deadLetterSinkCACerts"),
+        )
+        patch.update({each: None for each in written if each in status})
+    return StopDelivery(), WriteStatus(Step.PUBLISH_STATUS, patch)

@@ -1,0 +1,140 @@
+"""Observing: reads what a Trigger is decided upon: its Broker, sinks, dependency, contract; where
+reading failed, the error stands for the value.
+
+Not here: what follows (`decide`), and doing it (`engine.effects`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from knafka.core.contract import Sink
+from knafka.core.errors import InvalidDocument, KnafkaError, LogError
+from knafka_operator.decisions.resolving import not_allowed
+from knafka_operator.decisions.status import NotReady
+from knafka_operator.dispatchers.conditions import declared_dependency
+from knafka_operator.dispatchers.shard_services import Shards
+from knafka_operator.installation.settings import Settings
+from knafka_operator.kafka import desired
+from knafka_operator.kafka.clusters import KafkaCluster
+from knafka_operator.kafka.desired import SensorActions
+from knafka_operator.kafka.shards import SharedContract
+from knafka_operator.model.cluster import Cluster, Document, NotAllowed
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.resources import AUTOSCALING, Destination, Trigger
+from knafka_operator.records.others import min_scale_of_others, observe_sink
+from knafka_operator.records.state import BrokerState, States, broker_of
+from knafka_operator.scale.parsing import parsed_off_loop, spec_size
+from knafka_operator.triggers.decide import ObservedTrigger
+
+ASKS_FOR_PODS: Final = (f"{AUTOSCALING}min-scale", f"{AUTOSCALING}class")
+"""Annotations with which a Trigger has pods that run always."""
+
+
+@dataclass(eq=False)
+class TriggerObserver:
+    """Reads everything that a Trigger's decision needs."""
+
+    settings: Settings
+    cluster: Cluster
+    is_ours: Callable[[Document], bool]
+    """Whether Knafka serves a Broker or channel."""
+    shards: Shards
+    states: States
+    sensor_actions: Callable[[Document, BrokerState], Awaitable[SensorActions | KnafkaError | None]]
+    """Reads the Sensor's actions that a Trigger delivers; None: it delivers its Broker's events."""
+
+    async def observe(self, document: Document) -> ObservedTrigger[KafkaCluster]:
+        """Read a Trigger and everything that its decision needs. Raises `ClusterError`."""
+        identity, broker = Identity.of(document), broker_of(document)
+        read = self.states.family.read_trigger
+        try:
+            trigger = await parsed_off_loop(lambda: read(document), spec_size(document))
+        except InvalidDocument as error:
+            return ObservedTrigger(
+                document, error, watched=self.states.ensure_trigger(document).watched
+            )
+        record = self.states.ensure_trigger(document)
+        state, of_broker = self.states.broker_state(broker), self.states.brokers.get(broker)
+        family = self.states.family
+        kind = family.broker_version, family.broker
+        stored = None if state else await self.cluster.get(*kind, *broker)
+        if stored is not None and not self.is_ours(stored):
+            return ObservedTrigger(document, trigger, stored_broker=stored)
+        observed = ObservedTrigger(
+            document,
+            trigger,
+            broker=state,
+            stored_broker=stored,
+            stopped=of_broker.stopped if of_broker else None,
+            watched=record.watched,
+            replaced=record.replaced,
+            contract=await self._contract(broker) if state else None,
+            actions=await self.sensor_actions(document, state) if state else None,
+        )
+        observed = await self.with_destinations(observed, identity)
+        return replace(observed, needed=record.needed)  # last, as it may change meanwhile
+
+    async def with_destinations(
+        self, observed: ObservedTrigger[KafkaCluster], identity: Identity
+    ) -> ObservedTrigger[KafkaCluster]:
+        """Add the Trigger's destinations, dependency and its namespace's min-scale; its `trigger`
+        must be valid. Raises `ClusterError`."""
+        trigger, state = observed.trigger, observed.broker
+        assert isinstance(trigger, Trigger)
+        namespace, subscriber = identity.namespace, trigger.spec.subscriber
+        sink = desired.dead_letter_destination(trigger, state.broker) if state else None
+        reply = self.states.family.reply_of(observed.document)
+        self._record_references(identity, subscriber, reply, sink)
+        return replace(
+            observed,
+            dependency=await self._dependency(trigger),
+            subscriber=await self._sink(subscriber, namespace),
+            dead_letter_sink=await self._sink(sink, namespace) if sink else None,
+            reply=await self._sink(reply, namespace) if reply else None,
+            others_min_scale=self._others_min_scale(trigger),
+        )
+
+    def _others_min_scale(self, trigger: Trigger) -> int:
+        if all(each not in trigger.metadata.annotations for each in ASKS_FOR_PODS):
+            return 0  # it asks for none, and nobody need be looked at
+        return min_scale_of_others(
+            self.states, Identity(trigger.metadata.namespace, trigger.metadata.name)
+        )
+
+    async def _contract(self, broker: Identity) -> SharedContract | KnafkaError | None:
+        try:
+            contract = await self.shards.loaded_contract(broker)
+            return None if contract is None else contract.snapshot()
+        except (LogError, NotReady) as error:
+            return error
+
+    def _record_references(self, identity: Identity, *destinations: Destination | None) -> None:
+        """Record which destinations a Trigger refers to, so that their changes wake it."""
+        self.states.clear_references(identity)
+        for each in destinations:
+            if each is not None and each.ref is not None:
+                namespace = each.ref.namespace or identity.namespace
+                self.states.add_reference(identity, Identity(namespace, each.ref.name))
+
+    async def _sink(self, destination: Destination, namespace: str) -> Sink | KnafkaError:
+        return await observe_sink(self.cluster, destination, namespace, self.settings)
+
+    async def _dependency(self, trigger: Trigger) -> Document | KnafkaError | None:
+        """The object that a Trigger depends on (KN-TRG-13); None: it names none, or it doesn't
+        exist."""
+        try:
+            reference = declared_dependency(trigger.metadata)
+        except InvalidDocument:
+            return None  # which is decided upon
+        if reference is None:
+            return None
+        named = (
+            reference.api_version, reference.kind, trigger.metadata.namespace, reference.name,
+        )  # fmt: skip
+        try:
+            return await self.cluster.get(*named)
+        except NotAllowed:
+            return not_allowed(*named)

@@ -1,0 +1,140 @@
+"""Publishing: what the scaler knows of each Trigger, kept in its status; and failures of ours.
+
+Not here: the words (`dispatchers.conditions`), and conditions, which are reconciled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from knafka.core.errors import KnafkaError
+from knafka_operator.decisions import status as statuses
+from knafka_operator.dispatchers.conditions import (
+    LAG_INTERVAL,
+    delivering_condition,
+    scaling_annotations,
+)
+from knafka_operator.engine.work_queue import WorkQueue
+from knafka_operator.model.channels import is_entry
+from knafka_operator.model.cluster import Cluster, Document
+from knafka_operator.model.identity import Identity
+from knafka_operator.records.state import States
+from knafka_operator.scale.decide import TriggerStatus
+from knafka_operator.triggers.kind import Triggers
+
+log = logging.getLogger(__name__)
+
+
+PUBLISH_PATIENCE: Final = 0.25
+"""Seconds for which a status that is being written is waited for before the next one."""
+
+TRIGGERS_AT_ONCE: Final = 20
+"""Triggers whose status is looked at before the event loop has its turn: a millisecond's worth."""
+
+
+@dataclass(eq=False)
+class Publishing:
+    """Writes the scaler's view into the status of delivered Triggers; belongs to one event loop."""
+
+    cluster: Cluster
+    states: States
+    triggers: Triggers
+    queue: WorkQueue
+    now: Callable[[], str]
+    """The time, RFC 3339."""
+    _publishing: set[str] = field(default_factory=set)
+    """Namespaces where a status is being written."""
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def publish_lags(self) -> None:
+        """Write the scaler's view into the status of each Trigger where it differs."""
+        for number, identity in enumerate(list(self.triggers.watched), 1):
+            if number % TRIGGERS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+            # A write that takes its time is its namespace's alone to wait for.
+            if identity.namespace not in self._publishing and (
+                news := self._stale_annotations(identity)
+            ):
+                writing = asyncio.create_task(self._publish(identity, news))
+                self._tasks.add(writing)
+                writing.add_done_callback(self._tasks.discard)
+                await asyncio.wait({writing}, timeout=PUBLISH_PATIENCE)
+
+    def _stale_annotations(self, identity: Identity) -> Mapping[str, str | None] | None:
+        """The annotations to write to a Trigger's status; None: none, or its condition differs,
+        too, so that it was enqueued."""
+        record = self.states.triggers.get(identity)
+        scaled = self.triggers.scaling_status(identity)
+        document = record.document if record is not None else None
+        if record is None or document is None or scaled is None or is_entry(document):
+            return None
+        now, state = asyncio.get_running_loop().time(), _urgent_state(scaled)
+        before, since = record.published
+        is_recent = state == before and now - since < LAG_INTERVAL
+        status = document.get("status") or {}
+        # Of a KafkaSource how many there are is a field, for its scale subresource.
+        is_counted = status.get("consumers", scaled.replicas) == scaled.replicas
+        if is_recent and is_counted and record.checked is document:
+            return None
+        told = statuses.reason_of(status, statuses.DELIVERING)
+        if delivering_condition(scaled).reason != told or not is_counted:
+            self.queue.enqueue((self.states.family.trigger, *identity))
+            return None
+        record.checked = document
+        if is_recent:
+            return None
+        record.published = state, now
+        there, wanted = status.get("annotations") or {}, scaling_annotations(scaled)
+        return wanted if any(there.get(key) != text for key, text in wanted.items()) else None
+
+    async def _publish(self, identity: Identity, annotations: Mapping[str, str | None]) -> None:
+        record = self.states.triggers[identity]
+        self._publishing.add(identity.namespace)
+        try:
+            assert record.document is not None
+            await self.cluster.write_status(record.document, {"annotations": annotations})
+        except Exception as error:  # whatever it is, it is tried again
+            record.published = None, -math.inf
+            log.warning(
+                "%s %s: %s",
+                self.states.family.trigger,
+                identity,
+                error,
+                exc_info=not isinstance(error, KnafkaError),
+            )
+        finally:
+            self._publishing.discard(identity.namespace)
+
+    async def write_failure(self, document: Document, error: Exception) -> None:
+        """Write to an object's status that reconciling it ended in an unexpected error; never
+        raises."""
+        identity = Identity.of(document)
+        if is_entry(document):
+            return  # it has none of its own, and its channel says that it isn't delivered
+        try:
+            stored = await self.cluster.get(document["apiVersion"], document["kind"], *identity)
+            before = ((stored or {}).get("status") or {}).get("conditions") or ()
+            conditions = statuses.conditions_after_bug(before, error, self.now())
+            if stored is not None and conditions != before:
+                await self.cluster.write_status(stored, {"conditions": conditions})
+        except Exception:
+            log.exception("telling of a failure of %s %s", document["kind"], "/".join(identity))
+
+    async def close(self) -> None:
+        """Cancel the writes under way, and wait for their end."""
+        for each in self._tasks:
+            each.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+
+def _urgent_state(scaled: TriggerStatus) -> tuple[bool, ...]:
+    """The facts about a Trigger's scaling that are published as soon as they change."""
+    congested, beyond_end = scaled.counts.congestion is not None, bool(scaled.beyond_end)
+    healthy = scaled.error is None, scaled.counts.loop is None
+    return scaled.lag is None, scaled.replicas > 0, *healthy, congested, beyond_end

@@ -1,0 +1,1 @@
+"""Webhooks: defaults and checks, served by kopf."""

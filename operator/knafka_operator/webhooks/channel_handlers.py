@@ -1,0 +1,53 @@
+"""Channel handlers: the webhooks of KafkaChannels and Subscriptions, on kopf.
+
+Served only where channels are: who installs Knafka asks for them (operator/deploy/channels).
+
+Not here: the checks (`channels.admission`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import kopf
+
+from knafka_operator.channels import admission as channel_admission
+from knafka_operator.webhooks.handlers import WEBHOOK, check_admission, replace_document
+
+# KafkaChannels are asked about in both of their versions: as the webhooks' matchPolicy is
+# Equivalent, a v1beta1 is handed over as a v1.
+KAFKA_CHANNELS: Final = ("messaging.knative.dev", "v1", "kafkachannels")
+SUBSCRIPTIONS: Final = ("messaging.knative.dev", "v1", "subscriptions")
+
+
+def register(registry: kopf.OperatorRegistry) -> None:
+    """Have `registry` answer for channels too. Call it once for each."""
+    webhook = {**WEBHOOK, "registry": registry}
+    kopf.on.mutate(*KAFKA_CHANNELS, id="default-channel", **webhook)(default_channel)
+    kopf.on.mutate(*SUBSCRIPTIONS, id="default-subscription", **webhook)(default_subscription)
+    kopf.on.validate(*KAFKA_CHANNELS, id="check-channel", **webhook)(check_channel)
+    kopf.on.validate(*SUBSCRIPTIONS, id="check-subscription", **webhook)(check_subscription)
+
+
+def default_channel(patch: kopf.Patch, **_: Any) -> None:
+    """Fill in a KafkaChannel's defaults."""
+    patch.fns.append(lambda raw: replace_document(raw, channel_admission.defaulted_channel(raw)))
+
+
+def default_subscription(body: kopf.Body, patch: kopf.Patch, **_: Any) -> None:
+    """Fill in the defaults of a Subscription to a KafkaChannel."""
+    if channel_admission.may_be_ours(body):
+        patch.fns.append(
+            lambda raw: replace_document(raw, channel_admission.defaulted_subscription(raw))
+        )
+
+
+def check_channel(body: kopf.Body, memo: kopf.Memo, old: Any = None, **_: Any) -> None:
+    """Refuse an invalid KafkaChannel."""
+    check_admission(channel_admission.check_channel, body, memo, old)
+
+
+def check_subscription(body: kopf.Body, memo: kopf.Memo, old: Any = None, **_: Any) -> None:
+    """Refuse an invalid Subscription to a KafkaChannel."""
+    if channel_admission.may_be_ours(old or body):
+        check_admission(channel_admission.check_subscription, body, memo, old)

@@ -1,0 +1,131 @@
+"""Handlers: the webhooks of every replica, on kopf, and what they must know.
+
+Not here: those of channels (`channel_handlers`), the checks (`brokers.admission`), the server and
+its certificate (`server`), and what is done with Brokers and Triggers (`runtime.controller`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import kopf
+
+from knafka.core.documents import parse
+from knafka.core.errors import InvalidDocument
+from knafka_operator.brokers import admission
+from knafka_operator.brokers import defaults as broker_defaults
+from knafka_operator.model.cluster import ClusterError, Document
+from knafka_operator.model.resources import BROKER_CLASS, CORE, ConfigMap
+from knafka_operator.triggers import admission as trigger_admission
+
+log = logging.getLogger(__name__)
+
+BROKERS: Final = ("eventing.knative.dev", "v1", "brokers")
+TRIGGERS: Final = ("eventing.knative.dev", "v1", "triggers")
+
+DOMAIN: Final = "knafka.dev"
+REGISTRY: Final = kopf.OperatorRegistry()
+kopf.on.login(registry=REGISTRY)(kopf.login_via_client)
+WEBHOOK: Final[Mapping[str, Any]] = {
+    "operations": ["CREATE", "UPDATE"],
+    "ignore_failures": True,  # a condition names what slips through
+    "registry": REGISTRY,
+}
+
+
+def kopf_settings() -> kopf.OperatorSettings:
+    """kopf's settings."""
+    settings = kopf.OperatorSettings()
+    # kopf takes away its finalizer where no handler of its own wants one, as here: by the name that
+    # the controller uses, objects would go before their topic and group are deleted.
+    settings.persistence.finalizer = f"{DOMAIN}/unused"
+    settings.watching.server_timeout = 300
+    return settings
+
+
+@kopf.on.event(*BROKERS, registry=REGISTRY)
+async def remember_class(body: kopf.Body, memo: kopf.Memo, type: str | None, **_: Any) -> None:  # noqa: A002  # kopf's name
+    """Remember whether Knafka serves a Broker, for the webhooks of Triggers."""
+    memo.operator.remember_class(dict(body), gone=type == "DELETED")
+
+
+@kopf.on.mutate(*BROKERS, id="default-broker", **WEBHOOK)
+async def default_broker(
+    body: kopf.Body, patch: kopf.Patch, memo: kopf.Memo, old: Any = None, **_: Any
+) -> None:
+    """Fill in the defaults of a Broker that Knafka serves."""
+    names_one = old or BROKER_CLASS in (body.metadata.annotations or {})
+    filled_in = admission.defaulted_broker(
+        dict(body),
+        old and dict(old),
+        default_class="" if names_one else await _default_class(dict(body), memo),
+    )
+    # One without a class is ours by now, if the default is.
+    if memo.operator.brokers.is_ours(old or filled_in):
+        patch.fns.append(lambda raw: replace_document(raw, filled_in))
+
+
+@kopf.on.mutate(*TRIGGERS, id="default-trigger", **WEBHOOK)
+def default_trigger(body: kopf.Body, patch: kopf.Patch, memo: kopf.Memo, **_: Any) -> None:
+    """Fill in the defaults of a Trigger whose Broker Knafka may serve."""
+    if memo.operator.may_be_ours(body):
+        patch.fns.append(
+            lambda raw: replace_document(raw, trigger_admission.defaulted_trigger(raw))
+        )
+
+
+@kopf.on.validate(*BROKERS, id="check-broker", **WEBHOOK)
+def check_broker(
+    body: kopf.Body, memo: kopf.Memo, warnings: list[str], old: Any = None, **_: Any
+) -> None:
+    """Refuse an invalid Broker, or warn about the class of another one."""
+    if memo.operator.brokers.is_ours(old or body):
+        check_admission(admission.check_broker, body, memo, old)
+    else:
+        classes = memo.operator.brokers.settings.broker_classes
+        warnings.extend(admission.class_warnings(dict(body), classes))
+
+
+@kopf.on.validate(*TRIGGERS, id="check-trigger", **WEBHOOK)
+def check_trigger(
+    body: kopf.Body, memo: kopf.Memo, warnings: list[str], old: Any = None, **_: Any
+) -> None:
+    """Refuse an invalid Trigger, and warn about filters that pass nothing."""
+    if memo.operator.may_be_ours(old or body):
+        check_admission(trigger_admission.check_trigger, body, memo, old)
+        warnings.extend(trigger_admission.trigger_warnings(dict(body)))
+
+
+async def _default_class(broker: Document, memo: kopf.Memo) -> str:
+    """The class of a new Broker that names none; empty: none, or another implementation's.
+
+    The ConfigMap is read from the API server, since a replica that waits keeps no cache.
+    """
+    settings = memo.operator.brokers.settings
+    if settings.default_class:
+        return str(settings.default_class)
+    try:
+        found = await memo.cluster.get(CORE, "ConfigMap", *settings.broker_defaults.split("/", 1))
+        defaults = None if found is None else parse(ConfigMap, found)
+        class_ = broker_defaults.default_class(broker["metadata"].get("namespace", ""), defaults)
+    except (ClusterError, InvalidDocument) as error:
+        log.warning("a Broker without a class is left without one: %s", error)
+        return ""
+    return class_ if class_ in settings.broker_classes else ""
+
+
+def replace_document(raw: Any, document: Document) -> None:
+    """Replace the content of kopf's patch `raw` by a document."""
+    # A function, since kopf passes over the empty objects of a patch, and `filter: {}` is one.
+    raw.update(document)
+
+
+def check_admission(check: Callable[..., None], body: kopf.Body, memo: kopf.Memo, old: Any) -> None:
+    """Run an admission check with the installation's maxima. Raises `kopf.AdmissionError` in the
+    words of Knative's webhooks."""
+    try:
+        check(dict(body), old and dict(old), maxima=memo.operator.settings.maxima)
+    except InvalidDocument as error:
+        raise kopf.AdmissionError(f"validation failed: {error}", code=400) from None

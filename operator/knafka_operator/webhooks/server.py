@@ -1,0 +1,134 @@
+"""Webhooks: the API server asks before it stores a Broker or Trigger; `handlers` has the answers.
+
+The certificate is our own: one for all replicas, kept in a Secret and made anew before it expires.
+They fail open: what slips through is a condition in the status.
+
+Not here: any check; that the API server knows of them (`registration`); and certificates of
+others, which a mesh or cert-manager may put into the same Secret.
+"""
+
+from __future__ import annotations
+
+import base64
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import kopf
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from knafka_operator.model.cluster import Cluster, decoded_secret
+from knafka_operator.model.resources import CORE
+
+SERVICE: Final = "knafka-webhook"
+SECRET: Final = "knafka-webhook-certificate"
+PORT: Final = 9443
+
+VALID_FOR: Final = timedelta(days=3650)
+RENEW_BEFORE: Final = timedelta(days=90)
+
+Pem = dict[str, str]
+"""`ca.crt`, `tls.crt` and `tls.key`, as Kubernetes' own Secrets have them."""
+
+
+async def ensure_certificate(cluster: Cluster, namespace: str, now: datetime) -> Pem:
+    """The webhooks' certificate from its Secret; created if there is none or if it expires soon."""
+    found = await cluster.get(CORE, "Secret", namespace, SECRET)
+    if found is not None:
+        pem = dict(decoded_secret(found))
+        if pem.get("tls.crt") and _expiry(pem["tls.crt"]) > now + RENEW_BEFORE:
+            return pem
+    pem = make_certificate(f"{SERVICE}.{namespace}.svc", now)
+    manifest = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": SECRET, "namespace": namespace},
+        "type": "kubernetes.io/tls",
+        "data": {key: base64.b64encode(text.encode()).decode() for key, text in pem.items()},
+    }
+    if found is not None:
+        await cluster.apply(manifest)
+    elif not await cluster.create(manifest):
+        return await ensure_certificate(cluster, namespace, now)  # another replica was first
+    return pem
+
+
+def make_certificate(host: str, now: datetime) -> Pem:
+    """Create a certificate for `host`, and the authority that signs it; the authority's key isn't
+    kept."""
+    authority_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "knafka-webhook-ca")])
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
+
+    def builder(name: x509.Name, public_key: Any) -> x509.CertificateBuilder:
+        return (
+            x509.CertificateBuilder()
+            .subject_name(name)
+            .issuer_name(issuer)
+            .public_key(public_key)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - timedelta(hours=1))
+            .not_valid_after(now + VALID_FOR)
+        )
+
+    authority = (
+        builder(issuer, authority_key.public_key())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(authority_key, hashes.SHA256())
+    )
+    names = x509.SubjectAlternativeName([x509.DNSName(host)])
+    signed = (
+        builder(subject, key.public_key())
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(names, critical=False)
+        .sign(authority_key, hashes.SHA256())
+    )
+    return {
+        "ca.crt": authority.public_bytes(serialization.Encoding.PEM).decode(),
+        "tls.crt": signed.public_bytes(serialization.Encoding.PEM).decode(),
+        "tls.key": key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        ).decode(),
+    }
+
+
+class ServiceServer:
+    """kopf's webhook server behind a Kubernetes Service: the API server goes by that, not by a
+    URL."""
+
+    def __init__(self, namespace: str, pem: Pem, serves: Callable[[], object]) -> None:
+        """`serves` is called once requests are answered."""
+        self._namespace = namespace
+        self._pem = pem
+        self._serves = serves
+
+    async def __call__(self, fn: Any) -> AsyncIterator[Any]:
+        with tempfile.TemporaryDirectory() as folder:
+            for name, text in self._pem.items():
+                (Path(folder) / name).write_text(text)
+            server = kopf.WebhookServer(
+                port=PORT,
+                certfile=f"{folder}/tls.crt",
+                pkeyfile=f"{folder}/tls.key",
+                cafile=f"{folder}/ca.crt",
+            )
+            async for told in server(fn):
+                self._serves()
+                yield {
+                    "service": {"name": SERVICE, "namespace": self._namespace, "port": 443},
+                    "caBundle": told["caBundle"],
+                }
+
+
+def _expiry(pem: str) -> datetime:
+    try:
+        return x509.load_pem_x509_certificate(pem.encode()).not_valid_after_utc
+    except ValueError:
+        return datetime.min.replace(tzinfo=UTC)

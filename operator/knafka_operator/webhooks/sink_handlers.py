@@ -1,0 +1,34 @@
+"""Sink handlers: the webhooks of KafkaSinks, on kopf.
+
+Served only where sinks are: who installs Knafka asks for them (operator/deploy/sinks).
+
+Not here: the checks (`sinks.admission`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import kopf
+
+from knafka_operator.sinks.admission import check_sink, defaulted_sink
+from knafka_operator.webhooks.handlers import WEBHOOK, check_admission, replace_document
+
+KAFKA_SINKS: Final = ("eventing.knative.dev", "v1alpha1", "kafkasinks")
+
+
+def register(registry: kopf.OperatorRegistry) -> None:
+    """Have `registry` answer for sinks too. Call it once for each."""
+    webhook = {**WEBHOOK, "registry": registry}
+    kopf.on.mutate(*KAFKA_SINKS, id="default-sink", **webhook)(default_kafka_sink)
+    kopf.on.validate(*KAFKA_SINKS, id="check-sink", **webhook)(check_kafka_sink)
+
+
+def default_kafka_sink(patch: kopf.Patch, **_: Any) -> None:
+    """Fill in a KafkaSink's defaults."""
+    patch.fns.append(lambda raw: replace_document(raw, defaulted_sink(raw)))
+
+
+def check_kafka_sink(body: kopf.Body, memo: kopf.Memo, old: Any = None, **_: Any) -> None:
+    """Refuse an invalid KafkaSink."""
+    check_admission(check_sink, body, memo, old)

@@ -1,0 +1,38 @@
+"""Source handlers: the webhooks of KafkaSources, on kopf.
+
+Served only where sources are: who installs Knafka asks for them (operator/deploy/sources).
+
+Not here: the checks (`sources.admission`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+from uuid import uuid4
+
+import kopf
+
+from knafka_operator.sources.admission import check_source, defaulted_source
+from knafka_operator.webhooks.handlers import WEBHOOK, check_admission, replace_document
+
+KAFKA_SOURCES: Final = ("sources.knative.dev", "v1", "kafkasources")
+
+
+def register(registry: kopf.OperatorRegistry) -> None:
+    """Have `registry` answer for sources too. Call it once for each."""
+    webhook = {**WEBHOOK, "registry": registry}
+    kopf.on.mutate(*KAFKA_SOURCES, id="default-source", **webhook)(default_kafka_source)
+    kopf.on.validate(*KAFKA_SOURCES, id="check-source", **webhook)(check_kafka_source)
+
+
+def default_kafka_source(patch: kopf.Patch, old: Any = None, **_: Any) -> None:
+    """Fill in a KafkaSource's defaults."""
+    before, unique = old and dict(old), str(uuid4())
+    patch.fns.append(
+        lambda raw: replace_document(raw, defaulted_source(raw, before, unique=unique))
+    )
+
+
+def check_kafka_source(body: kopf.Body, memo: kopf.Memo, old: Any = None, **_: Any) -> None:
+    """Refuse an invalid KafkaSource."""
+    check_admission(check_source, body, memo, old)
