@@ -11,7 +11,7 @@ from support.operator_world import OperatorWorld, running_operator
 from support.sharing import SERVICE, SHARED, SHOP, declare
 from support.waiting import until
 
-from knafka.core.caller_tokens import CALLERS, Callers
+from knafka.core.tokens.caller_tokens import CALLERS, Callers
 from knafka_operator.functions import rolls, services
 from knafka_operator.installation.settings import Settings
 from knafka_operator.kube_api.memory_cluster import MemoryCluster

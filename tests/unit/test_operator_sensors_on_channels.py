@@ -21,7 +21,7 @@ from knafka.core.contract import Egress
 from knafka.core.documents import parse, parse_json
 from knafka.core.errors import InvalidDocument
 from knafka.core.filters import compile_trigger
-from knafka.core.sensor.contract import Sensor as SensorContract
+from knafka.core.sensor.contract import SensorContract as SensorContract
 from knafka_operator.engine.work_queue import GONE
 from knafka_operator.functions.services import OWNER_LABEL, identity_of
 from knafka_operator.installation.handler import Handler

@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any, Final
 
 from knafka.core.errors import LogError
-from knafka.core.kafka_secret import for_librdkafka
+from knafka.core.kafka_settings.kafka_secret import for_librdkafka
 from knafka.ports.log import LogAdmin, LogWriter, Positions
 from knafka_operator.installation.kafka_trust import KafkaTrust
 from knafka_operator.kafka.servers import ANY_SERVER, check_servers

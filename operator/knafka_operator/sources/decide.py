@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from knafka.core.errors import KnafkaError
-from knafka.core.kafka_secret import with_protocol
+from knafka.core.kafka_settings.kafka_secret import with_protocol
 from knafka_operator.decisions.status import (
     BROKER_READY,
     DEAD_LETTER_SINK_RESOLVED,
